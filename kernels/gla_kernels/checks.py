@@ -1,0 +1,56 @@
+"""Checks of a call's arguments: one `ValueError` that names the argument, what it got and what it needs."""
+
+import os
+
+import torch
+
+from gla_kernels.launch import CHUNK_SIZES, MAX_HEAD_DIM
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def interpreting() -> bool:
+    """Whether Triton runs kernels in its interpreter, on the CPU (`TRITON_INTERPRET=1`)."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _need(ok: bool, argument: str, got: object, needs: str) -> None:
+    if not ok:
+        raise ValueError(f"{argument}: got {got}; it needs {needs}")
+
+
+def check_inputs(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None,
+    initial_state: torch.Tensor | None,
+    chunk_size: int | None,
+) -> None:
+    """Checks shapes, types and devices of a call of the chunkwise kernels. Raises ValueError; never synchronises."""
+    _need(q.dim() == 4, "q", f"shape {tuple(q.shape)}", "four dimensions [B, T, H, K]")
+    _need(v.dim() == 4, "v", f"shape {tuple(v.shape)}", "four dimensions [B, T, H, V]")
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    _need(k.shape == q.shape, "k", f"shape {tuple(k.shape)}", f"q's shape {tuple(q.shape)}")
+    _need(v.shape[:3] == (B, T, H), "v", f"shape {tuple(v.shape)}", f"[B, T, H] = {[B, T, H]} as q has")
+    _need(min(B, T, H, K, V) > 0, "q, v", f"shapes {tuple(q.shape)}, {tuple(v.shape)}", "no empty dimension")
+    _need(K <= MAX_HEAD_DIM, "q", f"K = {K}", f"K of at most {MAX_HEAD_DIM}")
+    _need(V <= MAX_HEAD_DIM, "v", f"V = {V}", f"V of at most {MAX_HEAD_DIM}")
+    _need(q.dtype in DTYPES, "q", str(q.dtype), "bfloat16, float16 or float32 (float64: use naive_recurrent_gla)")
+    for name, x in (("k", k), ("v", v)):
+        _need(x.dtype == q.dtype, name, str(x.dtype), f"q's dtype {q.dtype}")
+    if g is not None:
+        _need(g.shape == q.shape, "g", f"shape {tuple(g.shape)}", f"q's shape {tuple(q.shape)}")
+        _need(g.dtype in DTYPES, "g", str(g.dtype), "float32 (best), bfloat16 or float16")
+    if initial_state is not None:
+        shape = (B, H, K, V)
+        got = tuple(initial_state.shape)
+        _need(got == shape, "initial_state", f"shape {got}", f"[B, H, K, V] = {list(shape)}")
+        _need(initial_state.dtype == torch.float32, "initial_state", str(initial_state.dtype), "float32")
+    for name, tensor in (("k", k), ("v", v), ("g", g), ("initial_state", initial_state)):
+        if tensor is not None:
+            _need(tensor.device == q.device, name, f"device {tensor.device}", f"q's device {q.device}")
+    on_gpu = q.is_cuda or interpreting()
+    _need(on_gpu, "q", f"device {q.device}", "a GPU (on a CPU: naive_recurrent_gla, or TRITON_INTERPRET=1)")
+    _need(chunk_size in (None, *CHUNK_SIZES), "chunk_size", chunk_size, f"one of {CHUNK_SIZES}")

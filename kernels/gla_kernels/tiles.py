@@ -1,0 +1,93 @@
+"""Pieces that every GLA kernel is made of: tiles, exact masked sums, the chunk's gate frame, the tree of references.
+
+Shapes in comments: C = rows of a chunk, BK and BV = key and value columns of a tile (padded to powers of two).
+Gates are handled in log2 units (`exp2` is the hardware's exponential).
+
+A product operand has the type `DOT`: bfloat16 for bfloat16 inputs, float32 (run as tf32 or better, `PRECISION`)
+for float16 and float32 inputs, because the scaled operands need bfloat16's or float32's exponent range.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+# A gate below this is an exact reset: 2**-10000 is zero in every format, and 64 of them still sum without overflow.
+RESET_LOG2 = tl.constexpr(-10000.0)
+
+
+@triton.jit
+def load_tile(ptr, rows, cols, stride, n_rows, n_cols: tl.constexpr, MASKED: tl.constexpr):
+    """Loads `ptr[rows, cols]`; rows and columns beyond the tensor read as 0 (a gate of 0 and a key of 0 do nothing)."""
+    offsets = rows[:, None] * stride + cols[None, :]
+    if MASKED:
+        return tl.load(ptr + offsets, mask=(rows[:, None] < n_rows) & (cols[None, :] < n_cols), other=0.0)
+    return tl.load(ptr + offsets)
+
+
+@triton.jit
+def store_tile(ptr, x, rows, cols, stride, n_rows, n_cols: tl.constexpr, MASKED: tl.constexpr):
+    """Stores `x` to `ptr[rows, cols]` in the pointer's type, leaving out what lies beyond the tensor."""
+    offsets = rows[:, None] * stride + cols[None, :]
+    x = x.to(ptr.dtype.element_ty)
+    if MASKED:
+        tl.store(ptr + offsets, x, mask=(rows[:, None] < n_rows) & (cols[None, :] < n_cols))
+    else:
+        tl.store(ptr + offsets, x)
+
+
+@triton.jit
+def select_sum(mask, x, PARTS: tl.constexpr, DOT: tl.constexpr):
+    """`mask @ x` for a boolean mask (C, C) and float32 x (C, BK): sums of chosen rows, on the tensor cores.
+
+    With bfloat16 operands x is split into PARTS bfloat16 parts (2: 16 bits, 3: all 24 bits); products with 0 and 1
+    are exact and the accumulator is float32. `tl.cumsum` of the same tile costs a third more registers.
+    """
+    if tl.bfloat16 == DOT:
+        m = mask.to(tl.float32).to(tl.bfloat16)
+        high = x.to(tl.bfloat16)
+        rest = x - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        out = tl.dot(m, high)
+        out = tl.dot(m, middle, out)
+        if PARTS == 3:
+            low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+            out = tl.dot(m, low, out)
+        return out
+    return tl.dot(mask.to(tl.float32), x, input_precision="ieee")
+
+
+@triton.jit
+def gate_frame(g, steps, DOT: tl.constexpr):
+    """Cumulative gate of a chunk and its middle: (G (C, BK), G_last (BK), r (BK)), log2, r a whole number."""
+    step_gates = g.to(tl.float32) * LOG2E
+    total = tl.sum(step_gates, axis=0)
+    middle = tl.floor(total * 0.5)
+    cumulative = select_sum(steps[:, None] >= steps[None, :], step_gates, 2, DOT)
+    return cumulative, total, middle
+
+
+@triton.jit
+def exact_gates(g):
+    """Gates in log2 units with -inf replaced by a finite number that still decays everything to exactly 0."""
+    return tl.maximum(g.to(tl.float32) * LOG2E, RESET_LOG2)
+
+
+@triton.jit
+def tree_level(step_gates, steps, size, DOT: tl.constexpr):
+    """One level of the tree of references that makes the scores of a chunk exact for every gate.
+
+    Every pair i > j parts at exactly one level: blocks of 2*size rows with j in the first half and i in the second.
+    With the halves' border as the reference, exp(G_i - G_j) = exp(gates from the border to i) * exp(gates from j
+    to the border), two factors of at most 1, each from a sum of its own gates: nothing overflows, nothing cancels.
+
+    Returns the factor of every row (C, BK), whether a row lies in a second half (C), and the pairs' mask (C, C).
+    """
+    half = steps // size
+    late = half % 2 == 1
+    same_half = half[:, None] == half[None, :]
+    up_to_me = steps[None, :] <= steps[:, None]
+    summed = same_half & (up_to_me == late[:, None])
+    factor = tl.exp2(select_sum(summed, step_gates, 3, DOT))
+    block = half // 2
+    pairs = (block[:, None] == block[None, :]) & late[:, None] & (late[None, :] == 0)
+    return factor, late, pairs
