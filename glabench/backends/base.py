@@ -1,0 +1,102 @@
+"""What a backend is, and the workload that it makes of a cell. Importing this does not import torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar
+
+from glabench.backends.ops import OPS, Op
+from glabench.sweeps.expand import Traits
+from glabench.sweeps.model import Cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A Python package that a backend needs: its import name and the command that installs it."""
+
+    module: str
+    install: str
+
+    @property
+    def present(self) -> bool:
+        """Whether the package is installed; it is looked for, not imported."""
+        return find_spec(self.module) is not None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A cell made ready: a forward call on fixed inputs, what to differentiate, and the gradient that comes in."""
+
+    forward: Callable[[], Tensor]
+    inputs: Mapping[str, Tensor]
+    grad_output: Tensor
+
+    def gradients(self, output: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of all inputs, without accumulating into `.grad`."""
+        import torch
+
+        return torch.autograd.grad(output, tuple(self.inputs.values()), self.grad_output)
+
+
+class Backend(ABC):
+    """One implementation of one op. Subclasses are light: heavy imports happen in `bind`.
+
+    `options` are the optional axes that mean something to the backend, out of chunk and materialize.
+    """
+
+    name: ClassVar[str]
+    op: ClassVar[str]
+    title: ClassVar[str]
+    requires: ClassVar[tuple[Requirement, ...]] = ()
+    options: ClassVar[frozenset[str]] = frozenset()
+    devices: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu"})
+    dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32", "fp64"})
+
+    @classmethod
+    def traits(cls) -> Traits:
+        """What expanding a sweep needs to know."""
+        gate = frozenset({"gate"}) if OPS[cls.op].gated else frozenset[str]()
+        return Traits(cls.op, cls.options | gate)
+
+    def unavailable(self, device: str) -> str | None:
+        """Why the backend cannot run here at all, in one sentence that says how to mend it; None if it can."""
+        if device not in self.devices:
+            return "needs a GPU; there is none here" if device == "cpu" else f"runs on {', '.join(self.devices)} only"
+        missing = [r for r in self.requires if not r.present]
+        if missing:
+            names = " and ".join(r.module for r in missing)
+            return f"{names} is not installed; install with: {missing[0].install}"
+        return None
+
+    def supports(self, cell: Cell) -> str | None:
+        """Why the backend cannot run a cell, in one sentence; None if it can."""
+        if cell.dtype not in self.dtypes:
+            return f"dtype {cell.dtype} is not supported; it takes {', '.join(sorted(self.dtypes))}"
+        return self.limits(cell)
+
+    def limits(self, cell: Cell) -> str | None:  # noqa: ARG002
+        """Limits of the implementation beyond device, packages and dtype; same form as `supports`."""
+        return None
+
+    @abstractmethod
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+        """A call without arguments that computes the op's output, [B, T, H, V] (`mamba1`: [B, D, T]), from `inputs`.
+
+        Views and fixed arguments are prepared here, outside of what is timed.
+        """
+
+    def prepare(self, cell: Cell) -> Workload:
+        """Makes the cell's inputs from its seed and binds them."""
+        op = OPS[self.op]
+        inputs = {name: x.requires_grad_() for name, x in op.make_inputs(cell).items()}
+        return Workload(self.bind(inputs, cell), inputs, op.make_grad_output(cell))
+
+    def definition(self) -> Op:
+        """The op that this backend implements."""
+        return OPS[self.op]

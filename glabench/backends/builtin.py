@@ -1,0 +1,19 @@
+"""The backends that come with glabench."""
+
+from glabench.backends.base import Backend
+from glabench.backends.flash import FlashAttn, SdpaCudnn, SdpaFlash, SdpaMath
+from glabench.backends.gla import GlaRecurrentTorch, GlaTorch, GlaTriton, LinearTorch, LinearTriton
+from glabench.backends.mamba import Mamba1
+
+BACKENDS: list[Backend] = [
+    GlaTriton(),
+    LinearTriton(),
+    GlaTorch(),
+    GlaRecurrentTorch(),
+    LinearTorch(),
+    SdpaFlash(),
+    SdpaCudnn(),
+    SdpaMath(),
+    FlashAttn(),
+    Mamba1(),
+]

@@ -1,0 +1,97 @@
+"""Causal softmax attention: torch's scaled_dot_product_attention by kernel, and the flash-attn package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from glabench.backends.base import Backend, Requirement
+from glabench.sweeps.model import Cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HALF = frozenset({"bf16", "fp16"})
+
+
+class _Sdpa(Backend):
+    """`torch.nn.functional.scaled_dot_product_attention` held to one kernel."""
+
+    op: ClassVar[str] = "softmax"
+    kernel: ClassVar[str]
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention
+
+        q, k, v = (inputs[name].transpose(1, 2) for name in ("q", "k", "v"))
+        kernel = getattr(SDPBackend, self.kernel)
+
+        def forward() -> Tensor:
+            with sdpa_kernel(kernel):
+                return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+        return forward
+
+
+class SdpaFlash(_Sdpa):
+    """torch's FlashAttention-2 kernel."""
+
+    name: ClassVar[str] = "sdpa-flash"
+    title: ClassVar[str] = "FlashAttention-2 as torch ships it"
+    kernel: ClassVar[str] = "FLASH_ATTENTION"
+
+    def limits(self, cell: Cell) -> str | None:
+        if cell.device == "cuda" and cell.dtype not in _HALF:
+            return f"dtype {cell.dtype} is not supported on a GPU; it takes bf16, fp16"
+        if cell.key_dim != cell.value_dim:
+            return f"K and V must be equal; got K={cell.key_dim} V={cell.value_dim}"
+        return f"head dims go up to 256; got {cell.key_dim}" if cell.key_dim > 256 else None
+
+
+class SdpaCudnn(_Sdpa):
+    """torch's cuDNN kernel."""
+
+    name: ClassVar[str] = "sdpa-cudnn"
+    title: ClassVar[str] = "cuDNN attention through torch"
+    kernel: ClassVar[str] = "CUDNN_ATTENTION"
+    devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    dtypes: ClassVar[frozenset[str]] = _HALF
+
+    def limits(self, cell: Cell) -> str | None:
+        widest = max(cell.key_dim, cell.value_dim)
+        if widest > 128 and cell.pass_ != "fwd":
+            return f"head dims go up to 128 in backward; got K={cell.key_dim} V={cell.value_dim}"
+        return None
+
+
+class SdpaMath(_Sdpa):
+    """torch's unfused attention."""
+
+    name: ClassVar[str] = "sdpa-math"
+    title: ClassVar[str] = "attention as plain PyTorch products, O(T^2) memory"
+    kernel: ClassVar[str] = "MATH"
+
+
+class FlashAttn(Backend):
+    """`flash_attn.flash_attn_func`."""
+
+    name: ClassVar[str] = "flash-attn"
+    op: ClassVar[str] = "softmax"
+    title: ClassVar[str] = "FlashAttention-2, the flash-attn package"
+    requires: ClassVar[tuple[Requirement, ...]] = (Requirement("flash_attn", "pip install 'glabench[flash-attn]'"),)
+    devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    dtypes: ClassVar[frozenset[str]] = _HALF
+
+    def limits(self, cell: Cell) -> str | None:
+        if cell.key_dim != cell.value_dim:
+            return f"K and V must be equal; got K={cell.key_dim} V={cell.value_dim}"
+        return f"head dims go up to 256; got {cell.key_dim}" if cell.key_dim > 256 else None
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+        from flash_attn import flash_attn_func
+
+        def forward() -> Tensor:
+            return flash_attn_func(inputs["q"], inputs["k"], inputs["v"], causal=True)  # type: ignore[no-any-return]
+
+        return forward

@@ -1,0 +1,39 @@
+"""Mamba-1's selective scan, from the mamba-ssm package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from glabench.backends.base import Backend, Requirement
+from glabench.sweeps.model import Cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Mamba1(Backend):
+    """Inner width heads * value_dim, state size key_dim; inputs as `selective_scan_fn` takes them, [B, D, T]."""
+
+    name: ClassVar[str] = "mamba1"
+    op: ClassVar[str] = "mamba1"
+    title: ClassVar[str] = "Mamba-1 selective scan, the mamba-ssm package"
+    requires: ClassVar[tuple[Requirement, ...]] = (Requirement("mamba_ssm", "pip install 'glabench[mamba]'"),)
+    devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32"})
+
+    def limits(self, cell: Cell) -> str | None:
+        if cell.key_dim > 256:
+            return f"the state size (key_dim) goes up to 256; got {cell.key_dim}"
+        return None
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+        def forward() -> Tensor:
+            x = inputs
+            return selective_scan_fn(  # type: ignore[no-any-return]
+                x["u"], x["delta"], x["A"], x["B"], x["C"], x["D"], delta_softplus=True
+            )
+
+        return forward

@@ -1,0 +1,77 @@
+"""The registry of backends: our own, those of installed packages (entry points), those of `--plugin file.py`."""
+
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+from glabench.backends import builtin
+from glabench.backends.base import Backend
+from glabench.errors import UsageError
+from glabench.sweeps.expand import Traits
+
+ENTRY_POINTS = "glabench.backends"
+
+
+class Registry(Mapping[str, Backend]):
+    """Backends by name, in the order of their registration."""
+
+    def __init__(self) -> None:
+        self._backends: dict[str, Backend] = {}
+
+    def add(self, backend: Backend, origin: str) -> None:
+        """Adds a backend. Raises UsageError if its name is taken."""
+        if backend.name in self._backends:
+            raise UsageError(f"{origin}: a backend named '{backend.name}' exists already; give it another name")
+        self._backends[backend.name] = backend
+
+    def __getitem__(self, name: str) -> Backend:
+        return self._backends[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._backends)
+
+    def __len__(self) -> int:
+        return len(self._backends)
+
+    def traits(self) -> dict[str, Traits]:
+        """What expanding sweeps needs to know of every backend."""
+        return {name: backend.traits() for name, backend in self._backends.items()}
+
+
+def _load_file(path: str) -> ModuleType:
+    file = Path(path)
+    spec = importlib.util.spec_from_file_location(f"glabench_plugin_{file.stem}", file) if file.is_file() else None
+    if spec is None or spec.loader is None:
+        raise UsageError(f"--plugin: there is no Python file '{path}'")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as problem:
+        raise UsageError(f"--plugin: '{path}' cannot be loaded: {type(problem).__name__}: {problem}") from problem
+    return module
+
+
+def _backends_of(module: ModuleType, origin: str) -> Iterable[Backend]:
+    found = getattr(module, "BACKENDS", None)
+    if not isinstance(found, list | tuple) or not all(isinstance(b, Backend) for b in found):
+        raise UsageError(f"{origin}: needs a list BACKENDS of Backend objects")
+    return found
+
+
+def load_registry(plugins: Iterable[str] = ()) -> Registry:
+    """All backends: built in, from the entry-point group `glabench.backends`, and from the plugin files.
+
+    A plugin is a Python file (or an installed module) with a list `BACKENDS`. Raises UsageError.
+    """
+    registry = Registry()
+    for backend in builtin.BACKENDS:
+        registry.add(backend, "glabench")
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        for backend in _backends_of(entry.load(), f"package {entry.name}"):
+            registry.add(backend, f"package {entry.name}")
+    for path in plugins:
+        for backend in _backends_of(_load_file(path), f"--plugin {path}"):
+            registry.add(backend, f"--plugin {path}")
+    return registry

@@ -1,0 +1,127 @@
+"""The flow that all measuring commands share: resolve the sweep, expand it, run what is not yet done, show it."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from glabench.backends import Registry, load_registry
+from glabench.cli.options import SweepOptions
+from glabench.cli.output import Messages, data_console, write_json, write_records
+from glabench.errors import ExitCode, NothingToRunError, UsageError
+from glabench.measure.process import ProcessWorker
+from glabench.measure.runner import run_cells
+from glabench.records import FAILED, Record, RunFolder
+from glabench.records.environment import probe
+from glabench.report.tables import rich_tables
+from glabench.sweeps import Cell, Sweep, expand, resolve
+from glabench.sweeps.load import dump_sweep
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sweep runs: the device that was chosen, and the environment as torch sees it."""
+
+    device: str
+    environment: Mapping[str, Any]
+
+
+def find_place(device: str) -> Place:
+    """Looks at the machine; `device` is auto, cuda or cpu. Raises UsageError for a device that is not there."""
+    if device not in ("auto", "cuda", "cpu"):
+        raise UsageError(f"--device: '{device}' is not a device (allowed: auto, cuda, cpu)")
+    environment = probe()
+    has_gpu = environment["gpu"] is not None
+    if device == "cuda" and not has_gpu:
+        raise UsageError("--device: 'cuda' is not there: torch sees no NVIDIA GPU (allowed here: auto, cpu)")
+    return Place("cuda" if has_gpu and device != "cpu" else "cpu", environment)
+
+
+def measure(sweep: Sweep, options: SweepOptions, place: Place) -> None:
+    """Runs a sweep with the options' changes, keeps it in a run folder, prints its tables; exits 4 if a cell failed."""
+    messages = Messages(options.quiet, options.verbose)
+    plugins = tuple(options.plugin or ())
+    registry = load_registry(plugins)
+    sweep = resolve(sweep, place.device, options.axes())
+    cells = expand(sweep, registry.traits(), place.device)
+    if not cells:
+        raise NothingToRunError(f"the sweep {sweep.name} has no cell")
+    if options.dry_run:
+        _list_cells(cells, registry, options)
+        return
+    folder = _folder(sweep, options, place)
+    done = folder.done()
+    todo = [cell for cell in cells if cell not in done]
+    messages.say(f"{sweep.title}: {len(todo)} cells on {_device_name(place)}, results in {folder.path}")
+    if done:
+        messages.say(f"{len(cells) - len(todo)} of {len(cells)} cells are done already")
+    start = partial(ProcessWorker, run_id=folder.run_id, settings=options.settings(place.device), plugins=plugins)
+    with messages.progress(len(todo)) as progress:
+
+        def on_record(record: Record) -> None:
+            folder.append(record)
+            progress.add(record)
+
+        run_cells(todo, start, folder.run_id, on_record)
+    wanted = set(cells)
+    _show([record for record in folder.records() if record.cell in wanted], sweep, options, messages)
+
+
+def _device_name(place: Place) -> str:
+    gpu = place.environment["gpu"]
+    return str(gpu["name"]) if place.device == "cuda" and gpu else f"the CPU ({place.environment['cpu']})"
+
+
+def _folder(sweep: Sweep, options: SweepOptions, place: Place) -> RunFolder:
+    if options.resume:
+        path = options.out or _latest(sweep.name)
+        folder = RunFolder.open(path)
+        if (path / "sweep.toml").read_text(encoding="utf-8") != dump_sweep(sweep):
+            raise UsageError(f"--resume: '{path}' holds another sweep; give the same options, or leave out --resume")
+        return folder
+    path = options.out or RUNS / f"{sweep.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return RunFolder.create(path, sweep, place.environment)
+
+
+def _latest(name: str) -> Path:
+    found = sorted(RUNS.glob(f"{name}-*/records.jsonl"))
+    if not found:
+        raise UsageError(f"--resume: there is no run of {name} under {RUNS}/; name its folder with --out")
+    return found[-1].parent
+
+
+def _list_cells(cells: list[Cell], registry: Registry, options: SweepOptions) -> None:
+    """Prints the cells with the least memory that each needs, and why one would not run."""
+    rows = []
+    for cell in cells:
+        backend = registry[cell.backend]
+        reason = backend.unavailable(cell.device) or backend.supports(cell)
+        rows.append(
+            {**cell.to_json(), "least_mib": backend.definition().least_bytes(cell) / 2**20, "unsupported": reason}
+        )
+    if options.json_to is not None:
+        write_json(rows, options.json_to)
+        return
+    for cell, row in zip(cells, rows, strict=True):
+        note = f"  unsupported: {row['unsupported']}" if row["unsupported"] else ""
+        print(f"{row['least_mib']:>9.0f} MiB  {cell}{note}")
+
+
+def _show(records: list[Record], sweep: Sweep, options: SweepOptions, messages: Messages) -> None:
+    if not write_records(records, options.json_to, options.csv_to) and not options.quiet:
+        console = data_console()
+        for table in rich_tables(records, sweep.x, sweep.title):
+            console.print(table)
+    for record in records:
+        if record.status != "ok":
+            messages.detail(f"{record.cell}: {record.status}: {record.reason}")
+    if all(record.status == "unsupported" for record in records):
+        raise NothingToRunError(f"no cell can run here; the first one: {records[0].cell.backend}: {records[0].reason}")
+    if any(record.status in FAILED for record in records):
+        raise typer.Exit(ExitCode.CELL_FAILED)

@@ -1,0 +1,101 @@
+"""The options that all measuring commands share, declared once."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from glabench.measure.settings import Settings
+from glabench.sweeps import AXES
+from glabench.sweeps.axis import parse_axis
+
+_AXES_PANEL = "Axes (1k..16k doubles, 1k..4k:+1k adds, 1k,3k lists; k = 1024)"
+_DEFAULT = Settings()
+
+
+def _axis(name: str, help_text: str) -> Any:
+    kind = AXES[name]
+
+    def check(text: str | None) -> str | None:
+        if text is not None:
+            parse_axis(kind.option, text, kind.parse, kind.allowed)
+        return text
+
+    return typer.Option(kind.option, callback=check, help=help_text, rich_help_panel=_AXES_PANEL, metavar="VALUES")
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Values of the shared options; an axis that was not given is None and stays as the sweep has it."""
+
+    seqlen: Annotated[str | None, _axis("seqlen", "Sequence length T.")] = None
+    batch: Annotated[str | None, _axis("batch", "Batch size B.")] = None
+    heads: Annotated[str | None, _axis("heads", "Heads H.")] = None
+    head_dim: Annotated[str | None, _axis("head_dim", "Head dim: K and V together.")] = None
+    key_dim: Annotated[str | None, _axis("key_dim", "Key head dim K.")] = None
+    value_dim: Annotated[str | None, _axis("value_dim", "Value head dim V.")] = None
+    chunk: Annotated[str | None, _axis("chunk", "Chunk length C, or auto.")] = None
+    materialize: Annotated[str | None, _axis("materialize", "Chunk states kept in memory: on, off.")] = None
+    dtype: Annotated[str | None, _axis("dtype", "bf16, fp16, fp32, fp64.")] = None
+    pass_: Annotated[str | None, _axis("pass", "fwd, bwd, fwd+bwd.")] = None
+    gate: Annotated[str | None, _axis("gate", "Distribution of the gates.")] = None
+    backend: Annotated[str | None, _axis("backend", "Backends, by name.")] = None
+    out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/<sweep>-<time>].")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or with the latest.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and their least memory; measure none.")] = (
+        False
+    )
+    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto"
+    json_to: Annotated[str | None, typer.Option("--json", help="Write the records as JSON, - for stdout.")] = None
+    csv_to: Annotated[str | None, typer.Option("--csv", help="Write the records as CSV, - for stdout.")] = None
+    precision: Annotated[float, typer.Option(min=0.0001, max=0.5, help="Stop when the median is known this well.")] = (
+        _DEFAULT.precision
+    )
+    time_limit: Annotated[
+        float | None, typer.Option(min=0.01, help="Seconds of sampling a cell at most [default: 3, on a CPU 1].")
+    ] = None
+    cell_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds a cell may take, compiling included, before it is given up.")
+    ] = _DEFAULT.cell_timeout_s
+    plugin: Annotated[list[str] | None, typer.Option(help="A Python file with more backends.")] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No messages and no table, errors only.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False
+
+    def axes(self) -> dict[str, str]:
+        """The axes that were given, by their names in sweep files."""
+        given = {name: getattr(self, "pass_" if name == "pass" else name) for name in AXES}
+        return {name: text for name, text in given.items() if text is not None}
+
+    def settings(self, device: str) -> Settings:
+        """How cells are measured on a device: a CPU's samples rarely settle, so it gets less time."""
+        limit = self.time_limit or (_DEFAULT.time_limit_s if device == "cuda" else 1.0)
+        return Settings(precision=self.precision, time_limit_s=limit, cell_timeout_s=self.cell_timeout)
+
+
+def with_sweep_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command, which takes `options: SweepOptions` last, the shared options on the command line."""
+    hints = get_type_hints(SweepOptions, include_extras=True)
+    shared = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        for f in fields(SweepOptions)
+    ]
+    names = {f.name for f in fields(SweepOptions)}
+
+    @wraps(command)
+    def wrapper(**given: Any) -> None:
+        own = {name: value for name, value in given.items() if name not in names}
+        command(**own, options=SweepOptions(**{name: given[name] for name in names}))
+
+    own_hints = get_type_hints(command, include_extras=True)
+    own = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=own_hints[p.name])
+        for p in inspect.signature(command).parameters.values()
+        if p.name != "options"
+    ]
+    wrapper.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in [*own, *shared]}
+    return wrapper

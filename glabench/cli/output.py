@@ -1,0 +1,106 @@
+"""What commands print: data on stdout, messages on stderr."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from glabench.errors import UsageError
+from glabench.records import Record
+from glabench.report.tables import significant, to_frame
+
+
+class Messages:
+    """Messages for a person, on stderr; none when quiet."""
+
+    def __init__(self, quiet: bool = False, verbose: bool = False) -> None:
+        self._quiet = quiet
+        self._verbose = verbose
+        self.console = Console(stderr=True, highlight=False)
+
+    def say(self, text: str) -> None:
+        """A message that a person wants to see."""
+        if not self._quiet:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def detail(self, text: str) -> None:
+        """A message for --verbose."""
+        if self._verbose:
+            self.say(text)
+
+    @contextmanager
+    def progress(self, cells: int) -> Iterator["CellProgress"]:
+        """A bar with the time left on a terminal; a line a cell elsewhere."""
+        if self._quiet or not self.console.is_terminal:
+            yield CellProgress(self, None, cells)
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as bar:
+            yield CellProgress(self, bar, cells)
+
+
+class CellProgress:
+    """Tells how far a sweep is."""
+
+    def __init__(self, messages: Messages, bar: Progress | None, cells: int) -> None:
+        self._messages = messages
+        self._bar = bar
+        self._cells = cells
+        self._done = 0
+        self._task = bar.add_task("measuring", total=cells) if bar else None
+
+    def add(self, record: Record) -> None:
+        """One more cell has its record."""
+        self._done += 1
+        result = record.status if record.time_ms is None else f"{significant(record.time_ms)} ms"
+        reason = f" ({record.reason})" if record.reason else ""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, advance=1, description=record.cell.backend)
+            if record.status != "ok":
+                self._messages.say(f"{record.cell}: {result}{reason}")
+            else:
+                self._messages.detail(f"{record.cell}: {result}")
+        else:
+            self._messages.say(f"[{self._done}/{self._cells}] {record.cell}: {result}{reason}")
+
+
+def data_console() -> Console:
+    """Where tables go: stdout, wide enough not to cut a table when it is not a terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
+def _write(text: str, to: str, option: str) -> None:
+    if to == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(to).write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise UsageError(f"{option}: cannot write '{to}': {problem.strerror}") from None
+
+
+def write_json(data: Any, to: str) -> None:
+    """Writes data as JSON to a file, or to stdout for `-`."""
+    _write(json.dumps(data, indent=2) + "\n", to, "--json")
+
+
+def write_records(records: Sequence[Record], json_to: str | None, csv_to: str | None) -> bool:
+    """Writes records where the options say; whether stdout now holds data, so that no table belongs there."""
+    if json_to is not None:
+        write_json([record.to_json() for record in records], json_to)
+    if csv_to is not None:
+        _write(to_frame(records).to_csv(index=False), csv_to, "--csv")
+    return "-" in (json_to, csv_to)

@@ -1,0 +1,101 @@
+"""The accuracy gate: outputs and gradients at a small size, against the op's float64 reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from glabench.backends import Backend, Workload
+from glabench.sweeps.model import Cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Largest relative error ||x - ref|| / ||ref|| of a sound implementation with operands of that type: bfloat16 and
+# float16 carry 8 and 11 bits and a result passes a few roundings; float32 products may run as tf32 (11 bits).
+BOUNDS: Mapping[str, float] = {"bf16": 1e-2, "fp16": 3e-3, "fp32": 2e-3, "fp64": 1e-9}
+MOST_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Relative error per tensor (`o`; `dq`, `dk`, ... where the pass has a backward), and what it was held against."""
+
+    rel_error: Mapping[str, float]
+    reference: str
+    bound: float
+
+    @property
+    def problem(self) -> str | None:
+        """One line on the tensors that are beyond the bound; None if all are within."""
+        wrong = {name: error for name, error in self.rel_error.items() if not error <= self.bound}
+        if not wrong:
+            return None
+        shown = ", ".join(f"{name} {error:.1e}" for name, error in wrong.items())
+        return f"relative error beyond {self.bound:.0e} against {self.reference}: {shown}"
+
+
+def small_cell(cell: Cell) -> Cell:
+    """The cell that stands for `cell` in the gate: the same kind of inputs, few tokens, heads and sequences."""
+    return replace(
+        cell,
+        batch=min(cell.batch, 2),
+        heads=min(cell.heads, 2),
+        seqlen=min(cell.seqlen, MOST_TOKENS),
+        pass_="fwd" if cell.pass_ == "fwd" else "fwd+bwd",
+    )
+
+
+def relative_error(x: Tensor, reference: Tensor) -> float:
+    """||x - reference|| / ||reference|| in float64; NaN and infinities in x give NaN or infinity."""
+    wide = reference.double()
+    size = wide.norm().item()
+    difference = (x.double() - wide).norm().item()
+    return difference / size if size > 0 else math.inf if difference > 0 or math.isnan(difference) else 0.0
+
+
+def _results(workload: Workload, with_gradients: bool) -> dict[str, Tensor]:
+    output = workload.forward()
+    results = {"o": output.detach()}
+    if with_gradients:
+        gradients = workload.gradients(output)
+        results |= {f"d{name}": x for name, x in zip(workload.inputs, gradients, strict=True)}
+    return results
+
+
+def check_accuracy(backend: Backend, cell: Cell) -> Accuracy:
+    """Runs the small cell and its reference; `cell` may be the small cell itself."""
+    small = small_cell(cell)
+    with_gradients = small.pass_ != "fwd"
+    workload = backend.prepare(small)
+    if small.device == "cuda":
+        _poison_free_memory()
+    found = _results(workload, with_gradients)
+    op = backend.definition()
+    wide = {name: x.detach().double().requires_grad_() for name, x in workload.inputs.items()}
+    exact = Workload(lambda: op.reference(wide), wide, workload.grad_output.double())
+    expected = _results(exact, with_gradients)
+    errors = {name: relative_error(x, expected[name]) for name, x in found.items()}
+    return Accuracy(errors, f"{op.reference_name} in float64, {small.seqlen} tokens", BOUNDS[cell.dtype])
+
+
+def _poison_free_memory() -> None:
+    """Fills memory that the next allocations get with NaN, so that an output nobody wrote cannot pass by luck."""
+    import torch
+
+    sizes = [2**9] * 64 + [2**18] * 64 + [2**22] * 16
+    blocks = [torch.full((size // 4,), math.nan, device="cuda") for size in sizes]
+    torch.cuda.synchronize()
+    del blocks
+
+
+def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that holds a NaN or an infinity."""
+    for name, x in tensors.items():
+        # Two numbers a tensor instead of a mask: a mask of a large tensor costs memory that the cell may not have.
+        low, high = x.detach().aminmax()
+        if not (math.isfinite(low.item()) and math.isfinite(high.item())):
+            return name
+    return None

@@ -1,0 +1,126 @@
+"""Measuring one cell, from inputs to a record: first call, accuracy gate, memory, samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from glabench.backends import Backend, Workload
+from glabench.measure.accuracy import Accuracy, check_accuracy, first_nonfinite, small_cell
+from glabench.measure.memory import Memory, measure_memory
+from glabench.measure.sampling import collect_samples
+from glabench.measure.settings import Settings
+from glabench.measure.timer import Timer
+from glabench.records import Record
+from glabench.sweeps.model import Cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_WARM_UP_CALLS = 2
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """A pass as calls: `prepare` runs before each timed `call` and is not timed."""
+
+    prepare: Callable[[], object]
+    call: Callable[[], object]
+    forward: Callable[[], object] | None
+
+
+def _steps(workload: Workload, pass_: str) -> _Steps:
+    def nothing() -> None:
+        return None
+
+    def both() -> tuple[Tensor, ...]:
+        output = workload.forward()
+        return (output, *workload.gradients(output))
+
+    if pass_ == "fwd":
+        return _Steps(nothing, workload.forward, None)
+    if pass_ == "fwd+bwd":
+        return _Steps(nothing, both, workload.forward)
+    held: list[Tensor] = []
+
+    def forward_first() -> None:
+        held[:] = [workload.forward()]
+
+    return _Steps(forward_first, lambda: workload.gradients(held[0]), workload.forward)
+
+
+def _first_call(workload: Workload, pass_: str, timer: Timer) -> tuple[float, str | None]:
+    """Seconds of the first call, and the first output that is not finite."""
+    timer.synchronize()
+    start = time.perf_counter()
+    output = workload.forward()
+    gradients = () if pass_ == "fwd" else workload.gradients(output)
+    timer.synchronize()
+    seconds = time.perf_counter() - start
+    names = ("o", *(f"d{name}" for name in workload.inputs))
+    return seconds, first_nonfinite(dict(zip(names, (output, *gradients), strict=False)))
+
+
+class CellMeter:
+    """Measures cells of one backend; an accuracy check is made once for all cells that share its small cell."""
+
+    def __init__(self, backend: Backend, settings: Settings, timer: Timer, run_id: str) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._timer = timer
+        self._run_id = run_id
+        self._checked: dict[Cell, Accuracy] = {}
+
+    def measure(self, cell: Cell) -> Record:
+        """The record of a cell that the backend supports. Whatever the backend raises goes through."""
+        record = Record(self._run_id, cell, "ok", started_at=datetime.now(UTC).isoformat(timespec="seconds"))
+        workload = self._backend.prepare(cell)
+        first_call_s, nonfinite = _first_call(workload, cell.pass_, self._timer)
+        record = replace(record, first_call_s=first_call_s)
+        if nonfinite is not None:
+            return replace(record, status="inaccurate", reason=f"{nonfinite} holds NaN or Inf")
+        accuracy = self._accuracy(cell)
+        record = replace(record, rel_error=accuracy.rel_error, accuracy_reference=accuracy.reference)
+        if accuracy.problem is not None:
+            return replace(record, status="inaccurate", reason=accuracy.problem)
+        steps = _steps(workload, cell.pass_)
+        memory = measure_memory(steps.prepare, steps.call, steps.forward) if cell.device == "cuda" else None
+        for _ in range(_WARM_UP_CALLS):
+            self._timer.sample(steps.prepare, steps.call)
+        samples, stop_reason = collect_samples(lambda: self._timer.sample(steps.prepare, steps.call), self._settings)
+        return _with_samples(_with_memory(record, memory), samples, stop_reason, self._timer.name)
+
+    def _accuracy(self, cell: Cell) -> Accuracy:
+        key = small_cell(cell)
+        if key not in self._checked:
+            self._checked[key] = check_accuracy(self._backend, key)
+        return self._checked[key]
+
+
+def _with_memory(record: Record, memory: Memory | None) -> Record:
+    if memory is None:
+        return record
+    return replace(
+        record,
+        peak_allocated_mib=memory.peak_allocated_mib,
+        peak_reserved_mib=memory.peak_reserved_mib,
+        saved_mib=memory.saved_mib,
+    )
+
+
+def _with_samples(record: Record, samples: tuple[float, ...], stop_reason: str, timing: str) -> Record:
+    import numpy as np
+
+    p20, median, p80 = (float(x) for x in np.percentile(samples, (20, 50, 80)))
+    return replace(
+        record,
+        time_ms=median,
+        time_ms_p20=p20,
+        time_ms_p80=p80,
+        samples_ms=samples,
+        stop_reason=stop_reason,
+        timing=timing,
+    )

@@ -1,0 +1,94 @@
+"""A worker as its parent sees it: a process that answers, dies or hangs."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from glabench.measure.outcome import one_line
+from glabench.measure.settings import Settings
+from glabench.records import Record
+from glabench.sweeps.model import Cell
+
+
+class WorkerDiedError(Exception):
+    """The worker ended without an answer; the message says how."""
+
+
+class WorkerTimeoutError(Exception):
+    """The worker gave no answer in time."""
+
+
+class Worker(Protocol):
+    """Measures cells of one backend. Raises WorkerDiedError or WorkerTimeoutError; it is of no use after either."""
+
+    def measure(self, cell: Cell) -> Record:
+        """The record of a cell."""
+
+    def close(self) -> None:
+        """Ends the worker, whatever it is doing."""
+
+
+class ProcessWorker:
+    """A worker in a process of its own, in a process group of its own, so that its children end with it."""
+
+    def __init__(self, backend: str, run_id: str, settings: Settings, plugins: Sequence[str]) -> None:
+        self._timeout_s = settings.cell_timeout_s
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        command = [sys.executable, "-m", "glabench.measure.worker", backend, run_id, json.dumps(settings.to_json())]
+        self._process = subprocess.Popen(
+            [*command, *plugins],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+        self._unread = b""
+
+    def measure(self, cell: Cell) -> Record:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(cell.to_json()).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerDiedError(self._how_it_died()) from None
+        return Record.from_json(json.loads(self._read_line()))
+
+    def _read_line(self) -> bytes:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + self._timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                left = deadline - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    raise WorkerTimeoutError(f"no result within {self._timeout_s:g} s (--cell-timeout)")
+                piece = os.read(self._process.stdout.fileno(), 1 << 20)
+                if not piece:
+                    raise WorkerDiedError(self._how_it_died())
+                self._unread += piece
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _how_it_died(self) -> str:
+        code = self._process.wait()
+        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f"the worker {end}" + (f": {one_line(said[-1])}" if said else "")
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()

@@ -1,0 +1,28 @@
+"""How a cell is measured."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sampling stops when the median is known within `precision`, or after `time_limit_s`, or at `max_samples`.
+
+    `cell_timeout_s` bounds a whole cell, compiling included; the runner enforces it from outside.
+    """
+
+    precision: float = 0.01
+    min_samples: int = 10
+    max_samples: int = 1000
+    time_limit_s: float = 3.0
+    cell_timeout_s: float = 300.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the worker."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Settings":
+        """The way back of `to_json`."""
+        return cls(**data)

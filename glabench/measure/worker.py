@@ -1,0 +1,93 @@
+"""The worker: a process that measures cells of one backend, one request a line, one record a line.
+
+    python -m glabench.measure.worker BACKEND RUN_ID SETTINGS_JSON [PLUGIN.py ...]
+
+Requests come on stdin as cells in JSON; records go to the stdout that the process was started with. Whatever a
+backend prints goes to stderr instead, so that it cannot be taken for a record.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from glabench.backends import Backend, load_registry
+from glabench.measure.cell import CellMeter
+from glabench.measure.outcome import failure, failure_of
+from glabench.measure.settings import Settings
+from glabench.measure.timer import timer_for
+from glabench.records import Record
+from glabench.sweeps.model import Cell
+
+
+@contextmanager
+def _private_stdout() -> Iterator[IO[str]]:
+    """The original stdout for records; from now on file descriptor 1 leads to stderr."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as channel:
+        os.dup2(2, 1)
+        yield channel
+
+
+def free_memory_bytes(device: str) -> int | None:
+    """Memory that a cell can still take on a device; None where it cannot be told."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info()[0]
+    try:
+        with open("/proc/meminfo", encoding="utf-8") as file:  # noqa: PTH123
+            found = next((line.split()[1] for line in file if line.startswith("MemAvailable:")), None)
+    except OSError:
+        return None
+    return int(found) * 1024 if found else None
+
+
+def _end_with_parent() -> None:
+    """Asks the kernel (Linux) to kill this process when its parent dies, so that no orphan holds the GPU."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+class _Cells:
+    """Measures cell after cell; the meter is made when the first cell needs it: torch is not loaded for none."""
+
+    def __init__(self, backend: Backend, run_id: str, settings: Settings) -> None:
+        self._backend = backend
+        self._run_id = run_id
+        self._settings = settings
+        self._meter: CellMeter | None = None
+
+    def record(self, cell: Cell) -> Record:
+        reason = self._backend.unavailable(cell.device) or self._backend.supports(cell)
+        if reason is not None:
+            return failure(self._run_id, cell, "unsupported", reason)
+        try:
+            needed, free = self._backend.definition().least_bytes(cell), free_memory_bytes(cell.device)
+            if free is not None and needed > free:
+                reason = f"its tensors alone take {needed / 2**30:.1f} GiB; {free / 2**30:.1f} GiB are free"
+                return failure(self._run_id, cell, "oom", reason)
+            if self._meter is None:
+                self._meter = CellMeter(self._backend, self._settings, timer_for(cell.device), self._run_id)
+            return self._meter.measure(cell)
+        except Exception as problem:
+            return failure_of(self._run_id, cell, problem)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serves requests until stdin ends."""
+    _end_with_parent()
+    name, run_id, settings, *plugins = arguments
+    with _private_stdout() as channel:
+        cells = _Cells(load_registry(plugins)[name], run_id, Settings.from_json(json.loads(settings)))
+        for line in sys.stdin:
+            record = cells.record(Cell.from_json(json.loads(line)))
+            print(record.to_line(), file=channel, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

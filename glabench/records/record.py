@@ -1,0 +1,75 @@
+"""A record: one cell and what measuring it gave, as one flat line of JSON. Absent is null, never zero."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from glabench.sweeps.model import Cell
+
+Status = Literal["ok", "oom", "unsupported", "inaccurate", "timeout", "crashed", "error"]
+FAILED: frozenset[Status] = frozenset({"oom", "inaccurate", "timeout", "crashed", "error"})
+
+
+@dataclass(frozen=True)
+class Record:
+    """Field names are a promise to scripts. Times in milliseconds unless the name says otherwise, memory in MiB.
+
+    `time_ms` is the median of `samples_ms`, which keeps every sample. `first_call_s` is the first call in a fresh
+    worker: compiling, autotuning and allocation. `peak_*_mib` is what the pass takes above its inputs; `saved_mib`
+    what is held between forward and backward, output included. `rel_error` is per tensor, against
+    `accuracy_reference`.
+    """
+
+    run_id: str
+    cell: Cell
+    status: Status
+    reason: str | None = None
+    time_ms: float | None = None
+    time_ms_p20: float | None = None
+    time_ms_p80: float | None = None
+    samples_ms: tuple[float, ...] | None = None
+    stop_reason: str | None = None
+    timing: str | None = None
+    first_call_s: float | None = None
+    peak_allocated_mib: float | None = None
+    peak_reserved_mib: float | None = None
+    saved_mib: float | None = None
+    tflops: float | None = None
+    gbps: float | None = None
+    roofline_pct: float | None = None
+    energy_j: float | None = None
+    sm_clock_mhz: float | None = None
+    throttle: str | None = None
+    rel_error: Mapping[str, float] | None = None
+    accuracy_reference: str | None = None
+    started_at: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat dict, the cell's fields among the record's. Numbers that JSON lacks become null."""
+        data: dict[str, Any] = {"run_id": self.run_id, **self.cell.to_json()}
+        for f in fields(self):
+            if f.name not in ("run_id", "cell"):
+                data[f.name] = _plain(getattr(self, f.name))
+        return data
+
+    def to_line(self) -> str:
+        """One line of `records.jsonl`, without the line's end."""
+        return json.dumps(self.to_json(), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Record":
+        """The way back of `to_json`; keys of later versions are passed over. Raises KeyError, TypeError."""
+        own = {f.name: data[f.name] for f in fields(cls) if f.name != "cell" and f.name in data}
+        if own.get("samples_ms") is not None:
+            own["samples_ms"] = tuple(own["samples_ms"])
+        return cls(cell=Cell.from_json(data), **own)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,1 @@
+"""Reports, from records alone: tables for the terminal, CSV, Markdown, figures."""

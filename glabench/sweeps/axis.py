@@ -1,0 +1,83 @@
+"""The axis grammar: `1k..16k`, `1k..4k:+1k`, `1k,3k`, `on,off`, `fwd,fwd+bwd`.
+
+An axis is a comma-separated list. An item of a numeric axis is a number (`64`, `4k`, `1m`; k = 1024, m = 1024 * 1024)
+or a range `LOW..HIGH`, which doubles from LOW up to HIGH, or `LOW..HIGH:+STEP`, or `LOW..HIGH:*FACTOR`. HIGH belongs
+to the range if the steps reach it. Order is kept, repeats are dropped.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from glabench.errors import UsageError
+
+_NUMBER = re.compile(r"(\d+)([km]?)", re.IGNORECASE)
+_UNIT = {"": 1, "k": 1024, "m": 1024**2}
+_MOST_VALUES = 1000
+Value = TypeVar("Value")
+
+INTEGER_FORM = "a number (64, 4k), a list (1k,3k) or a range (1k..16k doubles, 1k..4k:+1k adds, 1k..1m:*4 multiplies)"
+
+
+def parse_number(text: str) -> int:
+    """`64` -> 64, `4k` -> 4096, `1m` -> 1048576. Raises ValueError for anything else and for 0."""
+    found = _NUMBER.fullmatch(text.strip())
+    if not found or int(found[1]) == 0:
+        raise ValueError(f"'{text.strip()}' is not a positive number")
+    return int(found[1]) * _UNIT[found[2].lower()]
+
+
+def format_number(value: int) -> str:
+    """The way back of `parse_number`, as short as it is exact: 4096 -> `4k`, 1000 -> `1000`."""
+    for unit in ("m", "k"):
+        if value >= _UNIT[unit] and value % _UNIT[unit] == 0:
+            return f"{value // _UNIT[unit]}{unit}"
+    return str(value)
+
+
+def _parse_range(item: str) -> list[int]:
+    bounds, _, step_text = item.partition(":")
+    low_text, _, high_text = bounds.partition("..")
+    low, high = parse_number(low_text), parse_number(high_text)
+    if low > high:
+        raise ValueError(f"'{item}' runs downwards; the smaller end comes first")
+    step_text = step_text.strip() or "*2"
+    sign, amount = step_text[0], step_text[1:]
+    if sign not in "+*":
+        raise ValueError(f"'{step_text}' is not a step; a step is +512 or *4")
+    step = parse_number(amount)
+    if sign == "*" and step < 2:
+        raise ValueError(f"'{step_text}' never gets anywhere; a factor is at least 2")
+    values, value = [], low
+    while value <= high:
+        values.append(value)
+        if len(values) > _MOST_VALUES:
+            raise ValueError(f"'{item}' has more than {_MOST_VALUES} values")
+        value = value + step if sign == "+" else value * step
+    return values
+
+
+def parse_integers(text: str) -> tuple[int, ...]:
+    """The values of a numeric axis. Raises ValueError saying which part is wrong."""
+    values: list[int] = []
+    for item in text.split(","):
+        values += _parse_range(item) if ".." in item else [parse_number(item)]
+    return tuple(dict.fromkeys(values))
+
+
+def parse_choices(text: str, allowed: Iterable[str]) -> tuple[str, ...]:
+    """The values of an axis of names. Raises ValueError for a name that is not allowed."""
+    known = tuple(allowed)
+    names = tuple(dict.fromkeys(item.strip() for item in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"'{name}' is not one of {', '.join(known)}")
+    return names
+
+
+def parse_axis(option: str, text: str, parse: Callable[[str], Value], allowed: str) -> Value:
+    """Parses one axis; a mistake becomes a UsageError that names the option or key, the value and what is allowed."""
+    try:
+        return parse(text)
+    except ValueError as problem:
+        raise UsageError(f"{option}: {problem} (got '{text}'; allowed: {allowed})") from None
