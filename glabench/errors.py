@@ -23,6 +23,12 @@ class UsageError(GlabenchError):
     """An option, a sweep file or a run folder is wrong."""
 
 
+class InterruptedRunError(GlabenchError):
+    """The user stopped a sweep; what was measured is kept."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
 class NothingToRunError(GlabenchError):
     """The sweep has no cell, or none of its cells can run here."""
 

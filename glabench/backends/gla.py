@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Requirement
+from glabench.backends.ops import torch_dtype
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -28,11 +29,16 @@ class _Ours(Backend):
     dtypes = frozenset({"bf16", "fp16", "fp32"})
 
     def limits(self, cell: Cell) -> str | None:
-        # launch.py is not imported here: it would bring torch along.
         if max(cell.key_dim, cell.value_dim) > 256:
             return f"head dims go up to 256; got K={cell.key_dim} V={cell.value_dim}"
-        if cell.chunk not in (None, 16, 32, 64, 128):
-            return f"chunk sizes are 16, 32, 64 and 128; got {cell.chunk}"
+        if cell.chunk is None:
+            return None
+        # Only here, because it brings torch along.
+        from gla_kernels.launch import CHUNK_SIZES, largest_chunk
+
+        fitting = [size for size in CHUNK_SIZES if size <= largest_chunk(cell.key_dim, torch_dtype(cell.dtype))]
+        if cell.chunk not in fitting:
+            return f"chunk sizes at K={cell.key_dim} in {cell.dtype} are {fitting}; got {cell.chunk}"
         return None
 
 

@@ -59,7 +59,7 @@ def main() -> NoReturn:
     except GlabenchError as problem:
         _fail(str(problem), problem.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; go on with --resume", ExitCode.INTERRUPTED)
+        _fail("interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         sys.stderr.close()
         sys.exit(ExitCode.OK)

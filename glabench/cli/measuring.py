@@ -12,7 +12,7 @@ import typer
 from glabench.backends import Registry, load_registry
 from glabench.cli.options import SweepOptions
 from glabench.cli.output import Messages, data_console, write_json, write_records
-from glabench.errors import ExitCode, NothingToRunError, UsageError
+from glabench.errors import ExitCode, InterruptedRunError, NothingToRunError, UsageError
 from glabench.measure.process import ProcessWorker
 from glabench.measure.runner import run_cells
 from glabench.records import FAILED, Record, RunFolder
@@ -68,7 +68,11 @@ def measure(sweep: Sweep, options: SweepOptions, place: Place) -> None:
             folder.append(record)
             progress.add(record)
 
-        run_cells(todo, start, folder.run_id, on_record)
+        try:
+            run_cells(todo, start, folder.run_id, on_record)
+        except KeyboardInterrupt:
+            again = f"--resume --out {folder.path}"
+            raise InterruptedRunError(f"interrupted; what was measured is kept, go on with {again}") from None
     wanted = set(cells)
     _show([record for record in folder.records() if record.cell in wanted], sweep, options, messages)
 

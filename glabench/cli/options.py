@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from glabench.errors import UsageError
 from glabench.measure.settings import Settings
 from glabench.sweeps import AXES
 from glabench.sweeps.axis import parse_axis
@@ -26,6 +27,15 @@ def _axis(name: str, help_text: str) -> Any:
         return text
 
     return typer.Option(kind.option, callback=check, help=help_text, rich_help_panel=_AXES_PANEL, metavar="VALUES")
+
+
+def _between(option: str, low: float, high: float, help_text: str) -> Any:
+    def check(value: float | None) -> float | None:
+        if value is not None and not low <= value <= high:
+            raise UsageError(f"{option}: {value:g} is out of range (allowed: {low:g} to {high:g})")
+        return value
+
+    return typer.Option(option, callback=check, help=help_text)
 
 
 @dataclass(frozen=True)
@@ -52,14 +62,14 @@ class SweepOptions:
     device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto"
     json_to: Annotated[str | None, typer.Option("--json", help="Write the records as JSON, - for stdout.")] = None
     csv_to: Annotated[str | None, typer.Option("--csv", help="Write the records as CSV, - for stdout.")] = None
-    precision: Annotated[float, typer.Option(min=0.0001, max=0.5, help="Stop when the median is known this well.")] = (
+    precision: Annotated[float, _between("--precision", 1e-4, 0.5, "Stop when the median is known this well.")] = (
         _DEFAULT.precision
     )
     time_limit: Annotated[
-        float | None, typer.Option(min=0.01, help="Seconds of sampling a cell at most [default: 3, on a CPU 1].")
+        float | None, _between("--time-limit", 0.01, 3600, "Seconds of sampling a cell [default: 3, on a CPU 1].")
     ] = None
     cell_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds a cell may take, compiling included, before it is given up.")
+        float, _between("--cell-timeout", 0.1, 1e5, "Seconds a whole cell may take, compiling included.")
     ] = _DEFAULT.cell_timeout_s
     plugin: Annotated[list[str] | None, typer.Option(help="A Python file with more backends.")] = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No messages and no table, errors only.")] = False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from glabench.records import Record
 from glabench.report.series import Panel, Series, make_panels, show_x
@@ -90,20 +91,24 @@ def _draw_panel(axes: Axes, panel: Panel, field: str, labels: list[str]) -> tupl
             else:
                 marker = _MARKERS[index % len(_MARKERS)]
                 (lines[series.label],) = axes.plot(*zip(*known, strict=True), marker=marker, markersize=5, **style)
-        for x, record in _by_x(series, panel):
-            if record.status in ("ok", "unsupported"):
+        for (_, previous), (x, record) in pairwise([(None, None), *_by_x(series, panel)]):
+            # The first of several failures in a row ends the line.
+            if not _failed(record) or _failed(previous):
                 continue
             mark, words = _FAILURE_MARKS.get(record.status, _OTHER_FAILURE)
-            # A failure has no value: it is marked where the line would have gone on.
-            height = known[-1][1] if known else 1.0
-            if known:
-                axes.plot([known[-1][0], places[x]], [height, height], linewidth=0.8, alpha=0.5, **style)
+            # A failure has no value: it is marked at the height where the line broke off.
+            before = [point for point in known if point[0] < places[x]] or [(places[x], axes.get_ylim()[0])]
+            axes.plot([before[-1][0], places[x]], [before[-1][1]] * 2, linewidth=0.8, alpha=0.5, **style)
             (failures[words],) = axes.plot(
-                [places[x]], [height], mark, color=style["color"], markersize=9, markeredgewidth=2
+                [places[x]], [before[-1][1]], mark, color=style["color"], markersize=9, markeredgewidth=2
             )
     _dress(axes, panel, field, places, numeric)
     black = {words: _in_black(handle) for words, handle in failures.items()}
     return lines, black
+
+
+def _failed(record: Record | None) -> TypeGuard[Record]:
+    return record is not None and record.status not in ("ok", "unsupported")
 
 
 def _in_black(handle: Any) -> Any:
@@ -119,18 +124,18 @@ def _by_x(series: Series, panel: Panel) -> list[tuple[Any, Record]]:
 
 
 def _dress(axes: Axes, panel: Panel, field: str, places: dict[Any, Any], numeric: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if numeric:
         axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(list(places.values()), [show_x(x) for x in places])
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     low, high = axes.get_ylim()
-    if high / low < 10:
-        axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.tick_params(axis="y", which="minor", labelsize=7)
+    # Plain numbers: decades alone where there are enough of them, 1-2-5 steps where there are not.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 1000 else (1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(_AXIS_TITLES.get(panel.x_name, panel.x_name))
     time = field == "time_ms"
     axes.set_ylabel("median time, ms" if time else "peak memory above inputs, MiB")

@@ -36,14 +36,14 @@ def format_number(value: int) -> str:
 
 
 def _parse_range(item: str) -> list[int]:
-    bounds, _, step_text = item.partition(":")
+    bounds, colon, step_text = item.partition(":")
     low_text, _, high_text = bounds.partition("..")
     low, high = parse_number(low_text), parse_number(high_text)
     if low > high:
         raise ValueError(f"'{item}' runs downwards; the smaller end comes first")
-    step_text = step_text.strip() or "*2"
-    sign, amount = step_text[0], step_text[1:]
-    if sign not in "+*":
+    step_text = step_text.strip() if colon else "*2"
+    sign, amount = step_text[:1], step_text[1:]
+    if sign not in ("+", "*"):
         raise ValueError(f"'{step_text}' is not a step; a step is +512 or *4")
     step = parse_number(amount)
     if sign == "*" and step < 2:

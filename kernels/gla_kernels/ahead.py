@@ -1,9 +1,17 @@
-"""Compiles the kernels for a GPU that need not be there, and reads registers, spills and shared memory."""
+"""Compiles the kernels for a GPU that need not be there, and reads registers, spills and shared memory.
 
+    python -m gla_kernels.ahead --arch 80 90 100 --key-dim 64 --value-dim 64 --dtype bf16
+
+prints one line of JSON a kernel.
+"""
+
+import argparse
+import json
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +23,7 @@ from triton.compiler import ASTSource
 from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.chunk import Call
 from gla_kernels.forward import gla_forward_kernel
-from gla_kernels.launch import Tile, exact_tile
+from gla_kernels.launch import CHUNK_SIZES, Tile, exact_tile, operands, plan
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 _SCALARS = ("t_begin", "t_end", "T", "H", "heads", "chunks", "every")
@@ -83,3 +91,34 @@ def resources(compiled: Any) -> Resources:
         text = subprocess.run([tool, "-res-usage", cubin.name], check=True, capture_output=True, text=True).stdout
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", text)}
     return Resources(found["REG"], found["STACK"], compiled.metadata.shared)
+
+
+def all_kernels(gated: bool) -> Iterator[tuple[Literal["forward", "backward"], bool]]:
+    """Every kernel of a call as (pass, exact); without a gate the plain form is always right."""
+    passes: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
+    for which in passes:
+        for exact in (False, True) if gated else (False,):
+            yield which, exact
+
+
+def main() -> None:
+    """The command line: compiles every kernel of one shape for the architectures, with and without a gate."""
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    parser = argparse.ArgumentParser(description="Compile the GLA kernels without a GPU and print their resources.")
+    parser.add_argument("--arch", type=int, nargs="+", default=[90], help="CUDA architectures, 90 for sm_90")
+    parser.add_argument("--key-dim", type=int, default=64)
+    parser.add_argument("--value-dim", type=int, default=64)
+    parser.add_argument("--dtype", choices=dtypes, default="bf16")
+    parser.add_argument("--chunk", type=int, choices=CHUNK_SIZES)
+    options = parser.parse_args()
+    K, V, dtype = options.key_dim, options.value_dim, dtypes[options.dtype]
+    for gated in (True, False):
+        call = Call(2, 4096, 4, K, V, gated, K**-0.5, plan(K, V, dtype, options.chunk), operands(dtype))
+        for which, exact in all_kernels(gated):
+            for arch in options.arch:
+                found = asdict(resources(compile_kernel(call, dtype, which, exact, arch)))
+                print(json.dumps({"arch": arch, "kernel": which, "gated": gated, "exact": exact, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -112,10 +112,13 @@ class _ChunkGLA(torch.autograd.Function):
         call: Call,
         materialize: bool,
         needs_grad: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        output_final_state: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         state_shape = (call.heads, call.K, call.V)
         o = torch.empty_like(v)
-        final = q.new_empty((call.B, call.H, call.K, call.V), dtype=torch.float32)
+        final = None
+        if output_final_state:
+            final = q.new_empty((call.B, call.H, call.K, call.V), dtype=torch.float32)
         flags = torch.zeros(call.heads if call.gated else 1, dtype=torch.int32, device=q.device)
         states = checkpoints = None
         if needs_grad and materialize:
@@ -174,7 +177,7 @@ class _ChunkGLA(torch.autograd.Function):
         if parts > 1:
             dq, dk = dq.sum(0).to(q.dtype), dk.sum(0).to(k.dtype)
             dg = None if g is None or dg is None else dg.sum(0).to(g.dtype)
-        return dq, dk, dv, dg, dstate if ctx.has_initial else None, None, None, None
+        return dq, dk, dv, dg, dstate if ctx.has_initial else None, None, None, None, None
 
 
 def _chunk(
@@ -200,8 +203,8 @@ def _chunk(
     )  # fmt: skip
     tensors = [x if x is None else x.contiguous() for x in (q, k, v, g, initial_state)]
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    o, final = _ChunkGLA.apply(*tensors, call, materialize, needs_grad)
-    return o, final if output_final_state else None
+    o, final = _ChunkGLA.apply(*tensors, call, materialize, needs_grad, output_final_state)
+    return o, final
 
 
 def chunk_gla(
@@ -229,7 +232,7 @@ def chunk_gla(
         materialize: keep the state before every chunk for the backward pass (paper, Alg. 3 and 4). Without it only
             a state every sqrt(2 T / C) chunks is kept and the others are recomputed (Alg. 5 and 6's trade: less
             memory, more work); the gradients are the same bits.
-        chunk_size: rows of a chunk, 16, 32, 64 or 128; chosen by shape if None.
+        chunk_size: rows of a chunk, 16, 32, 64 or 128, as far as shared memory allows; chosen by shape if None.
 
     Returns:
         o, [B, T, H, V] in v's dtype, and the final state, [B, H, K, V] float32, or None.

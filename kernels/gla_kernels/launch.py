@@ -1,6 +1,6 @@
 """Launch choices: one table, keyed by what decides registers and shared memory, with what is behind each row."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -50,6 +50,16 @@ def padded(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
+def largest_chunk(K: int, dtype: torch.dtype) -> int:
+    """The largest chunk whose tiles fit the shared memory of an H100 (227 KiB), read off the compiled kernels."""
+    wide, half = padded(K), dtype == torch.bfloat16
+    if wide <= 64:
+        return 128 if half else 64
+    if wide <= 128:
+        return 64 if half else 32
+    return 32 if half else 16
+
+
 def exact_tile(tile: Tile) -> Tile:
     """The exact kernel's tile beside the plain one's: the same columns, without a pipeline (it spills less)."""
     return Tile(tile.block_v, 8, 1)
@@ -58,20 +68,26 @@ def exact_tile(tile: Tile) -> Tile:
 def plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None = None) -> LaunchPlan:
     """The launch plan for head dims K and V (at most 256) and inputs of `dtype`; `chunk_size` overrides the table's.
 
-    K <= 64, measured on an H200 (bfloat16, B=32 T=4096 H=16 K=V=64, ms forward / backward with states kept):
-    C=16 4 warps 3 stages 1.15 / 1.74, C=32 4 warps 3 stages 0.78 / 2.68, C=64 4 warps 3 stages 0.60 and 8 warps
-    2 stages 5.12. C=16 has the best sum, and the widest range of gates in the plain form. The other rows are chosen
-    to fit registers and shared memory, not yet by time.
+    Chosen by the sum of forward (states kept) and backward on an H200 in bfloat16 with Triton 3.6, in ms:
+
+    K = V = 64, B=32 T=4096 H=16: C=16 1.15 + 1.75; C=32 0.78 + 2.68; C=64 0.60 + 5.12 (the backward spills).
+    K = V = 128, B=8 T=4096 H=16: C=16 1.01 + 4.02 (8 warps; 5.7 with 4); C=32 0.88 + 5.36.
+    K = V = 256, B=8 T=2048 H=4: C=16 0.96 + 3.00; C=32 0.71 + 3.64.
+
+    The short chunk has the widest range of gates in the plain form, too. float32 operands take twice the registers:
+    their rows are chosen to fit, not by time.
     """
-    wide, narrow_v = padded(K), min(padded(V), 64)
-    single = dtype == torch.bfloat16
+    chunk = chunk_size or 16
+    wide, block_v = padded(K), min(padded(V), 64)
+    half = dtype == torch.bfloat16
     if wide <= 64:
-        chunk = chunk_size or 16
-        backward_warps, backward_stages = (4, 3) if chunk <= 32 else (8, 2)
-        if not single:
-            backward_stages = 1
-        return LaunchPlan(chunk, Tile(narrow_v, 4, 3 if single else 2), Tile(narrow_v, backward_warps, backward_stages))
+        backward = Tile(block_v, 4 if chunk <= 32 else 8, 3 if chunk <= 32 else 2)
+        return LaunchPlan(chunk, Tile(block_v, 4, 3 if half else 2), backward if half else replace(backward, stages=1))
     if wide <= 128:
-        return LaunchPlan(chunk_size or 32, Tile(narrow_v, 4 if single else 8, 2), Tile(narrow_v, 8, 1))
-    tile = Tile(min(narrow_v, 64 if single else 32), 8, 1)
-    return LaunchPlan(chunk_size or (32 if single else 16), tile, tile)
+        if half:
+            return LaunchPlan(chunk, Tile(block_v, 4, 3), Tile(block_v, 8, 2))
+        return LaunchPlan(chunk, Tile(block_v, 8, 2), Tile(block_v, 8, 1))
+    if half:
+        return LaunchPlan(chunk, Tile(block_v, 8, 2), Tile(block_v, 8, 1))
+    tile = Tile(min(block_v, 32), 8, 1)
+    return LaunchPlan(chunk, tile, tile)

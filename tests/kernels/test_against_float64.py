@@ -1,0 +1,120 @@
+"""Every kernel in Triton's interpreter, and every plain-PyTorch form, against the float64 recurrence.
+
+The interpreter computes in float32 here (its bfloat16 is not a GPU's), so errors are those of the algorithm.
+"""
+
+import numpy as np
+import pytest
+import torch
+from gla_cases import GATES, assert_close, make_case, run
+from gla_kernels import (
+    chunk_gla,
+    chunk_linear_attn,
+    naive_recurrent_gla,
+    two_level_chunk_gla,
+    unaware_chunk_linear_attn,
+)
+
+BOUND = 5e-6
+SHAPES = [
+    pytest.param({"T": 64, "K": 32, "V": 32}, id="even"),
+    pytest.param({"T": 37, "K": 20, "V": 40}, id="odd T, K < V, no power of two"),
+    pytest.param({"T": 33, "K": 48, "V": 80}, id="one token over, V in two blocks"),
+    pytest.param({"T": 1, "K": 16, "V": 16}, id="one token"),
+]
+# The plain form overflows on purpose where the exact one takes over, and numpy tells about it.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero):RuntimeWarning")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("gate", list(GATES))
+def test_gla_kernels_are_right_for_every_gate(gate, shape):
+    case = make_case(gate, **shape)
+    assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=16), case, BOUND)
+
+
+@pytest.mark.parametrize("chunk_size", [32, 64])
+@pytest.mark.parametrize("gate", ["mild", "strong", "resets"])
+def test_gla_kernels_are_right_at_every_chunk_size(gate, chunk_size):
+    case = make_case(gate, T=70, K=16, V=16)
+    assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=chunk_size), case, BOUND)
+
+
+@pytest.mark.parametrize("gate", ["mild", "resets"])
+@pytest.mark.parametrize("initial", [True, False])
+def test_not_materializing_gives_the_same_bits(gate, initial):
+    case = make_case(gate, B=2, T=150, K=16, V=16, initial=initial)
+    kept = run(chunk_gla, case.inputs, case.grads, chunk_size=16)
+    recomputed = run(chunk_gla, case.inputs, case.grads, chunk_size=16, materialize=False)
+    assert_close(kept, case, BOUND)
+    assert all(torch.equal(kept[name], recomputed[name]) for name in kept)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("materialize", [True, False])
+def test_linear_attention_kernels_are_right(shape, materialize):
+    case = make_case(None, **shape)
+    assert_close(run(chunk_linear_attn, case.inputs, case.grads, materialize=materialize), case, BOUND)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_gates_and_inputs_of_other_dtypes_are_taken(dtype):
+    case = make_case("mild", T=40, K=16, V=16, dtype=dtype)
+    case.inputs["g"] = case.inputs["g"].half()
+    found = run(chunk_gla, case.inputs, case.grads)
+    assert (found["o"].dtype, found["dg"].dtype, found["final"].dtype) == (dtype, torch.float16, torch.float32)
+    # The truth was made from the gate before it was rounded to float16.
+    assert_close(found, case, 3e-3)
+
+
+def test_only_the_final_state_can_be_differentiated():
+    case = make_case("mild", T=40, K=16, V=16)
+    leaves = {n: case.inputs[n].clone().requires_grad_() for n in ("q", "k", "v", "g")}
+    _, final = chunk_gla(*leaves.values(), output_final_state=True)
+    found = torch.autograd.grad(final.sum(), list(leaves.values()))
+    wide = {n: x.detach().double().requires_grad_() for n, x in leaves.items()}
+    _, exact = naive_recurrent_gla(*wide.values(), output_final_state=True)
+    expected = torch.autograd.grad(exact.sum(), list(wide.values()), allow_unused=True)
+    assert float(found[0].abs().max()) == 0.0  # q has no part in the state
+    for x, y in zip(found[1:], expected[1:], strict=True):
+        assert torch.allclose(x.double(), y, rtol=1e-4, atol=1e-5)
+
+
+def test_strided_inputs_and_a_given_scale_are_right():
+    case = make_case("mild", T=30, K=16, V=16)
+    strided = {n: x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() == 4 and n != "initial" else x
+               for n, x in case.inputs.items()}  # fmt: skip
+    assert not strided["q"].is_contiguous()
+    found = chunk_gla(strided["q"], strided["k"], strided["v"], strided["g"], scale=0.7)[0]
+    exact = naive_recurrent_gla(*(case.inputs[n].double() for n in ("q", "k", "v", "g")), scale=0.7)[0]
+    assert torch.allclose(found.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("gate", list(GATES))
+def test_the_two_level_torch_form_is_right_for_every_gate(gate, shape):
+    case = make_case(gate, **shape)
+    found = run(two_level_chunk_gla, case.inputs, case.grads, chunk_size=32)
+    assert_close(found, case, BOUND)
+
+
+@pytest.mark.parametrize("chunk_size", [16, 64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_unaware_torch_form_is_right(shape, chunk_size):
+    case = make_case(None, **shape)
+    assert_close(run(unaware_chunk_linear_attn, case.inputs, case.grads, chunk_size=chunk_size), case, BOUND)
+
+
+def test_the_recurrence_is_what_the_papers_equation_says():
+    """Three tokens by hand in numpy, without the library's code."""
+    rng = np.random.default_rng(0)
+    q, k, g = (rng.normal(size=(3, 2)) for _ in range(3))
+    v, g = rng.normal(size=(3, 4)), -np.abs(g)
+    state, outputs = np.zeros((2, 4)), []
+    for t in range(3):
+        state = np.diag(np.exp(g[t])) @ state + np.outer(k[t], v[t])
+        outputs.append(q[t] @ state * 0.5)
+    tensors = [torch.from_numpy(x)[None, :, None, :] for x in (q, k, v, g)]
+    found, final = naive_recurrent_gla(*tensors, scale=0.5, output_final_state=True)
+    assert np.allclose(found[0, :, 0].numpy(), np.stack(outputs))
+    assert np.allclose(final[0, 0].numpy(), state)

@@ -1,0 +1,50 @@
+"""Every kernel compiles for every architecture we name, without a GPU, and fits its shared memory."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Bytes of shared memory that a program may have: CUDA programming guide, technical specifications.
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+# The ops' kernels: forward and backward, plain and exact with a gate, plain without.
+KERNELS = 6
+
+
+def compile_all(*arguments):
+    """In a process of its own: this one has Triton's interpreter on."""
+    command = [sys.executable, "-m", "gla_kernels.ahead", *arguments]
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_default_shape_compiles_for_every_architecture():
+    found = compile_all("--arch", *map(str, SHARED))
+    assert len(found) == KERNELS * len(SHARED)
+    assert all(kernel["shared_bytes"] <= SHARED[kernel["arch"]] for kernel in found)
+
+
+def test_the_plain_kernels_of_the_default_shape_do_not_spill_much_on_hopper():
+    found = compile_all("--arch", "90")
+    assert max(kernel["stack_bytes"] for kernel in found if not kernel["exact"]) <= 32
+
+
+@pytest.mark.parametrize(
+    ("K", "V", "dtype", "chunk"),
+    [
+        (64, 64, "bf16", 64),
+        (128, 256, "bf16", 64),
+        (256, 256, "bf16", 32),
+        (128, 128, "fp32", 32),
+        (60, 100, "fp16", 16),
+    ],
+)
+def test_the_largest_chunks_fit_a_hopper_gpu(K, V, dtype, chunk):
+    shape = ["--key-dim", str(K), "--value-dim", str(V), "--dtype", dtype, "--chunk", str(chunk)]
+    found = compile_all("--arch", "90", *shape)
+    assert len(found) == KERNELS
+    assert all(kernel["shared_bytes"] <= SHARED[90] for kernel in found)

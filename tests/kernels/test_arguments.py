@@ -1,0 +1,65 @@
+"""A wrong argument of a kernel is a ValueError that names it."""
+
+import pytest
+import torch
+from gla_kernels import chunk_gla, chunk_linear_attn, two_level_chunk_gla
+
+
+def tensors(B=1, T=8, H=2, K=16, V=16, dtype=torch.float32):
+    shape = (B, T, H)
+    return {
+        "q": torch.zeros(*shape, K, dtype=dtype),
+        "k": torch.zeros(*shape, K, dtype=dtype),
+        "v": torch.zeros(*shape, V, dtype=dtype),
+        "g": torch.zeros(*shape, K),
+    }
+
+
+WRONG = {
+    "q: got shape": {"q": torch.zeros(8, 2, 16)},
+    "k: got shape": {"k": torch.zeros(1, 8, 2, 8)},
+    "v: got shape": {"v": torch.zeros(1, 9, 2, 16)},
+    "g: got shape": {"g": torch.zeros(1, 8, 1, 16)},
+    "k: got torch.bfloat16": {"k": torch.zeros(1, 8, 2, 16, dtype=torch.bfloat16)},
+    "g: got torch.int64": {"g": torch.zeros(1, 8, 2, 16, dtype=torch.int64)},
+    "initial_state: got shape": {"initial_state": torch.zeros(1, 2, 16, 8)},
+    "initial_state: got torch.float64": {"initial_state": torch.zeros(1, 2, 16, 16, dtype=torch.float64)},
+    "chunk_size: got 24": {"chunk_size": 24},
+    "chunk_size: got 128": {"chunk_size": 128},
+    "g: got device meta": {"g": torch.zeros(1, 8, 2, 16, device="meta")},
+}
+
+
+@pytest.mark.parametrize("message", list(WRONG))
+def test_the_argument_is_named(message):
+    with pytest.raises(ValueError, match=message):
+        chunk_gla(**tensors() | WRONG[message])
+
+
+@pytest.mark.parametrize(("dims", "message"), [({"K": 257}, "q: got K = 257"), ({"V": 300}, "v: got V = 300")])
+def test_head_dims_beyond_the_limit_are_refused(dims, message):
+    with pytest.raises(ValueError, match=message):
+        chunk_gla(**tensors(**dims))
+
+
+def test_float64_is_refused_with_the_way_out():
+    with pytest.raises(ValueError, match="naive_recurrent_gla"):
+        chunk_gla(**tensors(dtype=torch.float64))
+
+
+def test_empty_dimensions_are_refused():
+    with pytest.raises(ValueError, match="no empty dimension"):
+        chunk_gla(**tensors(T=0))
+
+
+def test_a_cpu_tensor_without_the_interpreter_is_refused(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    given = tensors()
+    del given["g"]
+    with pytest.raises(ValueError, match="device cpu; it needs a GPU"):
+        chunk_linear_attn(**given)
+
+
+def test_a_chunk_that_its_subchunks_do_not_divide_is_refused():
+    with pytest.raises(ValueError, match="chunk_size: got 40"):
+        two_level_chunk_gla(**tensors(), chunk_size=40)

@@ -1,0 +1,307 @@
+"""Measuring in one process, with a made-up clock: sampling, the accuracy gate, the passes, the runner's flow."""
+
+import math
+from dataclasses import replace
+
+import fake_backends
+import pytest
+import torch
+
+from glabench.backends import load_registry
+from glabench.measure.accuracy import check_accuracy, relative_error, small_cell
+from glabench.measure.cell import CellMeter
+from glabench.measure.outcome import failure_of, one_line
+from glabench.measure.process import WorkerDiedError, WorkerTimeoutError
+from glabench.measure.runner import run_cells
+from glabench.measure.sampling import collect_samples, median_interval, relative_half_width
+from glabench.measure.settings import Settings
+from glabench.measure.timer import WallTimer
+from glabench.records import Record
+from glabench.sweeps import Cell
+
+CELL = Cell("linear-torch", "linear", "fwd+bwd", 2, 40, 2, 16, 16, None, None, "fp32", None, "cpu")
+QUICK = Settings(min_samples=3, max_samples=5, time_limit_s=0.5)
+
+
+class FakeTimer:
+    """Runs the calls, and says that they took the times that it was given."""
+
+    name = "made up"
+
+    def __init__(self, times):
+        self._times = iter(times)
+        self.calls = 0
+
+    def sample(self, prepare, call):
+        prepare()
+        call()
+        self.calls += 1
+        return next(self._times)
+
+    def synchronize(self):
+        pass
+
+
+def constant(value=2.0):
+    while True:
+        yield value
+
+
+# Sampling
+
+
+def test_equal_samples_stop_at_the_first_check():
+    samples, reason = collect_samples(lambda: 3.0, Settings(min_samples=10))
+    assert (samples, reason) == ((3.0,) * 10, "precision")
+
+
+def test_noise_goes_on_to_the_sample_limit():
+    noise = iter([1.0, 2.0] * 100)
+    samples, reason = collect_samples(lambda: next(noise), Settings(max_samples=50), clock=lambda: 0.0)
+    assert (len(samples), reason) == (50, "sample limit")
+
+
+def test_a_slow_call_stops_at_the_time_limit_with_three_samples():
+    ticks = iter(range(0, 1000, 5))
+    samples, reason = collect_samples(lambda: 5000.0, Settings(time_limit_s=3), clock=lambda: next(ticks))
+    assert (len(samples), reason) == (3, "time limit")
+
+
+def test_outliers_are_kept():
+    times = iter([1.0] * 9 + [100.0] + [1.0] * 10)
+    samples, reason = collect_samples(lambda: next(times), Settings())
+    assert max(samples) == 100.0
+    assert (len(samples), reason) == (20, "precision")
+
+
+def test_the_medians_interval_holds_it_95_times_in_100():
+    """Checked by simulation on a lopsided distribution whose median is known."""
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.empty(2000, 50, dtype=torch.float64).exponential_(generator=generator).sort(dim=1).values
+    hits = 0
+    for row in draws.tolist():
+        low, high = median_interval(row)
+        hits += low <= math.log(2) <= high
+    assert 0.945 <= hits / 2000 <= 0.985
+
+
+def test_the_interval_narrows_with_more_samples():
+    few = [1.0 + i / 10 for i in range(10)]
+    assert relative_half_width(few * 20) < relative_half_width(few)
+
+
+# Accuracy
+
+
+@pytest.mark.parametrize("name", ["gla-torch", "gla-recurrent-torch", "linear-torch", "sdpa-flash", "sdpa-math"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
+def test_every_cpu_backend_passes_the_gate(name, dtype):
+    backend = load_registry()[name]
+    gate = "resets" if backend.definition().gated else None
+    cell = replace(CELL, backend=name, op=backend.op, dtype=dtype, gate=gate)
+    found = check_accuracy(backend, cell)
+    assert found.problem is None
+    assert set(found.rel_error) >= {"o", "dq", "dk", "dv"}
+
+
+def test_the_gate_catches_a_result_that_is_ten_percent_off():
+    found = check_accuracy(fake_backends.Wrong(), replace(CELL, seqlen=32))
+    assert "o 1.0e-01" in found.problem
+
+
+def test_the_gate_catches_nan():
+    assert "nan" in check_accuracy(fake_backends.NotANumber(), replace(CELL, seqlen=32)).problem
+
+
+def test_a_forward_cell_checks_the_output_alone():
+    assert set(check_accuracy(fake_backends.Good(), replace(CELL, pass_="fwd")).rel_error) == {"o"}
+
+
+def test_the_small_cell_keeps_what_matters():
+    big = replace(CELL, batch=32, seqlen=16384, heads=16, key_dim=128, pass_="bwd")
+    small = small_cell(big)
+    assert (small.batch, small.seqlen, small.heads, small.pass_) == (2, 256, 2, "fwd+bwd")
+    assert (small.key_dim, small.dtype) == (128, "fp32")
+
+
+def test_relative_error_of_zero_against_zero_is_zero_and_of_more_is_not():
+    zero, one = torch.zeros(3), torch.ones(3)
+    assert relative_error(zero, zero) == 0
+    assert relative_error(one, zero) == math.inf
+    assert math.isnan(relative_error(one * math.nan, one))
+
+
+def test_inputs_come_from_the_seed():
+    op = load_registry()["gla-torch"].definition()
+    cell = replace(CELL, gate="logsigmoid/16")
+    first, again, other = (op.make_inputs(c) for c in (cell, cell, replace(cell, seed=1)))
+    assert all(torch.equal(first[n], again[n]) for n in first)
+    assert not torch.equal(first["q"], other["q"])
+    assert first["g"].max() <= 0
+
+
+# The passes
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "fwd+bwd"])
+def test_a_cell_is_measured_with_all_samples_kept(pass_):
+    timer = FakeTimer(iter([9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0]))
+    meter = CellMeter(fake_backends.Good(), Settings(min_samples=5, max_samples=5), timer, "run")
+    record = meter.measure(replace(CELL, pass_=pass_))
+    assert record.status == "ok"
+    assert record.samples_ms == (1.0, 2.0, 3.0, 4.0, 5.0)  # the two warm-up calls are not among them
+    assert (record.time_ms, record.time_ms_p20, record.time_ms_p80) == (3.0, pytest.approx(1.8), pytest.approx(4.2))
+    assert (record.stop_reason, record.timing) == ("sample limit", "made up")
+    assert record.first_call_s > 0
+    assert record.peak_allocated_mib is None  # a CPU has no such figure
+
+
+def test_the_backward_pass_does_not_time_the_forward():
+    class Probe(fake_backends.Good):
+        forwards = 0
+
+        def act(self, inputs):
+            Probe.forwards += 1
+            return fake_backends.correct(inputs)
+
+    class Watching(FakeTimer):
+        def sample(self, prepare, call):
+            prepare()
+            before = Probe.forwards
+            call()
+            assert Probe.forwards == before
+            return next(self._times)
+
+    cell = replace(CELL, pass_="bwd", seqlen=Probe.bad_seqlen)
+    assert CellMeter(Probe(), QUICK, Watching(constant()), "run").measure(cell).status == "ok"
+    assert Probe.forwards > 3
+
+
+def test_gradients_are_not_accumulated():
+    workload = fake_backends.Good().prepare(CELL)
+    workload.gradients(workload.forward())
+    assert all(x.grad is None for x in workload.inputs.values())
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [(fake_backends.NotANumber(), "o holds NaN or Inf"), (fake_backends.Wrong(), "relative error beyond 2e-03")],
+)
+def test_a_wrong_result_is_inaccurate_and_has_no_time(backend, reason):
+    record = CellMeter(backend, QUICK, FakeTimer(constant()), "run").measure(replace(CELL, seqlen=32))
+    assert record.status == "inaccurate"
+    assert record.reason.startswith(reason)
+    assert record.time_ms is None
+
+
+def test_the_gate_runs_once_for_cells_that_share_it(monkeypatch):
+    calls = []
+    monkeypatch.setattr("glabench.measure.cell.check_accuracy", lambda b, c: calls.append(c) or check_accuracy(b, c))
+    meter = CellMeter(fake_backends.Good(), QUICK, FakeTimer(constant()), "run")
+    for cell in (CELL, replace(CELL, batch=4), replace(CELL, key_dim=32)):
+        meter.measure(cell)
+    assert [c.key_dim for c in calls] == [16, 32]
+
+
+def test_the_wall_timer_measures_the_call_and_not_its_preparation():
+    import time
+
+    timer = WallTimer()
+    assert timer.sample(lambda: time.sleep(0.2), lambda: time.sleep(0.01)) < 150
+
+
+# The runner
+
+
+class FakeWorker:
+    """Answers from a script: a record's time, or an exception to raise."""
+
+    def __init__(self, backend, script):
+        self._backend, self._script, self.closed = backend, script, False
+
+    def measure(self, cell):
+        assert not self.closed
+        answer = self._script.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return Record("run", cell, answer)
+
+    def close(self):
+        self.closed = True
+
+
+def run_with(scripts, cells):
+    records, workers = [], []
+
+    def start(backend):
+        workers.append(FakeWorker(backend, scripts[backend]))
+        return workers[-1]
+
+    run_cells(cells, start, "run", records.append)
+    return records, workers
+
+
+def cells_of(*backends, count=3):
+    return [replace(CELL, backend=b, seqlen=t) for b in backends for t in range(1, count + 1)]
+
+
+def test_one_worker_serves_all_cells_of_a_backend():
+    records, workers = run_with({"a": ["ok"] * 3, "b": ["ok"] * 3}, cells_of("a", "b"))
+    assert [w._backend for w in workers] == ["a", "b"]
+    assert all(w.closed for w in workers)
+    assert len(records) == 6
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [(WorkerDiedError("gone"), "crashed"), (WorkerTimeoutError("late"), "timeout"), ("oom", "oom"), ("error", "error")],
+)
+def test_a_fresh_worker_follows_a_failure_and_the_other_cells_are_measured(answer, status):
+    records, workers = run_with({"a": ["ok", answer, "ok"]}, cells_of("a"))
+    assert [r.status for r in records] == ["ok", status, "ok"]
+    assert len(workers) == 2
+
+
+@pytest.mark.parametrize("status", ["unsupported", "inaccurate"])
+def test_a_harmless_failure_keeps_the_worker(status):
+    records, workers = run_with({"a": ["ok", status, "ok"]}, cells_of("a"))
+    assert [r.status for r in records] == ["ok", status, "ok"]
+    assert len(workers) == 1
+
+
+def test_an_interruption_closes_the_worker():
+    worker = FakeWorker("a", [])
+
+    def interrupted(cell):
+        raise KeyboardInterrupt
+
+    worker.measure = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(cells_of("a"), lambda backend: worker, "run", lambda record: None)
+    assert worker.closed
+
+
+# Failures as data
+
+
+@pytest.mark.parametrize(
+    ("problem", "status", "reason"),
+    [
+        (RuntimeError("first\nsecond"), "error", "RuntimeError: first"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "oom", "CUDA out of memory. Tried"),
+        (MemoryError(), "oom", "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), "oom", "DefaultCPUAllocator"),
+        (ValueError("x: got 1; it needs 2"), "error", "ValueError: x: got 1; it needs 2"),
+    ],
+)
+def test_an_exception_becomes_a_record_with_one_line(problem, status, reason):
+    record = failure_of("run", CELL, problem)
+    assert record.status == status
+    assert record.reason.startswith(reason)
+    assert "\n" not in record.reason
+
+
+def test_a_reason_holds_no_path_of_the_machine_and_is_not_endless():
+    assert one_line("cannot open /home/somebody/code/file.py: no") == "cannot open file.py: no"
+    assert one_line("a/b and 3 /4 stay") == "a/b and 3 /4 stay"
+    assert len(one_line("x" * 1000)) == 300
