@@ -10,9 +10,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CPU_FLUSH_BYTES = 64 * 2**20
-# About 0.1 ms of spinning: the timed call's launches queue up behind it, so that a short kernel is not timed as
-# the gap before it.
-_LAUNCH_COVER_CYCLES = 200_000
+# The device spins before the clock starts, for longer than the host took to queue the last call: all launches of the
+# timed call then wait in the queue, and what is timed is the device's work and not the gaps between launches.
+# Calls that keep the host busy for longer than the bound are host-bound in real use, and are timed as such.
+_LEAST_SPIN_S, _MOST_SPIN_S = 1e-4, 5e-3
+_SPIN_MARGIN = 1.5
+_CYCLES_PER_S = 2e9
 
 
 class Timer(Protocol):
@@ -49,9 +52,9 @@ class WallTimer:
 
 
 class CudaTimer:
-    """Device events on a GPU. A buffer of four times the L2 is written before each sample."""
+    """Device events on a GPU, launches hidden. A buffer of four times the L2 is written before each sample."""
 
-    name = "cold, device events"
+    name = "cold, device events behind a spin"
 
     def __init__(self) -> None:
         import torch
@@ -60,15 +63,19 @@ class CudaTimer:
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
         self._flush: Tensor = torch.empty(4 * max(l2, 2**24), dtype=torch.int8, device="cuda")
         self._start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._spin_s = _LEAST_SPIN_S
         self._end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def sample(self, prepare: Callable[[], object], call: Callable[[], object]) -> float:
         prepare()
         self._flush.zero_()
-        self._torch.cuda._sleep(_LAUNCH_COVER_CYCLES)  # type: ignore[no-untyped-call]
+        self._torch.cuda._sleep(int(self._spin_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
         self._start.record()
+        queued_at = time.perf_counter()
         kept = call()
+        host_s = time.perf_counter() - queued_at
         self._end.record()
+        self._spin_s = min(max(_SPIN_MARGIN * host_s, _LEAST_SPIN_S), _MOST_SPIN_S)
         self._end.synchronize()
         del kept  # freeing is the next call's business, not this one's
         return float(self._start.elapsed_time(self._end))
