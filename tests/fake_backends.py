@@ -67,6 +67,15 @@ class Hanging(Fake):
         time.sleep(600)
 
 
+class Forking(Fake):
+    name = "fake-forking"
+
+    def act(self, inputs):
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(3)
+
+
 class OutOfMemory(Fake):
     name = "fake-oom"
 
@@ -115,6 +124,5 @@ class Slow(Fake):
         return correct(inputs)
 
 
-BACKENDS = [
-    Good(), Raising(), Dying(), Leaving(), Hanging(), OutOfMemory(), NotANumber(), Wrong(), Chatty(), Picky(), Slow(),
-]  # fmt: skip
+_CLASSES = (Good, Raising, Dying, Leaving, Hanging, Forking, OutOfMemory, NotANumber, Wrong, Chatty, Picky, Slow)
+BACKENDS = [fake() for fake in _CLASSES]

@@ -26,7 +26,10 @@ class Requirement:
     @property
     def present(self) -> bool:
         """Whether the package is installed; it is looked for, not imported."""
-        return find_spec(self.module) is not None
+        try:
+            return find_spec(self.module) is not None
+        except ModuleNotFoundError:  # of a submodule whose package is missing
+            return False
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Workload:
 class Backend(ABC):
     """One implementation of one op. Subclasses are light: heavy imports happen in `bind`.
 
+    Inputs ask for gradients in every pass: the forward is that of training, and keeps what a backward needs.
+
     `options` are the optional axes that mean something to the backend, out of chunk and materialize.
     """
 
@@ -66,13 +71,11 @@ class Backend(ABC):
 
     def unavailable(self, device: str) -> str | None:
         """Why the backend cannot run here at all, in one sentence that says how to mend it; None if it can."""
+        reasons = []
         if device not in self.devices:
-            return "needs a GPU; there is none here" if device == "cpu" else f"runs on {', '.join(self.devices)} only"
-        missing = [r for r in self.requires if not r.present]
-        if missing:
-            names = " and ".join(r.module for r in missing)
-            return f"{names} is not installed; install with: {missing[0].install}"
-        return None
+            reasons.append("needs a GPU; there is none here" if device == "cpu" else "runs on a CPU only")
+        reasons += [f"{r.module} is not installed; install with: {r.install}" for r in self.requires if not r.present]
+        return "; ".join(reasons) or None
 
     def supports(self, cell: Cell) -> str | None:
         """Why the backend cannot run a cell, in one sentence; None if it can."""
@@ -83,6 +86,10 @@ class Backend(ABC):
     def limits(self, cell: Cell) -> str | None:  # noqa: ARG002
         """Limits of the implementation beyond device, packages and dtype; same form as `supports`."""
         return None
+
+    def working_bytes(self, cell: Cell) -> int:  # noqa: ARG002
+        """A rough figure of what the implementation takes beyond inputs, output and gradients."""
+        return 0
 
     @abstractmethod
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Requirement
+from glabench.backends.ops import BYTES
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ class SdpaMath(_Sdpa):
     name: ClassVar[str] = "sdpa-math"
     title: ClassVar[str] = "attention as plain PyTorch products, O(T^2) memory"
     kernel: ClassVar[str] = "MATH"
+
+    def working_bytes(self, cell: Cell) -> int:
+        """The T x T scores, before and after softmax, and again in backward."""
+        scores = cell.batch * cell.heads * cell.seqlen**2 * max(4, BYTES[cell.dtype])
+        return scores * (2 if cell.pass_ == "fwd" else 4)
 
 
 class FlashAttn(Backend):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from gla_kernels.limits import MAX_HEAD_DIM, fitting_chunks
+
 from glabench.backends.base import Backend, Requirement
-from glabench.backends.ops import torch_dtype
+from glabench.backends.ops import BYTES
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -29,17 +32,22 @@ class _Ours(Backend):
     dtypes = frozenset({"bf16", "fp16", "fp32"})
 
     def limits(self, cell: Cell) -> str | None:
-        if max(cell.key_dim, cell.value_dim) > 256:
-            return f"head dims go up to 256; got K={cell.key_dim} V={cell.value_dim}"
-        if cell.chunk is None:
-            return None
-        # Only here, because it brings torch along.
-        from gla_kernels.launch import CHUNK_SIZES, largest_chunk
-
-        fitting = [size for size in CHUNK_SIZES if size <= largest_chunk(cell.key_dim, torch_dtype(cell.dtype))]
-        if cell.chunk not in fitting:
+        if max(cell.key_dim, cell.value_dim) > MAX_HEAD_DIM:
+            return f"head dims go up to {MAX_HEAD_DIM}; got K={cell.key_dim} V={cell.value_dim}"
+        fitting = fitting_chunks(cell.key_dim, _operand_bytes(cell))
+        if cell.chunk is not None and cell.chunk not in fitting:
             return f"chunk sizes at K={cell.key_dim} in {cell.dtype} are {fitting}; got {cell.chunk}"
         return None
+
+    def working_bytes(self, cell: Cell) -> int:
+        """The states kept before every chunk; without them only a few."""
+        chunks = cell.seqlen // (cell.chunk or 16)
+        kept = chunks if cell.materialize else 4 * math.isqrt(chunks)
+        return cell.batch * cell.heads * kept * cell.key_dim * cell.value_dim * _operand_bytes(cell)
+
+
+def _operand_bytes(cell: Cell) -> int:
+    return 2 if cell.dtype == "bf16" else 4
 
 
 class GlaTriton(_Ours):
@@ -83,6 +91,10 @@ class GlaTorch(Backend):
             return f"chunk sizes are multiples of 16; got {cell.chunk}"
         return None
 
+    def working_bytes(self, cell: Cell) -> int:
+        """Some five float32 tensors of [T, 16, K] a head: every pair inside a subchunk, channel by channel."""
+        return 5 * cell.batch * cell.seqlen * cell.heads * 16 * cell.key_dim * 4
+
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from gla_kernels import two_level_chunk_gla
 
@@ -97,6 +109,11 @@ class GlaRecurrentTorch(Backend):
     op: ClassVar[str] = "gla"
     title: ClassVar[str] = "GLA, token by token in PyTorch: the reference"
 
+    def working_bytes(self, cell: Cell) -> int:
+        """Three states a token, which autograd keeps."""
+        wide = 8 if cell.dtype == "fp64" else 4
+        return 3 * cell.batch * cell.seqlen * cell.heads * cell.key_dim * cell.value_dim * wide
+
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
         from gla_kernels import naive_recurrent_gla
 
@@ -110,6 +127,12 @@ class LinearTorch(Backend):
     op: ClassVar[str] = "linear"
     title: ClassVar[str] = "linear attention, I/O-unaware chunks in PyTorch"
     options: ClassVar[frozenset[str]] = frozenset({"chunk"})
+
+    def working_bytes(self, cell: Cell) -> int:
+        """A copy of every input, the scores of every chunk twice, the state of every chunk three times."""
+        tokens, C = cell.batch * cell.seqlen * cell.heads, cell.chunk or 64
+        states = 3 * tokens // C * cell.key_dim * cell.value_dim * 4
+        return self.definition().least_bytes(cell) + 2 * tokens * C * BYTES[cell.dtype] + states
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from gla_kernels import unaware_chunk_linear_attn

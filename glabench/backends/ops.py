@@ -30,7 +30,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class Op:
-    """A function of named inputs, with a slow and exact reference."""
+    """A function of named inputs, with a slow and exact reference.
+
+    `corner` cuts the inputs down to their first tokens in the last sequence, and `output_corner` the output alike.
+    """
 
     name: str
     equation: str
@@ -38,6 +41,8 @@ class Op:
     output: Callable[[Cell], tuple[int, ...]]
     reference: Callable[[Mapping[str, Tensor]], Tensor]
     reference_name: str
+    corner: Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
+    output_corner: Callable[[Tensor, int], Tensor]
     gated: bool = False
 
     def make_inputs(self, cell: Cell) -> dict[str, Tensor]:
@@ -137,6 +142,24 @@ def _mamba_output(cell: Cell) -> tuple[int, ...]:
     return (cell.batch, cell.heads * cell.value_dim, cell.seqlen)
 
 
+def _heads_corner(inputs: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
+    """The first tokens of the last sequence and head."""
+    return {name: _heads_output_corner(x, tokens) for name, x in inputs.items()}
+
+
+def _heads_output_corner(x: Tensor, tokens: int) -> Tensor:
+    return x[-1:, :tokens, -1:]
+
+
+def _mamba_corner(inputs: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
+    """The first tokens of the last sequence; the channels share B and C and stay together."""
+    return {name: _mamba_output_corner(x, tokens) if x.dim() == 3 else x for name, x in inputs.items()}
+
+
+def _mamba_output_corner(x: Tensor, tokens: int) -> Tensor:
+    return x[-1:, :, :tokens]
+
+
 def _recurrent(inputs: Mapping[str, Tensor]) -> Tensor:
     from gla_kernels import naive_recurrent_gla
 
@@ -180,6 +203,8 @@ OPS: Mapping[str, Op] = {
             _heads_output,
             _recurrent,
             "naive_recurrent_gla",
+            _heads_corner,
+            _heads_output_corner,
             gated=True,
         ),
         Op(
@@ -189,6 +214,8 @@ OPS: Mapping[str, Op] = {
             _heads_output,
             _recurrent,
             "naive_recurrent_gla without a gate",
+            _heads_corner,
+            _heads_output_corner,
         ),
         Op(
             "softmax",
@@ -197,6 +224,8 @@ OPS: Mapping[str, Op] = {
             _heads_output,
             _causal_softmax,
             "softmax attention",
+            _heads_corner,
+            _heads_output_corner,
         ),
         Op(
             "mamba1",
@@ -205,6 +234,8 @@ OPS: Mapping[str, Op] = {
             _mamba_output,
             _selective_scan,
             "selective scan, token by token",
+            _mamba_corner,
+            _mamba_output_corner,
         ),
     )
 }

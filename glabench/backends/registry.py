@@ -1,13 +1,16 @@
 """The registry of backends: our own, those of installed packages (entry points), those of `--plugin file.py`."""
 
 import importlib.util
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 from glabench.backends import builtin
 from glabench.backends.base import Backend
+from glabench.backends.ops import OPS
 from glabench.errors import UsageError
 from glabench.sweeps.expand import Traits
 
@@ -21,7 +24,12 @@ class Registry(Mapping[str, Backend]):
         self._backends: dict[str, Backend] = {}
 
     def add(self, backend: Backend, origin: str) -> None:
-        """Adds a backend. Raises UsageError if its name is taken."""
+        """Adds a backend. Raises UsageError if it is incomplete or its name is taken."""
+        for attribute in ("name", "op", "title"):
+            if not isinstance(getattr(backend, attribute, None), str):
+                raise UsageError(f"{origin}: {type(backend).__name__} needs a text `{attribute}`")
+        if backend.op not in OPS:
+            raise UsageError(f"{origin}: {backend.name} has the unknown op '{backend.op}' (allowed: {', '.join(OPS)})")
         if backend.name in self._backends:
             raise UsageError(f"{origin}: a backend named '{backend.name}' exists already; give it another name")
         self._backends[backend.name] = backend
@@ -47,7 +55,8 @@ def _load_file(path: str) -> ModuleType:
         raise UsageError(f"--plugin: there is no Python file '{path}'")
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with redirect_stdout(sys.stderr):  # stdout is for data
+            spec.loader.exec_module(module)
     except Exception as problem:
         raise UsageError(f"--plugin: '{path}' cannot be loaded: {type(problem).__name__}: {problem}") from problem
     return module

@@ -1,13 +1,11 @@
-"""The app, its commands, and the one place where errors become exit codes."""
+"""The app and its commands."""
 
-import sys
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from glabench import __version__
 from glabench.cli import backends, chunk_sweep, env, report, run, speed, sweeps
-from glabench.errors import ExitCode, GlabenchError
 
 _EPILOG = (
     "Exit codes: 0 fine, 2 wrong usage, 3 nothing to run, 4 some cell failed (its record says why), 130 interrupted."
@@ -45,28 +43,3 @@ app.command("report")(report.report)
 app.command("backends")(backends.backends)
 app.command("sweeps")(sweeps.sweeps)
 app.command("env")(env.env)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    print(f"glabench: error: {message}", file=sys.stderr)
-    sys.exit(code)
-
-
-def main() -> NoReturn:
-    """The program. A user's mistake is one line on stderr; a traceback is a bug."""
-    try:
-        code = app(standalone_mode=False)
-    except GlabenchError as problem:
-        _fail(str(problem), problem.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted", ExitCode.INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
-        sys.stderr.close()
-        sys.exit(ExitCode.OK)
-    except Exception as problem:
-        # click's usage errors, which Typer ships under a name of its own in newer versions
-        format_message = getattr(problem, "format_message", None)
-        if format_message is None:
-            raise
-        _fail(" ".join(format_message().split()), getattr(problem, "exit_code", ExitCode.USAGE))
-    sys.exit(code if isinstance(code, int) else ExitCode.OK)

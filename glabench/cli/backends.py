@@ -3,9 +3,11 @@
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from glabench.backends import load_registry
+from glabench.backends.ops import OPS
 from glabench.cli.measuring import find_place
 from glabench.cli.output import data_console, write_json
 
@@ -26,5 +28,10 @@ def backends(
         return
     table = Table("backend", "op", "what it is", f"here ({place.device})")
     for row in rows:
-        table.add_row(str(row["name"]), str(row["op"]), str(row["title"]), str(row["reason"] or "yes"))
-    data_console().print(table)
+        table.add_row(*(escape(str(row[key])) for key in ("name", "op", "title")), escape(str(row["reason"] or "yes")))
+    ops = Table("op", "what it computes")
+    for op in OPS.values():
+        ops.add_row(op.name, escape(op.equation))
+    console = data_console()
+    console.print(table)
+    console.print(ops)

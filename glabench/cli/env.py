@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from glabench.cli.output import data_console, write_json
@@ -20,5 +21,5 @@ def env(
     table = Table("what", "value")
     for key, value in found.items():
         for name, item in value.items() if isinstance(value, dict) else [("", value)]:
-            table.add_row(f"{key} {name}".strip(), "-" if item is None else str(item))
+            table.add_row(f"{key} {name}".strip(), "-" if item is None else escape(str(item)))
     data_console().print(table)

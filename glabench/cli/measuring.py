@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,14 @@ import typer
 
 from glabench.backends import Registry, load_registry
 from glabench.cli.options import SweepOptions
-from glabench.cli.output import Messages, data_console, write_json, write_records
+from glabench.cli.output import Messages, check_targets, print_tables, write_csv, write_json, write_records
 from glabench.errors import ExitCode, InterruptedRunError, NothingToRunError, UsageError
 from glabench.measure.process import ProcessWorker
 from glabench.measure.runner import run_cells
 from glabench.records import FAILED, Record, RunFolder
 from glabench.records.environment import probe
-from glabench.report.tables import rich_tables
-from glabench.sweeps import Cell, Sweep, expand, resolve
+from glabench.report.tables import significant
+from glabench.sweeps import AXES, Cell, Sweep, expand, resolve
 from glabench.sweeps.load import dump_sweep
 
 RUNS = Path("runs")
@@ -46,22 +47,46 @@ def find_place(device: str) -> Place:
 def measure(sweep: Sweep, options: SweepOptions, place: Place) -> None:
     """Runs a sweep with the options' changes, keeps it in a run folder, prints its tables; exits 4 if a cell failed."""
     messages = Messages(options.quiet, options.verbose)
-    plugins = tuple(options.plugin or ())
-    registry = load_registry(plugins)
-    sweep = resolve(sweep, place.device, options.axes())
+    registry = load_registry(options.plugin or ())
+    sweep = resolve(sweep, place.device, _known_axes(options, registry))
     cells = expand(sweep, registry.traits(), place.device)
+    check_targets(options.json_to, options.csv_to)
     if not cells:
         raise NothingToRunError(f"the sweep {sweep.name} has no cell")
     if options.dry_run:
         _list_cells(cells, registry, options)
         return
     folder = _folder(sweep, options, place)
-    done = folder.done()
+    with folder.locked():
+        _measure_missing(folder, cells, sweep.title, options, place, messages)
+    wanted = set(cells)
+    _show([record for record in folder.records() if record.cell in wanted], sweep, options, messages)
+
+
+def _known_axes(options: SweepOptions, registry: Registry) -> dict[str, str]:
+    axes = options.axes()
+    for name in AXES["backend"].parse(axes["backend"]) if "backend" in axes else ():
+        if name not in registry:
+            raise UsageError(f"--backend: '{name}' is not a backend (allowed: {', '.join(sorted(registry))})")
+    return axes
+
+
+def _measure_missing(
+    folder: RunFolder, cells: list[Cell], title: str, options: SweepOptions, place: Place, messages: Messages
+) -> None:
+    """Measures the cells that have no record yet, and adds theirs."""
+    done = {r.cell for r in folder.records() if r.status == "ok" or not options.retry_failed}
     todo = [cell for cell in cells if cell not in done]
-    messages.say(f"{sweep.title}: {len(todo)} cells on {_device_name(place)}, results in {folder.path}")
+    messages.say(f"{title}: {len(todo)} cells on {_device_name(place)}, results in {folder.path}")
     if done:
         messages.say(f"{len(cells) - len(todo)} of {len(cells)} cells are done already")
-    start = partial(ProcessWorker, run_id=folder.run_id, settings=options.settings(place.device), plugins=plugins)
+    start = partial(
+        ProcessWorker,
+        run_id=folder.run_id,
+        settings=options.settings(place.device),
+        plugins=tuple(options.plugin or ()),
+        show_errors=options.verbose,
+    )
     with messages.progress(len(todo)) as progress:
 
         def on_record(record: Record) -> None:
@@ -69,12 +94,10 @@ def measure(sweep: Sweep, options: SweepOptions, place: Place) -> None:
             progress.add(record)
 
         try:
-            run_cells(todo, start, folder.run_id, on_record)
+            run_cells(todo, start, folder.run_id, on_record, progress.start)
         except KeyboardInterrupt:
             again = f"--resume --out {folder.path}"
             raise InterruptedRunError(f"interrupted; what was measured is kept, go on with {again}") from None
-    wanted = set(cells)
-    _show([record for record in folder.records() if record.cell in wanted], sweep, options, messages)
 
 
 def _device_name(place: Place) -> str:
@@ -83,14 +106,26 @@ def _device_name(place: Place) -> str:
 
 
 def _folder(sweep: Sweep, options: SweepOptions, place: Place) -> RunFolder:
-    if options.resume:
+    settings = options.settings(place.device).to_json()
+    environment = {"device": place.device, **place.environment, "settings": settings}
+    if options.resume or options.retry_failed:
         path = options.out or _latest(sweep.name)
         folder = RunFolder.open(path)
         if (path / "sweep.toml").read_text(encoding="utf-8") != dump_sweep(sweep):
             raise UsageError(f"--resume: '{path}' holds another sweep; give the same options, or leave out --resume")
+        before = folder.environment()
+        differing = [key for key in environment if key != "settings" and before.get(key) != environment[key]]
+        if differing:
+            what = ", ".join(differing)
+            raise UsageError(f"--resume: '{path}' was measured elsewhere (it differs in: {what}); start a new run")
         return folder
-    path = options.out or RUNS / f"{sweep.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return RunFolder.create(path, sweep, place.environment)
+    path = options.out or _new_path(sweep.name)
+    return RunFolder.create(path, sweep, environment)
+
+
+def _new_path(name: str) -> Path:
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return next(p for n in count(1) if not (p := RUNS / (stem if n == 1 else f"{stem}-{n}")).exists())
 
 
 def _latest(name: str) -> Path:
@@ -101,27 +136,27 @@ def _latest(name: str) -> Path:
 
 
 def _list_cells(cells: list[Cell], registry: Registry, options: SweepOptions) -> None:
-    """Prints the cells with the least memory that each needs, and why one would not run."""
+    """Prints the cells with an estimate of the memory that each takes, and why one would not run."""
     rows = []
     for cell in cells:
         backend = registry[cell.backend]
+        least = backend.definition().least_bytes(cell)
+        estimate = {"least_mib": least / 2**20, "estimate_mib": (least + backend.working_bytes(cell)) / 2**20}
         reason = backend.unavailable(cell.device) or backend.supports(cell)
-        rows.append(
-            {**cell.to_json(), "least_mib": backend.definition().least_bytes(cell) / 2**20, "unsupported": reason}
-        )
+        rows.append({**cell.to_json(), **estimate, "unsupported": reason})
     if options.json_to is not None:
         write_json(rows, options.json_to)
-        return
-    for cell, row in zip(cells, rows, strict=True):
-        note = f"  unsupported: {row['unsupported']}" if row["unsupported"] else ""
-        print(f"{row['least_mib']:>9.0f} MiB  {cell}{note}")
+    if options.csv_to is not None:
+        write_csv(rows, options.csv_to)
+    if options.json_to is None and options.csv_to is None:
+        for cell, row in zip(cells, rows, strict=True):
+            note = f"  unsupported: {row['unsupported']}" if row["unsupported"] else ""
+            print(f"{significant(row['estimate_mib']):>8} MiB  {cell}{note}")
 
 
 def _show(records: list[Record], sweep: Sweep, options: SweepOptions, messages: Messages) -> None:
     if not write_records(records, options.json_to, options.csv_to) and not options.quiet:
-        console = data_console()
-        for table in rich_tables(records, sweep.x, sweep.title):
-            console.print(table)
+        print_tables(records, sweep)
     for record in records:
         if record.status != "ok":
             messages.detail(f"{record.cell}: {record.status}: {record.reason}")

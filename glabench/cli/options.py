@@ -54,11 +54,14 @@ class SweepOptions:
     pass_: Annotated[str | None, _axis("pass", "fwd, bwd, fwd+bwd.")] = None
     gate: Annotated[str | None, _axis("gate", "Distribution of the gates.")] = None
     backend: Annotated[str | None, _axis("backend", "Backends, by name.")] = None
-    out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/<sweep>-<time>].")] = None
+    out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/<sweep>-<time>.")] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or with the latest.")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and their least memory; measure none.")] = (
-        False
-    )
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Go on with a run, and measure again what is not ok.")
+    ] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells and their memory estimate; measure none.")
+    ] = False
     device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto"
     json_to: Annotated[str | None, typer.Option("--json", help="Write the records as JSON, - for stdout.")] = None
     csv_to: Annotated[str | None, typer.Option("--csv", help="Write the records as CSV, - for stdout.")] = None
@@ -66,14 +69,16 @@ class SweepOptions:
         _DEFAULT.precision
     )
     time_limit: Annotated[
-        float | None, _between("--time-limit", 0.01, 3600, "Seconds of sampling a cell [default: 3, on a CPU 1].")
+        float | None, _between("--time-limit", 0.01, 3600, "Seconds of sampling a cell; by default 3, on a CPU 1.")
     ] = None
     cell_timeout: Annotated[
-        float, _between("--cell-timeout", 0.1, 1e5, "Seconds a whole cell may take, compiling included.")
+        float, _between("--cell-timeout", 0.1, 1e5, "Seconds a whole cell may take, with starting and compiling.")
     ] = _DEFAULT.cell_timeout_s
     plugin: Annotated[list[str] | None, typer.Option(help="A Python file with more backends.")] = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No messages and no table, errors only.")] = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more, with the tracebacks of failed cells.")] = (
+        False
+    )
 
     def axes(self) -> dict[str, str]:
         """The axes that were given, by their names in sweep files."""

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from glabench.errors import UsageError
 from glabench.records import Record
-from glabench.report.tables import significant, to_frame
+from glabench.report.series import choose_x
+from glabench.report.tables import UNSETTLED_NOTE, rich_tables, significant, to_frame
+from glabench.sweeps import Cell, Sweep
 
 
 class Messages:
@@ -47,7 +49,8 @@ class Messages:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self.console, transient=True) as bar:
+        # By default rich forgets what is older than 30 s, and slow cells would never have a time left.
+        with Progress(*columns, console=self.console, transient=True, speed_estimate_period=3600) as bar:
             yield CellProgress(self, bar, cells)
 
 
@@ -61,13 +64,18 @@ class CellProgress:
         self._done = 0
         self._task = bar.add_task("measuring", total=cells) if bar else None
 
+    def start(self, cell: Cell) -> None:
+        """A cell is being measured."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=str(cell))
+
     def add(self, record: Record) -> None:
         """One more cell has its record."""
         self._done += 1
         result = record.status if record.time_ms is None else f"{significant(record.time_ms)} ms"
         reason = f" ({record.reason})" if record.reason else ""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=1, description=record.cell.backend)
+            self._bar.update(self._task, advance=1)
             if record.status != "ok":
                 self._messages.say(f"{record.cell}: {result}{reason}")
             else:
@@ -82,19 +90,32 @@ def data_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=160)
 
 
-def _write(text: str, to: str, option: str) -> None:
+def check_targets(json_to: str | None, csv_to: str | None) -> None:
+    """Raises UsageError, before anything is measured, for places that records cannot be written to."""
+    if json_to == csv_to == "-":
+        raise UsageError("--csv: stdout is taken by --json already; write one of them to a file")
+    for option, to in (("--json", json_to), ("--csv", csv_to)):
+        if to not in (None, "-") and (not Path(to).parent.is_dir() or Path(to).is_dir()):
+            raise UsageError(f"{option}: cannot write '{to}'; it needs a file in a folder that is there, or -")
+
+
+def _write(text: str, to: str) -> None:
     if to == "-":
         sys.stdout.write(text)
-        return
-    try:
+    else:
         Path(to).write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise UsageError(f"{option}: cannot write '{to}': {problem.strerror}") from None
 
 
 def write_json(data: Any, to: str) -> None:
     """Writes data as JSON to a file, or to stdout for `-`."""
-    _write(json.dumps(data, indent=2) + "\n", to, "--json")
+    _write(json.dumps(data, indent=2) + "\n", to)
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], to: str) -> None:
+    """Writes rows as CSV to a file, or to stdout for `-`."""
+    import pandas as pd
+
+    _write(pd.DataFrame(rows).to_csv(index=False), to)
 
 
 def write_records(records: Sequence[Record], json_to: str | None, csv_to: str | None) -> bool:
@@ -102,5 +123,15 @@ def write_records(records: Sequence[Record], json_to: str | None, csv_to: str | 
     if json_to is not None:
         write_json([record.to_json() for record in records], json_to)
     if csv_to is not None:
-        _write(to_frame(records).to_csv(index=False), csv_to, "--csv")
+        _write(to_frame(records).to_csv(index=False), csv_to)
     return "-" in (json_to, csv_to)
+
+
+def print_tables(records: Sequence[Record], sweep: Sweep) -> None:
+    """The sweep's title and tables, on stdout."""
+    console = data_console()
+    console.print(sweep.title, markup=False, style="bold")
+    for table in rich_tables(records, choose_x(records, sweep.x)):
+        console.print(table)
+    if any(record.stop_reason == "time limit" for record in records):
+        console.print(UNSETTLED_NOTE, markup=False)

@@ -5,17 +5,16 @@ from typing import Annotated
 
 import typer
 
-from glabench.cli.output import Messages, data_console, write_records
+from glabench.cli.output import Messages, check_targets, print_tables, write_records
 from glabench.errors import UsageError
 from glabench.records import RunFolder
-from glabench.report.tables import rich_tables
 from glabench.report.write import write_report
 
 
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     baseline: Annotated[
-        str | None, typer.Option(help="The backend that ratios refer to [default: the sweep's].")
+        str | None, typer.Option(help="The backend that ratios refer to; by default the sweep's.")
     ] = None,
     json_to: Annotated[str | None, typer.Option("--json", help="Write the records as JSON, - for stdout.")] = None,
     csv_to: Annotated[str | None, typer.Option("--csv", help="Write the records as CSV, - for stdout.")] = None,
@@ -32,9 +31,8 @@ def report(
     known = sorted({record.cell.backend for record in records})
     if baseline is not None and baseline not in known:
         raise UsageError(f"--baseline: '{baseline}' is not in the run (allowed: {', '.join(known)})")
+    check_targets(json_to, csv_to)
     paths = write_report(folder, baseline)
     if not write_records(records, json_to, csv_to) and not quiet:
-        console = data_console()
-        for table in rich_tables(records, sweep.x, sweep.title):
-            console.print(table)
+        print_tables(records, sweep)
     Messages(quiet).say("wrote " + ", ".join(str(path) for path in paths))

@@ -1,8 +1,10 @@
 """`glabench sweeps`."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from glabench.cli.output import data_console, write_json
@@ -17,14 +19,14 @@ def sweeps(
     json_to: Annotated[str | None, typer.Option("--json", help="Write as JSON, - for stdout.")] = None,
 ) -> None:
     """List the presets, or print one as a .toml file to start your own from."""
-    if name is not None:
-        print(dump_sweep(load_sweep(name)), end="")
-        return
-    presets = [load_sweep(preset) for preset in preset_names()]
+    presets = [load_sweep(preset) for preset in (preset_names() if name is None else [name])]
     if json_to is not None:
-        write_json([{"name": s.name, "title": s.title, "description": s.description} for s in presets], json_to)
+        write_json([asdict(sweep) for sweep in presets], json_to)
+        return
+    if name is not None:
+        print(dump_sweep(presets[0]), end="")
         return
     table = Table("preset", "what it shows")
     for sweep in presets:
-        table.add_row(sweep.name, f"{sweep.title}\n[dim]{sweep.description}[/]")
+        table.add_row(sweep.name, f"{escape(sweep.title)}\n[dim]{escape(sweep.description)}[/]")
     data_console().print(table)

@@ -81,6 +81,18 @@ def check_accuracy(backend: Backend, cell: Cell) -> Accuracy:
     return Accuracy(errors, f"{op.reference_name} in float64, {small.seqlen} tokens", BOUNDS[cell.dtype])
 
 
+def output_error_at_size(backend: Backend, workload: Workload, output: Tensor) -> float:
+    """Relative error of the first tokens of the last sequence (and head) of a cell's own output.
+
+    All ops are causal, so the first tokens' reference needs no others. The small cell cannot show a wrong offset into
+    a large tensor; this does.
+    """
+    op = backend.definition()
+    with_tokens = op.corner(workload.inputs, MOST_TOKENS)
+    expected = op.reference({name: x.detach().double() for name, x in with_tokens.items()})
+    return relative_error(op.output_corner(output.detach(), MOST_TOKENS), expected)
+
+
 def _poison_free_memory() -> None:
     """Fills memory that the next allocations get with NaN, so that an output nobody wrote cannot pass by luck."""
     import torch

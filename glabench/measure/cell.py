@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import count
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend, Workload
-from glabench.measure.accuracy import Accuracy, check_accuracy, first_nonfinite, small_cell
+from glabench.measure.accuracy import Accuracy, check_accuracy, first_nonfinite, output_error_at_size, small_cell
 from glabench.measure.memory import Memory, measure_memory
 from glabench.measure.sampling import collect_samples
 from glabench.measure.settings import Settings
@@ -20,7 +21,7 @@ from glabench.sweeps.model import Cell
 if TYPE_CHECKING:
     from torch import Tensor
 
-_WARM_UP_CALLS = 2
+_LEAST_WARM_UP_CALLS = 2
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,16 @@ def _steps(workload: Workload, pass_: str) -> _Steps:
     return _Steps(forward_first, lambda: workload.gradients(held[0]), workload.forward)
 
 
-def _first_call(workload: Workload, pass_: str, timer: Timer) -> tuple[float, str | None]:
-    """Seconds of the first call, and the first output that is not finite."""
+@dataclass(frozen=True)
+class _FirstCall:
+    """What the first call of a cell showed: its time, a fault that is plain to see, the error of its output."""
+
+    seconds: float
+    nonfinite: str | None
+    output_error: float | None
+
+
+def _first_call(backend: Backend, workload: Workload, pass_: str, timer: Timer) -> _FirstCall:
     timer.synchronize()
     start = time.perf_counter()
     output = workload.forward()
@@ -61,7 +70,9 @@ def _first_call(workload: Workload, pass_: str, timer: Timer) -> tuple[float, st
     timer.synchronize()
     seconds = time.perf_counter() - start
     names = ("o", *(f"d{name}" for name in workload.inputs))
-    return seconds, first_nonfinite(dict(zip(names, (output, *gradients), strict=False)))
+    nonfinite = first_nonfinite(dict(zip(names, (output, *gradients), strict=False)))
+    del gradients
+    return _FirstCall(seconds, nonfinite, None if nonfinite else output_error_at_size(backend, workload, output))
 
 
 class CellMeter:
@@ -78,20 +89,27 @@ class CellMeter:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
         record = Record(self._run_id, cell, "ok", started_at=datetime.now(UTC).isoformat(timespec="seconds"))
         workload = self._backend.prepare(cell)
-        first_call_s, nonfinite = _first_call(workload, cell.pass_, self._timer)
-        record = replace(record, first_call_s=first_call_s)
-        if nonfinite is not None:
-            return replace(record, status="inaccurate", reason=f"{nonfinite} holds NaN or Inf")
+        first = _first_call(self._backend, workload, cell.pass_, self._timer)
+        record = replace(record, first_call_s=first.seconds)
+        if first.output_error is None:
+            return replace(record, status="inaccurate", reason=f"{first.nonfinite} holds NaN or Inf")
         accuracy = self._accuracy(cell)
+        accuracy = replace(accuracy, rel_error={**accuracy.rel_error, "o_at_size": first.output_error})
         record = replace(record, rel_error=accuracy.rel_error, accuracy_reference=accuracy.reference)
         if accuracy.problem is not None:
             return replace(record, status="inaccurate", reason=accuracy.problem)
         steps = _steps(workload, cell.pass_)
         memory = measure_memory(steps.prepare, steps.call, steps.forward) if cell.device == "cuda" else None
-        for _ in range(_WARM_UP_CALLS):
-            self._timer.sample(steps.prepare, steps.call)
+        self._warm_up(steps)
         samples, stop_reason = collect_samples(lambda: self._timer.sample(steps.prepare, steps.call), self._settings)
         return _with_samples(_with_memory(record, memory), samples, stop_reason, self._timer.name)
+
+    def _warm_up(self, steps: _Steps) -> None:
+        end = time.monotonic() + min(self._settings.warm_up_s, self._settings.time_limit_s)
+        for call in count(1):
+            self._timer.sample(steps.prepare, steps.call)
+            if call >= _LEAST_WARM_UP_CALLS and time.monotonic() >= end:
+                return
 
     def _accuracy(self, cell: Cell) -> Accuracy:
         key = small_cell(cell)

@@ -8,7 +8,8 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Memory:
-    """MiB above what was there before: the peak, allocated and reserved, and what forward leaves for backward."""
+    """MiB above what was allocated before: the peaks of what torch allocated and of what it took from the device for
+    that, and what forward leaves for backward."""
 
     peak_allocated_mib: float
     peak_reserved_mib: float
@@ -28,12 +29,12 @@ def measure_memory(
     kept = prepare()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    base, base_reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    base = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     result = call()
     torch.cuda.synchronize()
     allocated = (torch.cuda.max_memory_allocated() - base) / MIB
-    reserved = (torch.cuda.max_memory_reserved() - base_reserved) / MIB
+    reserved = (torch.cuda.max_memory_reserved() - base) / MIB
     del kept, result
     saved = None
     if forward is not None:

@@ -9,8 +9,14 @@ _LONGEST_REASON = 300
 
 
 def one_line(text: str) -> str:
-    """The first line of a message that says something, cut to a readable length, without paths of the machine."""
-    line = next((part.strip() for part in text.splitlines() if part.strip()), "no message")
+    """The line of a message that says most, cut to a readable length, without paths of the machine.
+
+    That is the first one; but a compiler's error starts with a place in the code and ends with the message.
+    """
+    lines = [part.strip() for part in text.splitlines() if part.strip()] or ["no message"]
+    line = lines[0]
+    if re.search(r"\bat \d+:\d+:?$", line):
+        line = f"{line} {lines[-1]}"
     line = re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", line)
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
@@ -24,12 +30,18 @@ def failure_of(run_id: str, cell: Cell, problem: BaseException) -> Record:
     """The record of a cell whose measurement raised."""
     if is_out_of_memory(problem):
         return failure(run_id, cell, "oom", str(problem) or "out of memory")
+    if any(words in str(problem) for words in _NO_KERNEL):
+        return failure(run_id, cell, "unsupported", f"{type(problem).__name__}: {problem}")
     return failure(run_id, cell, "error", f"{type(problem).__name__}: {problem}")
+
+
+# How torch, its CPU allocator, cuBLAS and the driver (through Triton) say it; few have an exception of their own.
+_OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# How scaled_dot_product_attention says that the one kernel it is held to cannot do a shape.
+_NO_KERNEL = ("No available kernel", "No viable backend")
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
     """Whether an exception says that memory ran out, on the GPU or the host."""
-    if isinstance(problem, MemoryError) or type(problem).__name__ in ("OutOfMemoryError", "AcceleratorError"):
-        return isinstance(problem, MemoryError) or "out of memory" in str(problem)
-    # torch's CPU allocator has no exception of its own.
-    return isinstance(problem, RuntimeError) and "not enough memory" in str(problem)
+    said = isinstance(problem, RuntimeError) and any(words in str(problem) for words in _OUT_OF_MEMORY)
+    return said or isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError"

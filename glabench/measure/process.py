@@ -17,6 +17,9 @@ from glabench.measure.settings import Settings
 from glabench.records import Record
 from glabench.sweeps.model import Cell
 
+_LOOK_AGAIN_S = 1.0
+_LAST_WAIT_S = 10.0
+
 
 class WorkerDiedError(Exception):
     """The worker ended without an answer; the message says how."""
@@ -24,6 +27,13 @@ class WorkerDiedError(Exception):
 
 class WorkerTimeoutError(Exception):
     """The worker gave no answer in time."""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name
+        return str(number)
 
 
 class Worker(Protocol):
@@ -37,9 +47,15 @@ class Worker(Protocol):
 
 
 class ProcessWorker:
-    """A worker in a process of its own, in a process group of its own, so that its children end with it."""
+    """A worker in a process of its own, and in a process group of its own, which ends as a whole.
 
-    def __init__(self, backend: str, run_id: str, settings: Settings, plugins: Sequence[str]) -> None:
+    What the worker says on stderr is kept for the reason of a crash, and shown in the end if `show_errors`.
+    """
+
+    def __init__(
+        self, backend: str, run_id: str, settings: Settings, plugins: Sequence[str], show_errors: bool = False
+    ) -> None:
+        self._show_errors = show_errors
         self._timeout_s = settings.cell_timeout_s
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         command = [sys.executable, "-m", "glabench.measure.worker", backend, run_id, json.dumps(settings.to_json())]
@@ -68,8 +84,13 @@ class ProcessWorker:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:
                 left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
+                if left <= 0:
                     raise WorkerTimeoutError(f"no result within {self._timeout_s:g} s (--cell-timeout)")
+                if not selector.select(min(left, _LOOK_AGAIN_S)):
+                    # A child that the worker left behind may hold the pipe open.
+                    if self._process.poll() is not None:
+                        raise WorkerDiedError(self._how_it_died())
+                    continue
                 piece = os.read(self._process.stdout.fileno(), 1 << 20)
                 if not piece:
                     raise WorkerDiedError(self._how_it_died())
@@ -79,15 +100,21 @@ class ProcessWorker:
 
     def _how_it_died(self) -> str:
         code = self._process.wait()
-        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        end = f"was killed by signal {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        said = self._stderr().splitlines()
         return f"the worker {end}" + (f": {one_line(said[-1])}" if said else "")
+
+    def _stderr(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace").strip()
 
     def close(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # stuck in the driver: left to the system
+            self._process.wait(timeout=_LAST_WAIT_S)
+        if self._show_errors and (said := self._stderr()):
+            print(said, file=sys.stderr)
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
                 with suppress(BrokenPipeError):

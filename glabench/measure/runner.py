@@ -13,9 +13,13 @@ _NEEDS_FRESH_WORKER: frozenset[Status] = frozenset({"oom", "error", "timeout", "
 
 
 def run_cells(
-    cells: Iterable[Cell], start_worker: Callable[[str], Worker], run_id: str, on_record: Callable[[Record], None]
+    cells: Iterable[Cell],
+    start_worker: Callable[[str], Worker],
+    run_id: str,
+    on_record: Callable[[Record], None],
+    on_start: Callable[[Cell], None] | None = None,
 ) -> None:
-    """Measures the cells in their order and hands every record on as soon as it is there.
+    """Measures the cells in their order; tells of each when it starts, and hands on its record when it is there.
 
     `start_worker` makes a worker for a backend's name: one for each run of cells of the same backend, and a fresh one
     after a crash, a time-out, an out-of-memory or an error. Tests hand in workers that only pretend.
@@ -25,11 +29,13 @@ def run_cells(
         try:
             for cell in group:
                 worker = worker or start_worker(backend)
+                if on_start is not None:
+                    on_start(cell)
                 record = _measure(worker, cell, run_id)
+                on_record(record)
                 if record.status in _NEEDS_FRESH_WORKER:
                     worker.close()
                     worker = None
-                on_record(record)
         finally:
             if worker is not None:
                 worker.close()
@@ -37,8 +43,13 @@ def run_cells(
 
 def _measure(worker: Worker, cell: Cell, run_id: str) -> Record:
     try:
-        return worker.measure(cell)
+        record = worker.measure(cell)
     except WorkerTimeoutError as problem:
         return failure(run_id, cell, "timeout", str(problem))
     except WorkerDiedError as problem:
         return failure(run_id, cell, "crashed", str(problem))
+    except (ValueError, KeyError, TypeError) as problem:  # not a record at all
+        return failure(run_id, cell, "crashed", f"the worker's answer makes no sense: {problem!r}")
+    if record.cell != cell:
+        return failure(run_id, cell, "crashed", "the worker answered for another cell")
+    return record

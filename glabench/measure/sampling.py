@@ -40,11 +40,12 @@ def collect_samples(
     samples: list[float] = []
     while True:
         samples.append(sample())
-        n = len(samples)
+        n, elapsed = len(samples), clock() - start
         # Checking after every sample would favour a lucky streak; checks come at every tenth.
-        if n >= settings.min_samples and n % 10 == 0 and relative_half_width(samples) <= settings.precision:
+        enough = n >= settings.min_samples and n % 10 == 0 and elapsed >= settings.least_time_s
+        if enough and relative_half_width(samples) <= settings.precision:
             return tuple(samples), "precision"
         if n >= settings.max_samples:
             return tuple(samples), "sample limit"
-        if n >= 3 and clock() - start > settings.time_limit_s:
+        if n >= 3 and elapsed > settings.time_limit_s:
             return tuple(samples), "time limit"

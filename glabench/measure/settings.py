@@ -9,6 +9,9 @@ from typing import Any
 class Settings:
     """Sampling stops when the median is known within `precision`, or after `time_limit_s`, or at `max_samples`.
 
+    Before it, the call runs for `warm_up_s`, and it goes on for `least_time_s`, so that a short call is not judged
+    while the clocks still rise.
+
     `cell_timeout_s` bounds a whole cell, compiling included; the runner enforces it from outside.
     """
 
@@ -16,6 +19,8 @@ class Settings:
     min_samples: int = 10
     max_samples: int = 1000
     time_limit_s: float = 3.0
+    least_time_s: float = 0.2
+    warm_up_s: float = 0.1
     cell_timeout_s: float = 300.0
 
     def to_json(self) -> dict[str, Any]:

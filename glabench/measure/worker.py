@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
@@ -37,6 +38,7 @@ def free_memory_bytes(device: str) -> int | None:
     if device == "cuda":
         import torch
 
+        torch.cuda.empty_cache()  # what torch keeps of earlier cells is free for the next one
         return torch.cuda.mem_get_info()[0]
     try:
         with open("/proc/meminfo", encoding="utf-8") as file:  # noqa: PTH123
@@ -75,6 +77,7 @@ class _Cells:
                 self._meter = CellMeter(self._backend, self._settings, timer_for(cell.device), self._run_id)
             return self._meter.measure(cell)
         except Exception as problem:
+            traceback.print_exc()  # to stderr, which --verbose shows
             return failure_of(self._run_id, cell, problem)
 
 

@@ -16,10 +16,11 @@ FAILED: frozenset[Status] = frozenset({"oom", "inaccurate", "timeout", "crashed"
 class Record:
     """Field names are a promise to scripts. Times in milliseconds unless the name says otherwise, memory in MiB.
 
-    `time_ms` is the median of `samples_ms`, which keeps every sample. `first_call_s` is the first call in a fresh
-    worker: compiling, autotuning and allocation. `peak_*_mib` is what the pass takes above its inputs; `saved_mib`
-    what is held between forward and backward, output included. `rel_error` is per tensor, against
-    `accuracy_reference`.
+    `time_ms` is the median of `samples_ms`, which keeps every sample; `stop_reason` says why there are no more of
+    them. `first_call_s` is the cell's first call in its worker: compiling, autotuning and allocation, as far as
+    earlier cells of the worker and caches on disk have not done them already. `peak_*_mib` is what the pass takes
+    above its inputs; `saved_mib` what is held between forward and backward, output included. `rel_error` is per
+    tensor, against `accuracy_reference`; its `o_at_size` is of the output at the cell's own size.
     """
 
     run_id: str

@@ -1,8 +1,10 @@
 """The run folder: `environment.json`, `sweep.toml`, `records.jsonl`, and what reports make from them."""
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,10 @@ class RunFolder:
     def environment(self) -> dict[str, Any]:
         """Hardware and versions of the run; empty if the file is missing."""
         file = self.path / "environment.json"
-        data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        try:
+            data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        except ValueError as problem:
+            raise UsageError(f"{file}: not JSON: {problem}") from None
         return data
 
     def append(self, record: Record) -> None:
@@ -73,17 +78,27 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the run for this process. Raises UsageError if another one is measuring into it."""
+        with self._records_file.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"--out: another glabench is measuring into '{self.path}'") from None
+            yield
+
     def records(self) -> list[Record]:
-        """All records. The last line is passed over if a kill cut it off; another bad line raises UsageError."""
-        records = []
+        """The latest record of every cell, in the order in which cells first appeared.
+
+        The last line is passed over if a kill cut it off; another bad line raises UsageError.
+        """
+        latest: dict[Cell, Record] = {}
         whole, _, _cut = self._records_file.read_bytes().rpartition(b"\n")
         for number, line in enumerate(whole.splitlines(), start=1):
             try:
-                records.append(Record.from_json(json.loads(line)))
+                record = Record.from_json(json.loads(line))
             except (ValueError, KeyError, TypeError) as problem:
                 raise UsageError(f"{self._records_file}: line {number} is not a record: {problem!r}") from None
-        return records
-
-    def done(self) -> set[Cell]:
-        """The cells that have a record."""
-        return {record.cell for record in self.records()}
+            latest[record.cell] = record
+        return list(latest.values())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -14,14 +16,20 @@ from glabench.report.tables import PASS_TITLES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 # Okabe and Ito's colours, which the colour-blind tell apart, darkest first so that they also differ in grey; markers
 # and dashes repeat the distinction for print.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#8C6D1F")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "<", ">")
 _DASHES = ("-", "--", "-.", ":")
-_FAILURE_MARKS = {"oom": ("x", "out of memory"), "timeout": ("1", "timed out"), "inaccurate": ("*", "inaccurate")}
-_OTHER_FAILURE = ("2", "failed")
+_FAILURE_MARKS = {
+    "oom": ("x", "out of memory"),
+    "timeout": ("1", "timed out"),
+    "inaccurate": ("*", "inaccurate"),
+    "error": ("2", "failed"),
+}
+_MOST_TICKS = 8
 _AXIS_TITLES = {
     "seqlen": "sequence length T",
     "chunk": "chunk size C",
@@ -33,36 +41,39 @@ _AXIS_TITLES = {
 }
 
 
+@dataclass(frozen=True)
+class _Break:
+    """Where a line breaks off: the failure's x, the last point before it, its kind and the line's colour."""
+
+    place: Any
+    last: tuple[Any, float] | None
+    status: str
+    color: str
+
+
 def draw(records: Sequence[Record], x_axis: str, title: str, subtitle: str) -> Figure:
-    """One row of panels a pass: time, and memory where it is known. Nothing is shown on a screen."""
+    """One row of panels a pass: time with its p20 to p80, and memory where it is known. Nothing goes to a screen."""
     from matplotlib.figure import Figure
 
-    panels = [p for p in make_panels(records, x_axis) if p.x_values]
+    panels = make_panels(records, x_axis)
     labels = list(dict.fromkeys(s.label for p in panels for s in p.series if _shown(s)))
     with_memory = any(r.peak_allocated_mib is not None for r in records)
     columns = ["time_ms", "peak_allocated_mib"] if with_memory else ["time_ms"]
-    rows = max(1, len(panels))
-    figure = Figure(figsize=(5.2 * len(columns) + 0.4, 3.5 * rows + 1.5), layout="constrained")
-    grid = figure.subplots(rows, len(columns), squeeze=False)
-    failures: dict[str, Any] = {}
-    lines: dict[str, Any] = {}
-    for row, panel in zip(grid, panels, strict=False):
+    legend_columns = max(1, min(2 * len(columns), 150 * len(columns) // (2 * max(map(len, labels), default=1) + 16)))
+    legend_rows = -(-(len(labels) + 1) // legend_columns)
+    height = 3.4 * len(panels) + 1.0 + 0.22 * legend_rows
+    figure = Figure(figsize=(5.2 * len(columns) + 0.4, height), layout="constrained")
+    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - 0.62 / height))  # type: ignore[union-attr, call-arg]
+    grid = figure.subplots(len(panels), len(columns), squeeze=False)
+    failures: set[str] = set()
+    for row, panel in zip(grid, panels, strict=True):
         for axes, field in zip(row, columns, strict=True):
-            drawn, failed = _draw_panel(axes, panel, field, labels)
-            lines |= drawn
-            failures |= failed
-    figure.suptitle(f"{title}\n", fontsize=12, x=0.01, ha="left", fontweight="bold")
-    figure.text(0.01, 0.985 - 0.28 / figure.get_figheight(), subtitle, fontsize=8.5, color="#444444", va="top")
-    legend = {label: lines[label] for label in labels if label in lines} | failures
-    if legend:
-        figure.legend(
-            legend.values(),
-            legend.keys(),
-            loc="outside lower center",
-            ncols=min(4, len(legend)),
-            frameon=False,
-            fontsize=8.5,
-        )
+            failures |= _draw_panel(axes, panel, field, labels)
+    figure.text(0.01, 1 - 0.1 / height, title, fontsize=12, fontweight="bold", va="top")
+    figure.text(0.01, 1 - 0.36 / height, subtitle, fontsize=8.5, color="#444444", va="top")
+    handles = [_legend_line(i, label) for i, label in enumerate(labels)] + [_legend_mark(s) for s in sorted(failures)]
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns, frameon=False, fontsize=8.5)
     return figure
 
 
@@ -70,57 +81,90 @@ def _shown(series: Series) -> bool:
     return any(r.status != "unsupported" for r in series.records.values())
 
 
-def _draw_panel(axes: Axes, panel: Panel, field: str, labels: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Draws one panel; returns the legend's lines and failure marks."""
-    lines: dict[str, Any] = {}
-    failures: dict[str, Any] = {}
+def _style(index: int) -> dict[str, Any]:
+    """Colour, dashes and marker of the series at `index`; no two of the first 32 are alike."""
+    return {
+        "color": _COLORS[index % len(_COLORS)],
+        "linestyle": _DASHES[index // 2 % len(_DASHES)],
+        "marker": _MARKERS[(index + index // len(_COLORS)) % len(_MARKERS)],
+        "markersize": 5,
+    }
+
+
+def _legend_line(index: int, label: str) -> Line2D:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **_style(index))
+
+
+def _legend_mark(status: str) -> Line2D:
+    from matplotlib.lines import Line2D
+
+    mark, words = _FAILURE_MARKS[status]
+    plain: dict[str, Any] = {"color": "black", "linestyle": "none", "markersize": 8, "markeredgewidth": 2}
+    return Line2D([], [], label=words, marker=mark, **plain)
+
+
+def _draw_panel(axes: Axes, panel: Panel, field: str, labels: list[str]) -> set[str]:
+    """Draws one panel; returns the statuses of the failures that it marks."""
     numeric = all(isinstance(x, int) and not isinstance(x, bool) for x in panel.x_values)
     places = {x: x if numeric else i for i, x in enumerate(panel.x_values)}
+    axes.set_yscale("log")
+    broken: list[_Break] = []
     for series in panel.series:
         if not _shown(series):
             continue
-        index = labels.index(series.label)
-        style: dict[str, Any] = {
-            "color": _COLORS[index % len(_COLORS)],
-            "linestyle": _DASHES[index // 2 % len(_DASHES)],
-        }
-        known = [(places[x], getattr(r, field)) for x, r in _by_x(series, panel) if getattr(r, field) is not None]
-        if known:
-            if None in series.records:
-                lines[series.label] = axes.axhline(known[0][1], linewidth=1.2, **style)
-            else:
-                marker = _MARKERS[index % len(_MARKERS)]
-                (lines[series.label],) = axes.plot(*zip(*known, strict=True), marker=marker, markersize=5, **style)
-        for (_, previous), (x, record) in pairwise([(None, None), *_by_x(series, panel)]):
+        style = _style(labels.index(series.label))
+        constant = series.records.get(None) if panel.x_values != [None] else None
+        if constant is not None:
+            value = getattr(constant, field)
+            if value is not None:
+                axes.axhline(value, color=style["color"], linestyle=style["linestyle"], linewidth=1.2)
+            continue
+        found = [(places[x], series.records[x]) for x in panel.x_values if x in series.records]
+        # NaN where there is no value, so that a line breaks there.
+        values = [math.nan if (v := getattr(r, field)) is None else v for _, r in found]
+        if not all(map(math.isnan, values)):
+            axes.plot([place for place, _ in found], values, **style if numeric else style | {"linestyle": "none"})
+        if field == "time_ms" and numeric:
+            low, high = ([math.nan if v is None else v for v in side] for side in _spread(found))
+            axes.fill_between([place for place, _ in found], low, high, color=style["color"], alpha=0.15, linewidth=0)
+        last = None
+        for (_, previous), (place, record) in pairwise([(None, None), *found]):
             # The first of several failures in a row ends the line.
-            if not _failed(record) or _failed(previous):
-                continue
-            mark, words = _FAILURE_MARKS.get(record.status, _OTHER_FAILURE)
-            # A failure has no value: it is marked at the height where the line broke off.
-            before = [point for point in known if point[0] < places[x]] or [(places[x], axes.get_ylim()[0])]
-            axes.plot([before[-1][0], places[x]], [before[-1][1]] * 2, linewidth=0.8, alpha=0.5, **style)
-            (failures[words],) = axes.plot(
-                [places[x]], [before[-1][1]], mark, color=style["color"], markersize=9, markeredgewidth=2
-            )
+            if _failed(record) and not _failed(previous):
+                broken.append(_Break(place, last, _mark_of(record), style["color"]))
+            last = (place, value) if (value := getattr(record, field)) is not None else last
     _dress(axes, panel, field, places, numeric)
-    black = {words: _in_black(handle) for words, handle in failures.items()}
-    return lines, black
+    _mark_failures(axes, broken)
+    return {point.status for point in broken}
+
+
+def _spread(found: Sequence[tuple[Any, Record]]) -> tuple[list[float | None], list[float | None]]:
+    return [r.time_ms_p20 for _, r in found], [r.time_ms_p80 for _, r in found]
+
+
+def _mark_failures(axes: Axes, broken: Sequence[_Break]) -> None:
+    """A failure has no value: its mark stands at the height where its line broke off, or at the panel's upper edge."""
+    limits = axes.get_ylim()
+    for point in broken:
+        mark, _ = _FAILURE_MARKS[point.status]
+        style: dict[str, Any] = {"color": point.color, "markersize": 9, "markeredgewidth": 2, "linestyle": "none"}
+        if point.last is None:
+            axes.plot([point.place], [0.95], mark, transform=axes.get_xaxis_transform(), **style)
+        else:
+            place, height = point.last
+            axes.plot([place, point.place], [height, height], ":", color=point.color, linewidth=1, alpha=0.6)
+            axes.plot([point.place], [height], mark, **style)
+    axes.set_ylim(limits)
 
 
 def _failed(record: Record | None) -> TypeGuard[Record]:
     return record is not None and record.status not in ("ok", "unsupported")
 
 
-def _in_black(handle: Any) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color="black", linestyle="none", marker=handle.get_marker(), markersize=8, markeredgewidth=2)
-
-
-def _by_x(series: Series, panel: Panel) -> list[tuple[Any, Record]]:
-    if None in series.records:
-        return [(panel.x_values[0], series.records[None])]
-    return [(x, series.records[x]) for x in panel.x_values if x in series.records]
+def _mark_of(record: Record) -> str:
+    return record.status if record.status in _FAILURE_MARKS else "error"
 
 
 def _dress(axes: Axes, panel: Panel, field: str, places: dict[Any, Any], numeric: bool) -> None:
@@ -128,9 +172,11 @@ def _dress(axes: Axes, panel: Panel, field: str, places: dict[Any, Any], numeric
 
     if numeric:
         axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(list(places.values()), [show_x(x) for x in places])
+    shown = list(places)[:: -(-len(places) // _MOST_TICKS)]
+    axes.set_xticks([places[x] for x in shown], [show_x(x) for x in shown])
     axes.xaxis.set_minor_formatter(NullFormatter())
+    if not numeric or len(places) == 1:
+        axes.margins(x=0.2)
     low, high = axes.get_ylim()
     # Plain numbers: decades alone where there are enough of them, 1-2-5 steps where there are not.
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 1000 else (1.0, 2.0, 5.0)))

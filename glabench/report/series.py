@@ -19,8 +19,9 @@ _LABELS: Mapping[str, Callable[[Any], str]] = {
     "key_dim": lambda value: f"K={value}",
     "value_dim": lambda value: f"V={value}",
 }
+# Axes with an order, against which a line makes sense.
+_X_AXES = ("seqlen", "chunk", "batch", "heads", "key_dim", "value_dim")
 _RECORD_FIELD = {"head_dim": "key_dim"}
-UNITS = {"time_ms": "ms", "peak_allocated_mib": "MiB"}
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,25 @@ def x_field(axis: str) -> str:
     return _RECORD_FIELD.get(axis, axis)
 
 
+def choose_x(records: Sequence[Record], wanted: str) -> str:
+    """The axis to draw against: the wanted one, unless it has a single value and just one other axis has more."""
+    rows = [record.to_json() for record in records]
+
+    def varies(name: str) -> bool:
+        return len({row[name] for row in rows} - {None}) > 1
+
+    if varies(x_field(wanted)):
+        return wanted
+    others = [name for name in _LABELS if name in _X_AXES and varies(name)]
+    if others == ["key_dim", "value_dim"] and all(row["key_dim"] == row["value_dim"] for row in rows):
+        return "head_dim"
+    return others[0] if len(others) == 1 else wanted
+
+
 def show_x(value: Any) -> str:
     """An x value for a table's head or a tick: 4096 -> 4k."""
+    if value is None:
+        return "auto"
     if isinstance(value, bool):
         return "on" if value else "off"
     return format_number(value) if isinstance(value, int) else str(value)
@@ -61,8 +79,11 @@ def make_panels(records: Iterable[Record], x_axis: str) -> list[Panel]:
     apart = _telling_fields([data for _, data in rows], x, both_dims=x_axis == "head_dim")
     panels: dict[str, dict[str, dict[Any, Record]]] = {}
     backends: dict[str, str] = {}
+    swept = {data["backend"] for _, data in rows if data[x] is not None}
     for record, data in rows:
         words = [_LABELS[f](data[f]) for f in apart[record.cell.backend] if data[f] is not None]
+        if data[x] is None and data["backend"] in swept:
+            words.append("auto")  # a line of its own: the backend's choice is one of the other values, or none
         label = record.cell.backend + (f" ({', '.join(words)})" if words else "")
         backends[label] = record.cell.backend
         panels.setdefault(data["pass"], {}).setdefault(label, {})[data[x]] = record
@@ -70,7 +91,7 @@ def make_panels(records: Iterable[Record], x_axis: str) -> list[Panel]:
         Panel(
             pass_,
             x_axis,
-            sorted({value for by_x in lines.values() for value in by_x if value is not None}),
+            sorted({value for by_x in lines.values() for value in by_x if value is not None}) or [None],
             [Series(backends[label], label, by_x) for label, by_x in lines.items()],
         )
         for pass_, lines in panels.items()

@@ -12,17 +12,18 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
+UNSETTLED_NOTE = "~ sampling stopped at the time limit, before the median was known as well as asked"
 PASS_TITLES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 
 
 def to_frame(records: Iterable[Record]) -> pd.DataFrame:
-    """One row a record, one column a field, `rel_error` spread over `rel_error_o`, ...; samples are left out."""
+    """One row a record, one column a field, `rel_error` spread over `rel_error_o`, ...; samples are counted."""
     import pandas as pd
 
     rows = []
     for record in records:
         row = record.to_json()
-        del row["samples_ms"]
+        row["samples"] = len(row.pop("samples_ms") or ()) or None
         row |= {f"rel_error_{name}": error for name, error in (row.pop("rel_error") or {}).items()}
         rows.append(row)
     return pd.DataFrame(rows)
@@ -33,27 +34,33 @@ def significant(value: float, digits: int = 3) -> str:
     if value == 0:
         return "0"
     text = f"{value:.{digits}g}"
-    return f"{float(text):.0f}" if "e" in text and abs(value) >= 1 else text
+    if "e" not in text:
+        return text
+    return f"{float(text):.0f}" if abs(value) >= 1 else f"{float(text):.12f}".rstrip("0")
 
 
 def _spread(record: Record) -> str:
     if record.time_ms is None or record.time_ms_p20 is None or record.time_ms_p80 is None:
         return record.status
     half = max(record.time_ms_p80 - record.time_ms, record.time_ms - record.time_ms_p20)
-    return f"{significant(record.time_ms)} ±{100 * half / record.time_ms:.0f}%"
+    return f"{_settled(record)}{significant(record.time_ms)} ±{100 * half / record.time_ms:.0f}%"
+
+
+def _settled(record: Record) -> str:
+    return "~" if record.stop_reason == "time limit" else ""
 
 
 def _at(series: Series, x: Any) -> Record | None:
     return series.records.get(x, series.records.get(None))
 
 
-def rich_tables(records: Sequence[Record], x_axis: str, title: str) -> list[Table]:
+def rich_tables(records: Sequence[Record], x_axis: str) -> list[Table]:
     """One table of median times (with the larger distance to p20 or p80) a pass, and one of peak memory if known."""
     from rich.table import Table
 
     tables = []
     for panel in make_panels(records, x_axis):
-        heading = f"{title}\n{PASS_TITLES[panel.pass_]}: median time, ms"
+        heading = f"{PASS_TITLES[panel.pass_]}: median time, ms, and its distance to p20 or p80"
         tables.append(_rich_table(Table(title=heading, title_justify="left"), panel, _spread))
         if any(r.peak_allocated_mib is not None for s in panel.series for r in s.records.values()):
             heading = f"{PASS_TITLES[panel.pass_]}: peak memory above the inputs, MiB"
@@ -66,12 +73,14 @@ def _memory(record: Record) -> str:
 
 
 def _rich_table(table: Table, panel: Panel, show: Any) -> Table:
+    from rich.markup import escape
+
     table.add_column(f"backend / {panel.x_name}", no_wrap=True)
     for x in panel.x_values:
-        table.add_column(show_x(x), justify="right")
+        table.add_column(show_x(x), justify="right", no_wrap=True, min_width=4)
     for series in panel.series:
         found = [_at(series, x) for x in panel.x_values]
-        table.add_row(series.label, *("" if r is None else _colored(show(r), r) for r in found))
+        table.add_row(escape(series.label), *("" if r is None else _colored(show(r), r) for r in found))
     return table
 
 
@@ -94,6 +103,8 @@ def markdown(records: Sequence[Record], x_axis: str, baseline: str | None) -> st
         if any(r.peak_allocated_mib is not None for s in panel.series for r in s.records.values()):
             parts.append(f"**{PASS_TITLES[panel.pass_]}**, peak memory above the inputs, MiB\n")
             parts.append(_markdown_table(panel, lambda r, _x: _memory(r)))
+    if any(r.stop_reason == "time limit" for r in records):
+        parts.append(UNSETTLED_NOTE + "\n")
     failed = [r for r in records if r.status != "ok"]
     if failed:
         parts.append("Not measured:\n")
@@ -115,4 +126,4 @@ def _time_and_ratio(record: Record, base: Series | None, x: Any) -> str:
         return record.status
     reference = _at(base, x) if base else None
     ratio = f" (×{significant(reference.time_ms / record.time_ms, 2)})" if reference and reference.time_ms else ""
-    return significant(record.time_ms) + ratio
+    return _settled(record) + significant(record.time_ms) + ratio

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from glabench.errors import UsageError
 
-_NUMBER = re.compile(r"(\d+)([km]?)", re.IGNORECASE)
+_NUMBER = re.compile(r"([0-9]+)([km]?)", re.IGNORECASE)
 _UNIT = {"": 1, "k": 1024, "m": 1024**2}
 _MOST_VALUES = 1000
 Value = TypeVar("Value")

@@ -9,6 +9,7 @@ from glabench.errors import UsageError
 from glabench.sweeps.axis import parse_axis
 from glabench.sweeps.model import AXES, Cell, Sweep, Variant
 
+MOST_CELLS = 100_000
 _NEEDED = ("seqlen", "batch", "heads", "dtype", "pass")
 _DIMS = frozenset({"head_dim", "key_dim", "value_dim"})
 _DEFAULTS = {"chunk": "auto", "materialize": "on", "gate": "logsigmoid/16"}
@@ -57,10 +58,11 @@ def resolve(sweep: Sweep, device: str, changes: Mapping[str, str]) -> Sweep:
     if "backend" in changes:
         names = AXES["backend"].parse(changes["backend"])
         variants = tuple(v for n in names for v in [o for o in variants if o.backend == n] or [Variant(n)])
+    baseline = sweep.baseline if any(v.backend == sweep.baseline for v in variants) else None
     for layer in (sweep.on_cpu if device == "cpu" else {}, {k: v for k, v in changes.items() if k != "backend"}):
         axes = override(axes, layer)
         variants = tuple(replace(v, axes=override(v.axes, _touching(v.axes, layer))) for v in variants)
-    return replace(sweep, axes=axes, variants=variants, on_cpu={})
+    return replace(sweep, axes=axes, variants=variants, baseline=baseline, on_cpu={})
 
 
 def _touching(own: Mapping[str, str], layer: Mapping[str, str]) -> dict[str, str]:
@@ -95,7 +97,10 @@ def expand(sweep: Sweep, traits: Mapping[str, Traits], device: str) -> list[Cell
     for variant in sweep.variants:
         if variant.backend not in traits:
             known = ", ".join(sorted(traits))
-            raise UsageError(f"--backend: '{variant.backend}' is not a backend (allowed: {known})")
+            raise UsageError(f"sweep {sweep.name}: '{variant.backend}' is not a backend (allowed: {known})")
         axes = override(_DEFAULTS | dict(sweep.axes), variant.axes)
-        cells |= dict.fromkeys(_variant_cells(axes, variant.backend, traits[variant.backend], sweep.name, device))
+        for cell in _variant_cells(axes, variant.backend, traits[variant.backend], sweep.name, device):
+            cells[cell] = None
+            if len(cells) > MOST_CELLS:
+                raise UsageError(f"sweep {sweep.name}: it has more than {MOST_CELLS} cells; give fewer values an axis")
     return list(cells)

@@ -17,6 +17,7 @@ name = "gla-triton"
 materialize = "on,off"
 """
 
+import json
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
@@ -44,7 +45,10 @@ def load_sweep(name: str) -> Sweep:
         path = Path(name)
         if not path.is_file():
             raise UsageError(f"SWEEP: there is no file '{name}'")
-        return parse_sweep(path.stem, path.read_text(encoding="utf-8"), name)
+        try:
+            return parse_sweep(path.stem, path.read_text(encoding="utf-8"), name)
+        except UnicodeDecodeError:
+            raise UsageError(f"SWEEP: '{name}' is not a text file in UTF-8") from None
     if name not in preset_names():
         allowed = ", ".join(preset_names())
         raise UsageError(f"SWEEP: '{name}' is neither a preset ({allowed}) nor the path of a .toml file")
@@ -71,6 +75,12 @@ def parse_sweep(name: str, text: str, where: str) -> Sweep:
     x = data.get("x", "seqlen")
     if x not in _SWEPT:
         raise UsageError(f"{where}: x is '{x}', which is not an axis (allowed: {', '.join(_SWEPT)})")
+    if x == "pass":
+        raise UsageError(f"{where}: x cannot be 'pass': every pass has a panel of its own")
+    baseline = data.get("baseline")
+    names = [b["name"] for b in backends]
+    if baseline is not None and baseline not in names:
+        raise UsageError(f"{where}: baseline '{baseline}' is not one of its backends (allowed: {', '.join(names)})")
     return Sweep(
         name=name,
         axes=_axes(data.get("axes", {}), f"{where}: [axes]"),
@@ -81,7 +91,7 @@ def parse_sweep(name: str, text: str, where: str) -> Sweep:
         title=data.get("title", name),
         description=data.get("description", ""),
         x=x,
-        baseline=data.get("baseline"),
+        baseline=baseline,
         on_cpu=_axes(data.get("cpu", {}), f"{where}: [cpu]"),
     )
 
@@ -92,8 +102,10 @@ def _check_keys(data: Mapping[str, Any], allowed: tuple[str, ...], where: str) -
             raise UsageError(f"{where}: the key '{key}' is not known (allowed: {', '.join(allowed)})")
 
 
-def _axes(table: Mapping[str, Any], where: str) -> dict[str, str]:
+def _axes(table: Any, where: str) -> dict[str, str]:
     """An axis table as text, every value parsed once so that a mistake shows when the file is read."""
+    if not isinstance(table, dict):
+        raise UsageError(f"{where} needs a table of axes, got {table!r}")
     _check_keys(table, _SWEPT, where)
     axes = {}
     for name, value in table.items():
@@ -108,8 +120,8 @@ def dump_sweep(sweep: Sweep) -> str:
     """A sweep as the text of a .toml file that `parse_sweep` reads back."""
 
     def quoted(value: str) -> str:
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
+        # A JSON string is a TOML string, but for DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
     def table(axes: Mapping[str, str]) -> list[str]:
         return [f"{name} = {quoted(text)}" for name, text in axes.items()]

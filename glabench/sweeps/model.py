@@ -26,7 +26,10 @@ def _switches(text: str) -> tuple[bool, ...]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if "" in names:
+        raise ValueError(f"'{text}' has an empty name")
+    return names
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,16 @@
 """Triton kernels for gated linear attention (GLA), and plain-PyTorch forms to hold them against.
 
 All tensors are [B, T, H, D]; gates are natural logarithms, at most 0; states are [B, H, K, V] in float32.
+Names are imported when they are first used: the plain-PyTorch forms work without Triton.
 """
 
-from gla_kernels.chunk import chunk_gla, chunk_linear_attn
-from gla_kernels.chunkwise_torch import two_level_chunk_gla, unaware_chunk_linear_attn
-from gla_kernels.naive import naive_recurrent_gla
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gla_kernels.chunk import chunk_gla, chunk_linear_attn
+    from gla_kernels.chunkwise_torch import two_level_chunk_gla, unaware_chunk_linear_attn
+    from gla_kernels.naive import naive_recurrent_gla
 
 __all__ = [
     "chunk_gla",
@@ -14,3 +19,17 @@ __all__ = [
     "two_level_chunk_gla",
     "unaware_chunk_linear_attn",
 ]
+
+_HOME = {
+    "chunk_gla": "chunk",
+    "chunk_linear_attn": "chunk",
+    "naive_recurrent_gla": "naive",
+    "two_level_chunk_gla": "chunkwise_torch",
+    "unaware_chunk_linear_attn": "chunkwise_torch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'gla_kernels' has no attribute '{name}'")
+    return getattr(import_module(f"gla_kernels.{_HOME[name]}"), name)

@@ -23,7 +23,8 @@ from triton.compiler import ASTSource
 from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.chunk import Call
 from gla_kernels.forward import gla_forward_kernel
-from gla_kernels.launch import CHUNK_SIZES, Tile, exact_tile, operands, plan
+from gla_kernels.launch import Tile, exact_tile, operands, plan
+from gla_kernels.limits import CHUNK_SIZES
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 _SCALARS = ("t_begin", "t_end", "T", "H", "heads", "chunks", "every")

@@ -4,7 +4,8 @@ import os
 
 import torch
 
-from gla_kernels.launch import CHUNK_SIZES, MAX_HEAD_DIM, largest_chunk
+from gla_kernels.launch import operands
+from gla_kernels.limits import MAX_HEAD_DIM, fitting_chunks
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -53,5 +54,5 @@ def check_inputs(
             _need(tensor.device == q.device, name, f"device {tensor.device}", f"q's device {q.device}")
     on_gpu = q.is_cuda or interpreting()
     _need(on_gpu, "q", f"device {q.device}", "a GPU (on a CPU: naive_recurrent_gla, or TRITON_INTERPRET=1)")
-    fitting = tuple(size for size in CHUNK_SIZES if size <= largest_chunk(K, q.dtype))
+    fitting = fitting_chunks(K, operands(q.dtype).dtype.itemsize)
     _need(chunk_size in (None, *fitting), "chunk_size", chunk_size, f"one of {fitting} at K = {K} in {q.dtype}")

@@ -11,7 +11,8 @@ import triton.language as tl
 from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.checks import check_inputs
 from gla_kernels.forward import gla_forward_kernel
-from gla_kernels.launch import LaunchPlan, Operands, Tile, exact_tile, operands, padded, plan
+from gla_kernels.launch import LaunchPlan, Operands, Tile, exact_tile, operands, plan
+from gla_kernels.limits import padded
 
 _TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 

@@ -3,10 +3,8 @@
 from dataclasses import dataclass, replace
 
 import torch
-import triton
 
-CHUNK_SIZES = (16, 32, 64, 128)
-MAX_HEAD_DIM = 256
+from gla_kernels.limits import padded
 
 
 @dataclass(frozen=True)
@@ -43,21 +41,6 @@ def operands(dtype: torch.dtype) -> Operands:
     if dtype == torch.bfloat16:
         return Operands(torch.bfloat16, "tf32")
     return Operands(torch.float32, "tf32" if dtype == torch.float16 else "tf32x3")
-
-
-def padded(size: int) -> int:
-    """The tile width for `size` columns: the next power of two, at least the 16 that a product needs."""
-    return max(16, triton.next_power_of_2(size))
-
-
-def largest_chunk(K: int, dtype: torch.dtype) -> int:
-    """The largest chunk whose tiles fit the shared memory of an H100 (227 KiB), read off the compiled kernels."""
-    wide, half = padded(K), dtype == torch.bfloat16
-    if wide <= 64:
-        return 128 if half else 64
-    if wide <= 128:
-        return 64 if half else 32
-    return 32 if half else 16
 
 
 def exact_tile(tile: Tile) -> Tile:

@@ -65,7 +65,8 @@ def test_dry_run_lists_cells_and_memory_and_measures_nothing(glabench, tmp_path)
     assert code == 0
     assert len(lines) == (2 + 6 - 1) * 5 * 2
     # q, k, v, o in bf16 and g in fp32: 12 bytes a channel, 2**25 channels at T = 1k.
-    assert "384 MiB  gla-triton fwd B=32 T=1024 H=16 K=64 V=64 bf16 materialize=on" in lines[0]
+    # And with states kept, one of 64 x 64 in bf16 every 16 tokens.
+    assert "640 MiB  gla-triton fwd B=32 T=1024 H=16 K=64 V=64 bf16 materialize=on" in lines[0]
     assert "unsupported: needs a GPU" in lines[0]
     assert not (tmp_path / "runs").exists()
 
@@ -89,6 +90,10 @@ def test_dry_run_as_json_is_data(glabench):
         (["speed", "--precision", "7"], ["--precision", "7", "0.0001 to 0.5"]),
         (["speed", "--sequlen", "1k"], ["--sequlen", "--seqlen"]),
         (["speed", "--plugin", "nope.py"], ["--plugin", "'nope.py'"]),
+        (["speed", "--backend", ""], ["--backend", "empty name"]),
+        (["speed", "--seqlen", "1..1000:+1", "--batch", "1..1000:+1"], ["more than 100000 cells"]),
+        (["speed", "--json", "-", "--csv", "-"], ["--csv", "--json"]),
+        (["speed", "--json", "nowhere/x.json"], ["--json", "'nowhere/x.json'"]),
         (["run", "paper-fig3"], ["'paper-fig3'", "paper-fig2"]),
         (["run", "mine.toml"], ["'mine.toml'", "no file"]),
         (["run"], ["SWEEP"]),
@@ -140,6 +145,7 @@ def test_a_missing_package_is_listed_with_its_install_command():
     if torch.cuda.is_available() and reason is None:
         pytest.skip("flash-attn is installed")
     assert reason == "flash_attn is not installed; install with: pip install 'glabench[flash-attn]'"
+    assert reason in backend.unavailable("cpu")
 
 
 def test_backends_says_what_is_there_and_what_is_not(glabench):
@@ -151,6 +157,7 @@ def test_backends_says_what_is_there_and_what_is_not(glabench):
     assert all(row["available"] == (row["reason"] is None) for row in rows.values())
     code, stdout, _ = glabench("backends")
     assert "gla-recurrent-torch" in stdout
+    assert "glabench[mamba]" in "".join(stdout.split())  # square brackets are not taken for markup
 
 
 def test_a_preset_printed_is_a_sweep_file_that_runs(glabench, tmp_path):
@@ -197,6 +204,30 @@ def test_help_and_import_are_quick_and_leave_torch_alone():
     seconds, modules = done.stdout.splitlines()
     assert modules == "[]"
     assert float(seconds) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "fake-good"', 'label = "fake-good"', "Good needs a text `name`"),
+        ('op = "linear"', 'op = "cubic"', "unknown op 'cubic'"),
+        ("BACKENDS = [", "OTHERS = [", "needs a list BACKENDS"),
+        ("import torch\n", "import no_such_module\n", "cannot be loaded: ModuleNotFoundError"),
+    ],
+)
+def test_a_mistake_in_a_plugin_is_named(glabench, tmp_path, old, new, message):
+    (tmp_path / "mine.py").write_text(FAKES.read_text().replace(old, new))
+    code, _, stderr = glabench("speed", "--plugin", "mine.py", "--dry-run")
+    assert code == 2
+    assert message in stderr
+    assert "Traceback" not in stderr
+
+
+def test_no_command_shows_the_help_and_is_wrong_usage(glabench):
+    code, stdout, stderr = glabench()
+    assert code == 2
+    assert "chunk-sweep" in stdout + stderr
+    assert "error" not in stderr
 
 
 def test_a_plugin_whose_name_is_taken_is_refused(glabench, tmp_path):

@@ -20,7 +20,7 @@ from glabench.records import Record
 from glabench.sweeps import Cell
 
 CELL = Cell("linear-torch", "linear", "fwd+bwd", 2, 40, 2, 16, 16, None, None, "fp32", None, "cpu")
-QUICK = Settings(min_samples=3, max_samples=5, time_limit_s=0.5)
+QUICK = Settings(min_samples=3, max_samples=5, time_limit_s=0.5, least_time_s=0, warm_up_s=0)
 
 
 class FakeTimer:
@@ -51,7 +51,7 @@ def constant(value=2.0):
 
 
 def test_equal_samples_stop_at_the_first_check():
-    samples, reason = collect_samples(lambda: 3.0, Settings(min_samples=10))
+    samples, reason = collect_samples(lambda: 3.0, Settings(least_time_s=0))
     assert (samples, reason) == ((3.0,) * 10, "precision")
 
 
@@ -67,9 +67,15 @@ def test_a_slow_call_stops_at_the_time_limit_with_three_samples():
     assert (len(samples), reason) == (3, "time limit")
 
 
+def test_a_short_call_is_not_judged_before_the_least_time_is_over():
+    ticks = iter([i / 100 for i in range(1000)])
+    samples, reason = collect_samples(lambda: 1.0, Settings(least_time_s=0.25), clock=lambda: next(ticks))
+    assert (len(samples), reason) == (30, "precision")
+
+
 def test_outliers_are_kept():
     times = iter([1.0] * 9 + [100.0] + [1.0] * 10)
-    samples, reason = collect_samples(lambda: next(times), Settings())
+    samples, reason = collect_samples(lambda: next(times), Settings(least_time_s=0))
     assert max(samples) == 100.0
     assert (len(samples), reason) == (20, "precision")
 
@@ -146,14 +152,40 @@ def test_inputs_come_from_the_seed():
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "fwd+bwd"])
 def test_a_cell_is_measured_with_all_samples_kept(pass_):
     timer = FakeTimer(iter([9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0]))
-    meter = CellMeter(fake_backends.Good(), Settings(min_samples=5, max_samples=5), timer, "run")
+    meter = CellMeter(fake_backends.Good(), replace(QUICK, min_samples=5), timer, "run")
     record = meter.measure(replace(CELL, pass_=pass_))
     assert record.status == "ok"
     assert record.samples_ms == (1.0, 2.0, 3.0, 4.0, 5.0)  # the two warm-up calls are not among them
     assert (record.time_ms, record.time_ms_p20, record.time_ms_p80) == (3.0, pytest.approx(1.8), pytest.approx(4.2))
     assert (record.stop_reason, record.timing) == ("sample limit", "made up")
     assert record.first_call_s > 0
+    assert record.rel_error["o_at_size"] < 1e-5
     assert record.peak_allocated_mib is None  # a CPU has no such figure
+
+
+def test_a_fault_that_only_large_sizes_show_is_caught():
+    class Misplacing(fake_backends.Good):
+        def bind(self, inputs, cell):
+            # What a wrong offset into a large tensor would do: the last sequence gets the first one's output.
+            return lambda: fake_backends.correct(inputs).roll(cell.batch - 2, 0)
+
+    record = CellMeter(Misplacing(), QUICK, FakeTimer(constant()), "run").measure(replace(CELL, batch=3))
+    assert record.status == "inaccurate"
+    assert "o_at_size" in record.reason
+
+
+def test_the_call_warms_up_for_the_asked_time():
+    import time
+
+    class Slow(FakeTimer):
+        def sample(self, prepare, call):
+            time.sleep(0.02)
+            return super().sample(prepare, call)
+
+    timer = Slow(constant())
+    settings = replace(QUICK, warm_up_s=0.2, max_samples=3)
+    CellMeter(fake_backends.Good(), settings, timer, "run").measure(CELL)
+    assert timer.calls >= 3 + 5
 
 
 def test_the_backward_pass_does_not_time_the_forward():
@@ -262,6 +294,29 @@ def test_a_fresh_worker_follows_a_failure_and_the_other_cells_are_measured(answe
     assert len(workers) == 2
 
 
+def test_an_answer_that_makes_no_sense_costs_its_cell_only():
+    class Confused(FakeWorker):
+        def measure(self, cell):
+            return super().measure(CELL) if cell.seqlen == 2 else super().measure(cell)
+
+    records = []
+    run_cells(cells_of("a"), lambda backend: Confused(backend, ["ok"] * 3), "run", records.append)
+    assert [r.status for r in records] == ["ok", "crashed", "ok"]
+    records, _ = run_with({"a": ["ok", ValueError("not JSON"), "ok"]}, cells_of("a"))
+    assert [r.status for r in records] == ["ok", "crashed", "ok"]
+
+
+def test_a_record_is_handed_on_before_its_worker_is_closed():
+    worker = FakeWorker("a", ["oom"])
+    run_cells(
+        cells_of("a", count=1), lambda b: worker, "run", lambda record: open_when_handed.append(not worker.closed)
+    )
+    assert open_when_handed == [True]
+
+
+open_when_handed = []
+
+
 @pytest.mark.parametrize("status", ["unsupported", "inaccurate"])
 def test_a_harmless_failure_keeps_the_worker(status):
     records, workers = run_with({"a": ["ok", status, "ok"]}, cells_of("a"))
@@ -291,6 +346,10 @@ def test_an_interruption_closes_the_worker():
         (torch.OutOfMemoryError("CUDA out of memory. Tried"), "oom", "CUDA out of memory. Tried"),
         (MemoryError(), "oom", "out of memory"),
         (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), "oom", "DefaultCPUAllocator"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "oom", "[enforce fail]"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "oom", "Triton Error"),
+        (RuntimeError("No available kernel. Aborting execution."), "unsupported", "RuntimeError: No available"),
+        (ValueError("at 30:15:\n  x = y\n  ^\ny is not defined"), "error", "ValueError: at 30:15: y is not defined"),
         (ValueError("x: got 1; it needs 2"), "error", "ValueError: x: got 1; it needs 2"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -52,11 +53,25 @@ def test_a_field_of_a_later_version_is_passed_over():
     assert Record.from_json(data) == record()
 
 
+OTHER = replace(CELL, seqlen=2048)
+
+
 def test_appended_records_are_read_back_in_order(folder):
     folder.append(record(time_ms=1.0))
-    folder.append(record(time_ms=2.0))
+    folder.append(replace(record(time_ms=2.0), cell=OTHER))
     assert [r.time_ms for r in folder.records()] == [1.0, 2.0]
-    assert folder.done() == {CELL}
+
+
+def test_the_latest_record_of_a_cell_counts(folder):
+    folder.append(Record("run", CELL, "error", "a fault"))
+    folder.append(replace(record(), cell=OTHER))
+    folder.append(record(time_ms=3.0))
+    assert [(r.cell, r.time_ms) for r in folder.records()] == [(CELL, 3.0), (OTHER, 1.5)]
+
+
+def test_a_run_is_measured_into_by_one_process_alone(folder):
+    with folder.locked(), pytest.raises(UsageError, match="another glabench"), RunFolder(folder.path).locked():
+        pass
 
 
 @pytest.mark.parametrize("rest", [b'{"run_id": "run", "ba', b"\xff\xfe", b"{}"])
@@ -65,7 +80,7 @@ def test_a_line_cut_off_by_a_kill_is_passed_over_and_replaced(folder, rest):
     with (folder.path / "records.jsonl").open("ab") as file:
         file.write(rest)
     assert [r.time_ms for r in folder.records()] == [1.0]
-    folder.append(record(time_ms=2.0))
+    folder.append(replace(record(time_ms=2.0), cell=OTHER))
     assert [r.time_ms for r in folder.records()] == [1.0, 2.0]
 
 

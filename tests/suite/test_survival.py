@@ -24,7 +24,7 @@ def statuses(stdout):
     ("backend", "status", "reason"),
     [
         ("fake-raising", "error", "RuntimeError: a made-up fault"),
-        ("fake-dying", "crashed", "the worker was killed by SIGSEGV: last words"),
+        ("fake-dying", "crashed", "the worker was killed by signal SIGSEGV: last words"),
         ("fake-leaving", "crashed", "the worker ended with exit code 7"),
         ("fake-oom", "oom", "CUDA out of memory"),
         ("fake-nan", "inaccurate", "o holds NaN or Inf"),
@@ -59,6 +59,12 @@ def test_what_a_backend_prints_is_not_taken_for_data(glabench):
     code, stdout, _ = glabench(*SPEED, "--backend", "fake-chatty", "--json", "-")
     assert statuses(stdout) == [(16, "ok"), (32, "ok"), (48, "ok")]
     assert code == 0
+
+
+def test_a_crash_is_seen_although_a_child_holds_the_pipe(glabench):
+    _, stdout, _ = glabench(*SPEED, "--backend", "fake-forking", "--json", "-")
+    assert statuses(stdout) == [(16, "ok"), (32, "crashed"), (48, "ok")]
+    assert "exit code 3" in json.loads(stdout)[1]["reason"]
 
 
 def test_one_backends_crash_does_not_touch_the_next(glabench):
@@ -106,6 +112,36 @@ def test_resume_without_out_takes_the_latest_run(glabench, tmp_path):
     assert "3 of 3 cells are done already" in stderr
     assert len(json.loads(stdout)) == 3
     assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_failed_cells_are_measured_again_when_asked(glabench, tmp_path):
+    plugin = tmp_path / "mended.py"
+    plugin.write_text(FAKES.read_text())
+    axes = ["speed", "--seqlen", "16,32", *SMALL, "--time-limit", "0.02", "--plugin", plugin, "--out", "here"]
+    command = [*axes, "--backend", "fake-raising", "--json", "-"]
+    assert statuses(glabench(*command)[1]) == [(16, "ok"), (32, "error")]
+    plugin.write_text(FAKES.read_text().replace("bad_seqlen = 32", "bad_seqlen = 0"))
+    code, stdout, stderr = glabench(*command, "--resume")
+    assert (statuses(stdout), code) == ([(16, "ok"), (32, "error")], 4)
+    code, stdout, stderr = glabench(*command, "--retry-failed")
+    assert (statuses(stdout), code) == ([(16, "ok"), (32, "ok")], 0)
+    assert "1 of 2 cells are done already" in stderr
+
+
+def test_resume_on_another_machine_is_refused(glabench, tmp_path):
+    command = [*SPEED, "--backend", "fake-good", "--out", "here"]
+    assert glabench(*command)[0] == 0
+    file = tmp_path / "here/environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"cpu": "another"}))
+    code, _, stderr = glabench(*command, "--resume")
+    assert code == 2
+    assert "was measured elsewhere (it differs in: cpu)" in stderr
+
+
+def test_verbose_shows_the_traceback_of_a_failed_cell(glabench):
+    _, _, stderr = glabench(*SPEED, "--backend", "fake-raising", "-v")
+    assert "Traceback" in stderr
+    assert "with a second line" in stderr
 
 
 def test_resume_of_another_sweep_is_refused(glabench, tmp_path):

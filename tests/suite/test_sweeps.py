@@ -1,5 +1,7 @@
 """Sweeps: files, presets, expanding, changes from the command line."""
 
+from dataclasses import replace
+
 import pytest
 
 from glabench.backends import load_registry
@@ -100,8 +102,19 @@ def test_cpu_values_count_on_a_cpu_only_and_below_changes():
 
 
 def test_an_unknown_backend_is_a_usage_error_that_lists_the_known():
-    with pytest.raises(UsageError, match=r"--backend: 'nope'.*ours, rival"):
+    with pytest.raises(UsageError, match=r"sweep test: 'nope' is not a backend \(allowed: ours, rival"):
         expand(resolve(sweep(), "cuda", {"backend": "nope"}), TRAITS, "cuda")
+
+
+def test_odd_characters_in_a_title_survive():
+    odd = replace(sweep(), title='a "b" \\ \x07 \x7f \n é 🚀', x="seqlen")
+    assert parse_sweep("test", dump_sweep(odd), "test").title == odd.title
+
+
+def test_a_baseline_that_is_not_measured_is_dropped():
+    preset = load_sweep("paper-fig2")
+    assert resolve(preset, "cuda", {"backend": "gla-triton"}).baseline is None
+    assert resolve(preset, "cuda", {"seqlen": "1k"}).baseline == "sdpa-flash"
 
 
 def test_a_sweep_file_survives_being_written_and_read():
@@ -120,6 +133,9 @@ def test_a_sweep_file_survives_being_written_and_read():
         ("heads = 2", "heads = 2.5", "heads needs a number or a text"),
         ('x = "seqlen"', 'x = "time"', "x is 'time', which is not an axis"),
         ('x = "seqlen"', "x = 3", "x needs a text"),
+        ('x = "seqlen"', 'x = "pass"', "x cannot be 'pass'"),
+        ('x = "seqlen"', 'baseline = "them"', "baseline 'them' is not one of its backends"),
+        ("[axes]", "cpu = 3\n[axes]", r"\[cpu\] needs a table"),
         ('name = "ours"', 'nam = "ours"', r"needs one \[\[backends\]\] table"),
         ("heads = 2", "heads = = 2", "not a TOML file"),
     ],

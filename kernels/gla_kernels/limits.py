@@ -1,0 +1,24 @@
+"""What the kernels can take, for asking without torch or Triton."""
+
+CHUNK_SIZES = (16, 32, 64, 128)
+MAX_HEAD_DIM = 256
+
+
+def padded(size: int) -> int:
+    """The tile width for `size` columns: the next power of two, at least the 16 that a product needs."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def fitting_chunks(K: int, operand_bytes: int) -> tuple[int, ...]:
+    """Chunk sizes whose tiles fit the shared memory of an H100 (227 KiB), read off the compiled kernels.
+
+    `operand_bytes` is 2 for bfloat16 inputs and 4 for float16 and float32, whose products run on float32 operands.
+    """
+    wide, half = padded(K), operand_bytes == 2
+    if wide <= 64:
+        largest = 128 if half else 64
+    elif wide <= 128:
+        largest = 64 if half else 32
+    else:
+        largest = 32 if half else 16
+    return tuple(size for size in CHUNK_SIZES if size <= largest)
