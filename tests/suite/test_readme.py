@@ -1,0 +1,54 @@
+"""The README says what is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from glabench.backends import load_registry
+from glabench.cli.options import SweepOptions
+from glabench.errors import ExitCode
+from glabench.sweeps import AXES
+from glabench.sweeps.load import parse_sweep
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_number_in_its_table_is_in_the_report_of_the_run():
+    rows = re.search(r"<!-- rows of (\S+) -->\n((?:\|.*\n)+)", README)
+    report = (ROOT / rows[1]).read_text(encoding="utf-8").split("**forward + backward**, median ms")[1]
+    assert rows[2].count("\n") == 9
+    assert rows[2] in report
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(((?!http)[^)]+)\)", README))))
+def test_every_link_leads_to_a_file(target):
+    assert (ROOT / target).exists()
+
+
+def test_its_sweep_file_is_right():
+    sweep = parse_sweep("readme", re.search(r"```toml\n(.*?)```", README, re.DOTALL)[1], "README")
+    assert {v.backend for v in sweep.variants} <= set(load_registry())
+
+
+def test_it_names_every_axis_every_option_and_every_exit_code():
+    assert all(axis.option in README for axis in AXES.values())
+    shared = {name for name in SweepOptions.__dataclass_fields__ if name not in AXES} - {"pass_", "json_to", "csv_to"}
+    assert all(f"--{name.replace('_', '-')}" in README for name in shared - {"quiet", "verbose"})
+    assert all(f"| {int(code)} |" in README for code in ExitCode)
+
+
+def test_the_run_that_it_shows_holds_what_the_figure_claims():
+    """The paper's sweep, every cell ok but for the one backend whose memory the README explains."""
+    import json
+
+    lines = (ROOT / "results/h200-paper-fig2/records.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert {r["backend"] for r in records if r["status"] != "ok"} == {"gla-torch"}
+    at_4k = {
+        (r["backend"], r["materialize"]): r["time_ms"]
+        for r in records
+        if r["seqlen"] == 4096 and r["pass"] == "fwd+bwd"
+    }
+    assert at_4k["gla-triton", True] < at_4k["gla-triton", False] < at_4k["sdpa-flash", None]
