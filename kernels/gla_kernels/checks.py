@@ -25,6 +25,7 @@ def check_inputs(
     k: torch.Tensor,
     v: torch.Tensor,
     g: torch.Tensor | None,
+    scale: float | None,
     initial_state: torch.Tensor | None,
     chunk_size: int | None,
 ) -> None:
@@ -44,6 +45,8 @@ def check_inputs(
     if g is not None:
         _need(g.shape == q.shape, "g", f"shape {tuple(g.shape)}", f"q's shape {tuple(q.shape)}")
         _need(g.dtype in DTYPES, "g", str(g.dtype), "float32 (best), bfloat16 or float16")
+    number = scale is None or isinstance(scale, int | float)
+    _need(number, "scale", type(scale).__name__, "a number (it is a constant: a tensor would get no gradient)")
     if initial_state is not None:
         shape = (B, H, K, V)
         got = tuple(initial_state.shape)
@@ -55,4 +58,5 @@ def check_inputs(
     on_gpu = q.is_cuda or interpreting()
     _need(on_gpu, "q", f"device {q.device}", "a GPU (on a CPU: naive_recurrent_gla, or TRITON_INTERPRET=1)")
     fitting = fitting_chunks(K, operands(q.dtype).dtype.itemsize)
-    _need(chunk_size in (None, *fitting), "chunk_size", chunk_size, f"one of {fitting} at K = {K} in {q.dtype}")
+    fits = chunk_size is None or (isinstance(chunk_size, int) and chunk_size in fitting)
+    _need(fits, "chunk_size", chunk_size, f"one of {fitting} at K = {K} in {q.dtype}")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.function import once_differentiable
 
 from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.checks import check_inputs
@@ -137,6 +138,7 @@ class _ChunkGLA(torch.autograd.Function):
         return o, final
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         do, dfinal = grads
         call: Call = ctx.call
@@ -192,7 +194,7 @@ def _chunk(
     materialize: bool,
     chunk_size: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    check_inputs(q, k, v, g, initial_state, chunk_size)
+    check_inputs(q, k, v, g, scale, initial_state, chunk_size)
     B, T, H, K = q.shape
     V = v.shape[-1]
     call = Call(
@@ -204,7 +206,9 @@ def _chunk(
     )  # fmt: skip
     tensors = [x if x is None else x.contiguous() for x in (q, k, v, g, initial_state)]
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    o, final = _ChunkGLA.apply(*tensors, call, materialize, needs_grad, output_final_state)
+    # Triton launches on the current device, which need not be the tensors'; autograd sees to it in the backward.
+    with torch.cuda.device_of(q):
+        o, final = _ChunkGLA.apply(*tensors, call, materialize, needs_grad, output_final_state)
     return o, final
 
 
@@ -237,11 +241,14 @@ def chunk_gla(
 
     Returns:
         o, [B, T, H, V] in v's dtype, and the final state, [B, H, K, V] float32, or None.
-        Both are differentiable with respect to q, k, v, g and initial_state.
+        Both are differentiable, once, with respect to q, k, v, g and initial_state. A NaN or infinity in an input
+        stays in its sequence and head, but may show from the first token of its chunk on.
 
     Raises:
         ValueError: a shape, dtype, device or chunk size that is not allowed; the message names the argument.
     """
+    if g is None:
+        raise ValueError("g: got None; it needs a gate of q's shape (without a gate: chunk_linear_attn)")
     return _chunk(q, k, v, g, scale, initial_state, output_final_state, materialize, chunk_size)
 
 

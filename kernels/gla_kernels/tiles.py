@@ -69,7 +69,9 @@ def gate_frame(g, steps, DOT: tl.constexpr):
 @triton.jit
 def exact_gates(g):
     """Gates in log2 units with -inf replaced by a finite number that still decays everything to exactly 0."""
-    return tl.maximum(g.to(tl.float32) * LOG2E, RESET_LOG2)
+    step_gates = g.to(tl.float32) * LOG2E
+    # Not tl.maximum, which on a GPU would turn a NaN into a reset and hide it.
+    return tl.where(step_gates < RESET_LOG2, RESET_LOG2, step_gates)
 
 
 @triton.jit

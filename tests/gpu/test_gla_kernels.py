@@ -65,6 +65,19 @@ def test_one_sequence_with_resets_does_not_touch_the_others():
         assert not torch.equal(before[name][0], after[name][0])
 
 
+@pytest.mark.parametrize("gate", ["mild", "resets"])
+def test_a_nan_gate_shows_in_its_sequence_alone(gate):
+    case = make_case(gate, T=64, K=64, V=64, dtype=torch.bfloat16, device="cuda")
+    clean = run(chunk_gla, case.inputs, case.grads)
+    case.inputs["g"][0, 40, 0, 5] = float("nan")
+    found = run(chunk_gla, case.inputs, case.grads)
+    assert found["o"][0, 40:, 0].isnan().all()
+    for name in ("dq", "dg"):
+        assert found[name][0, :, 0].isnan().any()
+    for name in ("o", "dq", "dk", "dv", "dg"):
+        assert torch.equal(found[name][:, :, 1], clean[name][:, :, 1])
+
+
 def test_not_materializing_keeps_less_between_forward_and_backward():
     case = make_case("mild", B=8, T=4096, H=4, K=64, V=64, dtype=torch.bfloat16, initial=False, device="cuda")
     held = {}
@@ -75,3 +88,36 @@ def test_not_materializing_keeps_less_between_forward_and_backward():
         held[materialize] = torch.cuda.memory_allocated() - before
         del kept
     assert held[False] < held[True] / 2
+
+
+def test_tensors_of_more_than_2_to_the_31_elements_are_addressed_right():
+    B, T, H, K = 513, 4096, 16, 64
+    if torch.cuda.mem_get_info()[0] < 110 * 2**30:
+        pytest.skip("needs 110 GiB of free memory")
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def normal(dtype):
+        return torch.randn(B, T, H, K, generator=generator, device="cuda", dtype=dtype)
+
+    inputs = [
+        normal(torch.bfloat16),
+        normal(torch.bfloat16),
+        normal(torch.bfloat16),
+        normal(torch.bfloat16).abs_().neg_(),
+    ]
+    alone = [x[-1:].clone() for x in inputs]
+    found = []
+    for tensors in (inputs, alone):
+        leaves = [x.requires_grad_() for x in tensors]
+        o, _ = chunk_gla(*leaves)
+        o.backward(leaves[2].detach())
+        found.append([o[-1:].detach().clone(), *(x.grad[-1:].clone() for x in leaves)])
+        del o
+    assert all(torch.equal(large, small) for large, small in zip(*found, strict=True))
+
+
+def test_tensors_on_another_device_than_the_current_one_are_right():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    case = make_case("resets", T=300, K=64, V=64, dtype=torch.bfloat16, device="cuda:1")
+    assert_close(run(chunk_gla, case.inputs, case.grads, materialize=False), case, 5e-3)

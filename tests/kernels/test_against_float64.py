@@ -118,3 +118,12 @@ def test_the_recurrence_is_what_the_papers_equation_says():
     found, final = naive_recurrent_gla(*tensors, scale=0.5, output_final_state=True)
     assert np.allclose(found[0, :, 0].numpy(), np.stack(outputs))
     assert np.allclose(final[0, 0].numpy(), state)
+
+
+def test_a_second_derivative_is_refused():
+    case = make_case("mild", T=33, K=16, V=16, dtype=torch.float32, initial=False)
+    leaves = [case.inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "g")]
+    o, _ = chunk_gla(*leaves)
+    (dq,) = torch.autograd.grad(o.square().sum(), leaves[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dq.sum().backward()

@@ -25,6 +25,9 @@ WRONG = {
     "initial_state: got shape": {"initial_state": torch.zeros(1, 2, 16, 8)},
     "initial_state: got torch.float64": {"initial_state": torch.zeros(1, 2, 16, 16, dtype=torch.float64)},
     "chunk_size: got 24": {"chunk_size": 24},
+    "chunk_size: got 16.0": {"chunk_size": 16.0},
+    "scale: got Tensor": {"scale": torch.ones(())},
+    "g: got None": {"g": None},
     "chunk_size: got 128": {"chunk_size": 128},
     "g: got device meta": {"g": torch.zeros(1, 8, 2, 16, device="meta")},
 }
