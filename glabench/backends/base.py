@@ -64,9 +64,14 @@ class Backend(ABC):
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32", "fp64"})
 
     @classmethod
+    def definition(cls) -> Op:
+        """The op that this backend implements."""
+        return OPS[cls.op]
+
+    @classmethod
     def traits(cls) -> Traits:
         """What expanding a sweep needs to know."""
-        gate = frozenset({"gate"}) if OPS[cls.op].gated else frozenset[str]()
+        gate = frozenset({"gate"}) if cls.definition().gated else frozenset[str]()
         return Traits(cls.op, cls.options | gate)
 
     def unavailable(self, device: str) -> str | None:
@@ -100,10 +105,6 @@ class Backend(ABC):
 
     def prepare(self, cell: Cell) -> Workload:
         """Makes the cell's inputs from its seed and binds them."""
-        op = OPS[self.op]
+        op = self.definition()
         inputs = {name: x.requires_grad_() for name, x in op.make_inputs(cell).items()}
         return Workload(self.bind(inputs, cell), inputs, op.make_grad_output(cell))
-
-    def definition(self) -> Op:
-        """The op that this backend implements."""
-        return OPS[self.op]

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 _HALF = frozenset({"bf16", "fp16"})
 
 
+def _flash_limits(cell: Cell) -> str | None:
+    """FlashAttention-2's limits on head dims, whoever ships it."""
+    if cell.key_dim != cell.value_dim:
+        return f"K and V must be equal; got K={cell.key_dim} V={cell.value_dim}"
+    return f"head dims go up to 256; got {cell.key_dim}" if cell.key_dim > 256 else None
+
+
 class _Sdpa(Backend):
     """`torch.nn.functional.scaled_dot_product_attention` held to one kernel."""
 
@@ -45,9 +52,7 @@ class SdpaFlash(_Sdpa):
     def limits(self, cell: Cell) -> str | None:
         if cell.device == "cuda" and cell.dtype not in _HALF:
             return f"dtype {cell.dtype} is not supported on a GPU; it takes bf16, fp16"
-        if cell.key_dim != cell.value_dim:
-            return f"K and V must be equal; got K={cell.key_dim} V={cell.value_dim}"
-        return f"head dims go up to 256; got {cell.key_dim}" if cell.key_dim > 256 else None
+        return _flash_limits(cell)
 
 
 class SdpaCudnn(_Sdpa):
@@ -90,9 +95,7 @@ class FlashAttn(Backend):
     dtypes: ClassVar[frozenset[str]] = _HALF
 
     def limits(self, cell: Cell) -> str | None:
-        if cell.key_dim != cell.value_dim:
-            return f"K and V must be equal; got K={cell.key_dim} V={cell.value_dim}"
-        return f"head dims go up to 256; got {cell.key_dim}" if cell.key_dim > 256 else None
+        return _flash_limits(cell)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
         from flash_attn import flash_attn_func

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gla_kernels.limits import MAX_HEAD_DIM, fitting_chunks
@@ -19,8 +18,12 @@ if TYPE_CHECKING:
 _TRITON = Requirement("triton", "pip install triton")
 
 
-def _first(function: Callable[..., tuple[Tensor, Tensor | None]], *tensors: Tensor, **options: object) -> Tensor:
-    return function(*tensors, **options)[0]
+def _output_of(
+    function: Callable[..., tuple[Tensor, Tensor | None]], inputs: Mapping[str, Tensor], **options: object
+) -> Callable[[], Tensor]:
+    """A call of one of `gla_kernels`' functions on q, k, v and, where the op has one, g; it gives the output alone."""
+    tensors = [inputs[name] for name in ("q", "k", "v", "g") if name in inputs]
+    return lambda: function(*tensors, **options)[0]
 
 
 class _Ours(Backend):
@@ -45,6 +48,12 @@ class _Ours(Backend):
         kept = chunks if cell.materialize else 4 * math.isqrt(chunks)
         return cell.batch * cell.heads * kept * cell.key_dim * cell.value_dim * _operand_bytes(cell)
 
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+        from gla_kernels import chunk_gla, chunk_linear_attn
+
+        function = chunk_gla if self.definition().gated else chunk_linear_attn
+        return _output_of(function, inputs, materialize=bool(cell.materialize), chunk_size=cell.chunk)
+
 
 def _operand_bytes(cell: Cell) -> int:
     return 2 if cell.dtype == "bf16" else 4
@@ -57,12 +66,6 @@ class GlaTriton(_Ours):
     op: ClassVar[str] = "gla"
     title: ClassVar[str] = "GLA, our Triton kernels"
 
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
-        from gla_kernels import chunk_gla
-
-        options = {"materialize": bool(cell.materialize), "chunk_size": cell.chunk}
-        return partial(_first, chunk_gla, inputs["q"], inputs["k"], inputs["v"], inputs["g"], **options)
-
 
 class LinearTriton(_Ours):
     """`gla_kernels.chunk_linear_attn`."""
@@ -70,12 +73,6 @@ class LinearTriton(_Ours):
     name: ClassVar[str] = "linear-triton"
     op: ClassVar[str] = "linear"
     title: ClassVar[str] = "linear attention, our Triton kernels"
-
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
-        from gla_kernels import chunk_linear_attn
-
-        options = {"materialize": bool(cell.materialize), "chunk_size": cell.chunk}
-        return partial(_first, chunk_linear_attn, inputs["q"], inputs["k"], inputs["v"], **options)
 
 
 class GlaTorch(Backend):
@@ -98,8 +95,7 @@ class GlaTorch(Backend):
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from gla_kernels import two_level_chunk_gla
 
-        tensors = (inputs["q"], inputs["k"], inputs["v"], inputs["g"])
-        return partial(_first, two_level_chunk_gla, *tensors, chunk_size=cell.chunk or 64)
+        return _output_of(two_level_chunk_gla, inputs, chunk_size=cell.chunk or 64)
 
 
 class GlaRecurrentTorch(Backend):
@@ -117,7 +113,7 @@ class GlaRecurrentTorch(Backend):
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
         from gla_kernels import naive_recurrent_gla
 
-        return partial(_first, naive_recurrent_gla, inputs["q"], inputs["k"], inputs["v"], inputs["g"])
+        return _output_of(naive_recurrent_gla, inputs)
 
 
 class LinearTorch(Backend):
@@ -137,5 +133,4 @@ class LinearTorch(Backend):
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from gla_kernels import unaware_chunk_linear_attn
 
-        tensors = (inputs["q"], inputs["k"], inputs["v"])
-        return partial(_first, unaware_chunk_linear_attn, *tensors, chunk_size=cell.chunk or 64)
+        return _output_of(unaware_chunk_linear_attn, inputs, chunk_size=cell.chunk or 64)

@@ -110,6 +110,11 @@ def torch_dtype(name: str) -> torch.dtype:  # type: ignore[name-defined]  # noqa
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}[name]
 
 
+def _wide(cell: Cell) -> str:
+    """The dtype of gates and decays: float32, in float64 cells float64."""
+    return "fp64" if cell.dtype == "fp64" else "fp32"
+
+
 def _qkv(cell: Cell) -> dict[str, Spec]:
     lead = (cell.batch, cell.seqlen, cell.heads)
     return {"q": Spec((*lead, cell.key_dim)), "k": Spec((*lead, cell.key_dim)), "v": Spec((*lead, cell.value_dim))}
@@ -117,8 +122,7 @@ def _qkv(cell: Cell) -> dict[str, Spec]:
 
 def _qkvg(cell: Cell) -> dict[str, Spec]:
     tensors = _qkv(cell)
-    wide = "fp64" if cell.dtype == "fp64" else "fp32"
-    return tensors | {"g": Spec(tensors["q"].shape, "gate", wide)}
+    return tensors | {"g": Spec(tensors["q"].shape, "gate", _wide(cell))}
 
 
 def _heads_output(cell: Cell) -> tuple[int, ...]:
@@ -127,14 +131,13 @@ def _heads_output(cell: Cell) -> tuple[int, ...]:
 
 def _mamba_specs(cell: Cell) -> dict[str, Spec]:
     B, T, D, N = cell.batch, cell.seqlen, cell.heads * cell.value_dim, cell.key_dim
-    wide = "fp64" if cell.dtype == "fp64" else "fp32"
     return {
         "u": Spec((B, D, T)),
         "delta": Spec((B, D, T), "timestep"),
-        "A": Spec((D, N), "decay", wide),
+        "A": Spec((D, N), "decay", _wide(cell)),
         "B": Spec((B, N, T)),
         "C": Spec((B, N, T)),
-        "D": Spec((D,), dtype=wide),
+        "D": Spec((D,), dtype=_wide(cell)),
     }
 
 

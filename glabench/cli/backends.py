@@ -6,7 +6,6 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from glabench.backends import load_registry
 from glabench.backends.ops import OPS
 from glabench.cli.measuring import find_place
 from glabench.cli.output import data_console, write_json
@@ -17,9 +16,9 @@ def backends(
     plugin: Annotated[list[str] | None, typer.Option(help="A Python file with more backends.")] = None,
 ) -> None:
     """List the backends: what is there, what is missing and how to get it."""
-    place = find_place("auto")
+    place = find_place(plugins=plugin)
     rows = []
-    for name, backend in load_registry(plugin or ()).items():
+    for name, backend in place.registry.items():
         reason = backend.unavailable(place.device)
         here = {"available": reason is None, "reason": reason}
         rows.append({"name": name, "op": backend.op, "title": backend.title, **here})

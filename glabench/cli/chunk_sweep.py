@@ -8,4 +8,4 @@ from glabench.sweeps import load_sweep
 @with_sweep_options
 def chunk_sweep(options: SweepOptions) -> None:
     """Time and memory against the chunk size, states materialized or not (preset chunk-sweep)."""
-    measure(load_sweep("chunk-sweep"), options, find_place(options.device))
+    measure(load_sweep("chunk-sweep"), options, find_place(options.device, options.plugin))

@@ -1,7 +1,7 @@
 """The flow that all measuring commands share: resolve the sweep, expand it, run what is not yet done, show it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -27,27 +27,32 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sweep runs: the device that was chosen, and the environment as torch sees it."""
+    """Where a sweep runs: the device that was chosen, the environment as torch sees it, the backends."""
 
     device: str
     environment: Mapping[str, Any]
+    registry: Registry
 
 
-def find_place(device: str) -> Place:
-    """Looks at the machine; `device` is auto, cuda or cpu. Raises UsageError for a device that is not there."""
+def find_place(device: str = "auto", plugins: Iterable[str] | None = None) -> Place:
+    """Looks at the machine and loads the backends; `device` is auto, cuda or cpu, `plugins` are files with more.
+
+    Raises UsageError for a device that is not there or a plugin that is wrong.
+    """
     if device not in ("auto", "cuda", "cpu"):
         raise UsageError(f"--device: '{device}' is not a device (allowed: auto, cuda, cpu)")
+    registry = load_registry(plugins or ())
     environment = probe()
     has_gpu = environment["gpu"] is not None
     if device == "cuda" and not has_gpu:
         raise UsageError("--device: 'cuda' is not there: torch sees no NVIDIA GPU (allowed here: auto, cpu)")
-    return Place("cuda" if has_gpu and device != "cpu" else "cpu", environment)
+    return Place("cuda" if has_gpu and device != "cpu" else "cpu", environment, registry)
 
 
 def measure(sweep: Sweep, options: SweepOptions, place: Place) -> None:
     """Runs a sweep with the options' changes, keeps it in a run folder, prints its tables; exits 4 if a cell failed."""
     messages = Messages(options.quiet, options.verbose)
-    registry = load_registry(options.plugin or ())
+    registry = place.registry
     sweep = resolve(sweep, place.device, _known_axes(options, registry))
     cells = expand(sweep, registry.traits(), place.device)
     check_targets(options.json_to, options.csv_to)
@@ -111,7 +116,7 @@ def _folder(sweep: Sweep, options: SweepOptions, place: Place) -> RunFolder:
     if options.resume or options.retry_failed:
         path = options.out or _latest(sweep.name)
         folder = RunFolder.open(path)
-        if (path / "sweep.toml").read_text(encoding="utf-8") != dump_sweep(sweep):
+        if dump_sweep(folder.sweep()) != dump_sweep(sweep):
             raise UsageError(f"--resume: '{path}' holds another sweep; give the same options, or leave out --resume")
         before = folder.environment()
         differing = [key for key in environment if key != "settings" and before.get(key) != environment[key]]

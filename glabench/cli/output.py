@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from glabench.errors import UsageError
 from glabench.records import Record
 from glabench.report.series import choose_x
-from glabench.report.tables import UNSETTLED_NOTE, rich_tables, significant, to_frame
+from glabench.report.tables import UNSETTLED_NOTE, rich_tables, significant, to_frame, unsettled
 from glabench.sweeps import Cell, Sweep
 
 
@@ -133,5 +133,5 @@ def print_tables(records: Sequence[Record], sweep: Sweep) -> None:
     console.print(sweep.title, markup=False, style="bold")
     for table in rich_tables(records, choose_x(records, sweep.x)):
         console.print(table)
-    if any(record.stop_reason == "time limit" for record in records):
+    if any(unsettled(record) for record in records):
         console.print(UNSETTLED_NOTE, markup=False)

@@ -32,7 +32,7 @@ def report(
     if baseline is not None and baseline not in known:
         raise UsageError(f"--baseline: '{baseline}' is not in the run (allowed: {', '.join(known)})")
     check_targets(json_to, csv_to)
-    paths = write_report(folder, baseline)
+    paths = write_report(folder, sweep, records, baseline)
     if not write_records(records, json_to, csv_to) and not quiet:
         print_tables(records, sweep)
     Messages(quiet).say("wrote " + ", ".join(str(path) for path in paths))

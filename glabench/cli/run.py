@@ -23,4 +23,4 @@ def run(
 ) -> None:
     """Run a sweep: a preset, or a .toml file of your own in the same format. Options change its axes."""
     loaded = load_sweep(sweep)
-    measure(loaded, options, find_place(options.device))
+    measure(loaded, options, find_place(options.device, options.plugin))

@@ -1,6 +1,5 @@
 """`glabench speed`: the main job with sensible defaults."""
 
-from glabench.backends import load_registry
 from glabench.cli.measuring import find_place, measure
 from glabench.cli.options import SweepOptions, with_sweep_options
 from glabench.cli.output import Messages
@@ -14,12 +13,12 @@ def speed(options: SweepOptions) -> None:
     On an NVIDIA GPU this is the preset paper-fig2 (1k..16k, batch 32, 16 heads, head dim 64, bf16); without one it
     is the preset cpu-smoke. Every axis can be changed.
     """
-    place = find_place(options.device)
+    place = find_place(options.device, options.plugin)
     sweep = load_sweep("paper-fig2" if place.device == "cuda" else "cpu-smoke")
     if place.device == "cpu":
         messages = Messages(options.quiet)
         messages.say("No NVIDIA GPU is used: this is the small CPU sweep. Left out:")
-        for name, backend in load_registry(options.plugin or ()).items():
+        for name, backend in place.registry.items():
             reason = backend.unavailable("cpu")
             if reason is not None:
                 messages.say(f"  {name}: {reason}")

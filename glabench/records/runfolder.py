@@ -71,9 +71,14 @@ class RunFolder:
     def append(self, record: Record) -> None:
         """Adds a record and waits until it is on the disk. A line cut off by a kill is replaced, not glued to."""
         with self._records_file.open("rb+") as file:
-            content = file.read()
-            file.seek(content.rfind(b"\n") + 1)
-            file.truncate()
+            # Most often the file ends with a line's end, and one byte tells so.
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if size and file.read() != b"\n":
+                file.seek(0)
+                whole = file.read().rfind(b"\n") + 1
+                file.seek(whole)
+                file.truncate()
             file.write(record.to_line().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())

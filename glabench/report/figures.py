@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from glabench.records import Record
+from glabench.records import FAILED, Record
 from glabench.report.series import Panel, Series, make_panels, show_x
 from glabench.report.tables import PASS_TITLES
 
@@ -160,7 +160,7 @@ def _mark_failures(axes: Axes, broken: Sequence[_Break]) -> None:
 
 
 def _failed(record: Record | None) -> TypeGuard[Record]:
-    return record is not None and record.status not in ("ok", "unsupported")
+    return record is not None and record.status in FAILED
 
 
 def _mark_of(record: Record) -> str:

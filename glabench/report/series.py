@@ -8,7 +8,7 @@ from glabench.records import Record
 from glabench.sweeps.axis import format_number
 
 # Axes of a record that may tell two series of one backend apart, with the words for a label.
-_LABELS: Mapping[str, Callable[[Any], str]] = {
+LABELS: Mapping[str, Callable[[Any], str]] = {
     "materialize": lambda value: "materialized" if value else "not materialized",
     "chunk": lambda value: f"C={value}",
     "dtype": str,
@@ -42,6 +42,11 @@ class Panel:
     x_values: Sequence[Any]
     series: Sequence[Series]
 
+    @property
+    def knows_memory(self) -> bool:
+        """Whether any of its records holds a peak of memory."""
+        return any(r.peak_allocated_mib is not None for s in self.series for r in s.records.values())
+
 
 def x_field(axis: str) -> str:
     """The record field that a sweep's x axis stands for."""
@@ -57,7 +62,7 @@ def choose_x(records: Sequence[Record], wanted: str) -> str:
 
     if varies(x_field(wanted)):
         return wanted
-    others = [name for name in _LABELS if name in _X_AXES and varies(name)]
+    others = [name for name in LABELS if name in _X_AXES and varies(name)]
     if others == ["key_dim", "value_dim"] and all(row["key_dim"] == row["value_dim"] for row in rows):
         return "head_dim"
     return others[0] if len(others) == 1 else wanted
@@ -81,7 +86,7 @@ def make_panels(records: Iterable[Record], x_axis: str) -> list[Panel]:
     backends: dict[str, str] = {}
     swept = {data["backend"] for _, data in rows if data[x] is not None}
     for record, data in rows:
-        words = [_LABELS[f](data[f]) for f in apart[record.cell.backend] if data[f] is not None]
+        words = [LABELS[f](data[f]) for f in apart[record.cell.backend] if data[f] is not None]
         if data[x] is None and data["backend"] in swept:
             words.append("auto")  # a line of its own: the backend's choice is one of the other values, or none
         label = record.cell.backend + (f" ({', '.join(words)})" if words else "")
@@ -104,7 +109,7 @@ def _telling_fields(rows: Sequence[Mapping[str, Any]], x: str, both_dims: bool) 
     found: dict[str, list[str]] = {}
     for backend in dict.fromkeys(row["backend"] for row in rows):
         own = [row for row in rows if row["backend"] == backend]
-        found[backend] = [f for f in _LABELS if f not in hidden and len({row[f] for row in own}) > 1]
+        found[backend] = [f for f in LABELS if f not in hidden and len({row[f] for row in own}) > 1]
     return found
 
 

@@ -43,11 +43,16 @@ def _spread(record: Record) -> str:
     if record.time_ms is None or record.time_ms_p20 is None or record.time_ms_p80 is None:
         return record.status
     half = max(record.time_ms_p80 - record.time_ms, record.time_ms - record.time_ms_p20)
-    return f"{_settled(record)}{significant(record.time_ms)} ±{100 * half / record.time_ms:.0f}%"
+    return f"{_mark(record)}{significant(record.time_ms)} ±{100 * half / record.time_ms:.0f}%"
 
 
-def _settled(record: Record) -> str:
-    return "~" if record.stop_reason == "time limit" else ""
+def unsettled(record: Record) -> bool:
+    """Whether sampling stopped before the median was known as well as asked; tables then show a `~`."""
+    return record.stop_reason == "time limit"
+
+
+def _mark(record: Record) -> str:
+    return "~" if unsettled(record) else ""
 
 
 def _at(series: Series, x: Any) -> Record | None:
@@ -62,7 +67,7 @@ def rich_tables(records: Sequence[Record], x_axis: str) -> list[Table]:
     for panel in make_panels(records, x_axis):
         heading = f"{PASS_TITLES[panel.pass_]}: median time, ms, and its distance to p20 or p80"
         tables.append(_rich_table(Table(title=heading, title_justify="left"), panel, _spread))
-        if any(r.peak_allocated_mib is not None for s in panel.series for r in s.records.values()):
+        if panel.knows_memory:
             heading = f"{PASS_TITLES[panel.pass_]}: peak memory above the inputs, MiB"
             tables.append(_rich_table(Table(title=heading, title_justify="left"), panel, _memory))
     return tables
@@ -100,10 +105,10 @@ def markdown(records: Sequence[Record], x_axis: str, baseline: str | None) -> st
         against = f"; in brackets: times as fast as {base.label}" if base else ""
         parts.append(f"**{PASS_TITLES[panel.pass_]}**, median ms{against}\n")
         parts.append(_markdown_table(panel, lambda r, x, base=base: _time_and_ratio(r, base, x)))
-        if any(r.peak_allocated_mib is not None for s in panel.series for r in s.records.values()):
+        if panel.knows_memory:
             parts.append(f"**{PASS_TITLES[panel.pass_]}**, peak memory above the inputs, MiB\n")
             parts.append(_markdown_table(panel, lambda r, _x: _memory(r)))
-    if any(r.stop_reason == "time limit" for r in records):
+    if any(unsettled(r) for r in records):
         parts.append(UNSETTLED_NOTE + "\n")
     failed = [r for r in records if r.status != "ok"]
     if failed:
@@ -126,4 +131,4 @@ def _time_and_ratio(record: Record, base: Series | None, x: Any) -> str:
         return record.status
     reference = _at(base, x) if base else None
     ratio = f" (×{significant(reference.time_ms / record.time_ms, 2)})" if reference and reference.time_ms else ""
-    return _settled(record) + significant(record.time_ms) + ratio
+    return _mark(record) + significant(record.time_ms) + ratio

@@ -6,10 +6,11 @@ from typing import Any
 
 from glabench.records import Record, RunFolder
 from glabench.report.figures import draw, save
-from glabench.report.series import choose_x, show_x
+from glabench.report.series import LABELS, choose_x, x_field
 from glabench.report.tables import markdown, to_frame
+from glabench.sweeps import Sweep
 
-_SHAPE = {"batch": "B=", "heads": "H=", "dims": "K=V=", "key_dim": "K=", "value_dim": "V=", "seqlen": "T=", "dtype": ""}
+_SHAPE = ("batch", "heads", "key_dim", "value_dim", "seqlen", "dtype")
 
 
 def describe_environment(environment: Mapping[str, Any]) -> str:
@@ -24,18 +25,18 @@ def describe_environment(environment: Mapping[str, Any]) -> str:
 def describe_shape(records: Sequence[Record], x_axis: str) -> str:
     """The axes that have one value in the whole run, but for x: `B=32, H=16, K=V=64, bf16`."""
     rows = [record.to_json() for record in records]
-    x = "key_dim" if x_axis == "head_dim" else x_axis
-    fixed = {n: rows[0][n] for n in _SHAPE if n in rows[0] and n != x and len({row[n] for row in rows}) == 1}
-    if fixed.get("key_dim") is not None and fixed.get("key_dim") == fixed.get("value_dim"):
-        fixed = {"batch": fixed.get("batch"), "heads": fixed.get("heads"), "dims": fixed.pop("key_dim")} | fixed
-        del fixed["value_dim"]
-    words = {n: value for n, value in fixed.items() if value is not None}
-    return ", ".join(f"{_SHAPE[n]}{show_x(value)}" for n, value in words.items())
+    fixed = {f: rows[0][f] for f in _SHAPE if f != x_field(x_axis) and len({row[f] for row in rows}) == 1}
+    words = {f: LABELS[f](value) for f, value in fixed.items()}
+    if "key_dim" in fixed and fixed["key_dim"] == fixed.get("value_dim"):
+        words["key_dim"] = f"K={words.pop('value_dim')}"
+    return ", ".join(words.values())
 
 
-def write_report(folder: RunFolder, baseline: str | None) -> list[Path]:
-    """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into the run folder; returns their paths."""
-    sweep, records = folder.sweep(), folder.records()
+def write_report(folder: RunFolder, sweep: Sweep, records: Sequence[Record], baseline: str | None) -> list[Path]:
+    """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into the run folder; returns their paths.
+
+    `sweep` and `records` are the folder's own; `baseline` None stands for the sweep's.
+    """
     surroundings = describe_environment(folder.environment())
     csv = folder.path / "records.csv"
     to_frame(records).to_csv(csv, index=False)

@@ -1,6 +1,7 @@
 """Checks of a call's arguments: one `ValueError` that names the argument, what it got and what it needs."""
 
 import os
+from numbers import Real
 
 import torch
 
@@ -45,7 +46,7 @@ def check_inputs(
     if g is not None:
         _need(g.shape == q.shape, "g", f"shape {tuple(g.shape)}", f"q's shape {tuple(q.shape)}")
         _need(g.dtype in DTYPES, "g", str(g.dtype), "float32 (best), bfloat16 or float16")
-    number = scale is None or isinstance(scale, int | float)
+    number = scale is None or isinstance(scale, Real)
     _need(number, "scale", type(scale).__name__, "a number (it is a constant: a tensor would get no gradient)")
     if initial_state is not None:
         shape = (B, H, K, V)

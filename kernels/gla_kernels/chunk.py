@@ -116,7 +116,6 @@ class _ChunkGLA(torch.autograd.Function):
         needs_grad: bool,
         output_final_state: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        state_shape = (call.heads, call.K, call.V)
         o = torch.empty_like(v)
         final = None
         if output_final_state:
@@ -127,7 +126,7 @@ class _ChunkGLA(torch.autograd.Function):
             states = q.new_empty((call.heads, call.chunks, call.K, call.V), dtype=call.operands.dtype)
         elif needs_grad:
             segments = triton.cdiv(call.chunks, call.segment_chunks)
-            checkpoints = q.new_empty((segments, *state_shape), dtype=torch.float32)
+            checkpoints = q.new_empty((segments, call.heads, call.K, call.V), dtype=torch.float32)
         _run_forward(
             call, q, k, v, g, flags, begin=0, end=call.T, o=o, initial=initial_state, final=final,
             states=states, checkpoints=checkpoints,

@@ -202,7 +202,8 @@ STORED = sorted(path.parent for path in (Path(__file__).parents[2] / "results").
 def test_a_stored_run_reports_again(tmp_path, path):
     for name in ("records.jsonl", "sweep.toml", "environment.json"):
         (tmp_path / name).write_bytes((path / name).read_bytes())
-    write_report(RunFolder.open(tmp_path), None)
+    folder = RunFolder.open(tmp_path)
+    write_report(folder, folder.sweep(), folder.records(), None)
     # What its owner committed is what its records give.
     assert (tmp_path / "records.csv").read_text() == (path / "records.csv").read_text()
     assert (tmp_path / "report.md").read_text() == (path / "report.md").read_text()
