@@ -51,11 +51,9 @@ def exact_tile(tile: Tile) -> Tile:
 def plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None = None) -> LaunchPlan:
     """The launch plan for head dims K and V (at most 256) and inputs of `dtype`; `chunk_size` overrides the table's.
 
-    Chosen by the sum of forward (states kept) and backward on an H200 in bfloat16 with Triton 3.6, in ms:
-
-    K = V = 64, B=32 T=4096 H=16: C=16 1.15 + 1.75; C=32 0.78 + 2.68; C=64 0.60 + 5.12 (the backward spills).
-    K = V = 128, B=8 T=4096 H=16: C=16 1.01 + 4.02 (8 warps; 5.7 with 4); C=32 0.88 + 5.36.
-    K = V = 256, B=8 T=2048 H=4: C=16 0.96 + 3.00; C=32 0.71 + 3.64.
+    Rows of K <= 64 are chosen by forward + backward, states kept, in results/h200-chunk-sweep (H200, bfloat16,
+    Triton 3.6), in ms: C=16 2.86, C=32 3.41, C=64 5.50 (the backward spills); forward alone 1.18, 0.78, 0.61. Wider
+    rows come from the same comparison by hand, of which no run is kept; C=16 with 8 warps in backward came out first.
 
     The short chunk has the widest range of gates in the plain form, too. float32 operands take twice the registers:
     their rows are chosen to fit, not by time.
