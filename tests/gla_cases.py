@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,12 +63,28 @@ def run(
     }
 
 
-def truth(inputs: dict[str, torch.Tensor | None], grads: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The float64 recurrence on the same inputs."""
+def truth(
+    inputs: dict[str, torch.Tensor | None], grads: dict[str, torch.Tensor], lengths: Sequence[int] | None = None
+) -> dict[str, torch.Tensor]:
+    """The float64 recurrence on the same inputs, one by one for packed sequences of the given lengths."""
     wide = {name: None if x is None else x.double() for name, x in inputs.items()}
 
-    def reference(q, k, v, g=None, **options):
-        return naive_recurrent_gla(q, k, v, g, **options)
+    def reference(q, k, v, g=None, initial_state=None, output_final_state=True):
+        if lengths is None:
+            return naive_recurrent_gla(q, k, v, g, initial_state=initial_state, output_final_state=output_final_state)
+        outputs, finals, begin = [], [], 0
+        for n, length in enumerate(lengths):
+            state = None if initial_state is None else initial_state[n : n + 1]
+            tokens = [None if x is None else x[:, begin : begin + length] for x in (q, k, v, g)]
+            begin += length
+            if length == 0:
+                empty = q.new_zeros(1, q.shape[2], q.shape[3], v.shape[3])
+                finals.append(empty if state is None else state)
+                continue
+            o, final = naive_recurrent_gla(*tokens, initial_state=state, output_final_state=True)
+            outputs.append(o)
+            finals.append(final)
+        return torch.cat(outputs, 1), torch.cat(finals)
 
     return run(reference, wide, grads)
 
@@ -83,19 +100,23 @@ def make_case(
     initial: bool = True,
     device: str = "cpu",
     seed: int = 0,
+    lengths: Sequence[int] | None = None,
 ) -> Case:
-    """A case with the named gates (None: no gate)."""
+    """A case with the named gates (None: no gate); `lengths`: of packed sequences, which B and T then follow."""
     torch.manual_seed(seed)
+    sequences = B
+    if lengths is not None:
+        B, T, sequences = 1, sum(lengths), len(lengths)
     inputs: dict[str, torch.Tensor | None] = {
         name: torch.randn(B, T, H, D, device=device).to(dtype) for name, D in (("q", K), ("k", K), ("v", V))
     }
     inputs["g"] = None if gate is None else GATES[gate](torch.randn(B, T, H, K, device=device))
-    inputs["initial"] = torch.randn(B, H, K, V, device=device) if initial else None
+    inputs["initial"] = torch.randn(sequences, H, K, V, device=device) if initial else None
     grads = {
         "o": torch.randn(B, T, H, V, device=device).to(dtype),
-        "final": torch.randn(B, H, K, V, device=device),
+        "final": torch.randn(sequences, H, K, V, device=device),
     }
-    return Case(inputs, grads, truth(inputs, grads))
+    return Case(inputs, grads, truth(inputs, grads, lengths))
 
 
 def errors(found: dict[str, torch.Tensor], case: Case) -> dict[str, float]:
@@ -117,3 +138,8 @@ def assert_close(found: dict[str, torch.Tensor], case: Case, bound: float) -> No
     got = errors(found, case)
     shown = ", ".join(f"{name} {error:.1e}" for name, error in got.items())
     assert all(error <= bound for error in got.values()), f"beyond {bound:.0e}: {shown}"
+
+
+def cumulative(lengths: Sequence[int], dtype: torch.dtype = torch.int32, device: str = "cpu") -> torch.Tensor:
+    """The cu_seqlens of packed sequences of these lengths."""
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=dtype, device=device)

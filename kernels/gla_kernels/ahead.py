@@ -1,6 +1,7 @@
 """Compiles the kernels for a GPU that need not be there, and reads registers, spills and shared memory.
 
     python -m gla_kernels.ahead --arch 80 90 100 --key-dim 64 --value-dim 64 --dtype bf16
+    python -m gla_kernels.ahead --family hopper
 
 prints one line of JSON a kernel.
 """
@@ -20,14 +21,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gla_kernels.backward import gla_backward_kernel
-from gla_kernels.chunk import Call
-from gla_kernels.forward import gla_forward_kernel
-from gla_kernels.launch import Tile, exact_tile, operands, plan
+from gla_kernels.call import Call, backward_kernel, forward_kernel
+from gla_kernels.exact import gla_backward_exact, gla_forward_exact
+from gla_kernels.launch import HOPPER, LaunchPlan, Tile, exact_tile, plan
 from gla_kernels.limits import CHUNK_SIZES
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-_SCALARS = ("t_begin", "t_end", "T", "H", "heads", "chunks", "every")
+_SCALARS = ("T", "H", "first", "count", "every")
 
 
 @dataclass(frozen=True)
@@ -40,47 +40,61 @@ class Resources:
 
 
 def compile_kernel(
-    call: Call,
-    dtype: torch.dtype,
-    which: Literal["forward", "backward"],
-    exact: bool,
-    arch: int,
-    tile: Tile | None = None,
+    call: Call, which: Literal["forward", "backward"], exact: bool, arch: int, tile: Tile | None = None
 ) -> Any:
-    """Compiles one kernel of `call` for inputs of `dtype` on CUDA architecture `arch` (90 = sm_90); no GPU needed.
+    """Compiles one kernel of `call` on CUDA architecture `arch` (90 = sm_90); no GPU needed.
 
-    Every optional input and output is on, so that all of the kernel's code is compiled. `tile` overrides the plan's.
-    Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin.
+    Every optional input and output is on, so that all of the kernel's code is compiled, except that a forward keeps
+    states and no checkpoints. `tile` overrides the plan's. Returns Triton's compiled kernel, whose `asm` holds the
+    stages down to the cubin.
     """
     forward = which == "forward"
-    kernel = gla_forward_kernel if forward else gla_backward_kernel
-    if tile is None:
-        plain = call.plan.forward if forward else call.plan.backward
-        tile = exact_tile(plain) if exact else plain
+    if exact:
+        kernel: Any = gla_forward_exact if forward else gla_backward_exact
+        tile = tile or exact_tile(call.K, call.V, call.dtype)
+    else:
+        kernel = forward_kernel(call) if forward else backward_kernel(call)
+        tile = tile or (call.plan.forward if forward else call.plan.backward)
     constants = call.constants(tile, exact)
     options = {"num_warps": constants.pop("num_warps")}
-    switches = ("HAS_INITIAL", "STORE_O", "STORE_FINAL", "STORE_STATES", "STORE_CHECKPOINTS")
+    switches = ("HAS_INITIAL", "STORE_O", "STORE_FINAL", "STORE_STATES")
     constants |= dict.fromkeys(switches if forward else ("HAS_DFINAL", "STORE_DINITIAL"), True)
-    parts = triton.cdiv(call.V, tile.block_v)
-    pointers = dict.fromkeys(("q", "k", "v", "o", "do", "dv"), _POINTER[dtype])
-    pointers |= dict.fromkeys(("dq", "dk"), _POINTER[dtype] if parts == 1 else "*fp32")
-    pointers |= {"states": _POINTER[call.operands.dtype], "flags": "*i32"}
-    signature: dict[str, str] = {}
-    for name in kernel.arg_names:
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in _SCALARS:
-            signature[name] = "i32"
-        else:
-            signature[name] = "fp32" if name == "scale" else pointers.get(name, "*fp32")
-    absent = () if call.gated else ("g", "dg")
-    for name in absent:
-        if name in signature:
-            signature[name], constants[name] = "constexpr", None
+    constants["FROM_CHECKPOINT"] = False
+    if forward:
+        constants["STORE_CHECKPOINTS"] = False
+    constants |= dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg"))
+    signature = {name: _type(call, name, constants, tile) for name in kernel.arg_names}
     places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
-    aligned = {places[n]: [["tt.divisibility", 16]] for n, kind in signature.items() if kind.startswith("*")}
-    source = ASTSource(kernel, signature, {places[n]: value for n, value in constants.items()}, aligned)
+    whole = [
+        name for name, kind in signature.items() if kind.startswith("*") or re.fullmatch(r"(q|k|v|g|do)_[bth]", name)
+    ]
+    aligned = {places[name]: [["tt.divisibility", 16]] for name in whole}
+    values = {places[name]: value for name, value in constants.items() if name in places}
+    source = _source(kernel, signature, values, aligned)
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def _type(call: Call, name: str, constants: dict[str, Any], tile: Tile) -> str:
+    """An argument's type as Triton writes it."""
+    if name in constants:
+        return "constexpr"
+    if name in _SCALARS or name.endswith(("_b", "_t", "_h")):
+        return "i32"
+    if name in ("flags", "failed"):
+        return "*i32"
+    if name in ("q", "k", "v", "o", "do", "dv") or (name in ("dq", "dk") and call.parts(tile) == 1):
+        return _POINTER[call.dtype]
+    if name == "states":
+        return _POINTER[call.operands.dtype]
+    return "fp32" if name == "scale" else "*fp32"
+
+
+def _source(kernel: Any, signature: dict[str, str], constants: dict[Any, Any], attributes: dict[Any, Any]) -> Any:
+    if getattr(kernel, "is_gluon", lambda: False)():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource(kernel, signature, constants, attributes)
+    return ASTSource(kernel, signature, constants, attributes)
 
 
 def resources(compiled: Any) -> Resources:
@@ -102,6 +116,11 @@ def all_kernels(gated: bool) -> Iterator[tuple[Literal["forward", "backward"], b
             yield which, exact
 
 
+def call_of(K: int, V: int, gated: bool, dtype: torch.dtype, choice: LaunchPlan) -> Call:
+    """A call of some shape with head dims K and V, for compiling."""
+    return Call(2, 4096, 4, K, V, 2, False, gated, K**-0.5, dtype, choice)
+
+
 def main() -> None:
     """The command line: compiles every kernel of one shape for the architectures, with and without a gate."""
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -111,13 +130,15 @@ def main() -> None:
     parser.add_argument("--value-dim", type=int, default=64)
     parser.add_argument("--dtype", choices=dtypes, default="bf16")
     parser.add_argument("--chunk", type=int, choices=CHUNK_SIZES)
+    parser.add_argument("--family", choices=("triton", "hopper"), default="triton")
     options = parser.parse_args()
     K, V, dtype = options.key_dim, options.value_dim, dtypes[options.dtype]
+    choice = HOPPER if options.family == "hopper" else plan(K, V, dtype, options.chunk)
     for gated in (True, False):
-        call = Call(2, 4096, 4, K, V, gated, K**-0.5, plan(K, V, dtype, options.chunk), operands(dtype))
+        call = call_of(K, V, gated, dtype, choice)
         for which, exact in all_kernels(gated):
             for arch in options.arch:
-                found = asdict(resources(compile_kernel(call, dtype, which, exact, arch)))
+                found = asdict(resources(compile_kernel(call, which, exact, arch)))
                 print(json.dumps({"arch": arch, "kernel": which, "gated": gated, "exact": exact, **found}), flush=True)
 
 

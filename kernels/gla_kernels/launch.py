@@ -1,10 +1,13 @@
 """Launch choices: one table, keyed by what decides registers and shared memory, with what is behind each row."""
 
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
+from typing import Literal
 
 import torch
 
-from gla_kernels.limits import padded
+from gla_kernels.limits import HOPPER_HEAD_DIMS, padded
 
 
 @dataclass(frozen=True)
@@ -18,14 +21,20 @@ class Tile:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What a call uses: rows of a chunk, and the tiles of both passes.
+    """What a call uses: which kernels do the plain form, rows of a chunk, and the tiles of both passes.
 
     Chunks are shared by forward and backward, because the backward reads the states that the forward stored.
     """
 
+    family: Literal["triton", "hopper"]
     chunk_size: int
     forward: Tile
     backward: Tile
+
+    @property
+    def exact_rows(self) -> int:
+        """Rows of a subchunk in the exact kernels, which cut every chunk further."""
+        return 16
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,19 @@ class Operands:
     precision: str
 
 
+# The Gluon kernels have their tiles built in: one program of 4 warps a sequence and head, loads one chunk ahead.
+# H200, Triton 3.6, B=32 T=4096 H=16 K=V=64, in ms: forward 0.41, forward that keeps states 0.48, backward 1.09.
+HOPPER = LaunchPlan("hopper", 64, Tile(64, 4, 2), Tile(64, 4, 2))
+
+
+@cache
+def hopper_device(index: int | None) -> bool:
+    """Whether CUDA device `index` (None: the current one) runs the Gluon kernels: sm_90, and a Triton with Gluon."""
+    if find_spec("triton.experimental.gluon.language.nvidia.hopper") is None:
+        return False
+    return torch.cuda.get_device_capability(index) == (9, 0)
+
+
 def operands(dtype: torch.dtype) -> Operands:
     """Operands for inputs of `dtype`. float16 has too small a range for the scaled operands and goes through tf32."""
     if dtype == torch.bfloat16:
@@ -43,32 +65,45 @@ def operands(dtype: torch.dtype) -> Operands:
     return Operands(torch.float32, "tf32" if dtype == torch.float16 else "tf32x3")
 
 
-def exact_tile(tile: Tile) -> Tile:
-    """The exact kernel's tile beside the plain one's: the same columns, without a pipeline (it spills less)."""
+@cache
+def exact_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
+    """The exact kernels' tile: the plain ones' columns, without a pipeline (it spills less)."""
+    tile = _triton_plan(K, V, dtype, None).backward
     return Tile(tile.block_v, 8, 1)
 
 
-def plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None = None) -> LaunchPlan:
-    """The launch plan for head dims K and V (at most 256) and inputs of `dtype`; `chunk_size` overrides the table's.
+def plan(
+    K: int, V: int, dtype: torch.dtype, chunk_size: int | None = None, device: torch.device | None = None
+) -> LaunchPlan:
+    """The launch plan for head dims K and V (at most 512) and inputs of `dtype`; `chunk_size` overrides the table's."""
+    on_hopper = device is not None and device.type == "cuda" and hopper_device(device.index)
+    fits = dtype == torch.bfloat16 and K in HOPPER_HEAD_DIMS and V in HOPPER_HEAD_DIMS
+    if on_hopper and fits and chunk_size in (None, HOPPER.chunk_size):
+        return HOPPER
+    return _triton_plan(K, V, dtype, chunk_size)
 
-    Rows of K <= 64 are chosen by forward + backward, states kept, in results/h200-chunk-sweep (H200, bfloat16,
-    Triton 3.6), in ms: C=16 2.86, C=32 3.41, C=64 5.50 (the backward spills); forward alone 1.18, 0.78, 0.61. Wider
-    rows come from the same comparison by hand, of which no run is kept; C=16 with 8 warps in backward came out first.
 
-    The short chunk has the widest range of gates in the plain form, too. float32 operands take twice the registers:
-    their rows are chosen to fit, not by time.
+@cache
+def _triton_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None) -> LaunchPlan:
+    """The plain-Triton kernels' row.
+
+    C=16 came out first in forward + backward at K <= 64 with states kept (H200, bfloat16, Triton 3.6), in ms: C=16
+    2.86, C=32 3.41, C=64 5.50 (the backward spills); wider rows come from the same comparison. The short chunk has
+    the widest range of gates in the plain form, too. float32 operands take twice the registers: their rows, and those
+    of K > 256, are chosen to fit, not by time.
     """
     chunk = chunk_size or 16
     wide, block_v = padded(K), min(padded(V), 64)
     half = dtype == torch.bfloat16
     if wide <= 64:
         backward = Tile(block_v, 4 if chunk <= 32 else 8, 3 if chunk <= 32 else 2)
-        return LaunchPlan(chunk, Tile(block_v, 4, 3 if half else 2), backward if half else replace(backward, stages=1))
+        forward = Tile(block_v, 4, 3 if half else 2)
+        return LaunchPlan("triton", chunk, forward, backward if half else replace(backward, stages=1))
     if wide <= 128:
         if half:
-            return LaunchPlan(chunk, Tile(block_v, 4, 3), Tile(block_v, 8, 2))
-        return LaunchPlan(chunk, Tile(block_v, 8, 2), Tile(block_v, 8, 1))
-    if half:
-        return LaunchPlan(chunk, Tile(block_v, 8, 2), Tile(block_v, 8, 1))
+            return LaunchPlan("triton", chunk, Tile(block_v, 4, 3), Tile(block_v, 8, 2))
+        return LaunchPlan("triton", chunk, Tile(block_v, 8, 2), Tile(block_v, 8, 1))
+    if wide <= 256 and half:
+        return LaunchPlan("triton", chunk, Tile(block_v, 8, 2), Tile(block_v, 8, 1))
     tile = Tile(min(block_v, 32), 8, 1)
-    return LaunchPlan(chunk, tile, tile)
+    return LaunchPlan("triton", chunk, tile, tile)

@@ -1,7 +1,11 @@
 """What the kernels can take, for asking without torch or Triton."""
 
 CHUNK_SIZES = (16, 32, 64, 128)
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
+# Key columns of one kernel with float32 operands, whose tiles are twice as large.
+MAX_KEY_DIM_FLOAT32 = 256
+# Head dims that the Gluon kernels for Hopper take: tiles of 64 columns, rows of whole 16-byte pieces.
+HOPPER_HEAD_DIMS = (16, 32, 48, 64)
 
 
 def padded(size: int) -> int:
@@ -19,6 +23,8 @@ def fitting_chunks(K: int, operand_bytes: int) -> tuple[int, ...]:
         largest = 128 if half else 64
     elif wide <= 128:
         largest = 64 if half else 32
-    else:
+    elif wide <= 256:
         largest = 32 if half else 16
+    else:
+        largest = 16
     return tuple(size for size in CHUNK_SIZES if size <= largest)

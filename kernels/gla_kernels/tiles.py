@@ -16,6 +16,33 @@ RESET_LOG2 = tl.constexpr(-10000.0)
 
 
 @triton.jit
+def locate(cu, n, T, VARLEN: tl.constexpr):
+    """The batch row, the first token and the length of sequence n: row n whole, or cu[n] to cu[n + 1] of the one row."""
+    if VARLEN:
+        begin = tl.load(cu + n).to(tl.int32)
+        length = tl.load(cu + n + 1).to(tl.int32) - begin
+        row = 0
+    else:
+        begin = 0
+        length = T
+        row = n
+    return row, begin, length
+
+
+@triton.jit
+def first_slot(n, begin, length, rows, VARLEN: tl.constexpr):
+    """Where sequence n's pieces of `rows` tokens begin in a buffer that holds those of all sequences.
+
+    Packed sequences: begin // rows + n is known without the lengths before, and no two sequences overlap.
+    """
+    if VARLEN:
+        slot = begin // rows + n
+    else:
+        slot = n * ((length + rows - 1) // rows)
+    return slot
+
+
+@triton.jit
 def load_tile(ptr, rows, cols, stride, n_rows, n_cols: tl.constexpr, MASKED: tl.constexpr):
     """Loads `ptr[rows, cols]`; rows and columns beyond the tensor read as 0 (a gate of 0 and a key of 0 do nothing)."""
     offsets = rows[:, None] * stride + cols[None, :]
@@ -58,12 +85,11 @@ def select_sum(mask, x, PARTS: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def gate_frame(g, steps, DOT: tl.constexpr):
-    """Cumulative gate of a chunk and its middle: (G (C, BK), G_last (BK), r (BK)), log2, r a whole number."""
+    """Cumulative gate of a chunk about its middle r = G_last / 2, and its total: (G - r (C, BK), G_last (BK)), log2."""
     step_gates = g.to(tl.float32) * LOG2E
     total = tl.sum(step_gates, axis=0)
-    middle = tl.floor(total * 0.5)
     cumulative = select_sum(steps[:, None] >= steps[None, :], step_gates, 2, DOT)
-    return cumulative, total, middle
+    return cumulative - 0.5 * total[None, :], total
 
 
 @triton.jit

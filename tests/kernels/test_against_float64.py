@@ -3,10 +3,12 @@
 The interpreter computes in float32 here (its bfloat16 is not a GPU's), so errors are those of the algorithm.
 """
 
+import math
+
 import numpy as np
 import pytest
 import torch
-from gla_cases import GATES, assert_close, make_case, run
+from gla_cases import GATES, Case, assert_close, make_case, run, truth
 from gla_kernels import (
     chunk_gla,
     chunk_linear_attn,
@@ -42,12 +44,10 @@ def test_gla_kernels_are_right_at_every_chunk_size(gate, chunk_size):
 
 @pytest.mark.parametrize("gate", ["mild", "resets"])
 @pytest.mark.parametrize("initial", [True, False])
-def test_not_materializing_gives_the_same_bits(gate, initial):
+def test_not_materializing_is_right_over_several_checkpoints(gate, initial):
     case = make_case(gate, B=2, T=150, K=16, V=16, initial=initial)
-    kept = run(chunk_gla, case.inputs, case.grads, chunk_size=16)
-    recomputed = run(chunk_gla, case.inputs, case.grads, chunk_size=16, materialize=False)
-    assert_close(kept, case, BOUND)
-    assert all(torch.equal(kept[name], recomputed[name]) for name in kept)
+    found = run(chunk_gla, case.inputs, case.grads, chunk_size=16, materialize=False)
+    assert_close(found, case, BOUND)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -90,6 +90,50 @@ def test_strided_inputs_and_a_given_scale_are_right():
     assert torch.allclose(found.double(), exact, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize(
+    "factors",
+    [
+        pytest.param({"k": 1e12, "v": 1e12}, id="keys and values"),
+        pytest.param({"q": 1e25}, id="queries"),
+        pytest.param({"k": 1e25}, id="keys"),
+        pytest.param({"k": 1e-25, "v": 1e-10}, id="tiny keys"),
+        pytest.param({"do": 1e30}, id="gradients of o"),
+        pytest.param({"do": 1e30, "k": 1e-20}, id="gradients of o, tiny keys"),
+    ],
+)
+def test_finite_inputs_of_any_size_never_give_nan(factors, materialize, request):
+    """Gates that span 110 in log2 a chunk: scaled operands are up to 2^55 larger than what they stand for."""
+    case = make_case("zero", T=40, K=16, V=16, initial=False)
+    case.inputs["g"][...] = -110 / 16 * math.log(2)
+    case.grads["final"].zero_()
+    for name, factor in factors.items():
+        (case.grads if name == "do" else case.inputs)["o" if name == "do" else name].mul_(factor)
+    found = run(chunk_gla, case.inputs, case.grads, chunk_size=16, materialize=materialize)
+    case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
+    finite = {name for name, x in case.truth.items() if x.abs().max() < 1e38}
+    assert finite
+    assert all(found[name].isfinite().all() for name in finite)
+    if "tiny" not in request.node.callspec.id:  # where what matters underflows in float32, finite is all we promise
+        assert_close({name: found[name] for name in finite if name != "dg"}, case, BOUND)
+
+
+@pytest.mark.parametrize(("K", "V"), [(320, 24), (512, 16), (16, 512)])
+def test_head_dims_up_to_512_are_right(K, V):
+    case = make_case("mild", T=20, H=1, K=K, V=V)
+    assert_close(run(chunk_gla, case.inputs, case.grads), case, BOUND)
+
+
+def test_a_cut_from_one_projection_is_taken_as_it_is():
+    """q, k and v as views of one tensor: no copy, and the same bits as from tensors of their own."""
+    case = make_case("mild", B=2, T=30, K=16, V=16)
+    whole = torch.stack([case.inputs[name] for name in ("q", "k", "v")], dim=2)
+    cut = whole.unbind(2)
+    assert not cut[0].is_contiguous()
+    found = chunk_gla(*cut, case.inputs["g"])[0]
+    assert torch.equal(found, chunk_gla(*(case.inputs[name] for name in ("q", "k", "v", "g")))[0])
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("gate", list(GATES))
 def test_the_two_level_torch_form_is_right_for_every_gate(gate, shape):
@@ -125,5 +169,5 @@ def test_a_second_derivative_is_refused():
     leaves = [case.inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "g")]
     o, _ = chunk_gla(*leaves)
     (dq,) = torch.autograd.grad(o.square().sum(), leaves[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
         dq.sum().backward()

@@ -29,6 +29,13 @@ WRONG = {
     "scale: got Tensor": {"scale": torch.ones(())},
     "g: got None": {"g": None},
     "chunk_size: got 128": {"chunk_size": 128},
+    "cu_seqlens: got shape": {"cu_seqlens": torch.zeros(2, 2, dtype=torch.int32)},
+    "cu_seqlens: got 1 numbers": {"cu_seqlens": torch.zeros(1, dtype=torch.int32)},
+    "cu_seqlens: got torch.float32": {"cu_seqlens": torch.tensor([0.0, 8.0])},
+    "initial_state: got shape .* it needs one state a sequence": {
+        "cu_seqlens": torch.tensor([0, 4, 8]),
+        "initial_state": torch.zeros(1, 2, 16, 16),
+    },
     "g: got device meta": {"g": torch.zeros(1, 8, 2, 16, device="meta")},
 }
 
@@ -39,10 +46,29 @@ def test_the_argument_is_named(message):
         chunk_gla(**tensors() | WRONG[message])
 
 
-@pytest.mark.parametrize(("dims", "message"), [({"K": 257}, "q: got K = 257"), ({"V": 300}, "v: got V = 300")])
+@pytest.mark.parametrize(("dims", "message"), [({"K": 513}, "q: got K = 513"), ({"V": 600}, "v: got V = 600")])
 def test_head_dims_beyond_the_limit_are_refused(dims, message):
     with pytest.raises(ValueError, match=message):
         chunk_gla(**tensors(**dims))
+
+
+WRONG_VALUES = {
+    "g: got a gate of 0.5": {"g": torch.full((1, 8, 2, 16), 0.5)},
+    "g: got a gate of nan": {"g": torch.full((1, 8, 2, 16), torch.nan)},
+    "cu_seqlens: got .0, 6.; it needs": {"cu_seqlens": torch.tensor([0, 6])},
+    "cu_seqlens: got .0, 6, 4, 8.": {"cu_seqlens": torch.tensor([0, 6, 4, 8])},
+}
+
+
+@pytest.mark.parametrize("message", list(WRONG_VALUES))
+def test_wrong_values_are_named_when_a_check_is_asked_for(message):
+    with pytest.raises(ValueError, match=message):
+        chunk_gla(**tensors() | WRONG_VALUES[message], check=True)
+
+
+def test_packed_sequences_in_more_than_one_row_are_refused():
+    with pytest.raises(ValueError, match="q: got B = 2 beside cu_seqlens"):
+        chunk_gla(**tensors(B=2), cu_seqlens=torch.tensor([0, 8]))
 
 
 def test_float64_is_refused_with_the_way_out():

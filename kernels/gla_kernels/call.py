@@ -1,0 +1,255 @@
+"""One call of the kernels: its sizes, its buffers, and the launches of both passes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from gla_kernels.backward import gla_backward_kernel
+from gla_kernels.exact import gla_backward_exact, gla_forward_exact
+from gla_kernels.forward import gla_forward_kernel
+from gla_kernels.launch import LaunchPlan, Operands, Tile, exact_tile, operands, plan
+from gla_kernels.limits import padded
+
+_TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+def chunks_per_checkpoint(chunks: int) -> int:
+    """Chunks between two checkpoints of a sequence of `chunks` chunks, when states are not materialized.
+
+    A checkpoint is float32 and kept; the states of one piece are recomputed into scratch of half that size. About
+    the square root of the number of chunks keeps both small, in few steps: each is a kernel of its own to compile for.
+    """
+    for limit, every in ((64, 8), (256, 16), (1024, 32)):
+        if chunks <= limit:
+            return every
+    return 64
+
+
+@dataclass(frozen=True)
+class Call:
+    """Everything about a call but its tensors."""
+
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+    sequences: int
+    varlen: bool
+    gated: bool
+    scale: float
+    dtype: torch.dtype
+    plan: LaunchPlan
+
+    @property
+    def operands(self) -> Operands:
+        return operands(self.dtype)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the longest sequence there could be."""
+        return (self.T + self.plan.chunk_size - 1) // self.plan.chunk_size
+
+    @property
+    def every(self) -> int:
+        """Chunks between checkpoints, for sequences of average length."""
+        return chunks_per_checkpoint(self.chunks // self.sequences if self.varlen else self.chunks)
+
+    def slots(self, chunks: int) -> int:
+        """Pieces of `chunks` chunks in all sequences together; see `tiles.first_slot`."""
+        rows = chunks * self.plan.chunk_size
+        return self.T // rows + self.sequences if self.varlen else self.sequences * ((self.T + rows - 1) // rows)
+
+    def state_shape(self, slots: int) -> tuple[int, int, int, int]:
+        return slots, self.H, self.K, self.V
+
+    def kept_shape(self, materialize: bool) -> tuple[int, int, int, int]:
+        """Shape of what is kept for the backward: the state before every chunk, or before every `every`-th."""
+        return self.state_shape(self.slots(1 if materialize else self.every))
+
+    def kept_dtype(self, materialize: bool) -> torch.dtype:
+        return self.operands.dtype if materialize else torch.float32
+
+    def parts(self, tile: Tile) -> int:
+        """Blocks of value columns, each a program's."""
+        return (self.V + tile.block_v - 1) // tile.block_v
+
+    def constants(self, tile: Tile, exact: bool) -> dict[str, Any]:
+        """A kernel's compile-time arguments, but for what it reads and writes."""
+        BK, C = padded(self.K), self.plan.chunk_size
+        common = {"K": self.K, "V": self.V, "C": C, "VARLEN": self.varlen, "num_warps": tile.warps}
+        if self.plan.family == "hopper" and not exact:
+            return common | {"BK": 64, "BV": 64, "GATED": self.gated}
+        common |= {
+            "BK": BK,
+            "BV": tile.block_v,
+            "DOT": _TL_DTYPE[self.operands.dtype],
+            "PRECISION": self.operands.precision,
+        }
+        if exact:
+            return common | {"R": self.plan.exact_rows}
+        ragged = self.varlen or self.T % C != 0 or self.K != BK or self.V % tile.block_v != 0
+        return common | {"GATED": self.gated, "MASKED": ragged, "STAGES": tile.stages}
+
+    def launches(self, tile: Tile, plain: Any, exact: Any) -> list[tuple[Any, Tile, dict[str, Any]]]:
+        """The launches of a pass: the plain kernel, then the exact one for what it flags."""
+        launches = [(plain, tile, self.constants(tile, False))]
+        if self.gated:
+            smaller = exact_tile(self.K, self.V, self.dtype)
+            launches.append((exact, smaller, self.constants(smaller, True)))
+        return launches
+
+
+def make_call(
+    q: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None, scale: float,
+    chunk_size: int | None,
+) -> Call:  # fmt: skip
+    """The call for these tensors, whose values are not looked at."""
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    K, V = int(K), int(V)  # in a trace with symbolic shapes: these are fixed
+    choice = plan(K, V, q.dtype, chunk_size, q.device)
+    return Call(B, T, H, K, V, sequences, cu_seqlens is not None, g is not None, scale, q.dtype, choice)
+
+
+def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
+    """x as the call's kernels can read it: the last dimension in one piece, the others at any strides.
+
+    The Gluon kernels also need rows of aligned pieces of 16 bytes, and know it only of strides that 16 divides.
+    q, k and v cut from one projection are so. What is not is copied.
+    """
+    fits = x.stride(-1) == 1
+    if call.plan.family == "hopper":
+        fits = fits and all(stride % 16 == 0 for stride in x.stride()[:3]) and x.data_ptr() % 16 == 0
+    return x if fits else x.contiguous()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of a call: q, k [B, T, H, K], v [B, T, H, V], g [B, T, H, K] or None, cu_seqlens [N + 1] or None."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor | None
+    cu_seqlens: torch.Tensor | None
+
+    @classmethod
+    def of(
+        cls, call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
+        cu_seqlens: torch.Tensor | None,
+    ) -> "Inputs":  # fmt: skip
+        """The tensors as the call's kernels can read them."""
+        gates = None if g is None else readable(call, g)
+        return cls(readable(call, q), readable(call, k), readable(call, v), gates, cu_seqlens)
+
+    def strides(self, *more: torch.Tensor) -> tuple[int, ...]:
+        """Strides of batch, time and head of q, k, v, g (0 without one) and `more`, as the kernels take them."""
+        each = [(0, 0, 0) if x is None else x.stride()[:3] for x in (self.q, self.k, self.v, self.g, *more)]
+        return tuple(stride for strides in each for stride in strides)
+
+
+def forward_kernel(call: Call) -> Any:
+    """The kernel of the plain form in the call's family."""
+    if call.plan.family == "hopper":
+        from gla_kernels.hopper_forward import gla_forward_hopper
+
+        return gla_forward_hopper
+    return gla_forward_kernel
+
+
+def backward_kernel(call: Call) -> Any:
+    """The kernel of the plain form in the call's family."""
+    if call.plan.family == "hopper":
+        from gla_kernels.hopper_backward import gla_backward_hopper
+
+        return gla_backward_hopper
+    return gla_backward_kernel
+
+
+def run_forward(
+    call: Call,
+    inputs: Inputs,
+    flags: torch.Tensor,
+    *,
+    first: int = 0,
+    count: int | None = None,
+    o: torch.Tensor | None = None,
+    initial: torch.Tensor | None = None,
+    from_checkpoint: bool = False,
+    final: torch.Tensor | None = None,
+    states: torch.Tensor | None = None,
+    checkpoints: torch.Tensor | None = None,
+) -> None:
+    """Runs the forward over chunks first .. first + count of every sequence; an output that is None is not computed.
+
+    Only a run that computes o raises flags. `from_checkpoint`: `initial` is a buffer of checkpoints, and `states` has
+    room for `count` chunks of every sequence.
+    """
+    for kernel, tile, constants in call.launches(call.plan.forward, forward_kernel(call), gla_forward_exact):
+        kernel[(call.sequences * call.H * call.parts(tile),)](
+            inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags, inputs.cu_seqlens,
+            call.scale, *inputs.strides(), call.T, call.H, first, call.chunks if count is None else count, call.every,
+            HAS_INITIAL=initial is not None, FROM_CHECKPOINT=from_checkpoint, STORE_O=o is not None,
+            STORE_FINAL=final is not None, STORE_STATES=states is not None,
+            STORE_CHECKPOINTS=checkpoints is not None, **constants,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Where the backward writes: dq, dk and dg in one part a block of value columns, dv whole."""
+
+    dq: torch.Tensor
+    dk: torch.Tensor
+    dv: torch.Tensor
+    dg: torch.Tensor | None
+
+    @classmethod
+    def empty(cls, call: Call, inputs: Inputs) -> "Gradients":
+        parts = call.parts(call.plan.backward)
+
+        def part_buffer(x: torch.Tensor) -> torch.Tensor:
+            return x.new_empty((*x.shape[:3], parts, call.K), dtype=x.dtype if parts == 1 else torch.float32)
+
+        dg = None if inputs.g is None else part_buffer(inputs.g)
+        return cls(part_buffer(inputs.q), part_buffer(inputs.k), inputs.v.new_empty(inputs.v.shape), dg)
+
+    def summed(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """dq, dk, dv and dg in their inputs' shapes and types."""
+
+        def total(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+            return parts.squeeze(3) if parts.shape[3] == 1 else parts.sum(3).to(like.dtype)
+
+        dg = None if inputs.g is None or self.dg is None else total(self.dg, inputs.g)
+        return total(self.dq, inputs.q), total(self.dk, inputs.k), self.dv, dg
+
+
+def run_backward(
+    call: Call,
+    inputs: Inputs,
+    do: torch.Tensor,
+    states: torch.Tensor,
+    flags: torch.Tensor,
+    failed: torch.Tensor,
+    gradients: Gradients,
+    *,
+    first: int = 0,
+    count: int | None = None,
+    from_checkpoint: bool = False,
+    dfinal: torch.Tensor | None = None,
+    dinitial: torch.Tensor | None = None,
+) -> None:
+    """Runs the backward over chunks first .. first + count of every sequence, whose states are in `states`."""
+    for kernel, tile, constants in call.launches(call.plan.backward, backward_kernel(call), gla_backward_exact):
+        kernel[(call.sequences * call.H * call.parts(tile),)](
+            inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags, failed, dfinal,
+            gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
+            call.scale, *inputs.strides(do), call.T, call.H, first, call.chunks if count is None else count,
+            FROM_CHECKPOINT=from_checkpoint, HAS_DFINAL=dfinal is not None, STORE_DINITIAL=dinitial is not None,
+            **constants,
+        )  # fmt: skip

@@ -1,0 +1,275 @@
+"""Forward and backward for the sequences and heads that the plain form cannot do: resets, huge spans, huge values.
+
+Both kernels are launched after every plain one and return at once where its flag is not up. They work on subchunks of
+R rows and never form the inverse of a decay: a tree of references (`tiles.tree_level`) makes every pair's decay from
+two factors of at most 1, and states enter and leave a subchunk by sums of their own gates. -inf is a reset.
+
+States are stored raw, before every chunk of C rows as in the plain form; the backward walks the subchunks of a chunk
+in reverse and makes the state before each again from the chunk's. Clear rather than fast.
+"""
+
+import triton
+import triton.language as tl
+
+from gla_kernels.tiles import (
+    LOG2E,
+    exact_gates,
+    first_slot,
+    load_tile,
+    locate,
+    select_sum,
+    store_tile,
+    tree_level,
+)
+
+
+@triton.jit
+def exact_scores(q, k, step_gates, steps, R: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """tril(q k^T with every pair's own decay), (R, R) float32, for any gates; q (scaled) and k are (R, BK) float32."""
+    own = tl.sum(q * k, axis=1)
+    scores = tl.where(steps[:, None] == steps[None, :], own[:, None], 0.0)
+    size = 1
+    while size < R:
+        factor, late, pairs = tree_level(step_gates, steps, size, DOT)
+        ql = tl.where(late[:, None], q * factor, 0.0).to(DOT)
+        kl = tl.where(late[:, None], 0.0, k * factor).to(DOT)
+        product = tl.dot(ql, tl.trans(kl), input_precision=PRECISION)
+        scores += tl.where(pairs, product, 0.0)
+        size *= 2
+    return scores
+
+
+@triton.jit
+def exact_intra(q, k, dA, dAt, step_gates, steps, R: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr,
+                PRECISION: tl.constexpr):  # fmt: skip
+    """Inside a subchunk, for any gates: (transposed scores (R, R), dq, dk, k dk - q dq (R, BK)), all float32.
+
+    q (scaled) and k are (R, BK) float32, dA and dAt the gradient of the scores and its transpose. Level by level
+    of the tree; dq is with respect to the scaled q. The pair of a token with itself has no gate and adds nothing
+    to the last result.
+    """
+    diagonal = steps[:, None] == steps[None, :]
+    own = tl.sum(q * k, axis=1)
+    scores_t = tl.where(diagonal, own[:, None], 0.0)
+    own_grad = tl.sum(tl.where(diagonal, dA, 0.0), axis=1)
+    dq = own_grad[:, None] * k
+    dk = own_grad[:, None] * q
+    balance = tl.zeros([R, BK], dtype=tl.float32)
+    size = 1
+    while size < R:
+        factor, late, pairs = tree_level(step_gates, steps, size, DOT)
+        block = steps // size // 2
+        pairs_t = (block[:, None] == block[None, :]) & (late[:, None] == 0) & late[None, :]
+        ql = tl.where(late[:, None], q * factor, 0.0).to(DOT)
+        kl = tl.where(late[:, None], 0.0, k * factor).to(DOT)
+        scores_t += tl.where(pairs_t, tl.dot(kl, tl.trans(ql), input_precision=PRECISION), 0.0)
+        dql = tl.dot(tl.where(pairs, dA, 0.0).to(DOT), kl, input_precision=PRECISION)
+        dkl = tl.dot(tl.where(pairs_t, dAt, 0.0).to(DOT), ql, input_precision=PRECISION)
+        dq += dql * factor
+        dk += dkl * factor
+        balance += kl.to(tl.float32) * dkl - ql.to(tl.float32) * dql
+        size *= 2
+    return scores_t, dq, dk, balance
+
+
+@triton.jit
+def advance(S, k, v, step_gates, steps, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """The state [BK, BV] after a subchunk: S decayed by all of its gates, and every key by those after it."""
+    until_end = select_sum(steps[:, None] < steps[None, :], step_gates, 3, DOT)
+    ks = (k * tl.exp2(until_end)).to(DOT)
+    S *= tl.exp2(tl.sum(step_gates, axis=0))[:, None]
+    return tl.dot(tl.trans(ks), v, S, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["T", "H", "first", "count", "every"])
+def gla_forward_exact(
+    q, k, v, g, o, initial, final, states, checkpoints, flags, cu, scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    T, H, first, count, every,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    R: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    VARLEN: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    FROM_CHECKPOINT: tl.constexpr,
+    STORE_O: tl.constexpr,
+    STORE_FINAL: tl.constexpr,
+    STORE_STATES: tl.constexpr,
+    STORE_CHECKPOINTS: tl.constexpr,
+):  # fmt: skip
+    """`gla_forward_kernel` for the flagged sequences and heads; the same arguments, and R rows of a subchunk."""
+    blocks_v: tl.constexpr = (V + BV - 1) // BV
+    ratio: tl.constexpr = C // R
+    pid = tl.program_id(0)
+    iv = pid % blocks_v
+    n = pid // blocks_v // H
+    h = pid // blocks_v % H
+    if tl.load(flags + n * H + h) == 0:
+        return
+    b, begin, length = locate(cu, n, T, VARLEN)
+    rows_left = length - first * C
+    subchunks = (tl.minimum(rows_left, count * C) + R - 1) // R
+    b = b.to(tl.int64) if not VARLEN else b
+    t = (begin + first * C).to(tl.int64)
+    q += b * q_b + t * q_t + h * q_h
+    k += b * k_b + t * k_t + h * k_h
+    v += b * v_b + t * v_t + h * v_h
+    g += b * g_b + t * g_t + h * g_h
+    if STORE_O:
+        o += ((b * T + t) * H + h) * V
+    if STORE_STATES:
+        slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
+        states += (slot.to(tl.int64) * H + h) * K * V
+    checkpoint = first_slot(n, begin, length, every * C, VARLEN) + first // every
+    kcols = tl.arange(0, BK)
+    vcols = iv * BV + tl.arange(0, BV)
+    steps = tl.arange(0, R)
+    inside = (kcols[:, None] < K) & (vcols[None, :] < V)
+    state_at = kcols[:, None] * V + vcols[None, :]
+    if HAS_INITIAL:
+        at = checkpoint if FROM_CHECKPOINT else n
+        S = load_tile(initial + (at.to(tl.int64) * H + h) * K * V, kcols, vcols, V, K, V, True).to(tl.float32)
+    else:
+        S = tl.zeros([BK, BV], dtype=tl.float32)
+    for i in range(0, subchunks):
+        bk = load_tile(k, steps, kcols, k_t, rows_left, K, True).to(tl.float32)
+        bv = load_tile(v, steps, vcols, v_t, rows_left, V, True).to(DOT)
+        step_gates = exact_gates(load_tile(g, steps, kcols, g_t, rows_left, K, True))
+        if STORE_CHECKPOINTS:
+            there = checkpoints + ((checkpoint + i // (every * ratio)).to(tl.int64) * H + h) * K * V
+            tl.store(there + state_at, S, mask=inside & (i % (every * ratio) == 0))
+        if STORE_STATES:
+            there = states + (i // ratio) * (H.to(tl.int64) * K * V)
+            tl.store(there + state_at, S.to(DOT), mask=inside & (i % ratio == 0))
+        if STORE_O:
+            bq = load_tile(q, steps, kcols, q_t, rows_left, K, True).to(tl.float32) * scale
+            since_start = select_sum(steps[:, None] >= steps[None, :], step_gates, 3, DOT)
+            scores = exact_scores(bq, bk, step_gates, steps, R, DOT, PRECISION).to(DOT)
+            bo = tl.dot((bq * tl.exp2(since_start)).to(DOT), S.to(DOT), input_precision=PRECISION)
+            bo = tl.dot(scores, bv, bo, input_precision=PRECISION)
+            store_tile(o, bo, steps, vcols, H * V, rows_left, V, True)
+            o += R * H * V
+        S = advance(S, bk, bv, step_gates, steps, DOT, PRECISION)
+        q += R * q_t
+        k += R * k_t
+        v += R * v_t
+        g += R * g_t
+        rows_left -= R
+    if STORE_FINAL:
+        store_tile(final + (n.to(tl.int64) * H + h) * K * V, S, kcols, vcols, V, K, V, True)
+
+
+@triton.jit(do_not_specialize=["T", "H", "first", "count"])
+def gla_backward_exact(
+    q, k, v, g, do, states, flags, failed, dfinal, dq, dk, dv, dg, dinitial, cu, scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
+    T, H, first, count,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    R: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    VARLEN: tl.constexpr,
+    FROM_CHECKPOINT: tl.constexpr,
+    HAS_DFINAL: tl.constexpr,
+    STORE_DINITIAL: tl.constexpr,
+):  # fmt: skip
+    """`gla_backward_kernel` for the flagged sequences and heads; the same arguments, and R rows of a subchunk."""
+    blocks_v: tl.constexpr = (V + BV - 1) // BV
+    ratio: tl.constexpr = C // R
+    pid = tl.program_id(0)
+    iv = pid % blocks_v
+    nh = pid // blocks_v
+    n = nh // H
+    h = nh % H
+    flagged = tl.load(flags + nh) != 0
+    if not flagged:
+        if tl.load(failed + nh) == 0:
+            return
+    b, begin, length = locate(cu, n, T, VARLEN)
+    chunks = tl.maximum(tl.minimum((length + C - 1) // C - first, count), 0)
+    b = b.to(tl.int64) if not VARLEN else b
+    t = (begin + first * C).to(tl.int64)
+    q += b * q_b + t * q_t + h * q_h
+    k += b * k_b + t * k_t + h * k_h
+    v += b * v_b + t * v_t + h * v_h
+    g += b * g_b + t * g_t + h * g_h
+    do += b * do_b + t * do_t + h * do_h
+    out = (b * T + t) * H + h
+    grad_stride = H * blocks_v * K
+    part = (out * blocks_v + iv) * K
+    dq += part
+    dk += part
+    dg += part
+    dv += out * V
+    slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
+    states += (slot.to(tl.int64) * H + h) * K * V
+    kcols = tl.arange(0, BK)
+    vcols = iv * BV + tl.arange(0, BV)
+    steps = tl.arange(0, R)
+    lower = steps[:, None] >= steps[None, :]
+    upper = steps[:, None] <= steps[None, :]
+    if HAS_DFINAL:
+        dS = load_tile(dfinal + nh.to(tl.int64) * K * V, kcols, vcols, V, K, V, True).to(tl.float32)
+    else:
+        dS = tl.zeros([BK, BV], dtype=tl.float32)
+    for back in range(0, chunks):
+        chunk = (chunks - 1 - back).to(tl.int64)
+        chunk_rows = length - (first + chunk.to(tl.int32)) * C
+        S_chunk = load_tile(states + chunk * H * K * V, kcols, vcols, V, K, V, True).to(tl.float32)
+        if not flagged:
+            # Only the plain backward failed: the states are as the plain forward left them, in the chunk's frame.
+            rows = tl.arange(0, C)
+            gates = load_tile(g + chunk * C * g_t, rows, kcols, g_t, chunk_rows, K, True).to(tl.float32)
+            S_chunk *= tl.exp2(tl.sum(gates, axis=0) * (-0.5 * LOG2E))[:, None]
+        for back_in_chunk in range(0, ratio):
+            sub = ratio - 1 - back_in_chunk
+            S = S_chunk
+            for before in range(0, sub):
+                row = chunk * C + before * R
+                rows_left = chunk_rows - before * R
+                bk = load_tile(k + row * k_t, steps, kcols, k_t, rows_left, K, True).to(tl.float32)
+                bv = load_tile(v + row * v_t, steps, vcols, v_t, rows_left, V, True).to(DOT)
+                step_gates = exact_gates(load_tile(g + row * g_t, steps, kcols, g_t, rows_left, K, True))
+                S = advance(S, bk, bv, step_gates, steps, DOT, PRECISION)
+            row = chunk * C + sub * R
+            rows_left = chunk_rows - sub * R
+            bq = load_tile(q + row * q_t, steps, kcols, q_t, rows_left, K, True).to(tl.float32) * scale
+            bk = load_tile(k + row * k_t, steps, kcols, k_t, rows_left, K, True).to(tl.float32)
+            bv = load_tile(v + row * v_t, steps, vcols, v_t, rows_left, V, True).to(DOT)
+            bdo = load_tile(do + row * do_t, steps, vcols, do_t, rows_left, V, True).to(DOT)
+            step_gates = exact_gates(load_tile(g + row * g_t, steps, kcols, g_t, rows_left, K, True))
+            q_factor = tl.exp2(select_sum(lower, step_gates, 3, DOT))
+            k_factor = tl.exp2(select_sum(steps[:, None] < steps[None, :], step_gates, 3, DOT))
+            qs = (bq * q_factor).to(DOT)
+            ks = (bk * k_factor).to(DOT)
+            Sd = S.to(DOT)
+            dSd = dS.to(DOT)
+            dA = tl.where(lower, tl.dot(bdo, tl.trans(bv), input_precision=PRECISION), 0.0)
+            dAt = tl.where(upper, tl.dot(bv, tl.trans(bdo), input_precision=PRECISION), 0.0)
+            dq_state = tl.dot(bdo, tl.trans(Sd), input_precision=PRECISION)
+            dk_state = tl.dot(bv, tl.trans(dSd), input_precision=PRECISION)
+            scores_t, bdq, bdk, balance = exact_intra(bq, bk, dA, dAt, step_gates, steps, R, BK, DOT, PRECISION)
+            balance += ks.to(tl.float32) * dk_state - qs.to(tl.float32) * dq_state
+            bdq = (bdq + dq_state * q_factor) * scale
+            bdk += dk_state * k_factor
+            bdv = tl.dot(scores_t.to(DOT), bdo, input_precision=PRECISION)
+            bdv = tl.dot(ks, dSd, bdv, input_precision=PRECISION)
+            dS *= tl.exp2(tl.sum(step_gates, axis=0))[:, None]
+            dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
+            start = tl.sum(Sd.to(tl.float32) * dS, axis=1)
+            bdg = select_sum(steps[:, None] > steps[None, :], balance, 3, DOT) + start[None, :]
+            store_tile(dv + row * H * V, bdv, steps, vcols, H * V, rows_left, V, True)
+            store_tile(dq + row * grad_stride, bdq, steps, kcols, grad_stride, rows_left, K, True)
+            store_tile(dk + row * grad_stride, bdk, steps, kcols, grad_stride, rows_left, K, True)
+            store_tile(dg + row * grad_stride, bdg, steps, kcols, grad_stride, rows_left, K, True)
+    if STORE_DINITIAL:
+        store_tile(dinitial + nh.to(tl.int64) * K * V, dS, kcols, vcols, V, K, V, True)

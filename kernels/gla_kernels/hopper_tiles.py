@@ -1,0 +1,198 @@
+"""Pieces that the Gluon kernels for Hopper are made of: layouts, copies, the chunk's gate frame, wgmma products.
+
+Shapes in comments: C = 64 rows of a chunk, BK and BV = key and value columns of a tile. A product is one `wgmma` of a
+warpgroup of 4 warps, so a kernel with 4 warps has every accumulator whole in its registers and can hand it to the next
+product as the left operand without a trip through shared memory.
+
+Gates are handled in log2 units. They are summed by products with constant matrices: a float32 gate is split into two
+bfloat16 parts (16 bits), products with +-1/2 and 1 are exact and the accumulator is float32.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+# Triton 3.7 renamed it.
+thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+LOG2E = gl.constexpr(1.4426950408889634)
+# Rows of the constant that sums a chunk's gates: as few as shared memory has room for, two products a part.
+ONES_ROWS = gl.constexpr(32)
+
+
+@gluon.constexpr_function
+def accumulator(rows: int, cols: int) -> gl.NVMMADistributedLayout:
+    """Layout of a product's [rows, cols] accumulator over 4 warps."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, cols, 16])
+
+
+@gluon.constexpr_function
+def left_operand(rows: int, cols: int) -> gl.DotOperandLayout:
+    """Layout of a product's left operand in registers; an accumulator of that shape converts to it without moving."""
+    return gl.DotOperandLayout(0, accumulator(rows, cols), 2)
+
+
+@gluon.constexpr_function
+def copy_layout(cols: int, bits: int) -> gl.BlockedLayout:
+    """Pieces of 16 bytes, those of a row in neighbouring threads."""
+    piece = 128 // bits
+    across = min(32, cols // piece)
+    return gl.BlockedLayout([1, piece], [32 // across, across], [4, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def operand_layout(rows: int, cols: int) -> gl.NVMMASharedLayout:
+    """Shared-memory layout of a bfloat16 operand."""
+    return gl.NVMMASharedLayout.get_default_for([rows, cols], gl.bfloat16)
+
+
+@gluon.constexpr_function
+def gate_layout() -> gl.SwizzledSharedLayout:
+    """Shared-memory layout of a tile of float32 gates, read and written in pieces of 16 bytes."""
+    return gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
+
+
+@gluon.jit
+def opaque(x):
+    """x (int32), as a value that the compiler knows nothing about and computes anew wherever it stands.
+
+    Two reasons. ptxas 12.8 loses a register operand of `wgmma` that it can fold to a constant (it writes the register
+    after the product has read it), so masks must not be foldable. And row numbers that a loop could hoist, offsets
+    by the dozen, cost more registers than computing them again.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def reciprocal(x):
+    """1 / x to one unit in the last place, by the one instruction for it."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def split(x):
+    """float32 x as the sum of two bfloat16: 16 of its bits. The first is cut, not rounded, which costs one `and`."""
+    high = (x.to(gl.int32, bitcast=True) & -65536).to(gl.float32, bitcast=True)
+    return high.to(gl.bfloat16), (x - high).to(gl.bfloat16)
+
+
+@gluon.jit
+def offsets_and_mask(R: gl.constexpr, W: gl.constexpr, stride, rows_left, N: gl.constexpr, layout: gl.constexpr):
+    """Offsets of a tile [R, W] with rows `stride` apart, and which of it lie in the first rows_left rows, N columns."""
+    rows = opaque(gl.arange(0, R, gl.SliceLayout(1, layout)))
+    cols = gl.arange(0, W, gl.SliceLayout(0, layout))
+    mask = (rows < rows_left)[:, None]
+    if N % W != 0:
+        mask = mask & (cols < N)[None, :]
+    return rows[:, None] * stride + cols[None, :], mask
+
+
+@gluon.jit
+def fetch(tile, ptr, stride, rows_left, N: gl.constexpr, layout: gl.constexpr):
+    """Starts the copy of ptr[0:R, 0:W] into the shared `tile` [R, W]; zeros beyond rows_left rows and N columns."""
+    offsets, mask = offsets_and_mask(tile.shape[0], tile.shape[1], stride, rows_left, N, layout)
+    async_copy.async_copy_global_to_shared(tile, ptr + offsets, mask)
+
+
+@gluon.jit
+def put(ptr, x, stride, rows_left, N: gl.constexpr, layout: gl.constexpr):
+    """Writes x [R, W], held in `layout`, to ptr[0:R, 0:W] as far as rows_left and N go."""
+    offsets, mask = offsets_and_mask(x.shape[0], x.shape[1], stride, rows_left, N, layout)
+    gl.store(ptr + offsets, x.to(ptr.dtype.element_ty), mask)
+
+
+@gluon.jit
+def product(a, b, M: gl.constexpr, N: gl.constexpr):
+    """Starts a @ b, [M, N] float32."""
+    zeros = gl.zeros([M, N], gl.float32, accumulator(M, N))
+    return warpgroup_mma(a, b, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def add_product(a, b, acc):
+    """Starts acc + a @ b."""
+    return warpgroup_mma(a, b, acc, is_async=True)
+
+
+@gluon.jit
+def triangle(C: gl.constexpr, LOWER: gl.constexpr, INCLUSIVE: gl.constexpr):
+    """Mask [C, C] of the pairs (i, j) with j <= i (LOWER) or j >= i, or without the diagonal."""
+    layout: gl.constexpr = accumulator(C, C)
+    i = opaque(gl.arange(0, C, gl.SliceLayout(1, layout)))[:, None]
+    j = gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]
+    if LOWER:
+        return i >= j if INCLUSIVE else i > j
+    return i <= j if INCLUSIVE else i < j
+
+
+@gluon.jit
+def masked_operand(x, mask):
+    """x (C, C) float32 where the mask holds, else 0, as a left operand. What the mask drops may be inf or NaN."""
+    C: gl.constexpr = x.shape[0]
+    return gl.convert_layout(gl.where(mask, x, 0.0).to(gl.bfloat16), left_operand(C, C))
+
+
+@gluon.jit
+def make_ones():
+    """The shared constant [ONES_ROWS, 8] of ones that `start_gate_frame` sums gates with."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [4, 1], [1, 0])
+    ones = gl.full([ONES_ROWS, 8], 1.0, gl.bfloat16, layout)
+    return gl.allocate_shared_memory(gl.bfloat16, [ONES_ROWS, 8], operand_layout(ONES_ROWS, 8), ones)
+
+
+@gluon.jit
+def start_gate_frame(parts, ones, C: gl.constexpr, BK: gl.constexpr):
+    """Starts the sums of a chunk's gates: the cumulative gate about its middle, and its total.
+
+    `parts` holds both halves of the gates in log2, [2, C, BK]. With the middle r = G_last / 2,
+
+        G - r = (lower triangle - 1/2) @ gates (C, BK),    G_last = gates^T @ 1 (BK, 8), in every column the same.
+
+    The second comes with the keys down the rows, as the state has them.
+    """
+    half = gl.where(triangle(C, True, True), 0.5, -0.5).to(gl.bfloat16)
+    half = gl.convert_layout(half, left_operand(C, C))
+    G = product(half, parts.index(0), C, BK)
+    G = add_product(half, parts.index(1), G)
+    total = gl.zeros([BK, 8], gl.float32, accumulator(BK, 8))
+    for n in gl.static_range(2 * C // ONES_ROWS):
+        rows = parts.index(n % 2).slice(n // 2 * ONES_ROWS, ONES_ROWS, 0)
+        total = add_product(rows.permute((1, 0)), ones, total)
+    return G, total
+
+
+@gluon.jit
+def chunk_total(total, BK: gl.constexpr, BV: gl.constexpr):
+    """The chunk's G_last (BK), held as the rows of a state [BK, BV] are, from `start_gate_frame`'s total (BK, 8)."""
+    return gl.convert_layout(gl.max(total, axis=1), gl.SliceLayout(1, accumulator(BK, BV)))
+
+
+@gluon.jit
+def locate(cu, n, T, VARLEN: gl.constexpr):
+    """The batch row, the first token and the length of sequence n: row n whole, or cu[n] to cu[n + 1] of the one row."""
+    if VARLEN:
+        begin = gl.load(cu + n).to(gl.int32)
+        return 0, begin, gl.load(cu + n + 1).to(gl.int32) - begin
+    return n, 0, T
+
+
+@gluon.jit
+def first_slot(n, begin, length, rows, VARLEN: gl.constexpr):
+    """Where sequence n's pieces of `rows` tokens begin in a buffer that holds those of all sequences.
+
+    Packed sequences: begin // rows + n is known without the lengths before, and no two sequences overlap.
+    """
+    if VARLEN:
+        return begin // rows + n
+    return n * ((length + rows - 1) // rows)
+
+
+@gluon.jit
+def load_state(ptr, K: gl.constexpr, V: gl.constexpr, layout: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr):
+    """Reads a state [K, V] float32 as a tile [BK, BV] in `layout`, with zeros beyond."""
+    offsets, mask = offsets_and_mask(BK, BV, V, K, V, layout)
+    return gl.load(ptr + offsets, mask=mask, other=0.0)

@@ -1,0 +1,195 @@
+"""The kernels as `torch.library` operators, with fake implementations and autograd.
+
+`gla_kernels::chunk_forward` gives what the user gets (o, the final state) and what `gla_kernels::chunk_backward`
+needs (the kept states, the flags). An output that was not asked for is an empty tensor.
+"""
+
+from typing import Any
+
+import torch
+
+from gla_kernels.call import Call, Gradients, Inputs, make_call, readable, run_backward, run_forward
+
+# What a forward keeps for the backward.
+KEEP_NOTHING, KEEP_STATES, KEEP_CHECKPOINTS = 0, 1, 2
+
+
+def _absent(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return like.new_empty(0, dtype=dtype)
+
+
+def _flags(call: Call, like: torch.Tensor) -> torch.Tensor:
+    """One integer a sequence and head. A kernel that gives it several programs writes only raised flags."""
+    shape = (call.sequences, call.H)
+    if call.plan.family == "hopper":
+        return like.new_empty(shape, dtype=torch.int32)
+    return like.new_zeros(shape, dtype=torch.int32)
+
+
+def _chunk_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None,
+    initial_state: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    scale: float,
+    output_final_state: bool,
+    keep: int,
+    chunk_size: int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """o, the final states or nothing, what is kept or nothing, and the flags."""
+    call = make_call(q, v, g, cu_seqlens, scale, chunk_size)
+    o, final, kept, flags = _forward_outputs(call, q, v, output_final_state, keep)
+    with torch.cuda.device_of(q):
+        run_forward(
+            call, Inputs.of(call, q, k, v, g, cu_seqlens), flags, o=o, initial=initial_state,
+            final=final if output_final_state else None,
+            states=kept if keep == KEEP_STATES else None,
+            checkpoints=kept if keep == KEEP_CHECKPOINTS else None,
+        )  # fmt: skip
+    return o, final, kept, flags
+
+
+def _forward_outputs(
+    call: Call, q: torch.Tensor, v: torch.Tensor, output_final_state: bool, keep: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    final = kept = None
+    if output_final_state:
+        final = q.new_empty(call.state_shape(call.sequences), dtype=torch.float32)
+    if keep != KEEP_NOTHING:
+        materialize = keep == KEEP_STATES
+        kept = q.new_empty(call.kept_shape(materialize), dtype=call.kept_dtype(materialize))
+    return (
+        v.new_empty(v.shape),
+        _absent(q, torch.float32) if final is None else final,
+        _absent(q) if kept is None else kept,
+        _flags(call, q),
+    )
+
+
+def _fake_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial_state: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None, scale: float, output_final_state: bool, keep: int, chunk_size: int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    call = make_call(q, v, g, cu_seqlens, scale, chunk_size)
+    return _forward_outputs(call, q, v, output_final_state, keep)
+
+
+def _chunk_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    do: torch.Tensor,
+    dfinal: torch.Tensor | None,
+    kept: torch.Tensor,
+    flags: torch.Tensor,
+    scale: float,
+    has_initial: bool,
+    keep: int,
+    chunk_size: int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dq, dk, dv, dg or nothing, and the gradient of the initial states or nothing."""
+    call = make_call(q, v, g, cu_seqlens, scale, chunk_size)
+    inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
+    do = readable(call, do)
+    gradients = Gradients.empty(call, inputs)
+    failed = _flags(call, q)
+
+    def state_gradient(wanted: bool) -> torch.Tensor | None:
+        return q.new_empty(call.state_shape(call.sequences), dtype=torch.float32) if wanted else None
+
+    with torch.cuda.device_of(q):
+        if keep == KEEP_STATES:
+            dstate = state_gradient(has_initial)
+            run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dstate)
+        else:
+            scratch = q.new_empty(call.state_shape(call.sequences * call.every), dtype=call.operands.dtype)
+            dstate = dfinal
+            for first in reversed(range(0, call.chunks, call.every)):
+                piece: dict[str, Any] = {"first": first, "count": call.every, "from_checkpoint": True}
+                run_forward(call, inputs, flags, initial=kept, states=scratch, **piece)
+                dbefore = state_gradient(first > 0 or has_initial)
+                run_backward(
+                    call, inputs, do, scratch, flags, failed, gradients, dfinal=dstate, dinitial=dbefore, **piece
+                )
+                dstate = dbefore
+        dq, dk, dv, dg = gradients.summed(inputs)
+    return (
+        dq,
+        dk,
+        dv,
+        _absent(q, torch.float32) if dg is None else dg,
+        _absent(q, torch.float32) if dstate is None else dstate,
+    )
+
+
+def _fake_backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None,
+    do: torch.Tensor, dfinal: torch.Tensor | None, kept: torch.Tensor, flags: torch.Tensor, scale: float,
+    has_initial: bool, keep: int, chunk_size: int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    call = make_call(q, v, g, cu_seqlens, scale, chunk_size)
+    return (
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
+        _absent(q, torch.float32) if g is None else g.new_empty(g.shape),
+        q.new_empty(call.state_shape(call.sequences), dtype=torch.float32)
+        if has_initial
+        else _absent(q, torch.float32),
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    q, k, v, g, initial_state, cu_seqlens, scale, _, keep, chunk_size = inputs
+    _, _, kept, flags = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(kept, flags)
+    ctx.save_for_backward(q, k, v, g, cu_seqlens, kept, flags)
+    ctx.settings = scale, initial_state is not None, keep, chunk_size
+
+
+def _backward(
+    ctx: Any, do: torch.Tensor | None, dfinal: torch.Tensor | None, *_: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    q, k, v, g, cu_seqlens, kept, flags = ctx.saved_tensors
+    scale, has_initial, keep, chunk_size = ctx.settings
+    do = torch.zeros_like(v) if do is None else do
+    dfinal = None if dfinal is None else dfinal.contiguous()
+    dq, dk, dv, dg, dinitial = chunk_backward(
+        q, k, v, g, cu_seqlens, do, dfinal, kept, flags, scale, has_initial, keep, chunk_size
+    )
+    return (
+        dq, dk, dv, None if g is None else dg, dinitial if has_initial else None, None, None, None, None, None,
+    )  # fmt: skip
+
+
+def _refuse(ctx: Any, *grads: torch.Tensor | None) -> None:  # noqa: ARG001
+    raise RuntimeError("the gradients of chunk_gla and chunk_linear_attn cannot be differentiated again")
+
+
+# Defined by hand and not by `torch.library.custom_op`, whose wrappers cost a call 0.1 ms and a process the import of
+# torch's compiler.
+_LIBRARY = torch.library.Library("gla_kernels", "DEF")
+_LIBRARY.define(
+    "chunk_forward(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? initial_state, Tensor? cu_seqlens, float scale,"
+    " bool output_final_state, int keep, int? chunk_size) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "chunk_backward(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? cu_seqlens, Tensor do, Tensor? dfinal,"
+    " Tensor kept, Tensor flags, float scale, bool has_initial, int keep, int? chunk_size)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+for _device in ("CPU", "CUDA"):  # on a CPU: Triton's interpreter
+    _LIBRARY.impl("chunk_forward", _chunk_forward, _device)
+    _LIBRARY.impl("chunk_backward", _chunk_backward, _device)
+torch.library.register_fake("gla_kernels::chunk_forward", _fake_forward, lib=_LIBRARY)
+torch.library.register_fake("gla_kernels::chunk_backward", _fake_backward, lib=_LIBRARY)
+torch.library.register_autograd("gla_kernels::chunk_forward", _backward, setup_context=_setup, lib=_LIBRARY)
+torch.library.register_autograd("gla_kernels::chunk_backward", _refuse, lib=_LIBRARY)
+
+chunk_forward = torch.ops.gla_kernels.chunk_forward.default
+chunk_backward = torch.ops.gla_kernels.chunk_backward.default
