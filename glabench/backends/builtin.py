@@ -1,6 +1,7 @@
 """The backends that come with glabench."""
 
 from glabench.backends.base import Backend
+from glabench.backends.fla import FlaGla, FlaLinear
 from glabench.backends.flash import FlashAttn, SdpaCudnn, SdpaFlash, SdpaMath
 from glabench.backends.gla import GlaRecurrentTorch, GlaTorch, GlaTriton, LinearTorch, LinearTriton
 from glabench.backends.mamba import Mamba1
@@ -11,6 +12,8 @@ BACKENDS: list[Backend] = [
     GlaTorch(),
     GlaRecurrentTorch(),
     LinearTorch(),
+    FlaGla(),
+    FlaLinear(),
     SdpaFlash(),
     SdpaCudnn(),
     SdpaMath(),

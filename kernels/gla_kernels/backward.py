@@ -120,7 +120,6 @@ def gla_backward_kernel(
         dAt = tl.where(upper, tl.dot(bv, tl.trans(bdo), input_precision=PRECISION), 0.0)
         scores_t = tl.where(upper, tl.dot(ks, tl.trans(qs), input_precision=PRECISION), 0.0)
         dSd = dS.to(DOT)
-        dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
         bdv = tl.dot(scores_t.to(DOT), bdo, input_precision=PRECISION)
         bdv = tl.dot(ks, dSd, bdv, input_precision=PRECISION)
         store_tile(dv, bdv, steps, vcols, H * V, rows_left, V, MASKED)
@@ -128,6 +127,7 @@ def gla_backward_kernel(
         bdq = tl.dot(bdo, tl.trans(Sd), bdq, input_precision=PRECISION)
         bdk = tl.dot(bv, tl.trans(dSd), input_precision=PRECISION)
         bdk = tl.dot(dAt.to(DOT), qs, bdk, input_precision=PRECISION)
+        dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
         if GATED:
             balance = ks.to(tl.float32) * bdk - qs.to(tl.float32) * bdq
             start = tl.sum(Sd.to(tl.float32) * dS, axis=1)

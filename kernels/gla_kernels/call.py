@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
 from gla_kernels.backward import gla_backward_kernel
@@ -19,10 +18,10 @@ _TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 def chunks_per_checkpoint(chunks: int) -> int:
     """Chunks between two checkpoints of a sequence of `chunks` chunks, when states are not materialized.
 
-    A checkpoint is float32 and kept; the states of one piece are recomputed into scratch of half that size. About
-    the square root of the number of chunks keeps both small, in few steps: each is a kernel of its own to compile for.
+    A checkpoint is float32 and kept; the states of one piece are recomputed into scratch of half that size. The sum of
+    both is least near sqrt(2 * chunks); of the powers of two around it the larger one needs fewer launches.
     """
-    for limit, every in ((64, 8), (256, 16), (1024, 32)):
+    for limit, every in ((32, 8), (128, 16), (512, 32)):
         if chunks <= limit:
             return every
     return 64
@@ -80,7 +79,7 @@ class Call:
     def constants(self, tile: Tile, exact: bool) -> dict[str, Any]:
         """A kernel's compile-time arguments, but for what it reads and writes."""
         BK, C = padded(self.K), self.plan.chunk_size
-        common = {"K": self.K, "V": self.V, "C": C, "VARLEN": self.varlen, "num_warps": tile.warps}
+        common: dict[str, Any] = {"K": self.K, "V": self.V, "C": C, "VARLEN": self.varlen, "num_warps": tile.warps}
         if self.plan.family == "hopper" and not exact:
             return common | {"BK": 64, "BV": 64, "GATED": self.gated}
         common |= {

@@ -1,6 +1,7 @@
 """Checks of a call's arguments: one `ValueError` that names the argument, what it got and what it needs."""
 
 import os
+from itertools import pairwise
 from numbers import Real
 
 import torch
@@ -81,5 +82,5 @@ def check_values(g: torch.Tensor | None, T: int, cu_seqlens: torch.Tensor | None
     if cu_seqlens is not None:
         marks = cu_seqlens.tolist()
         needs = f"numbers that start at 0, never fall, and end at T = {T}"
-        ok = marks[0] == 0 and marks[-1] == T and all(a <= b for a, b in zip(marks, marks[1:], strict=False))
+        ok = marks[0] == 0 and marks[-1] == T and all(a <= b for a, b in pairwise(marks))
         _need(ok, "cu_seqlens", marks if len(marks) <= 10 else f"{marks[:5]} ... {marks[-5:]}", needs)

@@ -1,7 +1,5 @@
 """Chunkwise GLA and linear attention on Triton kernels, with gradients: the package's main face."""
 
-from typing import Any
-
 import torch
 
 from gla_kernels.checks import check_inputs, check_values
@@ -56,7 +54,10 @@ def _in_pieces(
     g: torch.Tensor | None,
     scale: float,
     initial_state: torch.Tensor | None,
-    *options: Any,
+    output_final_state: bool,
+    cu_seqlens: torch.Tensor | None,
+    materialize: bool,
+    chunk_size: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The call as a sum over blocks of key channels, each of which has its own rows of the state and its own gates."""
     o, finals = torch.zeros((), dtype=v.dtype, device=v.device), []
@@ -64,7 +65,10 @@ def _in_pieces(
         cols = slice(begin, begin + MAX_KEY_DIM_FLOAT32)
         gates = None if g is None else g[..., cols]
         state = None if initial_state is None else initial_state[:, :, cols]
-        part, final = _chunk(q[..., cols], k[..., cols], v, gates, scale, state, *options, check=False)
+        part, final = _chunk(
+            q[..., cols], k[..., cols], v, gates, scale, state, output_final_state, cu_seqlens, materialize,
+            chunk_size, False,
+        )  # fmt: skip
         o = o + part
         finals.append(final)
     return o, None if finals[0] is None else torch.cat([x for x in finals if x is not None], dim=2)

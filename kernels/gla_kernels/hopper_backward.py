@@ -83,11 +83,11 @@ def gla_backward_hopper(
     STORE_DINITIAL: gl.constexpr,
 ):  # fmt: skip
     """A program does one sequence and head, chunks first + count - 1 back to first."""
-    key_tile: gl.constexpr = accumulator(C, BK)
+    key_tile: gl.constexpr = accumulator(BK)
     copy_k: gl.constexpr = copy_layout(BK, 16)
     copy_v: gl.constexpr = copy_layout(BV, 16)
     copy_g: gl.constexpr = copy_layout(BK, 32)
-    state_layout: gl.constexpr = accumulator(BK, BV)
+    state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
     pid = gl.program_id(0)
     n = pid // H
@@ -182,7 +182,7 @@ def gla_backward_hopper(
         bk = k_tile.load(key_tile).to(gl.float32)
         if GATED:
             G, total = warpgroup_mma_wait(0, deps=[G, total])
-            half = gl.exp2(chunk_total(total, BK, BV) * 0.5)
+            half = gl.exp2(chunk_total(total, BV) * 0.5)
             dS *= (leave * half)[:, None]
             leave = half
             bk *= gl.exp2(-G)
@@ -236,7 +236,7 @@ def gla_backward_hopper(
         put(dk, v_tile.load(copy_k), H * K, rows_left, K, copy_k)
         if GATED:
             before = gl.where(triangle(C, True, False), 1.0, 0.0).to(gl.bfloat16)
-            before = gl.convert_layout(before, left_operand(C, C))
+            before = gl.convert_layout(before, left_operand(C))
             bdg = product(before, parts.index(0), C, BK)
             bdg = add_product(before, parts.index(1), bdg)
             start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))

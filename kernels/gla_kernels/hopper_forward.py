@@ -79,7 +79,7 @@ def gla_forward_hopper(
     copy_k: gl.constexpr = copy_layout(BK, 16)
     copy_v: gl.constexpr = copy_layout(BV, 16)
     copy_g: gl.constexpr = copy_layout(BK, 32)
-    state_layout: gl.constexpr = accumulator(BK, BV)
+    state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
     pid = gl.program_id(0)
     n = pid // H
@@ -121,7 +121,7 @@ def gla_forward_hopper(
     else:
         S = gl.zeros([BK, BV], gl.float32, state_layout)
     widest = gl.zeros([BK], gl.float32, key_layout)
-    suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, accumulator(C, BV)))
+    suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, accumulator(BV)))
 
     for ahead in gl.static_range(buffers - 1):
         rows_there = rows_left - ahead * C
@@ -161,9 +161,9 @@ def gla_forward_hopper(
             if i % every == 0:
                 there = checkpoints + ((checkpoint + i // every).to(gl.int64) * H + h) * K * V
                 put(there, S * leave[:, None], V, K, V, state_layout)
-        bk = k_tile.load(accumulator(C, BK)).to(gl.float32)
+        bk = k_tile.load(accumulator(BK)).to(gl.float32)
         if STORE_O:
-            bq = q_tiles.index(now).load(accumulator(C, BK)).to(gl.float32) * scale
+            bq = q_tiles.index(now).load(accumulator(BK)).to(gl.float32) * scale
         if GATED:
             high, low = split(g_tiles.index(now).load(copy_g) * LOG2E)
             parts.index(0).store(high)
@@ -172,7 +172,7 @@ def gla_forward_hopper(
             thread_barrier()
             G, total = start_gate_frame(parts, ones, C, BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
-            last = chunk_total(total, BK, BV)
+            last = chunk_total(total, BV)
             widest = gl.maximum(widest, -last)
             half = gl.exp2(last * 0.5)
             S *= (leave * half)[:, None]
@@ -185,7 +185,7 @@ def gla_forward_hopper(
         fence_async_shared()
         thread_barrier()
         if STORE_O:
-            Q = gl.convert_layout(bq.to(gl.bfloat16), left_operand(C, BK))
+            Q = gl.convert_layout(bq.to(gl.bfloat16), left_operand(BK))
             P = product(Q, k_tile.permute((1, 0)), C, C)
             O = product(Q, S_tile, C, BV)
             S = add_product(k_tile.permute((1, 0)), v_tile, S)

@@ -12,9 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
-    fence_async_shared,
     warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 # Triton 3.7 renamed it.
@@ -25,15 +23,15 @@ ONES_ROWS = gl.constexpr(32)
 
 
 @gluon.constexpr_function
-def accumulator(rows: int, cols: int) -> gl.NVMMADistributedLayout:
-    """Layout of a product's [rows, cols] accumulator over 4 warps."""
+def accumulator(cols: int) -> gl.NVMMADistributedLayout:
+    """Layout over 4 warps of a product's accumulator with `cols` columns, 64 rows or a multiple of them."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, cols, 16])
 
 
 @gluon.constexpr_function
-def left_operand(rows: int, cols: int) -> gl.DotOperandLayout:
+def left_operand(cols: int) -> gl.DotOperandLayout:
     """Layout of a product's left operand in registers; an accumulator of that shape converts to it without moving."""
-    return gl.DotOperandLayout(0, accumulator(rows, cols), 2)
+    return gl.DotOperandLayout(0, accumulator(cols), 2)
 
 
 @gluon.constexpr_function
@@ -108,7 +106,7 @@ def put(ptr, x, stride, rows_left, N: gl.constexpr, layout: gl.constexpr):
 @gluon.jit
 def product(a, b, M: gl.constexpr, N: gl.constexpr):
     """Starts a @ b, [M, N] float32."""
-    zeros = gl.zeros([M, N], gl.float32, accumulator(M, N))
+    zeros = gl.zeros([M, N], gl.float32, accumulator(N))
     return warpgroup_mma(a, b, zeros, use_acc=False, is_async=True)
 
 
@@ -121,7 +119,7 @@ def add_product(a, b, acc):
 @gluon.jit
 def triangle(C: gl.constexpr, LOWER: gl.constexpr, INCLUSIVE: gl.constexpr):
     """Mask [C, C] of the pairs (i, j) with j <= i (LOWER) or j >= i, or without the diagonal."""
-    layout: gl.constexpr = accumulator(C, C)
+    layout: gl.constexpr = accumulator(C)
     i = opaque(gl.arange(0, C, gl.SliceLayout(1, layout)))[:, None]
     j = gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]
     if LOWER:
@@ -133,7 +131,7 @@ def triangle(C: gl.constexpr, LOWER: gl.constexpr, INCLUSIVE: gl.constexpr):
 def masked_operand(x, mask):
     """x (C, C) float32 where the mask holds, else 0, as a left operand. What the mask drops may be inf or NaN."""
     C: gl.constexpr = x.shape[0]
-    return gl.convert_layout(gl.where(mask, x, 0.0).to(gl.bfloat16), left_operand(C, C))
+    return gl.convert_layout(gl.where(mask, x, 0.0).to(gl.bfloat16), left_operand(C))
 
 
 @gluon.jit
@@ -155,10 +153,10 @@ def start_gate_frame(parts, ones, C: gl.constexpr, BK: gl.constexpr):
     The second comes with the keys down the rows, as the state has them.
     """
     half = gl.where(triangle(C, True, True), 0.5, -0.5).to(gl.bfloat16)
-    half = gl.convert_layout(half, left_operand(C, C))
+    half = gl.convert_layout(half, left_operand(C))
     G = product(half, parts.index(0), C, BK)
     G = add_product(half, parts.index(1), G)
-    total = gl.zeros([BK, 8], gl.float32, accumulator(BK, 8))
+    total = gl.zeros([BK, 8], gl.float32, accumulator(8))
     for n in gl.static_range(2 * C // ONES_ROWS):
         rows = parts.index(n % 2).slice(n // 2 * ONES_ROWS, ONES_ROWS, 0)
         total = add_product(rows.permute((1, 0)), ones, total)
@@ -166,14 +164,14 @@ def start_gate_frame(parts, ones, C: gl.constexpr, BK: gl.constexpr):
 
 
 @gluon.jit
-def chunk_total(total, BK: gl.constexpr, BV: gl.constexpr):
+def chunk_total(total, BV: gl.constexpr):
     """The chunk's G_last (BK), held as the rows of a state [BK, BV] are, from `start_gate_frame`'s total (BK, 8)."""
-    return gl.convert_layout(gl.max(total, axis=1), gl.SliceLayout(1, accumulator(BK, BV)))
+    return gl.convert_layout(gl.max(total, axis=1), gl.SliceLayout(1, accumulator(BV)))
 
 
 @gluon.jit
 def locate(cu, n, T, VARLEN: gl.constexpr):
-    """The batch row, the first token and the length of sequence n: row n whole, or cu[n] to cu[n + 1] of the one row."""
+    """The batch row, the first token and the length of sequence n: row n whole, or cu[n] to cu[n + 1] of one row."""
     if VARLEN:
         begin = gl.load(cu + n).to(gl.int32)
         return 0, begin, gl.load(cu + n + 1).to(gl.int32) - begin

@@ -167,7 +167,7 @@ def _backward(
     )  # fmt: skip
 
 
-def _refuse(ctx: Any, *grads: torch.Tensor | None) -> None:  # noqa: ARG001
+def _refuse(ctx: Any, *grads: torch.Tensor | None) -> None:
     raise RuntimeError("the gradients of chunk_gla and chunk_linear_attn cannot be differentiated again")
 
 

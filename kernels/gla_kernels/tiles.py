@@ -17,7 +17,7 @@ RESET_LOG2 = tl.constexpr(-10000.0)
 
 @triton.jit
 def locate(cu, n, T, VARLEN: tl.constexpr):
-    """The batch row, the first token and the length of sequence n: row n whole, or cu[n] to cu[n + 1] of the one row."""
+    """The batch row, the first token and the length of sequence n: row n whole, or cu[n] to cu[n + 1] of one row."""
     if VARLEN:
         begin = tl.load(cu + n).to(tl.int32)
         length = tl.load(cu + n + 1).to(tl.int32) - begin
@@ -35,11 +35,7 @@ def first_slot(n, begin, length, rows, VARLEN: tl.constexpr):
 
     Packed sequences: begin // rows + n is known without the lengths before, and no two sequences overlap.
     """
-    if VARLEN:
-        slot = begin // rows + n
-    else:
-        slot = n * ((length + rows - 1) // rows)
-    return slot
+    return begin // rows + n if VARLEN else n * ((length + rows - 1) // rows)
 
 
 @triton.jit

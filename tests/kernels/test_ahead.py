@@ -28,9 +28,18 @@ def test_the_default_shape_compiles_for_every_architecture():
     assert all(kernel["shared_bytes"] <= SHARED[kernel["arch"]] for kernel in found)
 
 
-def test_the_plain_kernels_of_the_default_shape_do_not_spill_much_on_hopper():
-    found = compile_all("--arch", "90")
-    assert max(kernel["stack_bytes"] for kernel in found if not kernel["exact"]) <= 32
+@pytest.mark.parametrize(("family", "bound"), [("triton", 256), ("hopper", 128)])
+def test_the_plain_kernels_of_the_default_shape_do_not_spill_much_on_hopper(family, bound):
+    found = compile_all("--arch", "90", "--family", family)
+    assert max(kernel["stack_bytes"] for kernel in found if not kernel["exact"]) <= bound
+
+
+def test_two_programs_of_the_hopper_kernels_fit_a_multiprocessor():
+    """228 KiB of shared memory, of which every program takes 1 KiB more than it asks for, and 65,536 registers."""
+    for kernel in compile_all("--arch", "90", "--family", "hopper"):
+        if not kernel["exact"]:
+            assert kernel["shared_bytes"] + 1024 <= 228 * 1024 // 2
+            assert kernel["registers"] * 128 <= 65536 // 2
 
 
 @pytest.mark.parametrize(

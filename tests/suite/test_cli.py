@@ -63,7 +63,7 @@ def test_dry_run_lists_cells_and_memory_and_measures_nothing(glabench, tmp_path)
     code, stdout, _ = glabench("run", "paper-fig2", "--dry-run")
     lines = stdout.splitlines()
     assert code == 0
-    assert len(lines) == (2 + 6 - 1) * 5 * 2
+    assert len(lines) == (2 + 8 - 1) * 5 * 2
     # q, k, v, o in bf16 and g in fp32: 12 bytes a channel, 2**25 channels at T = 1k.
     # And with states kept, one of 64 x 64 in bf16 every 16 tokens.
     assert "640 MiB  gla-triton fwd B=32 T=1024 H=16 K=64 V=64 bf16 materialize=on" in lines[0]

@@ -1,0 +1,55 @@
+"""GLA and linear attention from fla-core, the public Triton kernels that everybody starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from glabench.backends.base import Backend, Requirement
+from glabench.backends.ops import BYTES
+from glabench.sweeps.model import Cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class _Fla(Backend):
+    """fla-core autotunes for minutes at the first call of a shape; `first_call_s` holds it, and no sample does."""
+
+    requires: ClassVar[tuple[Requirement, ...]] = (Requirement("fla", "pip install 'glabench[fla]'"),)
+    devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32"})
+
+    def working_bytes(self, cell: Cell) -> int:
+        """States of chunks of 64 and their gradients, and copies of the tensors between its kernels."""
+        states = 2 * cell.seqlen // 64 * cell.key_dim * cell.value_dim * 4
+        copies = 4 * cell.seqlen * (cell.key_dim + cell.value_dim) * max(4, BYTES[cell.dtype])
+        return cell.batch * cell.heads * (states + copies)
+
+
+class FlaGla(_Fla):
+    """`fla.ops.gla.chunk_gla`."""
+
+    name: ClassVar[str] = "fla-gla"
+    op: ClassVar[str] = "gla"
+    title: ClassVar[str] = "GLA, fla-core's chunk_gla"
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+        from fla.ops.gla import chunk_gla
+
+        q, k, v, g = (inputs[name] for name in ("q", "k", "v", "g"))
+        return lambda: chunk_gla(q, k, v, g)[0]
+
+
+class FlaLinear(_Fla):
+    """`fla.ops.linear_attn.fused_chunk_linear_attn`, without normalization."""
+
+    name: ClassVar[str] = "fla-linear"
+    op: ClassVar[str] = "linear"
+    title: ClassVar[str] = "linear attention, fla-core's fused_chunk_linear_attn"
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+        from fla.ops.linear_attn import fused_chunk_linear_attn
+
+        q, k, v = (inputs[name] for name in ("q", "k", "v"))
+        return lambda: fused_chunk_linear_attn(q, k, v, normalize=False)[0]
