@@ -12,6 +12,9 @@ With the forward's names, dS' the gradient of the state after the chunk, and eve
 The last line starts from the chunk's first boundary, where it is the gate's whole effect, and takes off what leaves
 with the tokens before t. Every term of it is made of the rounded operands of the products, so that what cancels in
 exact arithmetic cancels here as well: the error of dg neither grows with T nor with the gates' strength.
+
+The gradient of a final state is always given (zeros where there is none) and that of an initial state always written:
+the variant without them, compiled by Triton 3.6 for sm_90, left most of dv unwritten at K = V = 128.
 """
 
 import triton
@@ -52,10 +55,7 @@ def gla_backward_kernel(
     PRECISION: tl.constexpr,
     GATED: tl.constexpr,
     VARLEN: tl.constexpr,
-    MASKED: tl.constexpr,
     FROM_CHECKPOINT: tl.constexpr,
-    HAS_DFINAL: tl.constexpr,
-    STORE_DINITIAL: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program does one block of BV value columns of one sequence and head, chunks first + count - 1 back to first."""
@@ -93,19 +93,16 @@ def gla_backward_kernel(
     steps = tl.arange(0, C)
     lower = steps[:, None] >= steps[None, :]
     upper = steps[:, None] <= steps[None, :]
-    if HAS_DFINAL:
-        dS = load_tile(dfinal + nh.to(tl.int64) * K * V, kcols, vcols, V, K, V, MASKED).to(tl.float32)
-    else:
-        dS = tl.zeros([BK, BV], dtype=tl.float32)
+    dS = load_tile(dfinal + nh.to(tl.int64) * K * V, kcols, vcols, V, K, V).to(tl.float32)
     suspect = tl.zeros([C], dtype=tl.float32)
     for _ in tl.range(0, chunks, num_stages=STAGES):
-        bq = load_tile(q, steps, kcols, q_t, rows_left, K, MASKED).to(tl.float32)
-        bk = load_tile(k, steps, kcols, k_t, rows_left, K, MASKED).to(tl.float32)
-        bv = load_tile(v, steps, vcols, v_t, rows_left, V, MASKED).to(DOT)
-        bdo = load_tile(do, steps, vcols, do_t, rows_left, V, MASKED).to(DOT)
-        Sd = load_tile(states, kcols, vcols, V, K, V, MASKED)
+        bq = load_tile(q, steps, kcols, q_t, rows_left, K).to(tl.float32)
+        bk = load_tile(k, steps, kcols, k_t, rows_left, K).to(tl.float32)
+        bv = load_tile(v, steps, vcols, v_t, rows_left, V).to(DOT)
+        bdo = load_tile(do, steps, vcols, do_t, rows_left, V).to(DOT)
+        Sd = load_tile(states, kcols, vcols, V, K, V)
         if GATED:
-            G, G_last = gate_frame(load_tile(g, steps, kcols, g_t, rows_left, K, MASKED), steps, DOT)
+            G, G_last = gate_frame(load_tile(g, steps, kcols, g_t, rows_left, K), steps, DOT)
             q_factor = tl.exp2(G) * scale
             k_factor = tl.exp2(-G)
             half = tl.exp2(0.5 * G_last)
@@ -122,7 +119,7 @@ def gla_backward_kernel(
         dSd = dS.to(DOT)
         bdv = tl.dot(scores_t.to(DOT), bdo, input_precision=PRECISION)
         bdv = tl.dot(ks, dSd, bdv, input_precision=PRECISION)
-        store_tile(dv, bdv, steps, vcols, H * V, rows_left, V, MASKED)
+        store_tile(dv, bdv, steps, vcols, H * V, rows_left, V)
         bdq = tl.dot(dA.to(DOT), ks, input_precision=PRECISION)
         bdq = tl.dot(bdo, tl.trans(Sd), bdq, input_precision=PRECISION)
         bdk = tl.dot(bv, tl.trans(dSd), input_precision=PRECISION)
@@ -132,7 +129,7 @@ def gla_backward_kernel(
             balance = ks.to(tl.float32) * bdk - qs.to(tl.float32) * bdq
             start = tl.sum(Sd.to(tl.float32) * dS, axis=1)
             bdg = select_sum(steps[:, None] > steps[None, :], balance, 2, DOT) + start[None, :]
-            store_tile(dg, bdg, steps, kcols, grad_stride, rows_left, K, MASKED)
+            store_tile(dg, bdg, steps, kcols, grad_stride, rows_left, K)
             bdq *= q_factor
             bdk *= k_factor
             dS *= half[:, None]
@@ -141,8 +138,8 @@ def gla_backward_kernel(
             dg -= C * grad_stride
         else:
             bdq *= scale
-        store_tile(dq, bdq, steps, kcols, grad_stride, rows_left, K, MASKED)
-        store_tile(dk, bdk, steps, kcols, grad_stride, rows_left, K, MASKED)
+        store_tile(dq, bdq, steps, kcols, grad_stride, rows_left, K)
+        store_tile(dk, bdk, steps, kcols, grad_stride, rows_left, K)
         q -= C * q_t
         k -= C * k_t
         v -= C * v_t
@@ -152,8 +149,7 @@ def gla_backward_kernel(
         dv -= C * H * V
         states -= H * K * V
         rows_left = C
-    if STORE_DINITIAL:
-        store_tile(dinitial + nh.to(tl.int64) * K * V, dS, kcols, vcols, V, K, V, MASKED)
+    store_tile(dinitial + nh.to(tl.int64) * K * V, dS, kcols, vcols, V, K, V)
     if GATED:
         # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
         finite = (tl.sum(suspect, axis=0) + tl.sum(tl.sum(dS * 0.0, axis=1), axis=0)) == 0.0

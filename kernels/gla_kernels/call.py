@@ -90,8 +90,7 @@ class Call:
         }
         if exact:
             return common | {"R": self.plan.exact_rows}
-        ragged = self.varlen or self.T % C != 0 or self.K != BK or self.V % tile.block_v != 0
-        return common | {"GATED": self.gated, "MASKED": ragged, "STAGES": tile.stages}
+        return common | {"GATED": self.gated, "STAGES": tile.stages}
 
     def launches(self, tile: Tile, plain: Any, exact: Any) -> list[tuple[Any, Tile, dict[str, Any]]]:
         """The launches of a pass: the plain kernel, then the exact one for what it flags."""
@@ -146,6 +145,11 @@ class Inputs:
         gates = None if g is None else readable(call, g)
         return cls(readable(call, q), readable(call, k), readable(call, v), gates, cu_seqlens)
 
+    def states(self, call: Call, zero: bool = False) -> torch.Tensor:
+        """A state for every sequence and head."""
+        make = self.q.new_zeros if zero else self.q.new_empty
+        return make(call.state_shape(call.sequences), dtype=torch.float32)
+
     def strides(self, *more: torch.Tensor) -> tuple[int, ...]:
         """Strides of batch, time and head of q, k, v, g (0 without one) and `more`, as the kernels take them."""
         each = [(0, 0, 0) if x is None else x.stride()[:3] for x in (self.q, self.k, self.v, self.g, *more)]
@@ -189,13 +193,18 @@ def run_forward(
     Only a run that computes o raises flags. `from_checkpoint`: `initial` is a buffer of checkpoints, and `states` has
     room for `count` chunks of every sequence.
     """
+    if call.plan.family == "triton":
+        initial = inputs.states(call, zero=True) if initial is None else initial
+        final = inputs.states(call) if final is None else final
     for kernel, tile, constants in call.launches(call.plan.forward, forward_kernel(call), gla_forward_exact):
+        optional = {} if kernel is gla_forward_kernel else {
+            "HAS_INITIAL": initial is not None, "STORE_FINAL": final is not None,
+        }  # fmt: skip
         kernel[(call.sequences * call.H * call.parts(tile),)](
             inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags, inputs.cu_seqlens,
             call.scale, *inputs.strides(), call.T, call.H, first, call.chunks if count is None else count, call.every,
-            HAS_INITIAL=initial is not None, FROM_CHECKPOINT=from_checkpoint, STORE_O=o is not None,
-            STORE_FINAL=final is not None, STORE_STATES=states is not None,
-            STORE_CHECKPOINTS=checkpoints is not None, **constants,
+            FROM_CHECKPOINT=from_checkpoint, STORE_O=o is not None, STORE_STATES=states is not None,
+            STORE_CHECKPOINTS=checkpoints is not None, **optional, **constants,
         )  # fmt: skip
 
 
@@ -244,11 +253,16 @@ def run_backward(
     dinitial: torch.Tensor | None = None,
 ) -> None:
     """Runs the backward over chunks first .. first + count of every sequence, whose states are in `states`."""
+    if call.plan.family == "triton":
+        dfinal = inputs.states(call, zero=True) if dfinal is None else dfinal
+        dinitial = inputs.states(call) if dinitial is None else dinitial
     for kernel, tile, constants in call.launches(call.plan.backward, backward_kernel(call), gla_backward_exact):
+        optional = {} if kernel is gla_backward_kernel else {
+            "HAS_DFINAL": dfinal is not None, "STORE_DINITIAL": dinitial is not None,
+        }  # fmt: skip
         kernel[(call.sequences * call.H * call.parts(tile),)](
             inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags, failed, dfinal,
             gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
             call.scale, *inputs.strides(do), call.T, call.H, first, call.chunks if count is None else count,
-            FROM_CHECKPOINT=from_checkpoint, HAS_DFINAL=dfinal is not None, STORE_DINITIAL=dinitial is not None,
-            **constants,
+            FROM_CHECKPOINT=from_checkpoint, **optional, **constants,
         )  # fmt: skip

@@ -20,6 +20,7 @@ from gla_kernels.tiles import (
     select_sum,
     store_tile,
     tree_level,
+    zero_state,
 )
 
 
@@ -133,13 +134,13 @@ def gla_forward_exact(
     state_at = kcols[:, None] * V + vcols[None, :]
     if HAS_INITIAL:
         at = checkpoint if FROM_CHECKPOINT else n
-        S = load_tile(initial + (at.to(tl.int64) * H + h) * K * V, kcols, vcols, V, K, V, True).to(tl.float32)
+        S = load_tile(initial + (at.to(tl.int64) * H + h) * K * V, kcols, vcols, V, K, V).to(tl.float32)
     else:
-        S = tl.zeros([BK, BV], dtype=tl.float32)
+        S = zero_state(scale, BK, BV)
     for i in range(0, subchunks):
-        bk = load_tile(k, steps, kcols, k_t, rows_left, K, True).to(tl.float32)
-        bv = load_tile(v, steps, vcols, v_t, rows_left, V, True).to(DOT)
-        step_gates = exact_gates(load_tile(g, steps, kcols, g_t, rows_left, K, True))
+        bk = load_tile(k, steps, kcols, k_t, rows_left, K).to(tl.float32)
+        bv = load_tile(v, steps, vcols, v_t, rows_left, V).to(DOT)
+        step_gates = exact_gates(load_tile(g, steps, kcols, g_t, rows_left, K))
         if STORE_CHECKPOINTS:
             there = checkpoints + ((checkpoint + i // (every * ratio)).to(tl.int64) * H + h) * K * V
             tl.store(there + state_at, S, mask=inside & (i % (every * ratio) == 0))
@@ -147,12 +148,12 @@ def gla_forward_exact(
             there = states + (i // ratio) * (H.to(tl.int64) * K * V)
             tl.store(there + state_at, S.to(DOT), mask=inside & (i % ratio == 0))
         if STORE_O:
-            bq = load_tile(q, steps, kcols, q_t, rows_left, K, True).to(tl.float32) * scale
+            bq = load_tile(q, steps, kcols, q_t, rows_left, K).to(tl.float32) * scale
             since_start = select_sum(steps[:, None] >= steps[None, :], step_gates, 3, DOT)
             scores = exact_scores(bq, bk, step_gates, steps, R, DOT, PRECISION).to(DOT)
             bo = tl.dot((bq * tl.exp2(since_start)).to(DOT), S.to(DOT), input_precision=PRECISION)
             bo = tl.dot(scores, bv, bo, input_precision=PRECISION)
-            store_tile(o, bo, steps, vcols, H * V, rows_left, V, True)
+            store_tile(o, bo, steps, vcols, H * V, rows_left, V)
             o += R * H * V
         S = advance(S, bk, bv, step_gates, steps, DOT, PRECISION)
         q += R * q_t
@@ -161,7 +162,7 @@ def gla_forward_exact(
         g += R * g_t
         rows_left -= R
     if STORE_FINAL:
-        store_tile(final + (n.to(tl.int64) * H + h) * K * V, S, kcols, vcols, V, K, V, True)
+        store_tile(final + (n.to(tl.int64) * H + h) * K * V, S, kcols, vcols, V, K, V)
 
 
 @triton.jit(do_not_specialize=["T", "H", "first", "count"])
@@ -218,17 +219,17 @@ def gla_backward_exact(
     lower = steps[:, None] >= steps[None, :]
     upper = steps[:, None] <= steps[None, :]
     if HAS_DFINAL:
-        dS = load_tile(dfinal + nh.to(tl.int64) * K * V, kcols, vcols, V, K, V, True).to(tl.float32)
+        dS = load_tile(dfinal + nh.to(tl.int64) * K * V, kcols, vcols, V, K, V).to(tl.float32)
     else:
-        dS = tl.zeros([BK, BV], dtype=tl.float32)
+        dS = zero_state(scale, BK, BV)
     for back in range(0, chunks):
         chunk = (chunks - 1 - back).to(tl.int64)
         chunk_rows = length - (first + chunk.to(tl.int32)) * C
-        S_chunk = load_tile(states + chunk * H * K * V, kcols, vcols, V, K, V, True).to(tl.float32)
+        S_chunk = load_tile(states + chunk * H * K * V, kcols, vcols, V, K, V).to(tl.float32)
         if not flagged:
             # Only the plain backward failed: the states are as the plain forward left them, in the chunk's frame.
             rows = tl.arange(0, C)
-            gates = load_tile(g + chunk * C * g_t, rows, kcols, g_t, chunk_rows, K, True).to(tl.float32)
+            gates = load_tile(g + chunk * C * g_t, rows, kcols, g_t, chunk_rows, K).to(tl.float32)
             S_chunk *= tl.exp2(tl.sum(gates, axis=0) * (-0.5 * LOG2E))[:, None]
         for back_in_chunk in range(0, ratio):
             sub = ratio - 1 - back_in_chunk
@@ -236,17 +237,17 @@ def gla_backward_exact(
             for before in range(0, sub):
                 row = chunk * C + before * R
                 rows_left = chunk_rows - before * R
-                bk = load_tile(k + row * k_t, steps, kcols, k_t, rows_left, K, True).to(tl.float32)
-                bv = load_tile(v + row * v_t, steps, vcols, v_t, rows_left, V, True).to(DOT)
-                step_gates = exact_gates(load_tile(g + row * g_t, steps, kcols, g_t, rows_left, K, True))
+                bk = load_tile(k + row * k_t, steps, kcols, k_t, rows_left, K).to(tl.float32)
+                bv = load_tile(v + row * v_t, steps, vcols, v_t, rows_left, V).to(DOT)
+                step_gates = exact_gates(load_tile(g + row * g_t, steps, kcols, g_t, rows_left, K))
                 S = advance(S, bk, bv, step_gates, steps, DOT, PRECISION)
             row = chunk * C + sub * R
             rows_left = chunk_rows - sub * R
-            bq = load_tile(q + row * q_t, steps, kcols, q_t, rows_left, K, True).to(tl.float32) * scale
-            bk = load_tile(k + row * k_t, steps, kcols, k_t, rows_left, K, True).to(tl.float32)
-            bv = load_tile(v + row * v_t, steps, vcols, v_t, rows_left, V, True).to(DOT)
-            bdo = load_tile(do + row * do_t, steps, vcols, do_t, rows_left, V, True).to(DOT)
-            step_gates = exact_gates(load_tile(g + row * g_t, steps, kcols, g_t, rows_left, K, True))
+            bq = load_tile(q + row * q_t, steps, kcols, q_t, rows_left, K).to(tl.float32) * scale
+            bk = load_tile(k + row * k_t, steps, kcols, k_t, rows_left, K).to(tl.float32)
+            bv = load_tile(v + row * v_t, steps, vcols, v_t, rows_left, V).to(DOT)
+            bdo = load_tile(do + row * do_t, steps, vcols, do_t, rows_left, V).to(DOT)
+            step_gates = exact_gates(load_tile(g + row * g_t, steps, kcols, g_t, rows_left, K))
             q_factor = tl.exp2(select_sum(lower, step_gates, 3, DOT))
             k_factor = tl.exp2(select_sum(steps[:, None] < steps[None, :], step_gates, 3, DOT))
             qs = (bq * q_factor).to(DOT)
@@ -267,9 +268,9 @@ def gla_backward_exact(
             dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
             start = tl.sum(Sd.to(tl.float32) * dS, axis=1)
             bdg = select_sum(steps[:, None] > steps[None, :], balance, 3, DOT) + start[None, :]
-            store_tile(dv + row * H * V, bdv, steps, vcols, H * V, rows_left, V, True)
-            store_tile(dq + row * grad_stride, bdq, steps, kcols, grad_stride, rows_left, K, True)
-            store_tile(dk + row * grad_stride, bdk, steps, kcols, grad_stride, rows_left, K, True)
-            store_tile(dg + row * grad_stride, bdg, steps, kcols, grad_stride, rows_left, K, True)
+            store_tile(dv + row * H * V, bdv, steps, vcols, H * V, rows_left, V)
+            store_tile(dq + row * grad_stride, bdq, steps, kcols, grad_stride, rows_left, K)
+            store_tile(dk + row * grad_stride, bdk, steps, kcols, grad_stride, rows_left, K)
+            store_tile(dg + row * grad_stride, bdg, steps, kcols, grad_stride, rows_left, K)
     if STORE_DINITIAL:
-        store_tile(dinitial + nh.to(tl.int64) * K * V, dS, kcols, vcols, V, K, V, True)
+        store_tile(dinitial + nh.to(tl.int64) * K * V, dS, kcols, vcols, V, K, V)

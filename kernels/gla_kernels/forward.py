@@ -9,6 +9,8 @@ With G the chunk's cumulative gate (per key channel, log2) and r = G_last / 2 it
 
 It holds while |G_last| stays below SPAN_LIMIT and the scaled operands in their type's range. A sequence and head for
 which it does not hold raises its flag, and `exact.py`'s kernel, launched after this one, does it again.
+
+There are no variants without a state before or after, or for whole tiles: see `backward.py`.
 """
 
 import triton
@@ -49,11 +51,8 @@ def gla_forward_kernel(
     PRECISION: tl.constexpr,
     GATED: tl.constexpr,
     VARLEN: tl.constexpr,
-    MASKED: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
     FROM_CHECKPOINT: tl.constexpr,
     STORE_O: tl.constexpr,
-    STORE_FINAL: tl.constexpr,
     STORE_STATES: tl.constexpr,
     STORE_CHECKPOINTS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -84,23 +83,20 @@ def gla_forward_kernel(
     kcols = tl.arange(0, BK)
     vcols = iv * BV + tl.arange(0, BV)
     steps = tl.arange(0, C)
-    if HAS_INITIAL:
-        at = checkpoint if FROM_CHECKPOINT else n
-        S = load_tile(initial + (at.to(tl.int64) * H + h) * K * V, kcols, vcols, V, K, V, MASKED).to(tl.float32)
-    else:
-        S = tl.zeros([BK, BV], dtype=tl.float32)
+    at = checkpoint if FROM_CHECKPOINT else n
+    S = load_tile(initial + (at.to(tl.int64) * H + h) * K * V, kcols, vcols, V, K, V).to(tl.float32)
     widest = tl.zeros([BK], dtype=tl.float32)
     suspect = tl.zeros([C], dtype=tl.float32)
     for i in tl.range(0, chunks, num_stages=STAGES):
-        bq = load_tile(q, steps, kcols, q_t, rows_left, K, MASKED).to(tl.float32) * scale
-        bk = load_tile(k, steps, kcols, k_t, rows_left, K, MASKED)
-        bv = load_tile(v, steps, vcols, v_t, rows_left, V, MASKED).to(DOT)
+        bq = load_tile(q, steps, kcols, q_t, rows_left, K).to(tl.float32) * scale
+        bk = load_tile(k, steps, kcols, k_t, rows_left, K)
+        bv = load_tile(v, steps, vcols, v_t, rows_left, V).to(DOT)
         if STORE_CHECKPOINTS:
             there = checkpoints + ((checkpoint + i // every).to(tl.int64) * H + h) * K * V
             due = (i % every == 0) & (kcols[:, None] < K) & (vcols[None, :] < V)
             tl.store(there + kcols[:, None] * V + vcols[None, :], S, mask=due)
         if GATED:
-            G, G_last = gate_frame(load_tile(g, steps, kcols, g_t, rows_left, K, MASKED), steps, DOT)
+            G, G_last = gate_frame(load_tile(g, steps, kcols, g_t, rows_left, K), steps, DOT)
             widest = tl.maximum(widest, -G_last)
             qs = (bq * tl.exp2(G)).to(DOT)
             ks = (bk.to(tl.float32) * tl.exp2(-G)).to(DOT)
@@ -111,7 +107,7 @@ def gla_forward_kernel(
             ks = bk.to(DOT)
         Sd = S.to(DOT)
         if STORE_STATES:
-            store_tile(states, Sd, kcols, vcols, V, K, V, MASKED)
+            store_tile(states, Sd, kcols, vcols, V, K, V)
             states += H * K * V
         if STORE_O:
             product = tl.dot(qs, tl.trans(ks), input_precision=PRECISION)
@@ -120,7 +116,7 @@ def gla_forward_kernel(
             bo = tl.dot(qs, Sd, input_precision=PRECISION)
             bo = tl.dot(scores, bv, bo, input_precision=PRECISION)
             suspect += tl.sum(bo, axis=1) * 0.0
-            store_tile(o, bo, steps, vcols, H * V, rows_left, V, MASKED)
+            store_tile(o, bo, steps, vcols, H * V, rows_left, V)
             o += C * H * V
         S = tl.dot(tl.trans(ks), bv, S, input_precision=PRECISION)
         if GATED:
@@ -130,8 +126,7 @@ def gla_forward_kernel(
         k += C * k_t
         v += C * v_t
         rows_left -= C
-    if STORE_FINAL:
-        store_tile(final + (n.to(tl.int64) * H + h) * K * V, S, kcols, vcols, V, K, V, MASKED)
+    store_tile(final + (n.to(tl.int64) * H + h) * K * V, S, kcols, vcols, V, K, V)
     if GATED and STORE_O:
         # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
         finite = (tl.sum(suspect, axis=0) + tl.sum(tl.sum(S * 0.0, axis=1), axis=0)) == 0.0

@@ -39,23 +39,23 @@ def first_slot(n, begin, length, rows, VARLEN: tl.constexpr):
 
 
 @triton.jit
-def load_tile(ptr, rows, cols, stride, n_rows, n_cols: tl.constexpr, MASKED: tl.constexpr):
+def load_tile(ptr, rows, cols, stride, n_rows, n_cols: tl.constexpr):
     """Loads `ptr[rows, cols]`; rows and columns beyond the tensor read as 0 (a gate of 0 and a key of 0 do nothing)."""
-    offsets = rows[:, None] * stride + cols[None, :]
-    if MASKED:
-        return tl.load(ptr + offsets, mask=(rows[:, None] < n_rows) & (cols[None, :] < n_cols), other=0.0)
-    return tl.load(ptr + offsets)
+    inside = (rows[:, None] < n_rows) & (cols[None, :] < n_cols)
+    return tl.load(ptr + rows[:, None] * stride + cols[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
-def store_tile(ptr, x, rows, cols, stride, n_rows, n_cols: tl.constexpr, MASKED: tl.constexpr):
+def store_tile(ptr, x, rows, cols, stride, n_rows, n_cols: tl.constexpr):
     """Stores `x` to `ptr[rows, cols]` in the pointer's type, leaving out what lies beyond the tensor."""
-    offsets = rows[:, None] * stride + cols[None, :]
-    x = x.to(ptr.dtype.element_ty)
-    if MASKED:
-        tl.store(ptr + offsets, x, mask=(rows[:, None] < n_rows) & (cols[None, :] < n_cols))
-    else:
-        tl.store(ptr + offsets, x)
+    inside = (rows[:, None] < n_rows) & (cols[None, :] < n_cols)
+    tl.store(ptr + rows[:, None] * stride + cols[None, :], x.to(ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def zero_state(scale, BK: tl.constexpr, BV: tl.constexpr):
+    """A state of zeros that the compiler does not know to be constant: ptxas 12.8 loses constant operands of wgmma."""
+    return tl.zeros([BK, BV], dtype=tl.float32) + scale * 0.0
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gla_cases import GATES, assert_close, cumulative, make_case, run
-from gla_kernels import chunk_gla, chunk_linear_attn, launch, ops
+from gla_kernels import chunk_gla, chunk_linear_attn, launch, naive_recurrent_gla, ops
 from torch.utils.checkpoint import checkpoint
 
 BF16_BOUND = 3.5e-3
@@ -34,6 +34,28 @@ def test_every_chunk_size_is_right_for_every_gate(chunk_size, gate):
 def test_every_head_dim_and_dtype_is_right(K, V, gate, dtype):
     case = make_case(gate, T=257, K=K, V=V, dtype=dtype, device="cuda")
     assert_close(run(chunk_gla, case.inputs, case.grads), case, BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("materialize", MODES)
+@pytest.mark.parametrize("gate", ["mild", "resets"])
+@pytest.mark.parametrize("T", [500, 512])
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (128, 256), (60, 100)])
+def test_what_training_calls_is_right_and_gives_the_same_bits_twice(K, V, T, gate, materialize):
+    """No state goes in, none comes out: for the compiler other kernels than those with states."""
+    case = make_case(gate, B=2, T=T, K=K, V=V, dtype=torch.bfloat16, initial=False, device="cuda")
+    leaves = [case.inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "g")]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    exact, _ = naive_recurrent_gla(*wide)
+    expected = [exact.detach(), *torch.autograd.grad(exact, wide, case.grads["o"].double())]
+    runs = []
+    for _ in range(2):
+        poison = torch.full((2**26,), float("nan"), device="cuda")
+        del poison
+        o, _ = chunk_gla(*leaves, materialize=materialize)
+        runs.append([o.detach(), *torch.autograd.grad(o, leaves, case.grads["o"])])
+    for found, again, truth in zip(*runs, expected, strict=True):
+        assert torch.equal(found, again)
+        assert (found.double() - truth).norm() <= BF16_BOUND * truth.norm()
 
 
 @pytest.mark.parametrize("materialize", MODES)
