@@ -149,7 +149,9 @@ def test_a_figure_is_drawn_whatever_happened(tmp_path, outcome, changes):
     assert all(p.stat().st_size > 5000 for p in paths)
 
 
-@pytest.mark.parametrize("preset", ["chunk-sweep", "head-dim", "long-context", "paper-v3-width", "cpu-smoke"])
+@pytest.mark.parametrize(
+    "preset", ["chunk-sweep", "head-dim", "gla-340m", "long-context", "paper-v3-width", "cpu-smoke"]
+)
 def test_every_preset_has_a_figure(tmp_path, preset):
     save(draw(made_up(preset), load_sweep(preset).x, "A title", "a subtitle"), tmp_path, "figure")
 
