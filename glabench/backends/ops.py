@@ -60,6 +60,17 @@ class Op:
         both = inputs + Spec(self.output(cell)).bytes(cell)
         return both if cell.pass_ == "fwd" else 2 * both
 
+    def moved_bytes(self, cell: Cell) -> int:
+        """What a perfect pass moves: each tensor read or written once, and nothing kept between forward and backward.
+
+        The forward reads the inputs and writes the output; the backward reads the inputs and the gradient of the
+        output, and writes the gradients of the inputs.
+        """
+        inputs = sum(spec.bytes(cell) for spec in self.specs(cell).values())
+        output = Spec(self.output(cell)).bytes(cell)
+        forward, backward = inputs + output, 2 * inputs + output
+        return {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[cell.pass_]
+
 
 def _generator(cell: Cell, stream: int) -> Generator:
     import torch

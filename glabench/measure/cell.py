@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from glabench.backends import Backend, Workload
 from glabench.measure.accuracy import Accuracy, check_accuracy, first_nonfinite, output_error_at_size, small_cell
+from glabench.measure.ceiling import copy_bandwidth_gbps
 from glabench.measure.memory import Memory, measure_memory
 from glabench.measure.sampling import collect_samples
 from glabench.measure.settings import Settings
@@ -84,10 +85,13 @@ class CellMeter:
         self._timer = timer
         self._run_id = run_id
         self._checked: dict[Cell, Accuracy] = {}
+        self._copy_gbps: float | None = None
 
     def measure(self, cell: Cell) -> Record:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
         record = Record(self._run_id, cell, "ok", started_at=datetime.now(UTC).isoformat(timespec="seconds"))
+        if cell.device == "cuda" and self._copy_gbps is None:
+            self._copy_gbps = copy_bandwidth_gbps(self._timer, cell.device)
         workload = self._backend.prepare(cell)
         first = _first_call(self._backend, workload, cell.pass_, self._timer)
         record = replace(record, first_call_s=first.seconds)
@@ -102,7 +106,14 @@ class CellMeter:
         memory = measure_memory(steps.prepare, steps.call, steps.forward) if cell.device == "cuda" else None
         self._warm_up(steps)
         samples, stop_reason = collect_samples(lambda: self._timer.sample(steps.prepare, steps.call), self._settings)
-        return _with_samples(_with_memory(record, memory), samples, stop_reason, self._timer.name)
+        record = _with_samples(_with_memory(record, memory), samples, stop_reason, self._timer.name)
+        return self._with_bandwidth(record)
+
+    def _with_bandwidth(self, record: Record) -> Record:
+        if not record.time_ms:
+            return record
+        moved = self._backend.definition().moved_bytes(record.cell)
+        return replace(record, gbps=moved / record.time_ms / 1e6, copy_gbps=self._copy_gbps)
 
     def _warm_up(self, steps: _Steps) -> None:
         end = time.monotonic() + min(self._settings.warm_up_s, self._settings.time_limit_s)

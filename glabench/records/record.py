@@ -20,7 +20,8 @@ class Record:
     them. `first_call_s` is the cell's first call in its worker: compiling, autotuning and allocation, as far as
     earlier cells of the worker and caches on disk have not done them already. `peak_*_mib` is what the pass takes
     above its inputs; `saved_mib` what is held between forward and backward, output included. `rel_error` is per
-    tensor, against `accuracy_reference`; its `o_at_size` is of the output at the cell's own size.
+    tensor, against `accuracy_reference`; its `o_at_size` is of the output at the cell's own size. `gbps` is what a
+    perfect pass would move over the time it took, and `copy_gbps` what a large copy moved in the same worker.
     """
 
     run_id: str
@@ -39,6 +40,7 @@ class Record:
     saved_mib: float | None = None
     tflops: float | None = None
     gbps: float | None = None
+    copy_gbps: float | None = None
     roofline_pct: float | None = None
     energy_j: float | None = None
     sm_clock_mhz: float | None = None

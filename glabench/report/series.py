@@ -47,6 +47,11 @@ class Panel:
         """Whether any of its records holds a peak of memory."""
         return any(r.peak_allocated_mib is not None for s in self.series for r in s.records.values())
 
+    @property
+    def knows_bandwidth(self) -> bool:
+        """Whether any of its records can be held against the bandwidth of a copy."""
+        return any(r.gbps and r.copy_gbps for s in self.series for r in s.records.values())
+
 
 def x_field(axis: str) -> str:
     """The record field that a sweep's x axis stands for."""

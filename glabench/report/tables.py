@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 UNSETTLED_NOTE = "~ sampling stopped at the time limit, before the median was known as well as asked"
+FLOOR_TITLE = "share of the memory's floor, %"
 PASS_TITLES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 
 
@@ -60,7 +61,7 @@ def _at(series: Series, x: Any) -> Record | None:
 
 
 def rich_tables(records: Sequence[Record], x_axis: str) -> list[Table]:
-    """One table of median times (with the larger distance to p20 or p80) a pass, and one of peak memory if known."""
+    """A pass: median times (with the larger distance to p20 or p80), and peak memory and the floor's share if known."""
     from rich.table import Table
 
     tables = []
@@ -70,11 +71,21 @@ def rich_tables(records: Sequence[Record], x_axis: str) -> list[Table]:
         if panel.knows_memory:
             heading = f"{PASS_TITLES[panel.pass_]}: peak memory above the inputs, MiB"
             tables.append(_rich_table(Table(title=heading, title_justify="left"), panel, _memory))
+        if panel.knows_bandwidth:
+            heading = f"{PASS_TITLES[panel.pass_]}: {FLOOR_TITLE}"
+            tables.append(_rich_table(Table(title=heading, title_justify="left"), panel, _floor_share))
     return tables
 
 
 def _memory(record: Record) -> str:
     return record.status if record.peak_allocated_mib is None else f"{record.peak_allocated_mib:.0f}"
+
+
+def _floor_share(record: Record) -> str:
+    """The time of a copy of what a perfect pass moves, as a share of the time that it took."""
+    if record.gbps is None or record.copy_gbps is None:
+        return record.status if record.status != "ok" else ""
+    return f"{100 * record.gbps / record.copy_gbps:.0f}"
 
 
 def _rich_table(table: Table, panel: Panel, show: Any) -> Table:
@@ -94,7 +105,7 @@ def _colored(text: str, record: Record) -> str:
 
 
 def markdown(records: Sequence[Record], x_axis: str, baseline: str | None) -> str:
-    """Markdown tables of median times, each with its speed-up over the baseline backend, and of peak memory.
+    """Markdown tables: median times, each with its speed-up over the baseline backend, peak memory, the floor's share.
 
     `2.31 (×6.3)` reads: 2.31 ms, 6.3 times as fast as the baseline at the same x. What failed shows its status, and
     every failure's reason stands below the tables.
@@ -108,6 +119,9 @@ def markdown(records: Sequence[Record], x_axis: str, baseline: str | None) -> st
         if panel.knows_memory:
             parts.append(f"**{PASS_TITLES[panel.pass_]}**, peak memory above the inputs, MiB\n")
             parts.append(_markdown_table(panel, lambda r, _x: _memory(r)))
+        if panel.knows_bandwidth:
+            parts.append(f"**{PASS_TITLES[panel.pass_]}**, {FLOOR_TITLE}\n")
+            parts.append(_markdown_table(panel, lambda r, _x: _floor_share(r)))
     if any(unsettled(r) for r in records):
         parts.append(UNSETTLED_NOTE + "\n")
     failed = [r for r in records if r.status != "ok"]

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from glabench.backends import load_registry
+from glabench.backends.ops import OPS
 from glabench.measure.accuracy import check_accuracy, relative_error, small_cell
+from glabench.measure.ceiling import copy_bandwidth_gbps
 from glabench.measure.cell import CellMeter
 from glabench.measure.outcome import failure_of, one_line
 from glabench.measure.process import WorkerDiedError, WorkerTimeoutError
@@ -364,3 +366,31 @@ def test_a_reason_holds_no_path_of_the_machine_and_is_not_endless():
     assert one_line("cannot open /home/somebody/code/file.py: no") == "cannot open file.py: no"
     assert one_line("a/b and 3 /4 stay") == "a/b and 3 /4 stay"
     assert len(one_line("x" * 1000)) == 300
+
+
+# A token and head at K = 8 and V = 16, by hand: q, k 16 bytes each and v, o 32 in bf16, g 32 in float32.
+@pytest.mark.parametrize(
+    ("op", "pass_", "per_token"),
+    [
+        ("gla", "fwd", 16 + 16 + 32 + 32 + 32),
+        ("gla", "bwd", 2 * (16 + 16 + 32 + 32) + 32),
+        ("gla", "fwd+bwd", 3 * (16 + 16 + 32 + 32) + 2 * 32),
+        ("linear", "fwd", 16 + 16 + 32 + 32),
+        ("linear", "fwd+bwd", 3 * (16 + 16 + 32) + 2 * 32),
+    ],
+)
+def test_a_perfect_pass_moves_every_tensor_once(op, pass_, per_token):
+    cell = Cell("any", op, pass_, 2, 40, 3, 8, 16, None, None, "bf16", "logsigmoid/16", "cpu")
+    assert OPS[op].moved_bytes(cell) == 2 * 40 * 3 * per_token
+
+
+def test_a_copy_counts_what_it_reads_and_writes_at_its_median_time():
+    timer = FakeTimer([9.0, 9.0, 9.0, *[2.0] * 7, *[1.0] * 4, *[3.0] * 4])
+    assert copy_bandwidth_gbps(timer, "cpu", buffer_bytes=4000) == pytest.approx(2 * 4000 / 2.0 / 1e6)
+
+
+def test_a_record_holds_what_a_perfect_pass_would_have_moved_in_its_time():
+    meter = CellMeter(load_registry().get("linear-torch"), QUICK, FakeTimer([2.0] * 20), "run")
+    record = meter.measure(CELL)
+    assert record.gbps == pytest.approx(OPS["linear"].moved_bytes(CELL) / 2.0 / 1e6)
+    assert record.copy_gbps is None

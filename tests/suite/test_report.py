@@ -213,3 +213,12 @@ def test_a_stored_run_reports_again(tmp_path, path):
 
 def test_there_is_a_stored_run():
     assert STORED
+
+
+def test_the_floors_share_is_shown_where_a_copy_was_measured_and_only_there():
+    plain = made_up("paper-fig2", {"backend": "gla-triton", "seqlen": "1k"})
+    known = [replace(r, gbps=1070.0, copy_gbps=4280.0) for r in plain]
+    for records, shown in ((plain, False), (known, True)):
+        texts = markdown(records, "seqlen", None), text_of(rich_tables(records, "seqlen"))
+        assert all(("share of the memory's floor" in text) == shown for text in texts)
+    assert "| gla-triton (materialized) | 25 |" in markdown(known, "seqlen", None)
