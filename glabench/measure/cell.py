@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -85,13 +86,12 @@ class CellMeter:
         self._timer = timer
         self._run_id = run_id
         self._checked: dict[Cell, Accuracy] = {}
-        self._copy_gbps: float | None = None
 
     def measure(self, cell: Cell) -> Record:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
-        record = Record(self._run_id, cell, "ok", started_at=datetime.now(UTC).isoformat(timespec="seconds"))
-        if cell.device == "cuda" and self._copy_gbps is None:
-            self._copy_gbps = copy_bandwidth_gbps(self._timer, cell.device)
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        copy_gbps = self._copy_gbps if cell.device == "cuda" else None
+        record = Record(self._run_id, cell, "ok", started_at=started_at, copy_gbps=copy_gbps)
         workload = self._backend.prepare(cell)
         first = _first_call(self._backend, workload, cell.pass_, self._timer)
         record = replace(record, first_call_s=first.seconds)
@@ -109,11 +109,16 @@ class CellMeter:
         record = _with_samples(_with_memory(record, memory), samples, stop_reason, self._timer.name)
         return self._with_bandwidth(record)
 
+    @cached_property
+    def _copy_gbps(self) -> float | None:
+        """What a copy moves on the GPU, measured once, before the first cell takes memory."""
+        return copy_bandwidth_gbps(self._timer, "cuda")
+
     def _with_bandwidth(self, record: Record) -> Record:
         if not record.time_ms:
             return record
         moved = self._backend.definition().moved_bytes(record.cell)
-        return replace(record, gbps=moved / record.time_ms / 1e6, copy_gbps=self._copy_gbps)
+        return replace(record, gbps=moved / record.time_ms / 1e6)
 
     def _warm_up(self, steps: _Steps) -> None:
         end = time.monotonic() + min(self._settings.warm_up_s, self._settings.time_limit_s)

@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gla_kernels.call import Call, backward_kernel, forward_kernel
+from gla_kernels.call import Call, backward_kernel, forward_kernel, named
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.launch import HOPPER, LaunchPlan, Tile, exact_tile, plan
 from gla_kernels.limits import CHUNK_SIZES
@@ -55,23 +55,20 @@ def compile_kernel(
     else:
         kernel = forward_kernel(call) if forward else backward_kernel(call)
         tile = tile or (call.plan.forward if forward else call.plan.backward)
-    constants = call.constants(tile, exact)
-    options = {"num_warps": constants.pop("num_warps")}
-    switches = ("HAS_INITIAL", "STORE_O", "STORE_FINAL", "STORE_STATES")
-    constants |= dict.fromkeys(switches if forward else ("HAS_DFINAL", "STORE_DINITIAL"), True)
-    constants["FROM_CHECKPOINT"] = False
-    if forward:
-        constants["STORE_CHECKPOINTS"] = False
-    constants |= dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg"))
+    switches = dict.fromkeys(("FROM_CHECKPOINT", "STORE_CHECKPOINTS"), False)
+    switches |= dict.fromkeys(("HAS_INITIAL", "STORE_O", "STORE_FINAL", "STORE_STATES"), True)
+    switches |= dict.fromkeys(("HAS_DFINAL", "STORE_DINITIAL"), True)
+    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg"))
+    constants = named(kernel, call.constants(tile) | switches | absent)
     signature = {name: _type(call, name, constants, tile) for name in kernel.arg_names}
     places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
     whole = [
         name for name, kind in signature.items() if kind.startswith("*") or re.fullmatch(r"(q|k|v|g|do)_[bth]", name)
     ]
     aligned = {places[name]: [["tt.divisibility", 16]] for name in whole}
-    values = {places[name]: value for name, value in constants.items() if name in places}
+    values = {places[name]: value for name, value in constants.items()}
     source = _source(kernel, signature, values, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": tile.warps})
 
 
 def _type(call: Call, name: str, constants: dict[str, Any], tile: Tile) -> str:

@@ -9,8 +9,7 @@ import triton.language as tl
 from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.forward import gla_forward_kernel
-from gla_kernels.launch import LaunchPlan, Operands, Tile, exact_tile, operands, plan
-from gla_kernels.limits import padded
+from gla_kernels.launch import EXACT_ROWS, LaunchPlan, Operands, Tile, exact_tile, operands, plan
 
 _TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -76,29 +75,40 @@ class Call:
         """Blocks of value columns, each a program's."""
         return (self.V + tile.block_v - 1) // tile.block_v
 
-    def constants(self, tile: Tile, exact: bool) -> dict[str, Any]:
-        """A kernel's compile-time arguments, but for what it reads and writes."""
-        BK, C = padded(self.K), self.plan.chunk_size
-        common: dict[str, Any] = {"K": self.K, "V": self.V, "C": C, "VARLEN": self.varlen, "num_warps": tile.warps}
-        if self.plan.family == "hopper" and not exact:
-            return common | {"BK": 64, "BV": 64, "GATED": self.gated}
-        common |= {
-            "BK": BK,
+    def new_states(self, like: torch.Tensor, zero: bool = False) -> torch.Tensor:
+        """A float32 state for every sequence and head, on `like`'s device; zeros or not written yet."""
+        make = like.new_zeros if zero else like.new_empty
+        return make(self.state_shape(self.sequences), dtype=torch.float32)
+
+    def constants(self, tile: Tile) -> dict[str, Any]:
+        """What the kernels know of the call when they are compiled; each takes those that it names."""
+        return {
+            "K": self.K,
+            "V": self.V,
+            "BK": tile.block_k,
             "BV": tile.block_v,
+            "C": self.plan.chunk_size,
+            "R": EXACT_ROWS,
             "DOT": _TL_DTYPE[self.operands.dtype],
             "PRECISION": self.operands.precision,
+            "GATED": self.gated,
+            "VARLEN": self.varlen,
+            "STAGES": tile.stages,
         }
-        if exact:
-            return common | {"R": self.plan.exact_rows}
-        return common | {"GATED": self.gated, "STAGES": tile.stages}
 
-    def launches(self, tile: Tile, plain: Any, exact: Any) -> list[tuple[Any, Tile, dict[str, Any]]]:
-        """The launches of a pass: the plain kernel, then the exact one for what it flags."""
-        launches = [(plain, tile, self.constants(tile, False))]
+    def launch(self, plain: Any, exact: Any, tile: Tile, arguments: tuple[Any, ...], switches: dict[str, bool]) -> None:
+        """Launches a pass: the plain kernel in `tile`, then, where there are gates, the exact one for what it flags."""
+        passes = [(plain, tile)]
         if self.gated:
-            smaller = exact_tile(self.K, self.V, self.dtype)
-            launches.append((exact, smaller, self.constants(smaller, True)))
-        return launches
+            passes.append((exact, exact_tile(self.K, self.V, self.dtype)))
+        for kernel, cut in passes:
+            programs = self.sequences * self.H * self.parts(cut)
+            kernel[(programs,)](*arguments, **named(kernel, self.constants(cut) | switches), num_warps=cut.warps)
+
+
+def named(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
+    """Those of the constants that the kernel has an argument for."""
+    return {name: value for name, value in constants.items() if name in kernel.arg_names}
 
 
 def make_call(
@@ -145,11 +155,6 @@ class Inputs:
         gates = None if g is None else readable(call, g)
         return cls(readable(call, q), readable(call, k), readable(call, v), gates, cu_seqlens)
 
-    def states(self, call: Call, zero: bool = False) -> torch.Tensor:
-        """A state for every sequence and head."""
-        make = self.q.new_zeros if zero else self.q.new_empty
-        return make(call.state_shape(call.sequences), dtype=torch.float32)
-
     def strides(self, *more: torch.Tensor) -> tuple[int, ...]:
         """Strides of batch, time and head of q, k, v, g (0 without one) and `more`, as the kernels take them."""
         each = [(0, 0, 0) if x is None else x.stride()[:3] for x in (self.q, self.k, self.v, self.g, *more)]
@@ -194,18 +199,21 @@ def run_forward(
     room for `count` chunks of every sequence.
     """
     if call.plan.family == "triton":
-        initial = inputs.states(call, zero=True) if initial is None else initial
-        final = inputs.states(call) if final is None else final
-    for kernel, tile, constants in call.launches(call.plan.forward, forward_kernel(call), gla_forward_exact):
-        optional = {} if kernel is gla_forward_kernel else {
-            "HAS_INITIAL": initial is not None, "STORE_FINAL": final is not None,
-        }  # fmt: skip
-        kernel[(call.sequences * call.H * call.parts(tile),)](
-            inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags, inputs.cu_seqlens,
-            call.scale, *inputs.strides(), call.T, call.H, first, call.chunks if count is None else count, call.every,
-            FROM_CHECKPOINT=from_checkpoint, STORE_O=o is not None, STORE_STATES=states is not None,
-            STORE_CHECKPOINTS=checkpoints is not None, **optional, **constants,
-        )  # fmt: skip
+        initial = call.new_states(inputs.q, zero=True) if initial is None else initial
+        final = call.new_states(inputs.q) if final is None else final
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags, inputs.cu_seqlens,
+        call.scale, *inputs.strides(), call.T, call.H, first, call.chunks if count is None else count, call.every,
+    )  # fmt: skip
+    switches = {
+        "HAS_INITIAL": initial is not None,
+        "FROM_CHECKPOINT": from_checkpoint,
+        "STORE_O": o is not None,
+        "STORE_FINAL": final is not None,
+        "STORE_STATES": states is not None,
+        "STORE_CHECKPOINTS": checkpoints is not None,
+    }
+    call.launch(forward_kernel(call), gla_forward_exact, call.plan.forward, arguments, switches)
 
 
 @dataclass(frozen=True)
@@ -254,15 +262,16 @@ def run_backward(
 ) -> None:
     """Runs the backward over chunks first .. first + count of every sequence, whose states are in `states`."""
     if call.plan.family == "triton":
-        dfinal = inputs.states(call, zero=True) if dfinal is None else dfinal
-        dinitial = inputs.states(call) if dinitial is None else dinitial
-    for kernel, tile, constants in call.launches(call.plan.backward, backward_kernel(call), gla_backward_exact):
-        optional = {} if kernel is gla_backward_kernel else {
-            "HAS_DFINAL": dfinal is not None, "STORE_DINITIAL": dinitial is not None,
-        }  # fmt: skip
-        kernel[(call.sequences * call.H * call.parts(tile),)](
-            inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags, failed, dfinal,
-            gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
-            call.scale, *inputs.strides(do), call.T, call.H, first, call.chunks if count is None else count,
-            FROM_CHECKPOINT=from_checkpoint, **optional, **constants,
-        )  # fmt: skip
+        dfinal = call.new_states(inputs.q, zero=True) if dfinal is None else dfinal
+        dinitial = call.new_states(inputs.q) if dinitial is None else dinitial
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags, failed, dfinal,
+        gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
+        call.scale, *inputs.strides(do), call.T, call.H, first, call.chunks if count is None else count,
+    )  # fmt: skip
+    switches = {
+        "FROM_CHECKPOINT": from_checkpoint,
+        "HAS_DFINAL": dfinal is not None,
+        "STORE_DINITIAL": dinitial is not None,
+    }
+    call.launch(backward_kernel(call), gla_backward_exact, call.plan.backward, arguments, switches)

@@ -12,8 +12,9 @@ from gla_kernels.limits import HOPPER_HEAD_DIMS, padded
 
 @dataclass(frozen=True)
 class Tile:
-    """How the kernels of one pass are cut: value columns a program, warps, and stages of the loads' pipeline."""
+    """How the kernels of one pass are cut: key and value columns a program, warps, stages of the loads' pipeline."""
 
+    block_k: int
     block_v: int
     warps: int
     stages: int
@@ -31,11 +32,6 @@ class LaunchPlan:
     forward: Tile
     backward: Tile
 
-    @property
-    def exact_rows(self) -> int:
-        """Rows of a subchunk in the exact kernels, which cut every chunk further."""
-        return 16
-
 
 @dataclass(frozen=True)
 class Operands:
@@ -45,9 +41,12 @@ class Operands:
     precision: str
 
 
-# The Gluon kernels have their tiles built in: one program of 4 warps a sequence and head, loads one chunk ahead.
-# H200, Triton 3.6, B=32 T=4096 H=16 K=V=64, in ms: forward 0.41, forward that keeps states 0.48, backward 1.09.
-HOPPER = LaunchPlan("hopper", 64, Tile(64, 4, 2), Tile(64, 4, 2))
+# Rows of a subchunk in the exact kernels, which cut every chunk further: as few as a product takes.
+EXACT_ROWS = 16
+
+# The Gluon kernels: one program of 4 warps a sequence and head, loads one chunk ahead. What was tried and measured on
+# the way to them is in kernels/NOTES.md.
+HOPPER = LaunchPlan("hopper", 64, Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
 
 
 @cache
@@ -68,8 +67,7 @@ def operands(dtype: torch.dtype) -> Operands:
 @cache
 def exact_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
     """The exact kernels' tile: the plain ones' columns, without a pipeline (it spills less)."""
-    tile = _triton_plan(K, V, dtype, None).backward
-    return Tile(tile.block_v, 8, 1)
+    return replace(_triton_plan(K, V, dtype, None).backward, warps=8, stages=1)
 
 
 def plan(
@@ -96,14 +94,14 @@ def _triton_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None) -> 
     wide, block_v = padded(K), min(padded(V), 64)
     half = dtype == torch.bfloat16
     if wide <= 64:
-        backward = Tile(block_v, 4 if chunk <= 32 else 8, 3 if chunk <= 32 else 2)
-        forward = Tile(block_v, 4, 3 if half else 2)
+        backward = Tile(wide, block_v, 4 if chunk <= 32 else 8, 3 if chunk <= 32 else 2)
+        forward = Tile(wide, block_v, 4, 3 if half else 2)
         return LaunchPlan("triton", chunk, forward, backward if half else replace(backward, stages=1))
     if wide <= 128:
         if half:
-            return LaunchPlan("triton", chunk, Tile(block_v, 4, 3), Tile(block_v, 8, 2))
-        return LaunchPlan("triton", chunk, Tile(block_v, 8, 2), Tile(block_v, 8, 1))
+            return LaunchPlan("triton", chunk, Tile(wide, block_v, 4, 3), Tile(wide, block_v, 8, 2))
+        return LaunchPlan("triton", chunk, Tile(wide, block_v, 8, 2), Tile(wide, block_v, 8, 1))
     if wide <= 256 and half:
-        return LaunchPlan("triton", chunk, Tile(block_v, 8, 2), Tile(block_v, 8, 1))
-    tile = Tile(min(block_v, 32), 8, 1)
+        return LaunchPlan("triton", chunk, Tile(wide, block_v, 8, 2), Tile(wide, block_v, 8, 1))
+    tile = Tile(wide, min(block_v, 32), 8, 1)
     return LaunchPlan("triton", chunk, tile, tile)

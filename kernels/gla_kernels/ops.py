@@ -1,4 +1,4 @@
-"""The kernels as `torch.library` operators, with fake implementations and autograd.
+"""The kernels as PyTorch operators, with fake implementations and autograd.
 
 `gla_kernels::chunk_forward` gives what the user gets (o, the final state) and what `gla_kernels::chunk_backward`
 needs (the kept states, the flags). An output that was not asked for is an empty tensor.
@@ -7,6 +7,7 @@ needs (the kept states, the flags). An output that was not asked for is an empty
 from typing import Any
 
 import torch
+from torch import library
 
 from gla_kernels.call import Call, Gradients, Inputs, make_call, readable, run_backward, run_forward
 
@@ -56,7 +57,7 @@ def _forward_outputs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     final = kept = None
     if output_final_state:
-        final = q.new_empty(call.state_shape(call.sequences), dtype=torch.float32)
+        final = call.new_states(q)
     if keep != KEEP_NOTHING:
         materialize = keep == KEEP_STATES
         kept = q.new_empty(call.kept_shape(materialize), dtype=call.kept_dtype(materialize))
@@ -98,12 +99,9 @@ def _chunk_backward(
     gradients = Gradients.empty(call, inputs)
     failed = _flags(call, q)
 
-    def state_gradient(wanted: bool) -> torch.Tensor | None:
-        return q.new_empty(call.state_shape(call.sequences), dtype=torch.float32) if wanted else None
-
     with torch.cuda.device_of(q):
         if keep == KEEP_STATES:
-            dstate = state_gradient(has_initial)
+            dstate = call.new_states(q) if has_initial else None
             run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dstate)
         else:
             scratch = q.new_empty(call.state_shape(call.sequences * call.every), dtype=call.operands.dtype)
@@ -111,7 +109,7 @@ def _chunk_backward(
             for first in reversed(range(0, call.chunks, call.every)):
                 piece: dict[str, Any] = {"first": first, "count": call.every, "from_checkpoint": True}
                 run_forward(call, inputs, flags, initial=kept, states=scratch, **piece)
-                dbefore = state_gradient(first > 0 or has_initial)
+                dbefore = call.new_states(q) if first > 0 or has_initial else None
                 run_backward(
                     call, inputs, do, scratch, flags, failed, gradients, dfinal=dstate, dinitial=dbefore, **piece
                 )
@@ -137,9 +135,7 @@ def _fake_backward(
         k.new_empty(k.shape),
         v.new_empty(v.shape),
         _absent(q, torch.float32) if g is None else g.new_empty(g.shape),
-        q.new_empty(call.state_shape(call.sequences), dtype=torch.float32)
-        if has_initial
-        else _absent(q, torch.float32),
+        call.new_states(q) if has_initial else _absent(q, torch.float32),
     )
 
 
@@ -171,9 +167,8 @@ def _refuse(ctx: Any, *grads: torch.Tensor | None) -> None:
     raise RuntimeError("the gradients of chunk_gla and chunk_linear_attn cannot be differentiated again")
 
 
-# Defined by hand and not by `torch.library.custom_op`, whose wrappers cost a call 0.1 ms and a process the import of
-# torch's compiler.
-_LIBRARY = torch.library.Library("gla_kernels", "DEF")
+# Defined by hand and not by `custom_op`, whose wrappers make every call's way longer and import torch's compiler.
+_LIBRARY = library.Library("gla_kernels", "DEF")
 _LIBRARY.define(
     "chunk_forward(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? initial_state, Tensor? cu_seqlens, float scale,"
     " bool output_final_state, int keep, int? chunk_size) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -186,10 +181,10 @@ _LIBRARY.define(
 for _device in ("CPU", "CUDA"):  # on a CPU: Triton's interpreter
     _LIBRARY.impl("chunk_forward", _chunk_forward, _device)
     _LIBRARY.impl("chunk_backward", _chunk_backward, _device)
-torch.library.register_fake("gla_kernels::chunk_forward", _fake_forward, lib=_LIBRARY)
-torch.library.register_fake("gla_kernels::chunk_backward", _fake_backward, lib=_LIBRARY)
-torch.library.register_autograd("gla_kernels::chunk_forward", _backward, setup_context=_setup, lib=_LIBRARY)
-torch.library.register_autograd("gla_kernels::chunk_backward", _refuse, lib=_LIBRARY)
+library.register_fake("gla_kernels::chunk_forward", _fake_forward, lib=_LIBRARY)
+library.register_fake("gla_kernels::chunk_backward", _fake_backward, lib=_LIBRARY)
+library.register_autograd("gla_kernels::chunk_forward", _backward, setup_context=_setup, lib=_LIBRARY)
+library.register_autograd("gla_kernels::chunk_backward", _refuse, lib=_LIBRARY)
 
 chunk_forward = torch.ops.gla_kernels.chunk_forward.default
 chunk_backward = torch.ops.gla_kernels.chunk_backward.default

@@ -4,6 +4,7 @@ import pytest
 import torch
 from gla_cases import GATES, assert_close, cumulative, make_case, run
 from gla_kernels import chunk_gla, chunk_linear_attn, launch, naive_recurrent_gla, ops
+from torch import library
 from torch.utils.checkpoint import checkpoint
 
 BF16_BOUND = 3.5e-3
@@ -175,7 +176,7 @@ def test_checkpointing_and_autocast_work():
 def test_the_operator_passes_torchs_checks():
     case = make_case("mild", T=100, K=64, V=64, dtype=torch.bfloat16, device="cuda")
     leaves = [case.inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "g", "initial")]
-    torch.library.opcheck(ops.chunk_forward, (*leaves, None, 0.125, True, ops.KEEP_STATES, None))
+    library.opcheck(ops.chunk_forward, (*leaves, None, 0.125, True, ops.KEEP_STATES, None))
 
 
 @pytest.mark.parametrize("T", [1024, 8192, 65536])

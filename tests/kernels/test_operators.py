@@ -1,9 +1,10 @@
-"""The kernels as `torch.library` operators: what torch asks of one, and what it makes possible."""
+"""The kernels as PyTorch operators: what torch asks of one, and what it makes possible."""
 
 import pytest
 import torch
 from gla_cases import cumulative, make_case
 from gla_kernels import chunk_gla, ops
+from torch import library
 from torch.utils.checkpoint import checkpoint
 
 NAMES = ("q", "k", "v", "g")
@@ -24,7 +25,7 @@ def test_the_forward_operator_passes_torchs_checks(keep, packed):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
     if packed:  # between packed sequences a few slots of what is kept are never written: nothing to compare
         checks.pop()
-    torch.library.opcheck(ops.chunk_forward, arguments, test_utils=checks)
+    library.opcheck(ops.chunk_forward, arguments, test_utils=checks)
 
 
 def test_the_backward_operator_passes_torchs_checks():
@@ -34,7 +35,7 @@ def test_the_backward_operator_passes_torchs_checks():
     _, _, kept, flags = ops.chunk_forward(q, k, v, g, initial, None, 0.25, True, ops.KEEP_STATES, None)
     do, dfinal = case.grads["o"], case.grads["final"]
     arguments = (q, k, v, g, None, do, dfinal, kept, flags, 0.25, True, ops.KEEP_STATES, None)
-    torch.library.opcheck(ops.chunk_backward, arguments)
+    library.opcheck(ops.chunk_backward, arguments)
 
 
 @pytest.mark.parametrize("materialize", [True, False])
