@@ -1,7 +1,7 @@
 """Compiles the kernels for a GPU that need not be there, and reads registers, spills and shared memory.
 
     python -m gla_kernels.ahead --arch 80 90 100 --key-dim 64 --value-dim 64 --dtype bf16
-    python -m gla_kernels.ahead --family hopper
+    python -m gla_kernels.ahead --family hopper --key-dim 128 --value-dim 256
 
 prints one line of JSON a kernel.
 """
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import triton
@@ -23,11 +23,12 @@ from triton.compiler import ASTSource
 
 from gla_kernels.call import Call, backward_kernel, forward_kernel, named
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
-from gla_kernels.launch import HOPPER, LaunchPlan, Tile, exact_tile, plan
+from gla_kernels.launch import LaunchPlan, Tile, exact_tile, hopper_plan, plan, wide_readout_tile
 from gla_kernels.limits import CHUNK_SIZES
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-_SCALARS = ("T", "H", "first", "count", "every")
+_SCALARS = ("T", "H", "N", "first", "count", "every", "base", "piece_chunks", "rows")
+_INPUTS = ("q", "k", "v", "x", "y", "z", "do", "o", "out", "dv")
 
 
 @dataclass(frozen=True)
@@ -39,49 +40,88 @@ class Resources:
     shared_bytes: int
 
 
-def compile_kernel(
-    call: Call, which: Literal["forward", "backward"], exact: bool, arch: int, tile: Tile | None = None
-) -> Any:
+@dataclass(frozen=True)
+class Variant:
+    """A kernel as a call may launch it: its name, whether it is an exact one, its tile and its switches."""
+
+    name: str
+    exact: bool
+    kernel: Any
+    tile: Tile
+    switches: dict[str, bool]
+
+
+def variants(call: Call) -> Iterator[Variant]:
+    """The kernels of a call, with every optional input and output, so that all of their code is compiled.
+
+    A forward keeps states and no checkpoints.
+    """
+    forward = dict.fromkeys(("HAS_INITIAL", "STORE_O", "STORE_FINAL", "STORE_STATES"), True)
+    forward |= dict.fromkeys(("FROM_CHECKPOINT", "STORE_CHECKPOINTS"), False)
+    backward = {"FROM_CHECKPOINT": False, "HAS_DFINAL": True, "STORE_DINITIAL": True}
+    if call.plan.family == "wide":
+        yield from _wide_variants(call, forward)
+    else:
+        yield Variant("forward", False, forward_kernel(call), call.plan.forward, forward)
+        yield Variant("backward", False, backward_kernel(call), call.plan.backward, backward)
+    if call.gated:
+        tile = exact_tile(call.K, call.V, call.dtype)
+        yield Variant("forward", True, gla_forward_exact, tile, forward)
+        yield Variant("backward", True, gla_backward_exact, tile, backward)
+
+
+def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
+    from gla_kernels.wide_forward import wide_forward
+    from gla_kernels.wide_gradients import wide_gradients
+    from gla_kernels.wide_readout import wide_readout
+    from gla_kernels.wide_recurrence import wide_recurrence
+
+    state = call.plan.forward
+    steps = dict.fromkeys(("HAS_INITIAL", "STORE_END", "STORE_STATES"), True)
+    steps |= {"SCRATCH": False, "STORE_DECAYS": call.gated, "CHECK": call.gated}
+    for reverse in (False, True):
+        way = {"REVERSE": reverse}
+        yield Variant("reverse recurrence" if reverse else "recurrence", False, wide_recurrence, state, steps | way)
+        if call.K > state.block_k:
+            name = "reverse readout" if reverse else "readout"
+            yield Variant(name, False, wide_readout, wide_readout_tile(call.K), way)
+    if call.K <= state.block_k:
+        yield Variant("forward", False, wide_forward, state, forward)
+    yield Variant("gradients", False, wide_gradients, call.plan.backward, {})
+
+
+def compile_kernel(call: Call, variant: Variant, arch: int) -> Any:
     """Compiles one kernel of `call` on CUDA architecture `arch` (90 = sm_90); no GPU needed.
 
-    Every optional input and output is on, so that all of the kernel's code is compiled, except that a forward keeps
-    states and no checkpoints. `tile` overrides the plan's. Returns Triton's compiled kernel, whose `asm` holds the
-    stages down to the cubin.
+    Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin.
     """
-    forward = which == "forward"
-    if exact:
-        kernel: Any = gla_forward_exact if forward else gla_backward_exact
-        tile = tile or exact_tile(call.K, call.V, call.dtype)
-    else:
-        kernel = forward_kernel(call) if forward else backward_kernel(call)
-        tile = tile or (call.plan.forward if forward else call.plan.backward)
-    switches = dict.fromkeys(("FROM_CHECKPOINT", "STORE_CHECKPOINTS"), False)
-    switches |= dict.fromkeys(("HAS_INITIAL", "STORE_O", "STORE_FINAL", "STORE_STATES"), True)
-    switches |= dict.fromkeys(("HAS_DFINAL", "STORE_DINITIAL"), True)
-    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg"))
-    constants = named(kernel, call.constants(tile) | switches | absent)
-    signature = {name: _type(call, name, constants, tile) for name in kernel.arg_names}
+    kernel = variant.kernel
+    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg", "decays"))
+    constants = named(kernel, call.constants(variant.tile) | variant.switches | absent)
+    signature = {name: _type(call, name, constants) for name in kernel.arg_names}
     places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
     whole = [
-        name for name, kind in signature.items() if kind.startswith("*") or re.fullmatch(r"(q|k|v|g|do)_[bth]", name)
+        name
+        for name, kind in signature.items()
+        if kind.startswith("*") or re.fullmatch(r"(q|k|v|g|do|x|y|z)_[bth]", name)
     ]
     aligned = {places[name]: [["tt.divisibility", 16]] for name in whole}
     values = {places[name]: value for name, value in constants.items()}
     source = _source(kernel, signature, values, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": tile.warps})
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": variant.tile.warps})
 
 
-def _type(call: Call, name: str, constants: dict[str, Any], tile: Tile) -> str:
+def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
     """An argument's type as Triton writes it."""
     if name in constants:
         return "constexpr"
     if name in _SCALARS or name.endswith(("_b", "_t", "_h")):
         return "i32"
-    if name in ("flags", "failed"):
+    if name in ("flags", "failed", "raised"):
         return "*i32"
-    if name in ("q", "k", "v", "o", "do", "dv") or (name in ("dq", "dk") and call.parts(tile) == 1):
+    if name in _INPUTS or (name in ("dq", "dk") and call.gradient_parts == 1):
         return _POINTER[call.dtype]
-    if name == "states":
+    if name in ("states", "dstates"):
         return _POINTER[call.operands.dtype]
     return "fp32" if name == "scale" else "*fp32"
 
@@ -105,14 +145,6 @@ def resources(compiled: Any) -> Resources:
     return Resources(found["REG"], found["STACK"], compiled.metadata.shared)
 
 
-def all_kernels(gated: bool) -> Iterator[tuple[Literal["forward", "backward"], bool]]:
-    """Every kernel of a call as (pass, exact); without a gate the plain form is always right."""
-    passes: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
-    for which in passes:
-        for exact in (False, True) if gated else (False,):
-            yield which, exact
-
-
 def call_of(K: int, V: int, gated: bool, dtype: torch.dtype, choice: LaunchPlan) -> Call:
     """A call of some shape with head dims K and V, for compiling."""
     return Call(2, 4096, 4, K, V, 2, False, gated, K**-0.5, dtype, choice)
@@ -130,13 +162,19 @@ def main() -> None:
     parser.add_argument("--family", choices=("triton", "hopper"), default="triton")
     options = parser.parse_args()
     K, V, dtype = options.key_dim, options.value_dim, dtypes[options.dtype]
-    choice = HOPPER if options.family == "hopper" else plan(K, V, dtype, options.chunk)
+    choice = plan(K, V, dtype, options.chunk)
+    if options.family == "hopper":
+        special = hopper_plan(K, V, dtype, options.chunk)
+        if special is None:
+            parser.error(f"the kernels for Hopper do not take K = {K}, V = {V} in {options.dtype}")
+        choice = special
     for gated in (True, False):
         call = call_of(K, V, gated, dtype, choice)
-        for which, exact in all_kernels(gated):
+        for variant in variants(call):
             for arch in options.arch:
-                found = asdict(resources(compile_kernel(call, which, exact, arch)))
-                print(json.dumps({"arch": arch, "kernel": which, "gated": gated, "exact": exact, **found}), flush=True)
+                found = asdict(resources(compile_kernel(call, variant, arch)))
+                line = {"arch": arch, "kernel": variant.name, "gated": gated, "exact": variant.exact, **found}
+                print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -72,13 +72,22 @@ class Call:
         return self.operands.dtype if materialize else torch.float32
 
     def parts(self, tile: Tile) -> int:
-        """Blocks of value columns, each a program's."""
+        """Blocks of value columns."""
         return (self.V + tile.block_v - 1) // tile.block_v
+
+    @property
+    def gradient_parts(self) -> int:
+        """Parts that dq, dk and dg come in: the plain-Triton backward has a program a block of value columns."""
+        return self.parts(self.plan.backward) if self.plan.family == "triton" else 1
 
     def new_states(self, like: torch.Tensor, zero: bool = False) -> torch.Tensor:
         """A float32 state for every sequence and head, on `like`'s device; zeros or not written yet."""
         make = like.new_zeros if zero else like.new_empty
         return make(self.state_shape(self.sequences), dtype=torch.float32)
+
+    def new_borders(self, like: torch.Tensor, pieces: int) -> torch.Tensor:
+        """A float32 state for every piece of time and head, on `like`'s device, not written yet."""
+        return like.new_empty(self.state_shape(pieces), dtype=torch.float32)
 
     def constants(self, tile: Tile) -> dict[str, Any]:
         """What the kernels know of the call when they are compiled; each takes those that it names."""
@@ -93,17 +102,16 @@ class Call:
             "PRECISION": self.operands.precision,
             "GATED": self.gated,
             "VARLEN": self.varlen,
+            "PARTS": self.gradient_parts,
             "STAGES": tile.stages,
         }
 
-    def launch(self, plain: Any, exact: Any, tile: Tile, arguments: tuple[Any, ...], switches: dict[str, bool]) -> None:
-        """Launches a pass: the plain kernel in `tile`, then, where there are gates, the exact one for what it flags."""
-        passes = [(plain, tile)]
-        if self.gated:
-            passes.append((exact, exact_tile(self.K, self.V, self.dtype)))
-        for kernel, cut in passes:
-            programs = self.sequences * self.H * self.parts(cut)
-            kernel[(programs,)](*arguments, **named(kernel, self.constants(cut) | switches), num_warps=cut.warps)
+    def launch(
+        self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any]
+    ) -> None:
+        """Launches one kernel, which gets those of the call's constants and the switches that it names."""
+        constants = named(kernel, self.constants(tile) | switches)
+        kernel[programs](*arguments, **constants, num_warps=tile.warps)
 
 
 def named(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +139,7 @@ def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
     q, k and v cut from one projection are so. What is not is copied.
     """
     fits = x.stride(-1) == 1
-    if call.plan.family == "hopper":
+    if call.plan.family != "triton":
         fits = fits and all(stride % 16 == 0 for stride in x.stride()[:3]) and x.data_ptr() % 16 == 0
     return x if fits else x.contiguous()
 
@@ -162,7 +170,7 @@ class Inputs:
 
 
 def forward_kernel(call: Call) -> Any:
-    """The kernel of the plain form in the call's family."""
+    """The one kernel of the plain form in the call's family; for wide heads on Hopper see `wide`."""
     if call.plan.family == "hopper":
         from gla_kernels.hopper_forward import gla_forward_hopper
 
@@ -171,7 +179,7 @@ def forward_kernel(call: Call) -> Any:
 
 
 def backward_kernel(call: Call) -> Any:
-    """The kernel of the plain form in the call's family."""
+    """The one kernel of the plain form in the call's family; for wide heads on Hopper see `wide`."""
     if call.plan.family == "hopper":
         from gla_kernels.hopper_backward import gla_backward_hopper
 
@@ -196,7 +204,7 @@ def run_forward(
     """Runs the forward over chunks first .. first + count of every sequence; an output that is None is not computed.
 
     Only a run that computes o raises flags. `from_checkpoint`: `initial` is a buffer of checkpoints, and `states` has
-    room for `count` chunks of every sequence.
+    room for `count` chunks of every sequence. The plain form of wide heads on Hopper is not run here (see `wide`).
     """
     if call.plan.family == "triton":
         initial = call.new_states(inputs.q, zero=True) if initial is None else initial
@@ -213,7 +221,13 @@ def run_forward(
         "STORE_STATES": states is not None,
         "STORE_CHECKPOINTS": checkpoints is not None,
     }
-    call.launch(forward_kernel(call), gla_forward_exact, call.plan.forward, arguments, switches)
+    rows = call.sequences * call.H
+    if call.plan.family != "wide":
+        tile = call.plan.forward
+        call.launch(forward_kernel(call), tile, (rows * call.parts(tile),), arguments, switches)
+    if call.gated:
+        tile = exact_tile(call.K, call.V, call.dtype)
+        call.launch(gla_forward_exact, tile, (rows * call.parts(tile),), arguments, switches)
 
 
 @dataclass(frozen=True)
@@ -227,7 +241,7 @@ class Gradients:
 
     @classmethod
     def empty(cls, call: Call, inputs: Inputs) -> "Gradients":
-        parts = call.parts(call.plan.backward)
+        parts = call.gradient_parts
 
         def part_buffer(x: torch.Tensor) -> torch.Tensor:
             return x.new_empty((*x.shape[:3], parts, call.K), dtype=x.dtype if parts == 1 else torch.float32)
@@ -260,7 +274,10 @@ def run_backward(
     dfinal: torch.Tensor | None = None,
     dinitial: torch.Tensor | None = None,
 ) -> None:
-    """Runs the backward over chunks first .. first + count of every sequence, whose states are in `states`."""
+    """Runs the backward over chunks first .. first + count of every sequence, whose states are in `states`.
+
+    With gates `dinitial` is needed. The plain form of wide heads on Hopper is not run here (see `wide`).
+    """
     if call.plan.family == "triton":
         dfinal = call.new_states(inputs.q, zero=True) if dfinal is None else dfinal
         dinitial = call.new_states(inputs.q) if dinitial is None else dinitial
@@ -274,4 +291,8 @@ def run_backward(
         "HAS_DFINAL": dfinal is not None,
         "STORE_DINITIAL": dinitial is not None,
     }
-    call.launch(backward_kernel(call), gla_backward_exact, call.plan.backward, arguments, switches)
+    rows = call.sequences * call.H
+    if call.plan.family != "wide":
+        call.launch(backward_kernel(call), call.plan.backward, (rows * call.gradient_parts,), arguments, switches)
+    if call.gated:
+        call.launch(gla_backward_exact, exact_tile(call.K, call.V, call.dtype), (rows,), arguments, switches)

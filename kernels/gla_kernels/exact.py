@@ -25,17 +25,23 @@ from gla_kernels.tiles import (
 
 
 @triton.jit
-def exact_scores(q, k, step_gates, steps, R: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """tril(q k^T with every pair's own decay), (R, R) float32, for any gates; q (scaled) and k are (R, BK) float32."""
+def exact_scores(q, k, step_gates, steps, TRANSPOSED: tl.constexpr, R: tl.constexpr, DOT: tl.constexpr,
+                 PRECISION: tl.constexpr):  # fmt: skip
+    """tril(q k^T with every pair's own decay) or its transpose, (R, R) float32, for any gates.
+
+    q (scaled) and k are (R, BK) float32.
+    """
     own = tl.sum(q * k, axis=1)
     scores = tl.where(steps[:, None] == steps[None, :], own[:, None], 0.0)
     size = 1
     while size < R:
-        factor, late, pairs = tree_level(step_gates, steps, size, DOT)
+        factor, late, pairs, pairs_t = tree_level(step_gates, steps, size, DOT)
         ql = tl.where(late[:, None], q * factor, 0.0).to(DOT)
         kl = tl.where(late[:, None], 0.0, k * factor).to(DOT)
-        product = tl.dot(ql, tl.trans(kl), input_precision=PRECISION)
-        scores += tl.where(pairs, product, 0.0)
+        if TRANSPOSED:
+            scores += tl.where(pairs_t, tl.dot(kl, tl.trans(ql), input_precision=PRECISION), 0.0)
+        else:
+            scores += tl.where(pairs, tl.dot(ql, tl.trans(kl), input_precision=PRECISION), 0.0)
         size *= 2
     return scores
 
@@ -43,34 +49,28 @@ def exact_scores(q, k, step_gates, steps, R: tl.constexpr, DOT: tl.constexpr, PR
 @triton.jit
 def exact_intra(q, k, dA, dAt, step_gates, steps, R: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr,
                 PRECISION: tl.constexpr):  # fmt: skip
-    """Inside a subchunk, for any gates: (transposed scores (R, R), dq, dk, k dk - q dq (R, BK)), all float32.
+    """Inside a subchunk, for any gates: (dq, dk, k dk - q dq), each (R, BK) float32.
 
     q (scaled) and k are (R, BK) float32, dA and dAt the gradient of the scores and its transpose. Level by level
     of the tree; dq is with respect to the scaled q. The pair of a token with itself has no gate and adds nothing
     to the last result.
     """
-    diagonal = steps[:, None] == steps[None, :]
-    own = tl.sum(q * k, axis=1)
-    scores_t = tl.where(diagonal, own[:, None], 0.0)
-    own_grad = tl.sum(tl.where(diagonal, dA, 0.0), axis=1)
+    own_grad = tl.sum(tl.where(steps[:, None] == steps[None, :], dA, 0.0), axis=1)
     dq = own_grad[:, None] * k
     dk = own_grad[:, None] * q
     balance = tl.zeros([R, BK], dtype=tl.float32)
     size = 1
     while size < R:
-        factor, late, pairs = tree_level(step_gates, steps, size, DOT)
-        block = steps // size // 2
-        pairs_t = (block[:, None] == block[None, :]) & (late[:, None] == 0) & late[None, :]
+        factor, late, pairs, pairs_t = tree_level(step_gates, steps, size, DOT)
         ql = tl.where(late[:, None], q * factor, 0.0).to(DOT)
         kl = tl.where(late[:, None], 0.0, k * factor).to(DOT)
-        scores_t += tl.where(pairs_t, tl.dot(kl, tl.trans(ql), input_precision=PRECISION), 0.0)
         dql = tl.dot(tl.where(pairs, dA, 0.0).to(DOT), kl, input_precision=PRECISION)
         dkl = tl.dot(tl.where(pairs_t, dAt, 0.0).to(DOT), ql, input_precision=PRECISION)
         dq += dql * factor
         dk += dkl * factor
         balance += kl.to(tl.float32) * dkl - ql.to(tl.float32) * dql
         size *= 2
-    return scores_t, dq, dk, balance
+    return dq, dk, balance
 
 
 @triton.jit
@@ -150,7 +150,7 @@ def gla_forward_exact(
         if STORE_O:
             bq = load_tile(q, steps, kcols, q_t, rows_left, K).to(tl.float32) * scale
             since_start = select_sum(steps[:, None] >= steps[None, :], step_gates, 3, DOT)
-            scores = exact_scores(bq, bk, step_gates, steps, R, DOT, PRECISION).to(DOT)
+            scores = exact_scores(bq, bk, step_gates, steps, False, R, DOT, PRECISION).to(DOT)
             bo = tl.dot((bq * tl.exp2(since_start)).to(DOT), S.to(DOT), input_precision=PRECISION)
             bo = tl.dot(scores, bv, bo, input_precision=PRECISION)
             store_tile(o, bo, steps, vcols, H * V, rows_left, V)
@@ -176,19 +176,21 @@ def gla_backward_exact(
     BV: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
+    PARTS: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
     FROM_CHECKPOINT: tl.constexpr,
     HAS_DFINAL: tl.constexpr,
-    STORE_DINITIAL: tl.constexpr,
 ):  # fmt: skip
-    """`gla_backward_kernel` for the flagged sequences and heads; the same arguments, and R rows of a subchunk."""
+    """`gla_backward_kernel` for the flagged sequences and heads; the same arguments, and R rows of a subchunk.
+
+    A program does all value columns, block by block, so that dq, dk and dg are summed before they are rounded. The
+    gradient of the state goes from subchunk to subchunk in `dinitial`. PARTS: how many parts dq, dk and dg are made
+    of; the first gets everything.
+    """
     blocks_v: tl.constexpr = (V + BV - 1) // BV
-    ratio: tl.constexpr = C // R
-    pid = tl.program_id(0)
-    iv = pid % blocks_v
-    nh = pid // blocks_v
+    nh = tl.program_id(0)
     n = nh // H
     h = nh % H
     flagged = tl.load(flags + nh) != 0
@@ -205,72 +207,88 @@ def gla_backward_exact(
     g += b * g_b + t * g_t + h * g_h
     do += b * do_b + t * do_t + h * do_h
     out = (b * T + t) * H + h
-    grad_stride = H * blocks_v * K
-    part = (out * blocks_v + iv) * K
-    dq += part
-    dk += part
-    dg += part
+    grad_stride = H * PARTS * K
+    dq += out * PARTS * K
+    dk += out * PARTS * K
+    dg += out * PARTS * K
     dv += out * V
     slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
     states += (slot.to(tl.int64) * H + h) * K * V
+    dinitial += nh.to(tl.int64) * K * V
     kcols = tl.arange(0, BK)
-    vcols = iv * BV + tl.arange(0, BV)
     steps = tl.arange(0, R)
     lower = steps[:, None] >= steps[None, :]
     upper = steps[:, None] <= steps[None, :]
-    if HAS_DFINAL:
-        dS = load_tile(dfinal + nh.to(tl.int64) * K * V, kcols, vcols, V, K, V).to(tl.float32)
-    else:
-        dS = zero_state(scale, BK, BV)
+    for iv in range(0, blocks_v):
+        vcols = iv * BV + tl.arange(0, BV)
+        if HAS_DFINAL:
+            dS = load_tile(dfinal + nh.to(tl.int64) * K * V, kcols, vcols, V, K, V).to(tl.float32)
+        else:
+            dS = zero_state(scale, BK, BV)
+        store_tile(dinitial, dS, kcols, vcols, V, K, V)
     for back in range(0, chunks):
         chunk = (chunks - 1 - back).to(tl.int64)
         chunk_rows = length - (first + chunk.to(tl.int32)) * C
-        S_chunk = load_tile(states + chunk * H * K * V, kcols, vcols, V, K, V).to(tl.float32)
+        frame = tl.zeros([BK], dtype=tl.float32)
         if not flagged:
             # Only the plain backward failed: the states are as the plain forward left them, in the chunk's frame.
-            rows = tl.arange(0, C)
-            gates = load_tile(g + chunk * C * g_t, rows, kcols, g_t, chunk_rows, K).to(tl.float32)
-            S_chunk *= tl.exp2(tl.sum(gates, axis=0) * (-0.5 * LOG2E))[:, None]
-        for back_in_chunk in range(0, ratio):
-            sub = ratio - 1 - back_in_chunk
-            S = S_chunk
-            for before in range(0, sub):
-                row = chunk * C + before * R
-                rows_left = chunk_rows - before * R
-                bk = load_tile(k + row * k_t, steps, kcols, k_t, rows_left, K).to(tl.float32)
-                bv = load_tile(v + row * v_t, steps, vcols, v_t, rows_left, V).to(DOT)
-                step_gates = exact_gates(load_tile(g + row * g_t, steps, kcols, g_t, rows_left, K))
-                S = advance(S, bk, bv, step_gates, steps, DOT, PRECISION)
+            for before in range(0, C // R):
+                row = (chunk * C + before * R) * g_t
+                frame -= 0.5 * tl.sum(exact_gates(load_tile(g + row, steps, kcols, g_t, chunk_rows - before * R, K)), 0)
+        for back_in_chunk in range(0, C // R):
+            sub = C // R - 1 - back_in_chunk
             row = chunk * C + sub * R
             rows_left = chunk_rows - sub * R
             bq = load_tile(q + row * q_t, steps, kcols, q_t, rows_left, K).to(tl.float32) * scale
             bk = load_tile(k + row * k_t, steps, kcols, k_t, rows_left, K).to(tl.float32)
-            bv = load_tile(v + row * v_t, steps, vcols, v_t, rows_left, V).to(DOT)
-            bdo = load_tile(do + row * do_t, steps, vcols, do_t, rows_left, V).to(DOT)
             step_gates = exact_gates(load_tile(g + row * g_t, steps, kcols, g_t, rows_left, K))
             q_factor = tl.exp2(select_sum(lower, step_gates, 3, DOT))
             k_factor = tl.exp2(select_sum(steps[:, None] < steps[None, :], step_gates, 3, DOT))
             qs = (bq * q_factor).to(DOT)
             ks = (bk * k_factor).to(DOT)
-            Sd = S.to(DOT)
-            dSd = dS.to(DOT)
-            dA = tl.where(lower, tl.dot(bdo, tl.trans(bv), input_precision=PRECISION), 0.0)
-            dAt = tl.where(upper, tl.dot(bv, tl.trans(bdo), input_precision=PRECISION), 0.0)
-            dq_state = tl.dot(bdo, tl.trans(Sd), input_precision=PRECISION)
-            dk_state = tl.dot(bv, tl.trans(dSd), input_precision=PRECISION)
-            scores_t, bdq, bdk, balance = exact_intra(bq, bk, dA, dAt, step_gates, steps, R, BK, DOT, PRECISION)
+            scores_t = exact_scores(bq, bk, step_gates, steps, True, R, DOT, PRECISION).to(DOT)
+            dA = zero_state(scale, R, R)
+            dAt = zero_state(scale, R, R)
+            dq_state = zero_state(scale, R, BK)
+            dk_state = zero_state(scale, R, BK)
+            start = tl.zeros([BK], dtype=tl.float32)
+            # What the loop reads of dinitial other threads may have written.
+            tl.debug_barrier()
+            for iv in range(0, blocks_v):
+                vcols = iv * BV + tl.arange(0, BV)
+                S = load_tile(states + chunk * H * K * V, kcols, vcols, V, K, V).to(tl.float32) * tl.exp2(frame)[:, None]
+                for before in range(0, sub):
+                    early = chunk * C + before * R
+                    left = chunk_rows - before * R
+                    key = load_tile(k + early * k_t, steps, kcols, k_t, left, K).to(tl.float32)
+                    value = load_tile(v + early * v_t, steps, vcols, v_t, left, V).to(DOT)
+                    gates = exact_gates(load_tile(g + early * g_t, steps, kcols, g_t, left, K))
+                    S = advance(S, key, value, gates, steps, DOT, PRECISION)
+                bv = load_tile(v + row * v_t, steps, vcols, v_t, rows_left, V).to(DOT)
+                bdo = load_tile(do + row * do_t, steps, vcols, do_t, rows_left, V).to(DOT)
+                dS = load_tile(dinitial, kcols, vcols, V, K, V)
+                Sd = S.to(DOT)
+                dSd = dS.to(DOT)
+                dA = tl.dot(bdo, tl.trans(bv), dA, input_precision=PRECISION)
+                dAt = tl.dot(bv, tl.trans(bdo), dAt, input_precision=PRECISION)
+                dq_state = tl.dot(bdo, tl.trans(Sd), dq_state, input_precision=PRECISION)
+                dk_state = tl.dot(bv, tl.trans(dSd), dk_state, input_precision=PRECISION)
+                bdv = tl.dot(scores_t, bdo, input_precision=PRECISION)
+                bdv = tl.dot(ks, dSd, bdv, input_precision=PRECISION)
+                store_tile(dv + row * H * V, bdv, steps, vcols, H * V, rows_left, V)
+                dS *= tl.exp2(tl.sum(step_gates, axis=0))[:, None]
+                dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
+                start += tl.sum(Sd.to(tl.float32) * dS, axis=1)
+                store_tile(dinitial, dS, kcols, vcols, V, K, V)
+            dA = tl.where(lower, dA, 0.0)
+            dAt = tl.where(upper, dAt, 0.0)
+            bdq, bdk, balance = exact_intra(bq, bk, dA, dAt, step_gates, steps, R, BK, DOT, PRECISION)
             balance += ks.to(tl.float32) * dk_state - qs.to(tl.float32) * dq_state
             bdq = (bdq + dq_state * q_factor) * scale
             bdk += dk_state * k_factor
-            bdv = tl.dot(scores_t.to(DOT), bdo, input_precision=PRECISION)
-            bdv = tl.dot(ks, dSd, bdv, input_precision=PRECISION)
-            dS *= tl.exp2(tl.sum(step_gates, axis=0))[:, None]
-            dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
-            start = tl.sum(Sd.to(tl.float32) * dS, axis=1)
             bdg = select_sum(steps[:, None] > steps[None, :], balance, 3, DOT) + start[None, :]
-            store_tile(dv + row * H * V, bdv, steps, vcols, H * V, rows_left, V)
-            store_tile(dq + row * grad_stride, bdq, steps, kcols, grad_stride, rows_left, K)
-            store_tile(dk + row * grad_stride, bdk, steps, kcols, grad_stride, rows_left, K)
-            store_tile(dg + row * grad_stride, bdg, steps, kcols, grad_stride, rows_left, K)
-    if STORE_DINITIAL:
-        store_tile(dinitial + nh.to(tl.int64) * K * V, dS, kcols, vcols, V, K, V)
+            for part in range(0, PARTS):
+                at = row * grad_stride + part * K
+                store_tile(dq + at, tl.where(part == 0, bdq, 0.0), steps, kcols, grad_stride, rows_left, K)
+                store_tile(dk + at, tl.where(part == 0, bdk, 0.0), steps, kcols, grad_stride, rows_left, K)
+                store_tile(dg + at, tl.where(part == 0, bdg, 0.0), steps, kcols, grad_stride, rows_left, K)

@@ -23,9 +23,14 @@ ONES_ROWS = gl.constexpr(32)
 
 
 @gluon.constexpr_function
-def accumulator(cols: int) -> gl.NVMMADistributedLayout:
-    """Layout over 4 warps of a product's accumulator with `cols` columns, 64 rows or a multiple of them."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, cols, 16])
+def accumulator(cols: int, rows: int = 64, warps: int = 4) -> gl.NVMMADistributedLayout:
+    """Layout of a product's accumulator [rows, cols], 64 rows or a multiple of them, over one warpgroup or two.
+
+    Two warpgroups (8 warps) share the rows of a tile of 128, and the columns of a tile of 64 rows.
+    """
+    if warps == 8 and rows == 64:
+        return gl.NVMMADistributedLayout([3, 0], [4, 2], [16, cols // 2, 16])
+    return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, cols, 16])
 
 
 @gluon.constexpr_function
@@ -35,11 +40,11 @@ def left_operand(cols: int) -> gl.DotOperandLayout:
 
 
 @gluon.constexpr_function
-def copy_layout(cols: int, bits: int) -> gl.BlockedLayout:
+def copy_layout(cols: int, bits: int, warps: int = 4) -> gl.BlockedLayout:
     """Pieces of 16 bytes, those of a row in neighbouring threads."""
     piece = 128 // bits
     across = min(32, cols // piece)
-    return gl.BlockedLayout([1, piece], [32 // across, across], [4, 1], [1, 0])
+    return gl.BlockedLayout([1, piece], [32 // across, across], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -79,34 +84,39 @@ def split(x):
 
 
 @gluon.jit
-def offsets_and_mask(R: gl.constexpr, W: gl.constexpr, stride, rows_left, N: gl.constexpr, layout: gl.constexpr):
-    """Offsets of a tile [R, W] with rows `stride` apart, and which of it lie in the first rows_left rows, N columns."""
+def offsets_and_mask(
+    R: gl.constexpr, W: gl.constexpr, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column=0
+):
+    """Offsets of a tile [R, W] with rows `stride` apart, and which of it lie in the first rows_left rows, N columns.
+
+    `column` is the tile's first; the offsets do not hold it, the mask does.
+    """
     rows = opaque(gl.arange(0, R, gl.SliceLayout(1, layout)))
     cols = gl.arange(0, W, gl.SliceLayout(0, layout))
     mask = (rows < rows_left)[:, None]
     if N % W != 0:
-        mask = mask & (cols < N)[None, :]
+        mask = mask & (column + cols < N)[None, :]
     return rows[:, None] * stride + cols[None, :], mask
 
 
 @gluon.jit
-def fetch(tile, ptr, stride, rows_left, N: gl.constexpr, layout: gl.constexpr):
+def fetch(tile, ptr, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column=0):
     """Starts the copy of ptr[0:R, 0:W] into the shared `tile` [R, W]; zeros beyond rows_left rows and N columns."""
-    offsets, mask = offsets_and_mask(tile.shape[0], tile.shape[1], stride, rows_left, N, layout)
+    offsets, mask = offsets_and_mask(tile.shape[0], tile.shape[1], stride, rows_left, N, layout, column)
     async_copy.async_copy_global_to_shared(tile, ptr + offsets, mask)
 
 
 @gluon.jit
-def put(ptr, x, stride, rows_left, N: gl.constexpr, layout: gl.constexpr):
+def put(ptr, x, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column=0):
     """Writes x [R, W], held in `layout`, to ptr[0:R, 0:W] as far as rows_left and N go."""
-    offsets, mask = offsets_and_mask(x.shape[0], x.shape[1], stride, rows_left, N, layout)
+    offsets, mask = offsets_and_mask(x.shape[0], x.shape[1], stride, rows_left, N, layout, column)
     gl.store(ptr + offsets, x.to(ptr.dtype.element_ty), mask)
 
 
 @gluon.jit
-def product(a, b, M: gl.constexpr, N: gl.constexpr):
+def product(a, b, M: gl.constexpr, N: gl.constexpr, WARPS: gl.constexpr = 4):
     """Starts a @ b, [M, N] float32."""
-    zeros = gl.zeros([M, N], gl.float32, accumulator(N))
+    zeros = gl.zeros([M, N], gl.float32, accumulator(N, M, WARPS))
     return warpgroup_mma(a, b, zeros, use_acc=False, is_async=True)
 
 
@@ -117,9 +127,9 @@ def add_product(a, b, acc):
 
 
 @gluon.jit
-def triangle(C: gl.constexpr, LOWER: gl.constexpr, INCLUSIVE: gl.constexpr):
+def triangle(C: gl.constexpr, LOWER: gl.constexpr, INCLUSIVE: gl.constexpr, WARPS: gl.constexpr = 4):
     """Mask [C, C] of the pairs (i, j) with j <= i (LOWER) or j >= i, or without the diagonal."""
-    layout: gl.constexpr = accumulator(C)
+    layout: gl.constexpr = accumulator(C, C, WARPS)
     i = opaque(gl.arange(0, C, gl.SliceLayout(1, layout)))[:, None]
     j = gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]
     if LOWER:
@@ -190,7 +200,9 @@ def first_slot(n, begin, length, rows, VARLEN: gl.constexpr):
 
 
 @gluon.jit
-def load_state(ptr, K: gl.constexpr, V: gl.constexpr, layout: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr):
-    """Reads a state [K, V] float32 as a tile [BK, BV] in `layout`, with zeros beyond."""
-    offsets, mask = offsets_and_mask(BK, BV, V, K, V, layout)
+def load_state(
+    ptr, K, V: gl.constexpr, layout: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, column=0
+):  # fmt: skip
+    """Reads a tile [BK, BV] of a state [.., V] float32 of which K rows are left, in `layout`, with zeros beyond."""
+    offsets, mask = offsets_and_mask(BK, BV, V, K, V, layout, column)
     return gl.load(ptr + offsets, mask=mask, other=0.0)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from gla_kernels.limits import HOPPER_HEAD_DIMS, padded
+from gla_kernels.limits import NARROW_HEAD_DIMS, WIDE_MULTIPLE, padded
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LaunchPlan:
     Chunks are shared by forward and backward, because the backward reads the states that the forward stored.
     """
 
-    family: Literal["triton", "hopper"]
+    family: Literal["triton", "hopper", "wide"]
     chunk_size: int
     forward: Tile
     backward: Tile
@@ -44,9 +44,22 @@ class Operands:
 # Rows of a subchunk in the exact kernels, which cut every chunk further: as few as a product takes.
 EXACT_ROWS = 16
 
-# The Gluon kernels: one program of 4 warps a sequence and head, loads one chunk ahead. What was tried and measured on
+# Multiprocessors of an H100 or H200: how many programs of the wide kernels run at once.
+MULTIPROCESSORS = 132
+
+# The Gluon kernels for narrow heads: one program of 4 warps a sequence and head, loads one chunk ahead. What was tried and measured on
 # the way to them is in kernels/NOTES.md.
 HOPPER = LaunchPlan("hopper", 64, Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
+# The Gluon kernels for wide heads: 8 warps and one program a multiprocessor. Two warpgroups share the rows of a state
+# of 128 x 128; the kernels that go over a chunk's states (the second tile) hold both directions' and take half of it.
+_WIDE_STATE = Tile(128, 128, 8, 2)
+_WIDE_CHUNK = Tile(128, 64, 8, 2)
+
+
+@cache
+def wide_readout_tile(K: int) -> Tile:
+    """The tile of `wide_readout`, which holds all of a chunk's key columns in shared memory: 224 KiB at K = 384."""
+    return _WIDE_CHUNK if K <= 384 else replace(_WIDE_CHUNK, block_v=32)
 
 
 @cache
@@ -75,10 +88,21 @@ def plan(
 ) -> LaunchPlan:
     """The launch plan for head dims K and V (at most 512) and inputs of `dtype`; `chunk_size` overrides the table's."""
     on_hopper = device is not None and device.type == "cuda" and hopper_device(device.index)
-    fits = dtype == torch.bfloat16 and K in HOPPER_HEAD_DIMS and V in HOPPER_HEAD_DIMS
-    if on_hopper and fits and chunk_size in (None, HOPPER.chunk_size):
+    special = hopper_plan(K, V, dtype, chunk_size) if on_hopper else None
+    return special or _triton_plan(K, V, dtype, chunk_size)
+
+
+@cache
+def hopper_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None = None) -> LaunchPlan | None:
+    """The row of the Gluon kernels, or None where they do not take such a call."""
+    if dtype != torch.bfloat16 or chunk_size not in (None, HOPPER.chunk_size):
+        return None
+    if K in NARROW_HEAD_DIMS and V in NARROW_HEAD_DIMS:
         return HOPPER
-    return _triton_plan(K, V, dtype, chunk_size)
+    if K % WIDE_MULTIPLE or V % WIDE_MULTIPLE:
+        return None
+    state = _WIDE_STATE if V > 64 else replace(_WIDE_STATE, block_v=64)
+    return LaunchPlan("wide", HOPPER.chunk_size, state, _WIDE_CHUNK)
 
 
 @cache

@@ -5,7 +5,9 @@ MAX_HEAD_DIM = 512
 # Key columns of one kernel with float32 operands, whose tiles are twice as large.
 MAX_KEY_DIM_FLOAT32 = 256
 # Head dims that the Gluon kernels for Hopper take: tiles of 64 columns, rows of whole 16-byte pieces.
-HOPPER_HEAD_DIMS = (16, 32, 48, 64)
+NARROW_HEAD_DIMS = (16, 32, 48, 64)
+# And what those of wider heads must be a multiple of, for the same rows.
+WIDE_MULTIPLE = 16
 
 
 def padded(size: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import library
 
+from gla_kernels import wide
 from gla_kernels.call import Call, Gradients, Inputs, make_call, readable, run_backward, run_forward
 
 # What a forward keeps for the backward.
@@ -20,7 +21,7 @@ def _absent(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tenso
 
 
 def _flags(call: Call, like: torch.Tensor) -> torch.Tensor:
-    """One integer a sequence and head. A kernel that gives it several programs writes only raised flags."""
+    """One integer a sequence and head. Kernels that give it several programs write only raised flags."""
     shape = (call.sequences, call.H)
     if call.plan.family == "hopper":
         return like.new_empty(shape, dtype=torch.int32)
@@ -42,13 +43,18 @@ def _chunk_forward(
     """o, the final states or nothing, what is kept or nothing, and the flags."""
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size)
     o, final, kept, flags = _forward_outputs(call, q, v, output_final_state, keep)
+    outputs = {
+        "o": o,
+        "initial": initial_state,
+        "final": final if output_final_state else None,
+        "states": kept if keep == KEEP_STATES else None,
+        "checkpoints": kept if keep == KEEP_CHECKPOINTS else None,
+    }
     with torch.cuda.device_of(q):
-        run_forward(
-            call, Inputs.of(call, q, k, v, g, cu_seqlens), flags, o=o, initial=initial_state,
-            final=final if output_final_state else None,
-            states=kept if keep == KEEP_STATES else None,
-            checkpoints=kept if keep == KEEP_CHECKPOINTS else None,
-        )  # fmt: skip
+        inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
+        if call.plan.family == "wide":
+            wide.run_forward(call, inputs, flags, **outputs)
+        run_forward(call, inputs, flags, **outputs)
     return o, final, kept, flags
 
 
@@ -98,29 +104,38 @@ def _chunk_backward(
     do = readable(call, do)
     gradients = Gradients.empty(call, inputs)
     failed = _flags(call, q)
+    dinitial = call.new_states(q) if has_initial or call.gated else None
 
     with torch.cuda.device_of(q):
+        if call.plan.family == "wide":
+            materialized = keep == KEEP_STATES
+            wide.run_backward(
+                call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial,
+                materialized=materialized,
+            )  # fmt: skip
+            if not materialized:
+                # The exact kernels make the states of both kinds of heads again.
+                flags = failed = torch.maximum(flags, failed)
         if keep == KEEP_STATES:
-            dstate = call.new_states(q) if has_initial else None
-            run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dstate)
-        else:
+            run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
+        elif call.gated or call.plan.family != "wide":
             scratch = q.new_empty(call.state_shape(call.sequences * call.every), dtype=call.operands.dtype)
-            dstate = dfinal
+            dafter = dfinal
             for first in reversed(range(0, call.chunks, call.every)):
                 piece: dict[str, Any] = {"first": first, "count": call.every, "from_checkpoint": True}
                 run_forward(call, inputs, flags, initial=kept, states=scratch, **piece)
-                dbefore = call.new_states(q) if first > 0 or has_initial else None
+                dbefore = call.new_states(q) if first > 0 else dinitial
                 run_backward(
-                    call, inputs, do, scratch, flags, failed, gradients, dfinal=dstate, dinitial=dbefore, **piece
+                    call, inputs, do, scratch, flags, failed, gradients, dfinal=dafter, dinitial=dbefore, **piece
                 )
-                dstate = dbefore
+                dafter = dbefore
         dq, dk, dv, dg = gradients.summed(inputs)
     return (
         dq,
         dk,
         dv,
         _absent(q, torch.float32) if dg is None else dg,
-        _absent(q, torch.float32) if dstate is None else dstate,
+        dinitial if dinitial is not None and has_initial else _absent(q, torch.float32),
     )
 
 

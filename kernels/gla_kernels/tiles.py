@@ -104,7 +104,8 @@ def tree_level(step_gates, steps, size, DOT: tl.constexpr):
     With the halves' border as the reference, exp(G_i - G_j) = exp(gates from the border to i) * exp(gates from j
     to the border), two factors of at most 1, each from a sum of its own gates: nothing overflows, nothing cancels.
 
-    Returns the factor of every row (C, BK), whether a row lies in a second half (C), and the pairs' mask (C, C).
+    Returns the factor of every row (C, BK), whether a row lies in a second half (C), the pairs' mask (C, C) and its
+    transpose.
     """
     half = steps // size
     late = half % 2 == 1
@@ -113,5 +114,7 @@ def tree_level(step_gates, steps, size, DOT: tl.constexpr):
     summed = same_half & (up_to_me == late[:, None])
     factor = tl.exp2(select_sum(summed, step_gates, 3, DOT))
     block = half // 2
-    pairs = (block[:, None] == block[None, :]) & late[:, None] & (late[None, :] == 0)
-    return factor, late, pairs
+    same_block = block[:, None] == block[None, :]
+    pairs = same_block & late[:, None] & (late[None, :] == 0)
+    pairs_t = same_block & late[None, :] & (late[:, None] == 0)
+    return factor, late, pairs, pairs_t

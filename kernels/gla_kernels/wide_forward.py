@@ -1,0 +1,184 @@
+"""Forward kernel for wide heads on Hopper, K up to 128: `hopper_forward`'s plain form with two warpgroups.
+
+    O = Q~ S~ + tril(Q~ K~^T) V,       S' = S~ + K~^T V
+
+Left operands lie in shared memory, because the two warpgroups share every accumulator of 64 rows.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper_forward import SPAN_LIMIT
+from gla_kernels.hopper_tiles import (
+    accumulator,
+    add_product,
+    copy_layout,
+    fetch,
+    first_slot,
+    gate_layout,
+    load_state,
+    operand_layout,
+    product,
+    put,
+    thread_barrier,
+    triangle,
+)
+from gla_kernels.wide_tiles import (
+    WARPS,
+    cumulative_tile,
+    find_piece,
+    gate_halves,
+    make_ones_columns,
+    start_centred_gates,
+    start_total_gate,
+    zeros,
+)
+
+
+@gluon.jit(do_not_specialize=["T", "H", "N", "piece_chunks"])
+def wide_forward(
+    q,  # [B, T, H, K] bfloat16, any strides of B, T and H
+    k,  # [B, T, H, K]
+    v,  # [B, T, H, V]
+    g,  # [B, T, H, K] float32, natural log, <= 0
+    o,  # [B, T, H, V], contiguous
+    initial,  # [pieces, H, K, V] float32: the state before each piece
+    final,  # [N, H, K, V] float32: the state after each sequence, where a piece is a whole one
+    states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
+    flags,  # [N, H] int32: set to 1 where the plain form does not hold
+    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    T,
+    H,
+    N,
+    piece_chunks,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
+    HAS_INITIAL: gl.constexpr,
+    STORE_FINAL: gl.constexpr,
+    STORE_STATES: gl.constexpr,
+):  # fmt: skip
+    """A program does one piece and head and BV value columns."""
+    blocks_v: gl.constexpr = (V + BV - 1) // BV
+    copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
+    copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
+    copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
+    state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    pid = gl.program_id(0)
+    v0 = pid % blocks_v * BV
+    h = pid // blocks_v % H
+    slot = pid // blocks_v // H
+    n, i, b, begin, length = find_piece(cu, slot, N, T, piece_chunks * C, VARLEN)
+    first = i * piece_chunks
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
+    rows_left = length - first * C
+    t = (begin + first * C).to(gl.int64)
+    b = b.to(gl.int64) if not VARLEN else 0
+    q += b * q_b + t * q_t + h * q_h
+    k += b * k_b + t * k_t + h * k_h
+    v += b * v_b + t * v_t + h * v_h + v0
+    if GATED:
+        g += b * g_b + t * g_t + h * g_h
+    o += ((b * T + t) * H + h) * V + v0
+    if STORE_STATES:
+        chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
+        states += (chunk_slot.to(gl.int64) * H + h) * K * V + v0
+
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
+    S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    P_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    if GATED:
+        g_tiles = gl.allocate_shared_memory(gl.float32, [2, C, BK], gate_layout())
+        ones = make_ones_columns(C)
+        cumulative = cumulative_tile(C)
+    if HAS_INITIAL:
+        S = load_state(initial + (slot.to(gl.int64) * H + h) * K * V + v0, K, V, state_layout, BK, BV, v0)
+    else:
+        S = zeros(BK, BV, scale)
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
+    widest = gl.zeros([BK], gl.float32, key_layout)
+    suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, accumulator(BV, C, WARPS)))
+
+    fetch(q_tiles.index(0), q, q_t, rows_left, K, copy_k)
+    fetch(k_tiles.index(0), k, k_t, rows_left, K, copy_k)
+    fetch(v_tiles.index(0), v, v_t, rows_left, V, copy_v, v0)
+    if GATED:
+        fetch(g_tiles.index(0), g, g_t, rows_left, K, copy_g)
+    async_copy.commit_group()
+    for j in range(chunks):
+        now = j % 2
+        later = (j + 1) % 2
+        async_copy.wait_group(0)
+        thread_barrier()
+        # The next chunk's copies run while this one is worked on.
+        q += C * q_t
+        k += C * k_t
+        v += C * v_t
+        fetch(q_tiles.index(later), q, q_t, rows_left - C, K, copy_k)
+        fetch(k_tiles.index(later), k, k_t, rows_left - C, K, copy_k)
+        fetch(v_tiles.index(later), v, v_t, rows_left - C, V, copy_v, v0)
+        if GATED:
+            g += C * g_t
+            fetch(g_tiles.index(later), g, g_t, rows_left - C, K, copy_g)
+        async_copy.commit_group()
+
+        q_tile = q_tiles.index(now)
+        k_tile = k_tiles.index(now)
+        v_tile = v_tiles.index(now)
+        if GATED:
+            halves = gate_halves(g_tiles.index(now), C, BK)
+            G = start_centred_gates(halves, cumulative, C, BK)
+            total = start_total_gate(halves, ones, C, BK)
+        bk = k_tile.load(key_tile).to(gl.float32)
+        bq = q_tile.load(key_tile).to(gl.float32) * scale
+        if GATED:
+            G, total = warpgroup_mma_wait(0, deps=[G, total])
+            last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+            widest = gl.maximum(widest, -last)
+            half = gl.exp2(last * 0.5)
+            S *= (leave * half)[:, None]
+            leave = half
+            bk *= gl.exp2(-G)
+            bq *= gl.exp2(G)
+        k_tile.store(bk.to(gl.bfloat16))
+        q_tile.store(bq.to(gl.bfloat16))
+        S_tile.store(S.to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+        P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
+        O = product(q_tile, S_tile, C, BV, WARPS)
+        S = add_product(k_tile.permute((1, 0)), v_tile, S)
+        P = warpgroup_mma_wait(2, deps=[P])
+        P_tile.store(gl.where(triangle(C, True, True, WARPS), P, 0.0).to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+        O = add_product(P_tile, v_tile, O)
+        if STORE_STATES:
+            put(states, S_tile.load(copy_v), V, K, V, copy_v, v0)
+            states += H * K * V
+        O, S = warpgroup_mma_wait(0, deps=[O, S])
+        suspect += gl.sum(O, axis=1) * 0.0
+        put(o, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, v0)
+        o += C * H * V
+        rows_left -= C
+    async_copy.wait_group(0)
+    S *= leave[:, None]
+    if STORE_FINAL:
+        put(final + (n.to(gl.int64) * H + h) * K * V + v0, S, V, K, V, state_layout, v0)
+    if GATED:
+        # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
+        finite = (gl.sum(suspect, axis=0) + gl.sum(gl.sum(S * 0.0, axis=1), axis=0)) == 0.0
+        plain = finite & (gl.max(widest, axis=0) <= SPAN_LIMIT)
+        if (chunks > 0) & (plain == 0):
+            gl.store(flags + n * H + h, 1)

@@ -1,0 +1,234 @@
+"""dq, dk, dg and, for K up to 128, dv of a chunk: Gluon kernel for wide heads on Hopper.
+
+With S~ the state before the chunk and dS~ the gradient of the state after it, in the chunk's frame, as
+`wide_recurrence` kept both:
+
+    dA  = tril(dO V^T)
+    dQ~ = dA K~   + dO S~^T         dq = scale 2^(G - r) dQ~
+    dK~ = dA^T Q~ + V dS~^T         dk = 2^(r - G) dK~
+    dV  = triu(K~ Q~^T) dO + K~ dS~
+    dg_t = sum_v S~ dS~ + sum_{i >= t} (Q~ dO S~^T)_i + sum_{i < t} (K~_i dK~_i - Q~_i (dA K~)_i)
+
+The first two terms of the last line at t = 0 are the effect of the chunk's first gate, sum_v S~ dS with dS before the
+chunk; each is made of the rounded operands of the products, so that what cancels in exact arithmetic cancels here.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper_tiles import (
+    accumulator,
+    add_product,
+    copy_layout,
+    fetch,
+    gate_layout,
+    operand_layout,
+    product,
+    put,
+    reciprocal,
+    split,
+    thread_barrier,
+    triangle,
+)
+from gla_kernels.wide_tiles import WARPS, centred_gates, cumulative_tile, find_piece, gate_halves, zeros
+
+
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "piece_chunks"])
+def wide_gradients(
+    q,  # [B, T, H, K] bfloat16, any strides of B, T and H
+    k,  # [B, T, H, K]
+    v,  # [B, T, H, V]
+    g,  # [B, T, H, K] float32, natural log, <= 0
+    do,  # [B, T, H, V]
+    states,  # [chunks, H, K, V] bfloat16: the state before each chunk that this call does
+    dstates,  # [chunks, H, K, V] bfloat16: the gradient of the state after it
+    flags,  # [N, H] int32: 1 where the plain form does not hold
+    failed,  # [N, H] int32: set to 1 where the results are not finite
+    dq,  # [B, T, H, K], contiguous, as dk, dv and dg
+    dk,  # [B, T, H, K]
+    dv,  # [B, T, H, V]; written if K is one block
+    dg,  # [B, T, H, K] float32
+    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
+    T,
+    H,
+    N,
+    base,  # the first piece to do
+    piece_chunks,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
+):  # fmt: skip
+    """A program does one chunk and head and BK key columns; it loops over blocks of BV value columns."""
+    blocks_k: gl.constexpr = (K + BK - 1) // BK
+    blocks_v: gl.constexpr = (V + BV - 1) // BV
+    copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
+    copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
+    copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
+    state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    pid = gl.program_id(0)
+    k0 = pid % blocks_k * BK
+    h = pid // blocks_k % H
+    chunk_slot = pid // blocks_k // H
+    n, i, b, begin, length = find_piece(cu, base + chunk_slot // piece_chunks, N, T, piece_chunks * C, VARLEN)
+    first = (i * piece_chunks + chunk_slot % piece_chunks) * C
+    rows_left = length - first
+    if rows_left <= 0:
+        return
+    if GATED:
+        if gl.load(flags + n * H + h) != 0:
+            return
+    t = (begin + first).to(gl.int64)
+    b = b.to(gl.int64) if not VARLEN else 0
+    q += b * q_b + t * q_t + h * q_h + k0
+    k += b * k_b + t * k_t + h * k_h + k0
+    v += b * v_b + t * v_t + h * v_h
+    do += b * do_b + t * do_t + h * do_h
+    state_at = ((chunk_slot.to(gl.int64) * H + h) * K + k0) * V
+    states += state_at
+    dstates += state_at
+    out = (b * T + t) * H + h
+    dq += out * K + k0
+    dk += out * K + k0
+    if blocks_k == 1:
+        dv += out * V
+    if GATED:
+        g += b * g_b + t * g_t + h * g_h + k0
+        dg += out * K + k0
+
+    q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+    k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
+    do_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
+    S_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, BK, BV], operand_layout(BK, BV))
+    dS_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, BK, BV], operand_layout(BK, BV))
+    dA_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    dAt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    fetch(q_tile, q, q_t, rows_left, K, copy_k, k0)
+    fetch(k_tile, k, k_t, rows_left, K, copy_k, k0)
+    if GATED:
+        g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
+        fetch(g_tile, g, g_t, rows_left, K, copy_g, k0)
+        cumulative = cumulative_tile(C)
+    async_copy.commit_group()
+    fetch(v_tiles.index(0), v, v_t, rows_left, V, copy_v)
+    fetch(do_tiles.index(0), do, do_t, rows_left, V, copy_v)
+    fetch(S_tiles.index(0), states, V, K - k0, V, copy_v)
+    fetch(dS_tiles.index(0), dstates, V, K - k0, V, copy_v)
+    async_copy.commit_group()
+
+    async_copy.wait_group(1)
+    thread_barrier()
+    bq = q_tile.load(key_tile).to(gl.float32) * scale
+    bk = k_tile.load(key_tile).to(gl.float32)
+    if GATED:
+        halves = gate_halves(g_tile, C, BK)
+        G = centred_gates(halves, cumulative, C, BK)
+        factor = gl.exp2(G)
+        bk *= gl.exp2(-G)
+        bq *= factor
+    q_tile.store(bq.to(gl.bfloat16))
+    k_tile.store(bk.to(gl.bfloat16))
+    fence_async_shared()
+    thread_barrier()
+    if blocks_k == 1:
+        Pt = product(k_tile, q_tile.permute((1, 0)), C, C, WARPS)
+        Pt = warpgroup_mma_wait(0, deps=[Pt])
+        Pt = gl.where(triangle(C, False, True, WARPS), Pt, 0.0).to(gl.bfloat16)
+        Pt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+        Pt_tile.store(Pt)
+
+    dA = zeros(C, C, scale)
+    dAt = zeros(C, C, scale)
+    bdq = zeros(C, BK, scale)
+    bdk = zeros(C, BK, scale)
+    boundary = gl.zeros([BK], gl.float32, gl.SliceLayout(1, state_layout))
+    for j in range(blocks_v):
+        now = j % 2
+        later = (j + 1) % 2
+        async_copy.wait_group(0)
+        fence_async_shared()
+        thread_barrier()
+        rows_there = gl.where(j + 1 < blocks_v, rows_left, 0)
+        keys_there = gl.where(j + 1 < blocks_v, K - k0, 0)
+        column = (j + 1) * BV
+        v += BV
+        do += BV
+        states += BV
+        dstates += BV
+        fetch(v_tiles.index(later), v, v_t, rows_there, V, copy_v, column)
+        fetch(do_tiles.index(later), do, do_t, rows_there, V, copy_v, column)
+        fetch(S_tiles.index(later), states, V, keys_there, V, copy_v, column)
+        fetch(dS_tiles.index(later), dstates, V, keys_there, V, copy_v, column)
+        async_copy.commit_group()
+        v_tile = v_tiles.index(now)
+        do_tile = do_tiles.index(now)
+        S_tile = S_tiles.index(now)
+        dS_tile = dS_tiles.index(now)
+        if blocks_k == 1:
+            bdv = product(Pt_tile, do_tile, C, BV, WARPS)
+            bdv = add_product(k_tile, dS_tile, bdv)
+        dA = add_product(do_tile, v_tile.permute((1, 0)), dA)
+        dAt = add_product(v_tile, do_tile.permute((1, 0)), dAt)
+        bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)
+        bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
+        if GATED:
+            S = S_tile.load(state_layout).to(gl.float32)
+            boundary += gl.sum(S * dS_tile.load(state_layout).to(gl.float32), axis=1)
+        if blocks_k == 1:
+            bdv = warpgroup_mma_wait(4, deps=[bdv])
+            put(dv, gl.convert_layout(bdv.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
+            dv += BV
+        dA, dAt, bdq, bdk = warpgroup_mma_wait(0, deps=[dA, dAt, bdq, bdk])
+    async_copy.wait_group(0)
+    dA_tile.store(gl.where(triangle(C, True, True, WARPS), dA, 0.0).to(gl.bfloat16))
+    dAt_tile.store(gl.where(triangle(C, False, True, WARPS), dAt, 0.0).to(gl.bfloat16))
+    fence_async_shared()
+    thread_barrier()
+    intra = product(dA_tile, k_tile, C, BK, WARPS)
+    bdk = add_product(dAt_tile, q_tile, bdk)
+    if GATED:
+        Q = q_tile.load(key_tile).to(gl.float32)
+        high, low = split(Q * bdq)
+        halves.index(0).store(high)
+        halves.index(1).store(low)
+    intra, bdk = warpgroup_mma_wait(0, deps=[intra, bdk])
+    bdq += intra
+    if GATED:
+        before = k_tile.load(key_tile).to(gl.float32) * bdk - Q * intra
+        bdq *= factor
+        bdk *= reciprocal(factor)
+        suspect = gl.sum(bdq, axis=1) * 0.0 + gl.sum(bdk, axis=1) * 0.0
+        # The constants of both sums over time take the tiles of dA.
+        thread_barrier()
+        dA_tile.store(gl.where(triangle(C, False, True, WARPS), 1.0, 0.0).to(gl.bfloat16))
+        dAt_tile.store(gl.where(triangle(C, True, False, WARPS), 1.0, 0.0).to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+        bdg = product(dA_tile, halves.index(0), C, BK, WARPS)
+        bdg = add_product(dA_tile, halves.index(1), bdg)
+        bdg = warpgroup_mma_wait(0, deps=[bdg])
+        thread_barrier()
+        high, low = split(before)
+        halves.index(0).store(high)
+        halves.index(1).store(low)
+        fence_async_shared()
+        thread_barrier()
+        bdg = add_product(dAt_tile, halves.index(0), bdg)
+        bdg = add_product(dAt_tile, halves.index(1), bdg)
+    put(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
+    put(dk, gl.convert_layout(bdk.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
+    if GATED:
+        bdg = warpgroup_mma_wait(0, deps=[bdg])
+        start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
+        put(dg, bdg + start[None, :], H * K, rows_left, K, key_tile, k0)
+        # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
+        if (gl.sum(suspect, axis=0) == 0.0) == 0:
+            gl.store(failed + n * H + h, 1)

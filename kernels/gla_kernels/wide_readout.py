@@ -1,0 +1,159 @@
+"""o, or dv, of a chunk from its state, or that state's gradient: Gluon kernel for wide heads on Hopper.
+
+    forward:  X = Q~, Y = K~, Z = V    O  = tril(Q~ K~^T) V    + Q~ S~
+    reverse:  X = K~, Y = Q~, Z = dO   dV = triu(K~ Q~^T) dO   + K~ dS~
+
+with K in blocks. Chunks know nothing of each other here: `wide_recurrence` made the states.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper_tiles import (
+    accumulator,
+    add_product,
+    copy_layout,
+    fetch,
+    gate_layout,
+    operand_layout,
+    product,
+    put,
+    thread_barrier,
+    triangle,
+)
+from gla_kernels.wide_tiles import WARPS, centred_gates, cumulative_tile, find_piece, gate_halves, zeros
+
+
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "piece_chunks"])
+def wide_readout(
+    x,  # [B, T, H, K] bfloat16: q, or k in reverse; any strides of B, T and H
+    y,  # [B, T, H, K]: k, or q in reverse
+    z,  # [B, T, H, V]: v, or do in reverse
+    g,  # [B, T, H, K] float32, natural log, <= 0
+    states,  # [chunks, H, K, V] bfloat16: what `wide_recurrence` kept of the chunks that this call does
+    out,  # [B, T, H, V], contiguous
+    flags,  # [N, H] int32: 1 where the plain form does not hold
+    raised,  # [N, H] int32: set to 1 where the results are not finite
+    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    scale,
+    x_b, x_t, x_h, y_b, y_t, y_h, z_b, z_t, z_h, g_b, g_t, g_h,
+    T,
+    H,
+    N,
+    base,  # the first piece to do
+    piece_chunks,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
+    REVERSE: gl.constexpr,
+):  # fmt: skip
+    """A program does one chunk and head; it loops over blocks of K for the scores, then over blocks of V."""
+    blocks_k: gl.constexpr = (K + BK - 1) // BK
+    blocks_v: gl.constexpr = (V + BV - 1) // BV
+    copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
+    copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
+    copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    pid = gl.program_id(0)
+    h = pid % H
+    chunk_slot = pid // H
+    n, i, b, begin, length = find_piece(cu, base + chunk_slot // piece_chunks, N, T, piece_chunks * C, VARLEN)
+    first = (i * piece_chunks + chunk_slot % piece_chunks) * C
+    rows_left = length - first
+    if rows_left <= 0:
+        return
+    if GATED:
+        if gl.load(flags + n * H + h) != 0:
+            return
+    t = (begin + first).to(gl.int64)
+    b = b.to(gl.int64) if not VARLEN else 0
+    x += b * x_b + t * x_t + h * x_h
+    y += b * y_b + t * y_t + h * y_h
+    z += b * z_b + t * z_t + h * z_h
+    if GATED:
+        g += b * g_b + t * g_t + h * g_h
+    states += (chunk_slot.to(gl.int64) * H + h) * K * V
+    out += ((b * T + t) * H + h) * V
+
+    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [blocks_k, C, BK], operand_layout(C, BK))
+    y_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+    z_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
+    S_tiles = gl.allocate_shared_memory(gl.bfloat16, [2 * blocks_k, BK, BV], operand_layout(BK, BV))
+    P_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    if GATED:
+        g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
+        cumulative = cumulative_tile(C)
+    for ik in gl.static_range(blocks_k):
+        fetch(x_tiles.index(ik), x + ik * BK, x_t, rows_left, K, copy_k, ik * BK)
+    fetch(y_tile, y, y_t, rows_left, K, copy_k)
+    if GATED:
+        fetch(g_tile, g, g_t, rows_left, K, copy_g)
+    async_copy.commit_group()
+    fetch(z_tiles.index(0), z, z_t, rows_left, V, copy_v)
+    for ik in gl.static_range(blocks_k):
+        fetch(S_tiles.index(ik), states + ik * BK * V, V, K - ik * BK, V, copy_v)
+    async_copy.commit_group()
+
+    P = zeros(C, C, scale)
+    for ik in gl.static_range(blocks_k):
+        async_copy.wait_group(1 if ik == 0 else 0)
+        thread_barrier()
+        x_tile = x_tiles.index(ik)
+        bx = x_tile.load(key_tile).to(gl.float32)
+        by = y_tile.load(key_tile).to(gl.float32)
+        if REVERSE:
+            by *= scale
+        else:
+            bx *= scale
+        if GATED:
+            halves = gate_halves(g_tile, C, BK)
+            G = centred_gates(halves, cumulative, C, BK)
+            bx *= gl.exp2(-G) if REVERSE else gl.exp2(G)
+            by *= gl.exp2(G) if REVERSE else gl.exp2(-G)
+        x_tile.store(bx.to(gl.bfloat16))
+        y_tile.store(by.to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+        P = add_product(x_tile, y_tile.permute((1, 0)), P)
+        P = warpgroup_mma_wait(0, deps=[P])
+        if ik + 1 < blocks_k:
+            thread_barrier()
+            fetch(y_tile, y + (ik + 1) * BK, y_t, rows_left, K, copy_k, (ik + 1) * BK)
+            if GATED:
+                fetch(g_tile, g + (ik + 1) * BK, g_t, rows_left, K, copy_g, (ik + 1) * BK)
+            async_copy.commit_group()
+    P_tile.store(gl.where(triangle(C, not REVERSE, True, WARPS), P, 0.0).to(gl.bfloat16))
+
+    suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, accumulator(BV, C, WARPS)))
+    for j in range(blocks_v):
+        now = j % 2
+        later = (j + 1) % 2
+        async_copy.wait_group(0)
+        fence_async_shared()
+        thread_barrier()
+        more = j + 1 < blocks_v
+        fetch(z_tiles.index(later), z + BV, z_t, gl.where(more, rows_left, 0), V, copy_v, (j + 1) * BV)
+        for ik in gl.static_range(blocks_k):
+            there = states + ik * BK * V + BV
+            keys = gl.where(more, K - ik * BK, 0)
+            fetch(S_tiles.index(later * blocks_k + ik), there, V, keys, V, copy_v, (j + 1) * BV)
+        async_copy.commit_group()
+        O = product(P_tile, z_tiles.index(now), C, BV, WARPS)
+        for ik in gl.static_range(blocks_k):
+            O = add_product(x_tiles.index(ik), S_tiles.index(now * blocks_k + ik), O)
+        O = warpgroup_mma_wait(0, deps=[O])
+        suspect += gl.sum(O, axis=1) * 0.0
+        put(out, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
+        z += BV
+        states += BV
+        out += BV
+    async_copy.wait_group(0)
+    if GATED:
+        # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
+        if (gl.sum(suspect, axis=0) == 0.0) == 0:
+            gl.store(raised + n * H + h, 1)

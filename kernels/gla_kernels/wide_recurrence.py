@@ -1,0 +1,229 @@
+"""The state, or its gradient, walked through time: Gluon kernels for wide heads on Hopper, and the scan over pieces.
+
+    forward:  X = K~, Y = V    S~ = 2^r S is kept before every chunk,    S'  = S~  + K~^T V
+    reverse:  X = Q~, Y = dO   dS~ = 2^r dS' is kept after every chunk,  dS  = dS~ + Q~^T dO
+
+in the chunk's frame (`hopper_forward`), with S <- 2^r (...) between the lines. Everything else of a chunk is made from
+these states by kernels that know nothing of the other chunks.
+
+A sequence cut into pieces has one program or more a piece. First every piece runs from zero (its local state and its
+total decay), then a scan makes the states at the pieces' borders, then every piece runs again from its own.
+"""
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels import tiles
+from gla_kernels.hopper_forward import SPAN_LIMIT
+from gla_kernels.hopper_tiles import (
+    accumulator,
+    add_product,
+    copy_layout,
+    fetch,
+    first_slot,
+    gate_layout,
+    load_state,
+    operand_layout,
+    put,
+    thread_barrier,
+)
+from gla_kernels.wide_tiles import (
+    WARPS,
+    cumulative_tile,
+    find_piece,
+    gate_halves,
+    make_ones_columns,
+    start_centred_gates,
+    start_total_gate,
+    zeros,
+)
+
+
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "piece_chunks"])
+def wide_recurrence(
+    x,  # [B, T, H, K] bfloat16: k, or q in reverse; any strides of B, T and H
+    y,  # [B, T, H, V]: v, or do in reverse
+    g,  # [B, T, H, K] float32, natural log, <= 0
+    initial,  # [pieces, H, K, V] float32: the state before each piece; in reverse its gradient after it
+    end,  # [pieces, H, K, V] float32: the state after each piece; in reverse its gradient before it
+    decays,  # [pieces, H, K] float32: total gate of each piece, log2
+    states,  # [slots, H, K, V] bfloat16, one a chunk; of the pieces from `base` on alone if SCRATCH
+    raised,  # [N, H] int32: set to 1 where the plain form does not hold
+    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    scale,
+    x_b, x_t, x_h, y_b, y_t, y_h, g_b, g_t, g_h,
+    T,
+    H,
+    N,
+    base,  # the first piece to do
+    piece_chunks,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
+    REVERSE: gl.constexpr,
+    HAS_INITIAL: gl.constexpr,
+    STORE_END: gl.constexpr,
+    STORE_DECAYS: gl.constexpr,
+    STORE_STATES: gl.constexpr,
+    SCRATCH: gl.constexpr,
+    CHECK: gl.constexpr,
+):  # fmt: skip
+    """A program does one piece and head, and a tile of BK key and BV value columns of the state."""
+    blocks_k: gl.constexpr = (K + BK - 1) // BK
+    blocks_v: gl.constexpr = (V + BV - 1) // BV
+    copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
+    copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
+    copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
+    state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    pid = gl.program_id(0)
+    k0 = pid // blocks_v % blocks_k * BK
+    v0 = pid % blocks_v * BV
+    rest = pid // blocks_v // blocks_k
+    h = rest % H
+    slot = base + rest // H
+    n, i, b, begin, length = find_piece(cu, slot, N, T, piece_chunks * C, VARLEN)
+    first = i * piece_chunks
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
+    start = first + chunks - 1 if REVERSE else first
+    rows_left = gl.minimum(length - start * C, gl.minimum(chunks, 1) * C)
+    t = (begin + start * C).to(gl.int64)
+    b = b.to(gl.int64) if not VARLEN else 0
+    x += b * x_b + t * x_t + h * x_h + k0
+    y += b * y_b + t * y_t + h * y_h + v0
+    if GATED:
+        g += b * g_b + t * g_t + h * g_h + k0
+    tile_at = (slot.to(gl.int64) * H + h) * K + k0
+    if STORE_STATES:
+        chunk_slot = (slot - base) * piece_chunks if SCRATCH else first_slot(n, begin, length, C, VARLEN) + first
+        chunk_slot += start - first
+        states += ((chunk_slot.to(gl.int64) * H + h) * K + k0) * V + v0
+
+    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    y_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
+    S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    if GATED:
+        g_tiles = gl.allocate_shared_memory(gl.float32, [2, C, BK], gate_layout())
+        ones = make_ones_columns(C)
+        cumulative = cumulative_tile(C)
+    if HAS_INITIAL:
+        S = load_state(initial + tile_at * V + v0, K - k0, V, state_layout, BK, BV, v0)
+    else:
+        S = zeros(BK, BV, scale)
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
+    decay = gl.zeros([BK], gl.float32, key_layout)
+    widest = gl.zeros([BK], gl.float32, key_layout)
+
+    step = -C if REVERSE else C
+    fetch(x_tiles.index(0), x, x_t, rows_left, K, copy_k, k0)
+    fetch(y_tiles.index(0), y, y_t, rows_left, V, copy_v, v0)
+    if GATED:
+        fetch(g_tiles.index(0), g, g_t, rows_left, K, copy_g, k0)
+    async_copy.commit_group()
+    for j in range(chunks):
+        now = j % 2
+        later = (j + 1) % 2
+        async_copy.wait_group(0)
+        thread_barrier()
+        # The next chunk's copies run while this one is worked on.
+        next_chunk = start - j - 1 if REVERSE else start + j + 1
+        rows_later = gl.where(j + 1 < chunks, gl.minimum(length - next_chunk * C, C), 0)
+        x += step * x_t
+        y += step * y_t
+        fetch(x_tiles.index(later), x, x_t, rows_later, K, copy_k, k0)
+        fetch(y_tiles.index(later), y, y_t, rows_later, V, copy_v, v0)
+        if GATED:
+            g += step * g_t
+            fetch(g_tiles.index(later), g, g_t, rows_later, K, copy_g, k0)
+        async_copy.commit_group()
+
+        x_tile = x_tiles.index(now)
+        bx = x_tile.load(key_tile).to(gl.float32)
+        if REVERSE:
+            bx *= scale
+        if GATED:
+            halves = gate_halves(g_tiles.index(now), C, BK)
+            G = start_centred_gates(halves, cumulative, C, BK)
+            total = start_total_gate(halves, ones, C, BK)
+            G, total = warpgroup_mma_wait(0, deps=[G, total])
+            last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+            decay += last
+            widest = gl.maximum(widest, -last)
+            half = gl.exp2(last * 0.5)
+            S *= (leave * half)[:, None]
+            leave = half
+            bx *= gl.exp2(G) if REVERSE else gl.exp2(-G)
+        x_tile.store(bx.to(gl.bfloat16))
+        if STORE_STATES:
+            S_tile.store(S.to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+        S = add_product(x_tile.permute((1, 0)), y_tiles.index(now), S)
+        if STORE_STATES:
+            put(states, S_tile.load(copy_v), V, K - k0, V, copy_v, v0)
+            states += (-H if REVERSE else H) * K * V
+        S = warpgroup_mma_wait(0, deps=[S])
+    async_copy.wait_group(0)
+    S *= leave[:, None]
+    if STORE_END:
+        put(end + tile_at * V + v0, S, V, K - k0, V, state_layout, v0)
+    if STORE_DECAYS:
+        if v0 == 0:
+            keys = gl.arange(0, BK, key_layout)
+            gl.store(decays + tile_at + keys, decay, keys < K - k0)
+    if CHECK:
+        # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
+        finite = gl.sum(gl.sum(S * 0.0, axis=1), axis=0) == 0.0
+        plain = finite & (gl.max(widest, axis=0) <= SPAN_LIMIT)
+        if (chunks > 0) & (plain == 0):
+            gl.store(raised + n * H + h, 1)
+
+
+@triton.jit(do_not_specialize=["T", "H", "rows"])
+def scan_pieces(
+    local,  # [pieces, H, K, V] float32: the state after each piece, had it begun at zero; in reverse before it
+    decays,  # [pieces, H, K] float32: total gate of each piece, log2; nothing if not GATED
+    initial,  # [N, H, K, V] float32: the state before each sequence; in reverse after it
+    borders,  # [pieces, H, K, V] float32: the state before each piece; in reverse after it
+    final,  # [N, H, K, V] float32: the state after each sequence; in reverse before it
+    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    T,
+    H,
+    rows,  # of a piece
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    VARLEN: tl.constexpr,
+    REVERSE: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    STORE_FINAL: tl.constexpr,
+):
+    """S <- 2^decay S + local from piece to piece. A program does BLOCK numbers of the state of a sequence and head."""
+    nh = tl.program_id(0)
+    n = nh // H
+    h = nh % H
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < K * V
+    _, begin, length = tiles.locate(cu, n, T, VARLEN)
+    pieces = (length + rows - 1) // rows
+    slot = tiles.first_slot(n, begin, length, rows, VARLEN)
+    S = tl.zeros([BLOCK], dtype=tl.float32)
+    if HAS_INITIAL:
+        S = tl.load(initial + nh.to(tl.int64) * K * V + at, mask=inside)
+    for i in range(0, pieces):
+        place = (slot + (pieces - 1 - i if REVERSE else i)).to(tl.int64) * H + h
+        tl.store(borders + place * K * V + at, S, mask=inside)
+        if GATED:
+            S *= tl.exp2(tl.load(decays + place * K + at // V, mask=inside, other=0.0))
+        S += tl.load(local + place * K * V + at, mask=inside)
+    if STORE_FINAL:
+        tl.store(final + nh.to(tl.int64) * K * V + at, S, mask=inside)

@@ -1,0 +1,106 @@
+"""Pieces of the Gluon kernels for wide heads: two warpgroups, key columns in blocks of 128, time in pieces.
+
+A piece is a run of `rows` tokens of one sequence (its last one may be shorter). Pieces are counted through all
+sequences, packed or not, by `tiles.first_slot`'s rule; kernels are launched over pieces, and a piece that a sequence
+does not have does nothing.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper_tiles import (
+    LOG2E,
+    accumulator,
+    add_product,
+    copy_layout,
+    locate,
+    operand_layout,
+    product,
+    split,
+    thread_barrier,
+    triangle,
+)
+
+WARPS = gl.constexpr(8)
+
+
+@gluon.jit
+def find_piece(cu, slot, N, T, rows, VARLEN: gl.constexpr):
+    """The sequence of piece `slot`, the piece's number in it, and the sequence's batch row, first token and length."""
+    if VARLEN:
+        # The last sequence whose first slot is not beyond: first slots, cu[n] // rows + n, rise with n.
+        n = slot * 0
+        beyond = n + N
+        while beyond - n > 1:
+            middle = (n + beyond) // 2
+            late = gl.load(cu + middle).to(gl.int32) // rows + middle > slot
+            beyond = gl.where(late, middle, beyond)
+            n = gl.where(late, n, middle)
+        b, begin, length = locate(cu, n, T, VARLEN)
+        return n, slot - begin // rows - n, b, begin, length
+    per_sequence = gl.cdiv(T, rows)
+    n = slot // per_sequence
+    b, begin, length = locate(cu, n, T, VARLEN)
+    return n, slot % per_sequence, b, begin, length
+
+
+@gluon.jit
+def constant_tile(values, C: gl.constexpr):
+    """A shared operand [C, C] that holds `values`."""
+    return gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C), values.to(gl.bfloat16))
+
+
+@gluon.jit
+def cumulative_tile(C: gl.constexpr):
+    """The shared constant tril(1) - 1/2, by which gates become the cumulative gate about the chunk's middle."""
+    return constant_tile(gl.where(triangle(C, True, True, WARPS), 0.5, -0.5), C)
+
+
+@gluon.jit
+def gate_halves(g_tile, C: gl.constexpr, BK: gl.constexpr):
+    """The gates of g_tile (C, BK) float32 in log2, as two bfloat16 halves [2, C, BK] in the same memory."""
+    layout: gl.constexpr = copy_layout(BK, 32, WARPS)
+    high, low = split(g_tile.load(layout) * LOG2E)
+    halves = g_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    thread_barrier()
+    halves.index(0).store(high)
+    halves.index(1).store(low)
+    fence_async_shared()
+    thread_barrier()
+    return halves
+
+
+@gluon.jit
+def start_centred_gates(halves, cumulative, C: gl.constexpr, BK: gl.constexpr):
+    """Starts G - r (C, BK): the cumulative gate about the chunk's middle r = G_last / 2."""
+    G = product(cumulative, halves.index(0), C, BK, WARPS)
+    return add_product(cumulative, halves.index(1), G)
+
+
+@gluon.jit
+def make_ones_columns(C: gl.constexpr):
+    """The shared constant [C, 8] of ones that `start_total_gate` sums gates with."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [WARPS, 1], [1, 0])
+    ones = gl.full([C, 8], 1.0, gl.bfloat16, layout)
+    return gl.allocate_shared_memory(gl.bfloat16, [C, 8], operand_layout(C, 8), ones)
+
+
+@gluon.jit
+def start_total_gate(halves, ones, C: gl.constexpr, BK: gl.constexpr):
+    """Starts G_last (BK, 8), in every column the same, with the keys down the rows, as the state has them."""
+    total = product(halves.index(0).permute((1, 0)), ones, BK, 8, WARPS)
+    return add_product(halves.index(1).permute((1, 0)), ones, total)
+
+
+@gluon.jit
+def centred_gates(halves, cumulative, C: gl.constexpr, BK: gl.constexpr):
+    """G - r (C, BK), waited for."""
+    G = start_centred_gates(halves, cumulative, C, BK)
+    return warpgroup_mma_wait(0, deps=[G])
+
+
+@gluon.jit
+def zeros(rows: gl.constexpr, cols: gl.constexpr, scale):
+    """An accumulator of zeros that the compiler does not know to be constant (see `hopper_tiles.opaque`)."""
+    return gl.zeros([rows, cols], gl.float32, accumulator(cols, rows, WARPS)) + scale * 0.0
