@@ -203,3 +203,22 @@ library.register_autograd("gla_kernels::chunk_backward", _refuse, lib=_LIBRARY)
 
 chunk_forward = torch.ops.gla_kernels.chunk_forward.default
 chunk_backward = torch.ops.gla_kernels.chunk_backward.default
+
+
+class _Differentiable(torch.autograd.Function):
+    """`chunk_forward` with its gradient, for calls that no compiler traces: a third of the registered way's host time."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        return chunk_forward(*inputs)  # type: ignore[no-any-return]
+
+    setup_context = staticmethod(_setup)
+    backward = staticmethod(_backward)
+
+
+def run_chunk(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`chunk_forward`, by the shorter of the two ways to its gradient where there is a choice."""
+    keep = inputs[8]
+    if keep == KEEP_NOTHING or torch.compiler.is_compiling():
+        return chunk_forward(*inputs)  # type: ignore[no-any-return]
+    return _Differentiable.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]

@@ -16,6 +16,8 @@ from gla_kernels.launch import MULTIPROCESSORS, wide_readout_tile
 
 # Chunks of a piece at least: below, the borders cost more than the programs gain.
 MIN_PIECE_CHUNKS = 4
+# How often a group of pieces fills the GPU: fewer launches against more memory for the states in it.
+ROUNDS = 4
 # Numbers of a state that a program of the scan over pieces does.
 _SCAN_BLOCK = 1024
 
@@ -157,12 +159,12 @@ class _Group:
     piece_chunks: int
 
 
-def _groups(call: Call, pieces: Pieces, kept: bool) -> Iterator[_Group]:
-    """All pieces at once if their states are kept, slot by slot of a chunk; else so many as fill the GPU."""
-    if kept:
+def _groups(call: Call, pieces: Pieces, whole: bool) -> Iterator[_Group]:
+    """All pieces at once, with a slot for every chunk; else so many as fill the GPU `ROUNDS` times."""
+    if whole:
         yield _Group(0, pieces.count, call.slots(1), 1)
         return
-    at_once = max(1, MULTIPROCESSORS // _programs_a_piece(call))
+    at_once = max(1, ROUNDS * MULTIPROCESSORS // _programs_a_piece(call))
     for base in range(0, pieces.count, at_once):
         count = min(at_once, pieces.count - base)
         yield _Group(base, count, count * pieces.chunks, pieces.chunks)
@@ -181,8 +183,7 @@ def run_forward(
 ) -> None:
     """The plain form's o and what else is not None; `checkpoints` are the states before every `call.every` chunks."""
     way = _Direction(inputs.k, inputs.v, reverse=False)
-    # Without states to keep, key columns in several blocks need them all the same: a group of pieces at a time.
-    bounded = checkpoints is not None or (states is None and not _fused(call))
+    bounded = checkpoints is not None
     pieces = _cut(call, call.every) if bounded else choose_pieces(call)
     before = initial
     if not pieces.whole:
@@ -192,15 +193,16 @@ def run_forward(
     if _fused(call):
         _fused_forward(call, inputs, flags, pieces, o, before, end, states)
         return
-    scratch = states is None
-    buffer = _scratch(call, inputs, pieces) if states is None else states
-    for group in _groups(call, pieces, kept=not scratch):
+    # Key columns in several blocks need the states between kernels, even if nobody keeps them.
+    if states is None:
+        states = _scratch(call, inputs, pieces) if bounded else inputs.q.new_empty(call.kept_shape(True))
+    for group in _groups(call, pieces, whole=not bounded):
         _recurrence(
-            call, inputs, way, pieces, base=group.base, count=group.count, initial=before, end=end, states=buffer,
-            scratch=scratch, raised=flags,
+            call, inputs, way, pieces, base=group.base, count=group.count, initial=before, end=end, states=states,
+            scratch=bounded, raised=flags,
         )  # fmt: skip
         _readout(
-            call, inputs, way, inputs.q, buffer, o, flags, flags, group.chunks, group.base, group.piece_chunks
+            call, inputs, way, inputs.q, states, o, flags, flags, group.chunks, group.base, group.piece_chunks
         )  # fmt: skip
 
 
@@ -225,7 +227,7 @@ def _fused_forward(
 
 def _scratch(call: Call, inputs: Inputs, pieces: Pieces) -> torch.Tensor:
     """Room for the states of one group of pieces."""
-    slots = max(group.chunks for group in _groups(call, pieces, kept=False))
+    slots = max(group.chunks for group in _groups(call, pieces, whole=False))
     return inputs.q.new_empty(call.state_shape(slots))
 
 
@@ -252,7 +254,7 @@ def run_backward(
         _borders(call, inputs, reverse, pieces, after, dfinal, dinitial)
     states = kept if materialized else _scratch(call, inputs, pieces)
     dstates = torch.empty_like(states)
-    for group in _groups(call, pieces, kept=materialized):
+    for group in _groups(call, pieces, whole=materialized):
         place: dict[str, Any] = {"base": group.base, "count": group.count, "scratch": not materialized}
         if not materialized:
             _recurrence(call, inputs, forward, pieces, initial=kept, states=states, **place)

@@ -3,6 +3,9 @@
     O = Q~ S~ + tril(Q~ K~^T) V,       S' = S~ + K~^T V
 
 Left operands lie in shared memory, because the two warpgroups share every accumulator of 64 rows.
+
+One program fills a multiprocessor, so nothing hides its waiting but itself: a chunk's products run while the next
+chunk's gates are brought into its frame.
 """
 
 from triton.experimental import gluon
@@ -30,10 +33,33 @@ from gla_kernels.wide_tiles import (
     find_piece,
     gate_halves,
     make_ones_columns,
+    raise_where_not_finite,
     start_centred_gates,
     start_total_gate,
     zeros,
 )
+
+
+@gluon.jit
+def start_frame(g_tile, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
+    """Starts a chunk's G - r (C, BK) and G_last (BK, 8): four products."""
+    halves = gate_halves(g_tile, C, BK)
+    return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, C, BK)
+
+
+@gluon.jit
+def store_frame(q_tile, k_tile, G, scale, C: gl.constexpr, BK: gl.constexpr):
+    """Q~ and K~ in place of q and k."""
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    k_tile.store((k_tile.load(key_tile).to(gl.float32) * gl.exp2(-G)).to(gl.bfloat16))
+    q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale * gl.exp2(G)).to(gl.bfloat16))
+
+
+@gluon.jit
+def store_scaled(q_tile, scale, C: gl.constexpr, BK: gl.constexpr):
+    """scale * q in place of q."""
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale).to(gl.bfloat16))
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "piece_chunks"])
@@ -107,68 +133,91 @@ def wide_forward(
     else:
         S = zeros(BK, BV, scale)
     leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
+    half = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk at hand
     widest = gl.zeros([BK], gl.float32, key_layout)
-    suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, accumulator(BV, C, WARPS)))
 
+    # Before the loop: the first chunk in its frame, its values and the second chunk's rest on their way.
     fetch(q_tiles.index(0), q, q_t, rows_left, K, copy_k)
     fetch(k_tiles.index(0), k, k_t, rows_left, K, copy_k)
-    fetch(v_tiles.index(0), v, v_t, rows_left, V, copy_v, v0)
     if GATED:
         fetch(g_tiles.index(0), g, g_t, rows_left, K, copy_g)
+        g += C * g_t
     async_copy.commit_group()
+    fetch(v_tiles.index(0), v, v_t, rows_left, V, copy_v, v0)
+    if GATED:
+        fetch(g_tiles.index(1), g, g_t, rows_left - C, K, copy_g)
+    async_copy.commit_group()
+    q += C * q_t
+    k += C * k_t
+    fetch(q_tiles.index(1), q, q_t, rows_left - C, K, copy_k)
+    fetch(k_tiles.index(1), k, k_t, rows_left - C, K, copy_k)
+    async_copy.commit_group()
+    async_copy.wait_group(2)
+    thread_barrier()
+    if GATED:
+        G, total = start_frame(g_tiles.index(0), cumulative, ones, C, BK)
+        G, total = warpgroup_mma_wait(0, deps=[G, total])
+        last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+        widest = gl.maximum(widest, -last)
+        half = gl.exp2(last * 0.5)
+        store_frame(q_tiles.index(0), k_tiles.index(0), G, scale, C, BK)
+    else:
+        store_scaled(q_tiles.index(0), scale, C, BK)
+
     for j in range(chunks):
         now = j % 2
         later = (j + 1) % 2
-        async_copy.wait_group(0)
-        thread_barrier()
-        # The next chunk's copies run while this one is worked on.
-        q += C * q_t
-        k += C * k_t
-        v += C * v_t
-        fetch(q_tiles.index(later), q, q_t, rows_left - C, K, copy_k)
-        fetch(k_tiles.index(later), k, k_t, rows_left - C, K, copy_k)
-        fetch(v_tiles.index(later), v, v_t, rows_left - C, V, copy_v, v0)
-        if GATED:
-            g += C * g_t
-            fetch(g_tiles.index(later), g, g_t, rows_left - C, K, copy_g)
-        async_copy.commit_group()
-
         q_tile = q_tiles.index(now)
         k_tile = k_tiles.index(now)
         v_tile = v_tiles.index(now)
+        async_copy.wait_group(1)  # this chunk's values
         if GATED:
-            halves = gate_halves(g_tiles.index(now), C, BK)
-            G = start_centred_gates(halves, cumulative, C, BK)
-            total = start_total_gate(halves, ones, C, BK)
-        bk = k_tile.load(key_tile).to(gl.float32)
-        bq = q_tile.load(key_tile).to(gl.float32) * scale
-        if GATED:
-            G, total = warpgroup_mma_wait(0, deps=[G, total])
-            last = gl.convert_layout(gl.max(total, axis=1), key_layout)
-            widest = gl.maximum(widest, -last)
-            half = gl.exp2(last * 0.5)
             S *= (leave * half)[:, None]
             leave = half
-            bk *= gl.exp2(-G)
-            bq *= gl.exp2(G)
-        k_tile.store(bk.to(gl.bfloat16))
-        q_tile.store(bq.to(gl.bfloat16))
         S_tile.store(S.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
+        v += C * v_t
+        fetch(v_tiles.index(later), v, v_t, rows_left - C, V, copy_v, v0)
+        if GATED:
+            g += C * g_t
+            fetch(g_tiles.index(now), g, g_t, rows_left - 2 * C, K, copy_g)
+        async_copy.commit_group()
+
         P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
         O = product(q_tile, S_tile, C, BV, WARPS)
         S = add_product(k_tile.permute((1, 0)), v_tile, S)
-        P = warpgroup_mma_wait(2, deps=[P])
-        P_tile.store(gl.where(triangle(C, True, True, WARPS), P, 0.0).to(gl.bfloat16))
+        # While these run: the next chunk's gates, whose own products queue up behind.
+        async_copy.wait_group(1)
+        thread_barrier()
+        if GATED:
+            G, total = start_frame(g_tiles.index(later), cumulative, ones, C, BK)
+        P = warpgroup_mma_wait(6 if GATED else 2, deps=[P])
+        P = gl.where(triangle(C, True, True, WARPS), P, 0.0)
+        P_tile.store(P.to(gl.bfloat16))
+        if GATED:
+            raise_where_not_finite(flags + n * H + h, P)
         fence_async_shared()
         thread_barrier()
         O = add_product(P_tile, v_tile, O)
         if STORE_STATES:
             put(states, S_tile.load(copy_v), V, K, V, copy_v, v0)
             states += H * K * V
+        if GATED:
+            G, total = warpgroup_mma_wait(1, deps=[G, total])
+            last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+            widest = gl.maximum(widest, -last)
+            half = gl.exp2(last * 0.5)
+            store_frame(q_tiles.index(later), k_tiles.index(later), G, scale, C, BK)
+        else:
+            store_scaled(q_tiles.index(later), scale, C, BK)
         O, S = warpgroup_mma_wait(0, deps=[O, S])
-        suspect += gl.sum(O, axis=1) * 0.0
+        thread_barrier()  # no product reads q_tile or k_tile any more
+        q += C * q_t
+        k += C * k_t
+        fetch(q_tile, q, q_t, rows_left - 2 * C, K, copy_k)
+        fetch(k_tile, k, k_t, rows_left - 2 * C, K, copy_k)
+        async_copy.commit_group()
         put(o, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, v0)
         o += C * H * V
         rows_left -= C
@@ -178,7 +227,7 @@ def wide_forward(
         put(final + (n.to(gl.int64) * H + h) * K * V + v0, S, V, K, V, state_layout, v0)
     if GATED:
         # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
-        finite = (gl.sum(suspect, axis=0) + gl.sum(gl.sum(S * 0.0, axis=1), axis=0)) == 0.0
+        finite = gl.sum(gl.sum(S * 0.0, axis=1), axis=0) == 0.0
         plain = finite & (gl.max(widest, axis=0) <= SPAN_LIMIT)
         if (chunks > 0) & (plain == 0):
             gl.store(flags + n * H + h, 1)

@@ -22,7 +22,15 @@ from gla_kernels.hopper_tiles import (
     thread_barrier,
     triangle,
 )
-from gla_kernels.wide_tiles import WARPS, centred_gates, cumulative_tile, find_piece, gate_halves, zeros
+from gla_kernels.wide_tiles import (
+    WARPS,
+    centred_gates,
+    cumulative_tile,
+    find_piece,
+    gate_halves,
+    raise_where_not_finite,
+    zeros,
+)
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "piece_chunks"])
@@ -127,9 +135,10 @@ def wide_readout(
             if GATED:
                 fetch(g_tile, g + (ik + 1) * BK, g_t, rows_left, K, copy_g, (ik + 1) * BK)
             async_copy.commit_group()
-    P_tile.store(gl.where(triangle(C, not REVERSE, True, WARPS), P, 0.0).to(gl.bfloat16))
-
-    suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, accumulator(BV, C, WARPS)))
+    P = gl.where(triangle(C, not REVERSE, True, WARPS), P, 0.0)
+    P_tile.store(P.to(gl.bfloat16))
+    if GATED:
+        raise_where_not_finite(raised + n * H + h, P)
     for j in range(blocks_v):
         now = j % 2
         later = (j + 1) % 2
@@ -147,13 +156,8 @@ def wide_readout(
         for ik in gl.static_range(blocks_k):
             O = add_product(x_tiles.index(ik), S_tiles.index(now * blocks_k + ik), O)
         O = warpgroup_mma_wait(0, deps=[O])
-        suspect += gl.sum(O, axis=1) * 0.0
         put(out, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
         z += BV
         states += BV
         out += BV
     async_copy.wait_group(0)
-    if GATED:
-        # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
-        if (gl.sum(suspect, axis=0) == 0.0) == 0:
-            gl.store(raised + n * H + h, 1)

@@ -104,3 +104,11 @@ def centred_gates(halves, cumulative, C: gl.constexpr, BK: gl.constexpr):
 def zeros(rows: gl.constexpr, cols: gl.constexpr, scale):
     """An accumulator of zeros that the compiler does not know to be constant (see `hopper_tiles.opaque`)."""
     return gl.zeros([rows, cols], gl.float32, accumulator(cols, rows, WARPS)) + scale * 0.0
+
+
+@gluon.jit
+def raise_where_not_finite(flag, x):
+    """Sets `flag` to 1 if a number of the tile x is not finite: by the thread that holds it, without a reduction."""
+    # Infinity times 0 is NaN, which differs from 0.
+    nowhere = gl.full(x.shape, 0, gl.int32, x.type.layout)
+    gl.store(flag + nowhere, nowhere + 1, x * 0.0 != 0.0)
