@@ -27,7 +27,7 @@ from gla_kernels.launch import LaunchPlan, Tile, exact_tile, hopper_plan, plan, 
 from gla_kernels.limits import CHUNK_SIZES
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-_SCALARS = ("T", "H", "N", "first", "count", "every", "base", "piece_chunks", "rows")
+_SCALARS = ("T", "H", "N", "first", "count", "every", "base", "stride", "piece_chunks", "rows")
 _INPUTS = ("q", "k", "v", "x", "y", "z", "do", "o", "out", "dv")
 
 
@@ -82,10 +82,10 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
     for reverse in (False, True):
         way = {"REVERSE": reverse}
         yield Variant("reverse recurrence" if reverse else "recurrence", False, wide_recurrence, state, steps | way)
-        if call.K > state.block_k:
+        if state.block_k < call.K:
             name = "reverse readout" if reverse else "readout"
             yield Variant(name, False, wide_readout, wide_readout_tile(call.K), way)
-    if call.K <= state.block_k:
+    if state.block_k >= call.K:
         yield Variant("forward", False, wide_forward, state, forward)
     yield Variant("gradients", False, wide_gradients, call.plan.backward, {})
 

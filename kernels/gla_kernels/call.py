@@ -80,14 +80,10 @@ class Call:
         """Parts that dq, dk and dg come in: the plain-Triton backward has a program a block of value columns."""
         return self.parts(self.plan.backward) if self.plan.family == "triton" else 1
 
-    def new_states(self, like: torch.Tensor, zero: bool = False) -> torch.Tensor:
-        """A float32 state for every sequence and head, on `like`'s device; zeros or not written yet."""
+    def new_states(self, like: torch.Tensor, count: int | None = None, zero: bool = False) -> torch.Tensor:
+        """`count` float32 states (None: one a sequence) of every head, on `like`'s device, zeros or not written yet."""
         make = like.new_zeros if zero else like.new_empty
-        return make(self.state_shape(self.sequences), dtype=torch.float32)
-
-    def new_borders(self, like: torch.Tensor, pieces: int) -> torch.Tensor:
-        """A float32 state for every piece of time and head, on `like`'s device, not written yet."""
-        return like.new_empty(self.state_shape(pieces), dtype=torch.float32)
+        return make(self.state_shape(self.sequences if count is None else count), dtype=torch.float32)
 
     def constants(self, tile: Tile) -> dict[str, Any]:
         """What the kernels know of the call when they are compiled; each takes those that it names."""

@@ -4,7 +4,7 @@ import torch
 
 from gla_kernels.checks import check_inputs, check_values
 from gla_kernels.limits import MAX_KEY_DIM_FLOAT32
-from gla_kernels.ops import KEEP_CHECKPOINTS, KEEP_NOTHING, KEEP_STATES, run_chunk
+from gla_kernels.ops import KEEP_CHECKPOINTS, KEEP_NOTHING, KEEP_STATES, chunk_forward
 
 
 def _autocast(x: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ def _chunk(
     keep = KEEP_NOTHING
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         keep = KEEP_STATES if materialize else KEEP_CHECKPOINTS
-    o, final, _, _ = run_chunk(
+    o, final, _, _ = chunk_forward(
         q, k, v, None if g is None else g.float(),
         None if initial_state is None else initial_state.contiguous(),
         None if cu_seqlens is None else cu_seqlens.contiguous(),

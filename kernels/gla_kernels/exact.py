@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from gla_kernels.tiles import (
-    LOG2E,
     exact_gates,
     first_slot,
     load_tile,
@@ -256,7 +255,8 @@ def gla_backward_exact(
             tl.debug_barrier()
             for iv in range(0, blocks_v):
                 vcols = iv * BV + tl.arange(0, BV)
-                S = load_tile(states + chunk * H * K * V, kcols, vcols, V, K, V).to(tl.float32) * tl.exp2(frame)[:, None]
+                S = load_tile(states + chunk * H * K * V, kcols, vcols, V, K, V).to(tl.float32)
+                S *= tl.exp2(frame)[:, None]
                 for before in range(0, sub):
                     early = chunk * C + before * R
                     left = chunk_rows - before * R

@@ -43,7 +43,7 @@ def _chunk_forward(
     """o, the final states or nothing, what is kept or nothing, and the flags."""
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size)
     o, final, kept, flags = _forward_outputs(call, q, v, output_final_state, keep)
-    outputs = {
+    outputs: dict[str, Any] = {
         "o": o,
         "initial": initial_state,
         "final": final if output_final_state else None,
@@ -119,10 +119,14 @@ def _chunk_backward(
         if keep == KEEP_STATES:
             run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
         elif call.gated or call.plan.family != "wide":
-            scratch = q.new_empty(call.state_shape(call.sequences * call.every), dtype=call.operands.dtype)
+            count = call.every
+            if call.plan.family == "wide":
+                # As many chunks at once as the plain form had room for: its buffers are free again.
+                count *= max(1, wide.scratch_slots(call) // (call.sequences * call.every))
+            scratch = q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
             dafter = dfinal
-            for first in reversed(range(0, call.chunks, call.every)):
-                piece: dict[str, Any] = {"first": first, "count": call.every, "from_checkpoint": True}
+            for first in reversed(range(0, call.chunks, count)):
+                piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True}
                 run_forward(call, inputs, flags, initial=kept, states=scratch, **piece)
                 dbefore = call.new_states(q) if first > 0 else dinitial
                 run_backward(
@@ -203,22 +207,3 @@ library.register_autograd("gla_kernels::chunk_backward", _refuse, lib=_LIBRARY)
 
 chunk_forward = torch.ops.gla_kernels.chunk_forward.default
 chunk_backward = torch.ops.gla_kernels.chunk_backward.default
-
-
-class _Differentiable(torch.autograd.Function):
-    """`chunk_forward` with its gradient, for calls that no compiler traces: a third of the registered way's host time."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        return chunk_forward(*inputs)  # type: ignore[no-any-return]
-
-    setup_context = staticmethod(_setup)
-    backward = staticmethod(_backward)
-
-
-def run_chunk(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`chunk_forward`, by the shorter of the two ways to its gradient where there is a choice."""
-    keep = inputs[8]
-    if keep == KEEP_NOTHING or torch.compiler.is_compiling():
-        return chunk_forward(*inputs)  # type: ignore[no-any-return]
-    return _Differentiable.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]

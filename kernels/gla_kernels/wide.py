@@ -1,13 +1,15 @@
 """The launches of the plain form for wide heads on Hopper: time in pieces, key columns in blocks.
 
-One sequence and head is one piece if there are enough of them for the GPU. Else, and if states are not materialized,
-sequences are cut: the states at the borders of pieces come first, and then pieces are independent of each other. A
-backward that was given borders alone makes the states in them again, for so many pieces at a time as fill the GPU.
+A sequence and head is one piece where there are enough of them for the GPU. Else sequences are cut: the states at the
+pieces' borders come first, by a scan over pieces that each began at zero, and then pieces know nothing of each other.
+
+A backward that was given a state every so many chunks makes the others again, a run of pieces at a time: the same
+piece of every sequence, with the gradient carried from one to the next; or, where sequences are few or packed, as many
+pieces as fill the GPU, after another scan for the gradients at their borders.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,19 +18,30 @@ from gla_kernels.launch import MULTIPROCESSORS, wide_readout_tile
 
 # Chunks of a piece at least: below, the borders cost more than the programs gain.
 MIN_PIECE_CHUNKS = 4
-# How often a group of pieces fills the GPU: fewer launches against more memory for the states in it.
+# How often a run of pieces fills the GPU: fewer launches against more memory for the states in it.
 ROUNDS = 4
 # Numbers of a state that a program of the scan over pieces does.
 _SCAN_BLOCK = 1024
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """How time is cut: pieces of `chunks` chunks, `count` in all sequences together; `whole`: a sequence is one."""
+class Run:
+    """The pieces that kernels are launched over: number base, base + stride, ..., `count` of them, of `chunks` chunks.
 
-    chunks: int
+    `scratch`: states go to a buffer that has room for these pieces alone, not to one with a slot for every chunk.
+    """
+
+    base: int
+    stride: int
     count: int
-    whole: bool
+    chunks: int
+    scratch: bool
+
+    def of_chunks(self, call: Call) -> tuple["Run", int]:
+        """The same for kernels that do a chunk a program, and how many chunks that is."""
+        if self.scratch:
+            return self, self.count * self.chunks
+        return replace(self, chunks=1), call.slots(1)
 
 
 def _programs_a_piece(call: Call) -> int:
@@ -36,11 +49,20 @@ def _programs_a_piece(call: Call) -> int:
     return call.H * call.parts(tile) * ((call.K + tile.block_k - 1) // tile.block_k)
 
 
-def _cut(call: Call, chunks: int) -> Pieces:
-    return Pieces(chunks, call.slots(chunks), False)
+def whole(call: Call) -> Run:
+    """Every sequence as one piece.
+
+    Of one chunk more than there are, so that no sequence, nor an empty one behind the last token, begins a second.
+    """
+    return Run(0, 1, call.sequences, call.chunks + 1, False)
 
 
-def choose_pieces(call: Call) -> Pieces:
+def cut(call: Call, chunks: int) -> Run:
+    """All pieces of `chunks` chunks."""
+    return Run(0, 1, call.slots(chunks), chunks, False)
+
+
+def choose_pieces(call: Call) -> Run:
     """Whole sequences, or, where these leave half of the multiprocessors idle, pieces that just occupy all."""
     wanted = MULTIPROCESSORS // _programs_a_piece(call)
     if wanted >= 2 * call.sequences:
@@ -48,9 +70,38 @@ def choose_pieces(call: Call) -> Pieces:
         pieces = wanted - call.sequences if call.varlen else wanted // call.sequences
         chunks = max(-(-call.chunks // pieces), MIN_PIECE_CHUNKS)
         if chunks < call.chunks:
-            return _cut(call, chunks)
-    # One chunk more than there are: no sequence, nor an empty one behind the last token, begins a second piece.
-    return Pieces(call.chunks + 1, call.sequences, True)
+            return cut(call, chunks)
+    return whole(call)
+
+
+def _is_whole(call: Call, run: Run) -> bool:
+    return run.chunks > call.chunks
+
+
+def _carries(call: Call) -> bool:
+    """Whether pieces of `call.every` chunks are done one after the other in every sequence, all sequences at once."""
+    return not call.varlen and _is_whole(call, choose_pieces(call))
+
+
+def _slices(call: Call) -> Iterator[Run]:
+    """The first piece of `call.every` chunks of every sequence, then the second, ..."""
+    pieces = -(-call.chunks // call.every)
+    for piece in range(pieces):
+        yield Run(piece, pieces, call.sequences, call.every, True)
+
+
+def _groups(call: Call) -> Iterator[Run]:
+    """As many pieces of `call.every` chunks as fill the GPU `ROUNDS` times, then the next, ..."""
+    at_once = max(1, ROUNDS * MULTIPROCESSORS // _programs_a_piece(call))
+    pieces = call.slots(call.every)
+    for base in range(0, pieces, at_once):
+        yield Run(base, 1, min(at_once, pieces - base), call.every, True)
+
+
+def scratch_slots(call: Call) -> int:
+    """Chunks whose states a call needs room for at once when they are not kept."""
+    runs = _slices(call) if _carries(call) else _groups(call)
+    return max(run.count * run.chunks for run in runs)
 
 
 @dataclass(frozen=True)
@@ -67,15 +118,15 @@ def _strides(*tensors: torch.Tensor | None) -> tuple[int, ...]:
 
 
 def _recurrence(
-    call: Call, inputs: Inputs, way: _Direction, pieces: Pieces, *, base: int = 0, count: int | None = None,
-    initial: torch.Tensor | None = None, end: torch.Tensor | None = None, decays: torch.Tensor | None = None,
-    states: torch.Tensor | None = None, scratch: bool = False, raised: torch.Tensor | None = None,
+    call: Call, inputs: Inputs, way: _Direction, run: Run, *, initial: torch.Tensor | None = None,
+    end: torch.Tensor | None = None, decays: torch.Tensor | None = None, states: torch.Tensor | None = None,
+    raised: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     from gla_kernels.wide_recurrence import wide_recurrence
 
     arguments = (
         way.x, way.y, inputs.g, initial, end, decays, states, raised, inputs.cu_seqlens, call.scale,
-        *_strides(way.x, way.y, inputs.g), call.T, call.H, call.sequences, base, pieces.chunks,
+        *_strides(way.x, way.y, inputs.g), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
     switches = {
         "REVERSE": way.reverse,
@@ -83,15 +134,14 @@ def _recurrence(
         "STORE_END": end is not None,
         "STORE_DECAYS": decays is not None,
         "STORE_STATES": states is not None,
-        "SCRATCH": scratch,
+        "SCRATCH": run.scratch,
         "CHECK": call.gated and raised is not None,
     }
-    programs = (pieces.count if count is None else count) * _programs_a_piece(call)
-    call.launch(wide_recurrence, call.plan.forward, (programs,), arguments, switches)
+    call.launch(wide_recurrence, call.plan.forward, (run.count * _programs_a_piece(call),), arguments, switches)
 
 
 def _borders(
-    call: Call, inputs: Inputs, way: _Direction, pieces: Pieces, borders: torch.Tensor, initial: torch.Tensor | None,
+    call: Call, inputs: Inputs, way: _Direction, run: Run, borders: torch.Tensor, initial: torch.Tensor | None,
     final: torch.Tensor | None,
 ) -> None:  # fmt: skip
     """Fills `borders` with the state before each piece (in reverse its gradient after it), and `final`."""
@@ -99,10 +149,9 @@ def _borders(
 
     local = torch.empty_like(borders)
     decays = borders.new_empty(borders.shape[:3]) if call.gated else None
-    _recurrence(call, inputs, way, pieces, end=local, decays=decays)
+    _recurrence(call, inputs, way, run, end=local, decays=decays)
     arguments = (
-        local, decays, initial, borders, final, inputs.cu_seqlens, call.T, call.H,
-        pieces.chunks * call.plan.chunk_size,
+        local, decays, initial, borders, final, inputs.cu_seqlens, call.T, call.H, run.chunks * call.plan.chunk_size,
     )  # fmt: skip
     switches = {
         "BLOCK": _SCAN_BLOCK,
@@ -115,59 +164,75 @@ def _borders(
 
 
 def _readout(
-    call: Call, inputs: Inputs, way: _Direction, other: torch.Tensor, states: torch.Tensor, out: torch.Tensor,
-    flags: torch.Tensor, raised: torch.Tensor, chunks: int, base: int, piece_chunks: int,
+    call: Call, inputs: Inputs, way: _Direction, other: torch.Tensor, run: Run, states: torch.Tensor,
+    out: torch.Tensor, flags: torch.Tensor, raised: torch.Tensor,
 ) -> None:  # fmt: skip
     from gla_kernels.wide_readout import wide_readout
 
+    run, chunks = run.of_chunks(call)
     arguments = (
         other, way.x, way.y, inputs.g, states, out, flags, raised, inputs.cu_seqlens, call.scale,
-        *_strides(other, way.x, way.y, inputs.g), call.T, call.H, call.sequences, base, piece_chunks,
+        *_strides(other, way.x, way.y, inputs.g), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
     programs = (chunks * call.H,)
     call.launch(wide_readout, wide_readout_tile(call.K), programs, arguments, {"REVERSE": way.reverse})
 
 
 def _gradients(
-    call: Call, inputs: Inputs, do: torch.Tensor, states: torch.Tensor, dstates: torch.Tensor, flags: torch.Tensor,
-    failed: torch.Tensor, gradients: Gradients, chunks: int, base: int, piece_chunks: int,
+    call: Call, inputs: Inputs, do: torch.Tensor, run: Run, states: torch.Tensor, dstates: torch.Tensor,
+    flags: torch.Tensor, failed: torch.Tensor, gradients: Gradients,
 ) -> None:  # fmt: skip
     from gla_kernels.wide_gradients import wide_gradients
 
+    run, chunks = run.of_chunks(call)
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, do, states, dstates, flags, failed,
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale,
-        *inputs.strides(do), call.T, call.H, call.sequences, base, piece_chunks,
+        *inputs.strides(do), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
     tile = call.plan.backward
     blocks_k = (call.K + tile.block_k - 1) // tile.block_k
     call.launch(wide_gradients, tile, (chunks * call.H * blocks_k,), arguments, {})
 
 
+def _forward(
+    call: Call, inputs: Inputs, flags: torch.Tensor, run: Run, o: torch.Tensor, initial: torch.Tensor | None,
+    final: torch.Tensor | None, states: torch.Tensor | None,
+) -> None:  # fmt: skip
+    from gla_kernels.wide_forward import wide_forward
+
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, flags, inputs.cu_seqlens, call.scale,
+        *inputs.strides(), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
+    )  # fmt: skip
+    switches = {
+        "HAS_INITIAL": initial is not None,
+        "STORE_FINAL": final is not None,
+        "STORE_STATES": states is not None,
+    }
+    call.launch(wide_forward, call.plan.forward, (run.count * _programs_a_piece(call),), arguments, switches)
+
+
 def _fused(call: Call) -> bool:
     """Whether key columns are one block, so that one kernel makes the states and what is read from them."""
-    return call.K <= call.plan.forward.block_k
+    return call.plan.forward.block_k >= call.K
 
 
-@dataclass(frozen=True)
-class _Group:
-    """A run of pieces that is done at once: `count` from `base` on, `chunks` slots of chunks in its states."""
-
-    base: int
-    count: int
-    chunks: int
-    piece_chunks: int
-
-
-def _groups(call: Call, pieces: Pieces, whole: bool) -> Iterator[_Group]:
-    """All pieces at once, with a slot for every chunk; else so many as fill the GPU `ROUNDS` times."""
-    if whole:
-        yield _Group(0, pieces.count, call.slots(1), 1)
+def _outputs(
+    call: Call, inputs: Inputs, flags: torch.Tensor, run: Run, o: torch.Tensor, initial: torch.Tensor | None,
+    final: torch.Tensor | None, states: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """o and the final states of a run of pieces from their initial ones, and the states of their chunks."""
+    if _fused(call):
+        _forward(call, inputs, flags, run, o, initial, final, states)
         return
-    at_once = max(1, ROUNDS * MULTIPROCESSORS // _programs_a_piece(call))
-    for base in range(0, pieces.count, at_once):
-        count = min(at_once, pieces.count - base)
-        yield _Group(base, count, count * pieces.chunks, pieces.chunks)
+    # Key columns in several blocks need the states between kernels, even if nobody keeps them.
+    if states is None:
+        slots = run.count * run.chunks if run.scratch else call.slots(1)
+        states = inputs.q.new_empty(call.state_shape(slots))
+    way = _Direction(inputs.k, inputs.v, reverse=False)
+    _recurrence(call, inputs, way, run, initial=initial, end=final, states=states, raised=flags)
+    _readout(call, inputs, way, inputs.q, run, states, o, flags, flags)
 
 
 def run_forward(
@@ -182,53 +247,26 @@ def run_forward(
     checkpoints: torch.Tensor | None,
 ) -> None:
     """The plain form's o and what else is not None; `checkpoints` are the states before every `call.every` chunks."""
-    way = _Direction(inputs.k, inputs.v, reverse=False)
-    bounded = checkpoints is not None
-    pieces = _cut(call, call.every) if bounded else choose_pieces(call)
-    before = initial
-    if not pieces.whole:
-        before = call.new_borders(inputs.q, pieces.count) if checkpoints is None else checkpoints
-        _borders(call, inputs, way, pieces, before, initial, final)
-    end = final if pieces.whole else None
-    if _fused(call):
-        _fused_forward(call, inputs, flags, pieces, o, before, end, states)
+    if checkpoints is not None and _carries(call):
+        state = call.new_states(inputs.q, zero=True) if initial is None else initial
+        after = call.new_states(inputs.q) if final is None else final
+        slots = checkpoints.unflatten(0, (call.sequences, -1))
+        for run in _slices(call):
+            slots[:, run.base] = state
+            _outputs(call, inputs, flags, run, o, state, after, None)
+            state = after
         return
-    # Key columns in several blocks need the states between kernels, even if nobody keeps them.
-    if states is None:
-        states = _scratch(call, inputs, pieces) if bounded else inputs.q.new_empty(call.kept_shape(True))
-    for group in _groups(call, pieces, whole=not bounded):
-        _recurrence(
-            call, inputs, way, pieces, base=group.base, count=group.count, initial=before, end=end, states=states,
-            scratch=bounded, raised=flags,
-        )  # fmt: skip
-        _readout(
-            call, inputs, way, inputs.q, states, o, flags, flags, group.chunks, group.base, group.piece_chunks
-        )  # fmt: skip
-
-
-def _fused_forward(
-    call: Call, inputs: Inputs, flags: torch.Tensor, pieces: Pieces, o: torch.Tensor, initial: torch.Tensor | None,
-    final: torch.Tensor | None, states: torch.Tensor | None,
-) -> None:  # fmt: skip
-    from gla_kernels.wide_forward import wide_forward
-
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, flags, inputs.cu_seqlens, call.scale,
-        *inputs.strides(), call.T, call.H, call.sequences, pieces.chunks,
-    )  # fmt: skip
-    switches = {
-        "HAS_INITIAL": initial is not None,
-        "STORE_FINAL": final is not None,
-        "STORE_STATES": states is not None,
-    }
-    tile = call.plan.forward
-    call.launch(wide_forward, tile, (pieces.count * _programs_a_piece(call),), arguments, switches)
-
-
-def _scratch(call: Call, inputs: Inputs, pieces: Pieces) -> torch.Tensor:
-    """Room for the states of one group of pieces."""
-    slots = max(group.chunks for group in _groups(call, pieces, whole=False))
-    return inputs.q.new_empty(call.state_shape(slots))
+    run = choose_pieces(call) if checkpoints is None else cut(call, call.every)
+    if _is_whole(call, run):
+        _outputs(call, inputs, flags, run, o, initial, final, states)
+        return
+    borders = call.new_states(inputs.q, run.count) if checkpoints is None else checkpoints
+    _borders(call, inputs, _Direction(inputs.k, inputs.v, reverse=False), run, borders, initial, final)
+    if checkpoints is None or _fused(call):
+        _outputs(call, inputs, flags, run, o, borders, None, states)
+        return
+    for group in _groups(call):
+        _outputs(call, inputs, flags, group, o, borders[group.base : group.base + group.count], None, None)
 
 
 def run_backward(
@@ -247,20 +285,35 @@ def run_backward(
     """The plain form's gradients; `kept` holds the state before every chunk or, else, every `call.every`-th."""
     forward = _Direction(inputs.k, inputs.v, reverse=False)
     reverse = _Direction(inputs.q, do, reverse=True)
-    pieces = choose_pieces(call) if materialized else _cut(call, call.every)
-    after = dfinal
-    if not pieces.whole:
-        after = call.new_borders(inputs.q, pieces.count)
-        _borders(call, inputs, reverse, pieces, after, dfinal, dinitial)
-    states = kept if materialized else _scratch(call, inputs, pieces)
-    dstates = torch.empty_like(states)
-    for group in _groups(call, pieces, whole=materialized):
-        place: dict[str, Any] = {"base": group.base, "count": group.count, "scratch": not materialized}
-        if not materialized:
-            _recurrence(call, inputs, forward, pieces, initial=kept, states=states, **place)
-        end = dinitial if pieces.whole else None
-        _recurrence(call, inputs, reverse, pieces, initial=after, end=end, states=dstates, raised=failed, **place)
-        chunks = group.chunks, group.base, group.piece_chunks
+
+    def do_run(
+        run: Run, after: torch.Tensor | None, before: torch.Tensor | None, states: torch.Tensor, dstates: torch.Tensor
+    ) -> None:
+        _recurrence(call, inputs, reverse, run, initial=after, end=before, states=dstates, raised=failed)
         if not _fused(call):
-            _readout(call, inputs, reverse, inputs.k, dstates, gradients.dv, flags, failed, *chunks)
-        _gradients(call, inputs, do, states, dstates, flags, failed, gradients, *chunks)
+            _readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed)
+        _gradients(call, inputs, do, run, states, dstates, flags, failed, gradients)
+
+    after = dfinal
+    run = choose_pieces(call) if materialized else cut(call, call.every)
+    carries = not materialized and _carries(call)
+    if not carries and not _is_whole(call, run):
+        after = call.new_states(inputs.q, run.count)
+        _borders(call, inputs, reverse, run, after, dfinal, dinitial)
+    if materialized:
+        do_run(run, after, dinitial if _is_whole(call, run) else None, kept, torch.empty_like(kept))
+        return
+    states = inputs.q.new_empty(call.state_shape(scratch_slots(call)))
+    dstates = torch.empty_like(states)
+    if carries:
+        before = call.new_states(inputs.q) if dinitial is None else dinitial
+        slots = kept.unflatten(0, (call.sequences, -1))
+        for run in reversed(list(_slices(call))):
+            _recurrence(call, inputs, forward, run, initial=slots[:, run.base].contiguous(), states=states)
+            do_run(run, after, before, states, dstates)
+            after = before
+        return
+    for run in _groups(call):
+        pieces = slice(run.base, run.base + run.count)
+        _recurrence(call, inputs, forward, run, initial=kept[pieces], states=states)
+        do_run(run, None if after is None else after[pieces], None, states, dstates)

@@ -44,7 +44,7 @@ from gla_kernels.wide_tiles import (
 def start_frame(g_tile, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
     """Starts a chunk's G - r (C, BK) and G_last (BK, 8): four products."""
     halves = gate_halves(g_tile, C, BK)
-    return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, C, BK)
+    return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, BK)
 
 
 @gluon.jit
@@ -62,15 +62,15 @@ def store_scaled(q_tile, scale, C: gl.constexpr, BK: gl.constexpr):
     q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale).to(gl.bfloat16))
 
 
-@gluon.jit(do_not_specialize=["T", "H", "N", "piece_chunks"])
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
 def wide_forward(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32, natural log, <= 0
     o,  # [B, T, H, V], contiguous
-    initial,  # [pieces, H, K, V] float32: the state before each piece
-    final,  # [N, H, K, V] float32: the state after each sequence, where a piece is a whole one
+    initial,  # [pieces, H, K, V] float32: the state before each piece to do
+    final,  # [pieces, H, K, V] float32: the state after each
     states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
     flags,  # [N, H] int32: set to 1 where the plain form does not hold
     cu,  # [N + 1] int32 or int64: where packed sequences begin and end
@@ -79,6 +79,8 @@ def wide_forward(
     T,
     H,
     N,
+    base,  # the first piece to do
+    stride,  # from one piece to the next
     piece_chunks,
     K: gl.constexpr,
     V: gl.constexpr,
@@ -97,13 +99,12 @@ def wide_forward(
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
     copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
-    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
     pid = gl.program_id(0)
     v0 = pid % blocks_v * BV
     h = pid // blocks_v % H
-    slot = pid // blocks_v // H
-    n, i, b, begin, length = find_piece(cu, slot, N, T, piece_chunks * C, VARLEN)
+    piece = pid // blocks_v // H
+    n, i, b, begin, length = find_piece(cu, base + piece * stride, N, T, piece_chunks * C, VARLEN)
     first = i * piece_chunks
     chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
     rows_left = length - first * C
@@ -129,7 +130,7 @@ def wide_forward(
         ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
     if HAS_INITIAL:
-        S = load_state(initial + (slot.to(gl.int64) * H + h) * K * V + v0, K, V, state_layout, BK, BV, v0)
+        S = load_state(initial + (piece.to(gl.int64) * H + h) * K * V + v0, K, V, state_layout, BK, BV, v0)
     else:
         S = zeros(BK, BV, scale)
     leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
@@ -224,7 +225,7 @@ def wide_forward(
     async_copy.wait_group(0)
     S *= leave[:, None]
     if STORE_FINAL:
-        put(final + (n.to(gl.int64) * H + h) * K * V + v0, S, V, K, V, state_layout, v0)
+        put(final + (piece.to(gl.int64) * H + h) * K * V + v0, S, V, K, V, state_layout, v0)
     if GATED:
         # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
         finite = gl.sum(gl.sum(S * 0.0, axis=1), axis=0) == 0.0

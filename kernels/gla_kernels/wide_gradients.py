@@ -42,7 +42,7 @@ from gla_kernels.wide_tiles import (
 )
 
 
-@gluon.jit(do_not_specialize=["T", "H", "N", "base", "piece_chunks"])
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
 def wide_gradients(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
@@ -64,6 +64,7 @@ def wide_gradients(
     H,
     N,
     base,  # the first piece to do
+    stride,  # from one piece to the next
     piece_chunks,
     K: gl.constexpr,
     V: gl.constexpr,
@@ -86,7 +87,8 @@ def wide_gradients(
     k0 = pid % blocks_k * BK
     h = pid // blocks_k % H
     chunk_slot = pid // blocks_k // H
-    n, i, b, begin, length = find_piece(cu, base + chunk_slot // piece_chunks, N, T, piece_chunks * C, VARLEN)
+    piece = base + chunk_slot // piece_chunks * stride
+    n, i, b, begin, length = find_piece(cu, piece, N, T, piece_chunks * C, VARLEN)
     first = (i * piece_chunks + chunk_slot % piece_chunks) * C
     rows_left = length - first
     if rows_left <= 0:

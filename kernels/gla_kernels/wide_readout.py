@@ -33,7 +33,7 @@ from gla_kernels.wide_tiles import (
 )
 
 
-@gluon.jit(do_not_specialize=["T", "H", "N", "base", "piece_chunks"])
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
 def wide_readout(
     x,  # [B, T, H, K] bfloat16: q, or k in reverse; any strides of B, T and H
     y,  # [B, T, H, K]: k, or q in reverse
@@ -50,6 +50,7 @@ def wide_readout(
     H,
     N,
     base,  # the first piece to do
+    stride,  # from one piece to the next
     piece_chunks,
     K: gl.constexpr,
     V: gl.constexpr,
@@ -70,7 +71,8 @@ def wide_readout(
     pid = gl.program_id(0)
     h = pid % H
     chunk_slot = pid // H
-    n, i, b, begin, length = find_piece(cu, base + chunk_slot // piece_chunks, N, T, piece_chunks * C, VARLEN)
+    piece = base + chunk_slot // piece_chunks * stride
+    n, i, b, begin, length = find_piece(cu, piece, N, T, piece_chunks * C, VARLEN)
     first = (i * piece_chunks + chunk_slot % piece_chunks) * C
     rows_left = length - first
     if rows_left <= 0:

@@ -42,15 +42,15 @@ from gla_kernels.wide_tiles import (
 )
 
 
-@gluon.jit(do_not_specialize=["T", "H", "N", "base", "piece_chunks"])
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
 def wide_recurrence(
     x,  # [B, T, H, K] bfloat16: k, or q in reverse; any strides of B, T and H
     y,  # [B, T, H, V]: v, or do in reverse
     g,  # [B, T, H, K] float32, natural log, <= 0
-    initial,  # [pieces, H, K, V] float32: the state before each piece; in reverse its gradient after it
-    end,  # [pieces, H, K, V] float32: the state after each piece; in reverse its gradient before it
-    decays,  # [pieces, H, K] float32: total gate of each piece, log2
-    states,  # [slots, H, K, V] bfloat16, one a chunk; of the pieces from `base` on alone if SCRATCH
+    initial,  # [pieces, H, K, V] float32: the state before each piece to do; in reverse its gradient after it
+    end,  # [pieces, H, K, V] float32: the state after each; in reverse its gradient before it
+    decays,  # [pieces, H, K] float32: total gate of each, log2
+    states,  # [slots, H, K, V] bfloat16, one a chunk; of the pieces to do alone if SCRATCH
     raised,  # [N, H] int32: set to 1 where the plain form does not hold
     cu,  # [N + 1] int32 or int64: where packed sequences begin and end
     scale,
@@ -59,6 +59,7 @@ def wide_recurrence(
     H,
     N,
     base,  # the first piece to do
+    stride,  # from one piece to the next
     piece_chunks,
     K: gl.constexpr,
     V: gl.constexpr,
@@ -89,7 +90,8 @@ def wide_recurrence(
     v0 = pid % blocks_v * BV
     rest = pid // blocks_v // blocks_k
     h = rest % H
-    slot = base + rest // H
+    piece = rest // H
+    slot = base + piece * stride
     n, i, b, begin, length = find_piece(cu, slot, N, T, piece_chunks * C, VARLEN)
     first = i * piece_chunks
     chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
@@ -101,9 +103,9 @@ def wide_recurrence(
     y += b * y_b + t * y_t + h * y_h + v0
     if GATED:
         g += b * g_b + t * g_t + h * g_h + k0
-    tile_at = (slot.to(gl.int64) * H + h) * K + k0
+    tile_at = (piece.to(gl.int64) * H + h) * K + k0
     if STORE_STATES:
-        chunk_slot = (slot - base) * piece_chunks if SCRATCH else first_slot(n, begin, length, C, VARLEN) + first
+        chunk_slot = piece * piece_chunks if SCRATCH else first_slot(n, begin, length, C, VARLEN) + first
         chunk_slot += start - first
         states += ((chunk_slot.to(gl.int64) * H + h) * K + k0) * V + v0
 
@@ -152,7 +154,7 @@ def wide_recurrence(
         if GATED:
             halves = gate_halves(g_tiles.index(now), C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
-            total = start_total_gate(halves, ones, C, BK)
+            total = start_total_gate(halves, ones, BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             decay += last

@@ -87,7 +87,7 @@ def make_ones_columns(C: gl.constexpr):
 
 
 @gluon.jit
-def start_total_gate(halves, ones, C: gl.constexpr, BK: gl.constexpr):
+def start_total_gate(halves, ones, BK: gl.constexpr):
     """Starts G_last (BK, 8), in every column the same, with the keys down the rows, as the state has them."""
     total = product(halves.index(0).permute((1, 0)), ones, BK, 8, WARPS)
     return add_product(halves.index(1).permute((1, 0)), ones, total)

@@ -30,8 +30,11 @@ def test_every_chunk_size_is_right_for_every_gate(chunk_size, gate):
 @pytest.mark.parametrize("gate", ["mild", "resets"])
 @pytest.mark.parametrize(
     ("K", "V"),
-    [(64, 64), (128, 128), (128, 256), (256, 256), (60, 100), (16, 200), (256, 64), (32, 48), (320, 64), (64, 512)],
-)
+    [
+        (64, 64), (128, 128), (128, 256), (256, 256), (60, 100), (16, 200), (256, 64), (32, 48), (320, 64), (64, 512),
+        (80, 112), (256, 512), (512, 320),
+    ],
+)  # fmt: skip
 def test_every_head_dim_and_dtype_is_right(K, V, gate, dtype):
     case = make_case(gate, T=257, K=K, V=V, dtype=dtype, device="cuda")
     assert_close(run(chunk_gla, case.inputs, case.grads), case, BOUNDS[dtype])
@@ -40,7 +43,7 @@ def test_every_head_dim_and_dtype_is_right(K, V, gate, dtype):
 @pytest.mark.parametrize("materialize", MODES)
 @pytest.mark.parametrize("gate", ["mild", "resets"])
 @pytest.mark.parametrize("T", [500, 512])
-@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (128, 256), (60, 100)])
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (128, 256), (60, 100), (256, 128)])
 def test_what_training_calls_is_right_and_gives_the_same_bits_twice(K, V, T, gate, materialize):
     """No state goes in, none comes out: for the compiler other kernels than those with states."""
     case = make_case(gate, B=2, T=T, K=K, V=V, dtype=torch.bfloat16, initial=False, device="cuda")
@@ -76,8 +79,9 @@ def test_every_length_is_right(T):
 
 @pytest.mark.parametrize("materialize", MODES)
 @pytest.mark.parametrize("gate", ["mild", "resets"])
-def test_two_runs_give_the_same_bits(gate, materialize):
-    case = make_case(gate, B=4, T=1000, H=4, K=64, V=64, dtype=torch.bfloat16, device="cuda")
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 256)])
+def test_two_runs_give_the_same_bits(K, V, gate, materialize):
+    case = make_case(gate, B=4, T=1000, H=4, K=K, V=V, dtype=torch.bfloat16, device="cuda")
     first = run(chunk_gla, case.inputs, case.grads, materialize=materialize)
     for _ in range(5):
         again = run(chunk_gla, case.inputs, case.grads, materialize=materialize)
@@ -87,21 +91,40 @@ def test_two_runs_give_the_same_bits(gate, materialize):
 @pytest.mark.parametrize("materialize", MODES)
 @pytest.mark.parametrize("gate", ["mild", "resets"])
 @pytest.mark.parametrize("lengths", [[300, 1, 64, 500], [0, 16], [65, 0, 0, 130, 0]], ids=str)
-@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128)])
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (256, 64), (60, 100)])
 def test_packed_sequences_are_right(K, V, lengths, gate, materialize):
     case = make_case(gate, K=K, V=V, lengths=lengths, dtype=torch.bfloat16, device="cuda")
     options = {"cu_seqlens": cumulative(lengths, torch.int64, "cuda"), "materialize": materialize}
     assert_close(run(chunk_gla, case.inputs, case.grads, **options), case, BF16_BOUND)
 
 
+@pytest.mark.parametrize("materialize", MODES)
+@pytest.mark.parametrize("gate", ["mild", "logsigmoid", "resets", None])
+@pytest.mark.parametrize(("K", "V"), [(128, 256), (256, 128)])
+def test_a_long_sequence_with_few_heads_is_right(K, V, gate, materialize):
+    """Cut into pieces, which run side by side."""
+    case = make_case(gate, T=2500, H=1, K=K, V=V, dtype=torch.bfloat16, device="cuda")
+    function = chunk_linear_attn if gate is None else chunk_gla
+    assert_close(run(function, case.inputs, case.grads, materialize=materialize), case, BF16_BOUND)
+
+
+@pytest.mark.parametrize("gate", ["mild", "resets", None])
+@pytest.mark.parametrize(("K", "V"), [(128, 256), (256, 128)])
+def test_many_wide_heads_without_kept_states_are_right(K, V, gate):
+    """All sequences slice by slice, with the state and its gradient carried."""
+    case = make_case(gate, B=8, T=1100, H=16, K=K, V=V, dtype=torch.bfloat16, device="cuda")
+    function = chunk_linear_attn if gate is None else chunk_gla
+    assert_close(run(function, case.inputs, case.grads, materialize=False), case, BF16_BOUND)
+
+
 @pytest.mark.parametrize("gate", ["mild", "slow", "strong", "resets"])
 def test_the_plain_triton_twin_is_right_on_a_hopper_gpu(gate, monkeypatch):
     monkeypatch.setattr(launch, "hopper_device", lambda index: False)
-    case = make_case(gate, T=300, K=64, V=64, dtype=torch.bfloat16, device="cuda")
+    case = make_case(gate, T=300, K=64, V=96, dtype=torch.bfloat16, device="cuda")
     assert_close(run(chunk_gla, case.inputs, case.grads), case, BF16_BOUND)
 
 
-@pytest.mark.parametrize("K", [64, 60])
+@pytest.mark.parametrize("K", [64, 60, 128])
 def test_a_cut_from_one_projection_gives_the_same_bits(K):
     case = make_case("mild", B=2, T=200, K=K, V=K, dtype=torch.bfloat16, device="cuda")
     cut = torch.stack([case.inputs[name] for name in ("q", "k", "v")], dim=2).unbind(2)
@@ -113,8 +136,9 @@ def test_a_cut_from_one_projection_gives_the_same_bits(K):
 
 @pytest.mark.parametrize("materialize", MODES)
 @pytest.mark.parametrize("factors", [{"k": 1e12, "v": 1e12}, {"q": 1e25}, {"k": 1e25}, {"k": 1e-25}, {"do": 1e30}])
-def test_finite_inputs_of_any_size_never_give_nan(factors, materialize):
-    case = make_case("zero", T=200, K=64, V=64, dtype=torch.bfloat16, initial=False, device="cuda")
+@pytest.mark.parametrize("K", [64, 128, 256])
+def test_finite_inputs_of_any_size_never_give_nan(K, factors, materialize):
+    case = make_case("zero", T=200, K=K, V=64, dtype=torch.bfloat16, initial=False, device="cuda")
     case.inputs["g"][...] = -1.2
     case.grads["final"].zero_()
     for name, factor in factors.items():
@@ -149,8 +173,9 @@ def test_a_captured_graph_replays_the_same(K):
 
 
 @pytest.mark.parametrize("materialize", MODES)
-def test_a_compiled_call_is_one_graph_and_gives_the_same(materialize):
-    case = make_case("mild", T=200, K=64, V=64, dtype=torch.bfloat16, device="cuda")
+@pytest.mark.parametrize("K", [64, 128])
+def test_a_compiled_call_is_one_graph_and_gives_the_same(K, materialize):
+    case = make_case("mild", T=200, K=K, V=64, dtype=torch.bfloat16, device="cuda")
 
     def loss(q, k, v, g):
         o, final = chunk_gla(q, k, v, g, output_final_state=True, materialize=materialize)
@@ -173,20 +198,23 @@ def test_checkpointing_and_autocast_work():
     assert all(x.grad.dtype == torch.float32 and x.grad.isfinite().all() for x in leaves)
 
 
-def test_the_operator_passes_torchs_checks():
-    case = make_case("mild", T=100, K=64, V=64, dtype=torch.bfloat16, device="cuda")
+@pytest.mark.parametrize("K", [64, 128])
+def test_the_operator_passes_torchs_checks(K):
+    case = make_case("mild", T=100, K=K, V=64, dtype=torch.bfloat16, device="cuda")
     leaves = [case.inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "g", "initial")]
     library.opcheck(ops.chunk_forward, (*leaves, None, 0.125, True, ops.KEEP_STATES, None))
 
 
 @pytest.mark.parametrize("T", [1024, 8192, 65536])
-def test_the_error_does_not_grow_with_the_sequence(T):
-    case = make_case("mild", T=T, H=1, K=64, V=64, dtype=torch.bfloat16, initial=False, device="cuda")
+@pytest.mark.parametrize("K", [64, 128])
+def test_the_error_does_not_grow_with_the_sequence(K, T):
+    case = make_case("mild", T=T, H=1, K=K, V=64, dtype=torch.bfloat16, initial=False, device="cuda")
     assert_close(run(chunk_gla, case.inputs, case.grads), case, BF16_BOUND)
 
 
-def test_one_sequence_with_resets_does_not_touch_the_others():
-    case = make_case("mild", B=2, T=256, K=64, V=64, dtype=torch.bfloat16, device="cuda")
+@pytest.mark.parametrize("K", [64, 128])
+def test_one_sequence_with_resets_does_not_touch_the_others(K):
+    case = make_case("mild", B=2, T=256, K=K, V=64, dtype=torch.bfloat16, device="cuda")
     before = run(chunk_gla, case.inputs, case.grads)
     case.inputs["g"][0, 100, 0] = -float("inf")
     after = run(chunk_gla, case.inputs, case.grads)

@@ -42,6 +42,13 @@ def test_two_programs_of_the_hopper_kernels_fit_a_multiprocessor():
             assert kernel["registers"] * 128 <= 65536 // 2
 
 
+@pytest.mark.parametrize(("K", "V"), [(128, 256), (256, 512), (80, 112), (512, 320)])
+def test_the_kernels_for_wide_heads_fit_a_hopper_gpu_and_do_not_spill_much(K, V):
+    found = compile_all("--arch", "90", "--family", "hopper", "--key-dim", str(K), "--value-dim", str(V))
+    assert all(kernel["shared_bytes"] <= SHARED[90] for kernel in found)
+    assert max(kernel["stack_bytes"] for kernel in found if not kernel["exact"]) <= 64
+
+
 @pytest.mark.parametrize(
     ("K", "V", "dtype", "chunk"),
     [

@@ -1,0 +1,208 @@
+"""The launches for wide heads end to end, with every Gluon kernel played by a few lines of float64.
+
+What the kernels compute is for tests/gpu; here it is what they are launched over, in which order, and which buffers
+they hand on, in every mode. A player does what the kernel's docstring says, to the arguments that it is given.
+"""
+
+import pytest
+import torch
+from gla_kernels import naive_recurrent_gla, wide
+from gla_kernels.call import Call, Gradients, Inputs
+from gla_kernels.launch import hopper_plan
+
+C = 64
+LOG2E = 1.4426950408889634
+
+
+class Player:
+    """Plays the launches of one call."""
+
+    def __init__(self, call, lengths):
+        self.call, self.lengths = call, lengths
+        self.begins = [sum(lengths[:n]) for n in range(len(lengths))]
+
+    def launch(self, kernel, tile, programs, arguments, switches):
+        a = dict(zip(kernel.arg_names, arguments, strict=False)) | switches
+        if kernel.__name__ == "scan_pieces":
+            named = {key: value for key, value in switches.items() if key in kernel.arg_names}
+            shape = {"K": self.call.K, "V": self.call.V, "GATED": self.call.gated, "VARLEN": self.call.varlen}
+            kernel[programs](*arguments, **named, **shape)
+            return
+        blocks_k, blocks_v = -(-self.call.K // tile.block_k), -(-self.call.V // tile.block_v)
+        per_place = {"wide_gradients": blocks_k, "wide_readout": 1}.get(kernel.__name__, blocks_k * blocks_v)
+        play = getattr(self, kernel.__name__)
+        for number in range(programs[0] // (self.call.H * per_place)):
+            play(a, number)
+
+    def piece(self, slot, rows):
+        """The sequence of a piece and its number there; as `wide_tiles.find_piece`."""
+        if not self.call.varlen:
+            return divmod(slot, -(-self.call.T // rows))
+        firsts = [begin // rows + n for n, begin in enumerate(self.begins)]
+        n = max(n for n, first in enumerate(firsts) if first <= slot)
+        return n, slot - firsts[n]
+
+    def first_slot(self, n):
+        return self.begins[n] // C + n if self.call.varlen else n * -(-self.call.T // C)
+
+    def rows(self, x, n, chunk):
+        """x's rows of a chunk, [rows, H, D]."""
+        row, begin = (0, self.begins[n]) if self.call.varlen else (n, 0)
+        return x[row, begin + chunk * C : begin + min(self.lengths[n], (chunk + 1) * C)]
+
+    def frame(self, a, n, chunk):
+        """The cumulative gate about the middle [rows, H, K] and the middle [H, K], log2."""
+        if a["g"] is None:
+            return torch.zeros(1, 1, 1), torch.zeros(1, 1)
+        G = (self.rows(a["g"], n, chunk) * LOG2E).cumsum(0)
+        return G - G[-1] / 2, G[-1] / 2
+
+    def chunks(self, a, number):
+        n, i = self.piece(a["base"] + number * a["stride"], a["piece_chunks"] * C)
+        first = i * a["piece_chunks"]
+        return n, range(first, min(first + a["piece_chunks"], -(-self.lengths[n] // C)))
+
+    def chunk(self, a, number):
+        piece, inside = divmod(number, a["piece_chunks"])
+        n, i = self.piece(a["base"] + piece * a["stride"], a["piece_chunks"] * C)
+        chunk = i * a["piece_chunks"] + inside
+        return n, chunk, chunk * C < self.lengths[n]
+
+    def start(self, a, number):
+        state = a["initial"][number] if a["HAS_INITIAL"] else torch.zeros(self.call.H, self.call.K, self.call.V)
+        return state.double()
+
+    def wide_recurrence(self, a, number):
+        n, chunks = self.chunks(a, number)
+        S, decay = self.start(a, number), 0
+        for chunk in reversed(chunks) if a["REVERSE"] else chunks:
+            G, r = self.frame(a, n, chunk)
+            S = S * r.exp2()[..., None]
+            slot = number * a["piece_chunks"] + chunk - chunks[0] if a["SCRATCH"] else self.first_slot(n) + chunk
+            if a["STORE_STATES"]:
+                a["states"][slot] = S
+            x = self.rows(a["x"], n, chunk)
+            x = x * a["scale"] * G.exp2() if a["REVERSE"] else x * (-G).exp2()
+            S = (S + torch.einsum("thk,thv->hkv", x, self.rows(a["y"], n, chunk))) * r.exp2()[..., None]
+            decay = decay + 2 * r
+        if a["STORE_END"]:
+            a["end"][number] = S
+        if a["STORE_DECAYS"]:
+            a["decays"][number] = decay
+
+    def wide_forward(self, a, number):
+        n, chunks = self.chunks(a, number)
+        S = self.start(a, number)
+        for chunk in chunks:
+            G, r = self.frame(a, n, chunk)
+            S = S * r.exp2()[..., None]
+            if a["STORE_STATES"]:
+                a["states"][self.first_slot(n) + chunk] = S
+            q, k, v = (self.rows(a[name], n, chunk) for name in "qkv")
+            q, k = q * a["scale"] * G.exp2(), k * (-G).exp2()
+            P = torch.einsum("ihk,jhk->hij", q, k).tril()
+            self.rows(a["o"], n, chunk)[...] = torch.einsum("hij,jhv->ihv", P, v) + torch.einsum("ihk,hkv->ihv", q, S)
+            S = (S + torch.einsum("thk,thv->hkv", k, v)) * r.exp2()[..., None]
+        if a["STORE_FINAL"]:
+            a["final"][number] = S
+
+    def wide_readout(self, a, number):
+        n, chunk, there = self.chunk(a, number)
+        if not there:
+            return
+        G, _ = self.frame(a, n, chunk)
+        G = -G if a["REVERSE"] else G
+        x, y, z = (self.rows(a[name], n, chunk) for name in "xyz")
+        x, y = x * G.exp2(), y * (-G).exp2() * a["scale"]
+        S = a["states"][number] * (1 if a["REVERSE"] else a["scale"])
+        P = torch.einsum("ihk,jhk->hij", x, y)
+        P = P.triu() if a["REVERSE"] else P.tril()
+        out = torch.einsum("hij,jhv->ihv", P, z) + torch.einsum("ihk,hkv->ihv", x, S)
+        self.rows(a["out"], n, chunk)[...] = out
+
+    def wide_gradients(self, a, number):
+        n, chunk, there = self.chunk(a, number)
+        if not there:
+            return
+        G, _ = self.frame(a, n, chunk)
+        q, k, v, do = (self.rows(a[name], n, chunk) for name in ("q", "k", "v", "do"))
+        q, k = q * a["scale"] * G.exp2(), k * (-G).exp2()
+        S, dS = a["states"][number], a["dstates"][number]
+        dA = torch.einsum("ihv,jhv->hij", do, v).tril()
+        dq = torch.einsum("hij,jhk->ihk", dA, k) + torch.einsum("ihv,hkv->ihk", do, S)
+        dk = torch.einsum("hij,ihk->jhk", dA, q) + torch.einsum("jhv,hkv->jhk", v, dS)
+        self.rows(a["dq"].squeeze(3), n, chunk)[...] = dq * a["scale"] * G.exp2()
+        self.rows(a["dk"].squeeze(3), n, chunk)[...] = dk * (-G).exp2()
+        if self.call.K <= 128:
+            P = torch.einsum("ihk,jhk->hij", q, k).tril()
+            dv = torch.einsum("hij,ihv->jhv", P, do) + torch.einsum("jhk,hkv->jhv", k, dS)
+            self.rows(a["dv"], n, chunk)[...] = dv
+        if a["dg"] is not None:
+            start = (S * (dS + torch.einsum("ihk,ihv->hkv", q, do))).sum(-1)
+            balance = k * dk - q * dq
+            self.rows(a["dg"].squeeze(3), n, chunk)[...] = start + balance.cumsum(0) - balance
+
+
+def truth(leaves, initial, lengths, varlen, scale, do, dfinal):
+    """o, the final states and all gradients of the float64 recurrence, sequence by sequence if they are packed."""
+    outputs, finals = [], []
+    for n, length in enumerate(lengths):
+        rows = slice(sum(lengths[:n]), sum(lengths[: n + 1])) if varlen else slice(None)
+        batch = slice(None) if varlen else slice(n, n + 1)
+        if length == 0:
+            finals.append(initial[n : n + 1])
+            continue
+        q, k, v, *g = (x[batch, rows] for x in leaves)
+        start = initial[n : n + 1]
+        o, final = naive_recurrent_gla(
+            q, k, v, g[0] if g else None, scale=scale, initial_state=start, output_final_state=True
+        )
+        outputs.append(o)
+        finals.append(final)
+    o, final = torch.cat(outputs, 1 if varlen else 0), torch.cat(finals)
+    return o, final, *torch.autograd.grad([o, final], [*leaves, initial], [do, dfinal])
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("multiprocessors", [1, 12, 132], ids="{} multiprocessors".format)
+@pytest.mark.parametrize("lengths", [(700, 700), (150, 0, 1, 450, 64), (64,)], ids=str)
+@pytest.mark.parametrize("K", [80, 144])
+def test_the_launches_give_the_recurrence(K, lengths, multiprocessors, gated, materialize, monkeypatch):
+    """Few multiprocessors: sequences stay whole. Many: they are cut in pieces that run side by side."""
+    monkeypatch.setattr(wide, "MULTIPROCESSORS", multiprocessors)
+    torch.manual_seed(0)
+    varlen = len(set(lengths)) > 1
+    B, T, H, V, N = (
+        (1, sum(lengths), 2, 32, len(lengths)) if varlen else (len(lengths), lengths[0], 2, 32, len(lengths))
+    )
+    q, k = (torch.randn(B, T, H, K).double() for _ in range(2))
+    v, do = (torch.randn(B, T, H, V).double() for _ in range(2))
+    g = -torch.rand(B, T, H, K).double() / 8 if gated else None
+    initial, dfinal = (torch.randn(N, H, K, V) for _ in range(2))
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32) if varlen else None
+    call = Call(B, T, H, K, V, N, varlen, gated, K**-0.5, torch.bfloat16, hopper_plan(K, V, torch.bfloat16))
+    player = Player(call, lengths)
+    monkeypatch.setattr(Call, "launch", lambda self, *launch: player.launch(*launch))
+
+    inputs = Inputs(q, k, v, g, cu)
+    flags = torch.zeros(N, H, dtype=torch.int32)
+    o, final = torch.full_like(v, float("nan")), torch.full_like(initial, float("nan"))
+    kept = torch.full(call.kept_shape(materialize), float("nan"), dtype=torch.float64 if materialize else torch.float32)
+    wide.run_forward(
+        call, inputs, flags, o=o, initial=initial, final=final,
+        states=kept if materialize else None, checkpoints=None if materialize else kept,
+    )  # fmt: skip
+    dinitial = torch.full_like(initial, float("nan"))
+    gradients = Gradients.empty(call, inputs)
+    wide.run_backward(
+        call, inputs, do, kept, flags, flags, gradients, dfinal=dfinal, dinitial=dinitial, materialized=materialize
+    )
+    found = [o, final, *(x for x in gradients.summed(inputs) if x is not None), dinitial]
+
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, g) if x is not None]
+    start = initial.double().requires_grad_()
+    expected = truth(leaves, start, lengths, varlen, call.scale, do, dfinal.double())
+    names = ("o", "final", "dq", "dk", "dv", *(["dg"] if gated else []), "dinitial")
+    for name, x, y in zip(names, found, expected, strict=True):
+        assert (x.double() - y).norm() <= 1e-6 * y.norm(), name

@@ -1,0 +1,104 @@
+"""How the kernels for wide heads cut time: every chunk is done once, by whatever pieces and runs of them."""
+
+from bisect import bisect_right
+from itertools import pairwise
+
+import pytest
+import torch
+from gla_kernels import wide
+from gla_kernels.call import Call
+from gla_kernels.launch import hopper_plan
+from gla_kernels.wide_recurrence import scan_pieces
+
+C = 64
+LENGTHS = [[300, 1, 64, 500], [0, 16], [65, 0, 0, 130, 0], [4096], [64, 64, 64]]
+
+
+def make_call(sequences, T, H=2, K=128, V=256, varlen=False):
+    B = 1 if varlen else sequences
+    return Call(B, T, H, K, V, sequences, varlen, True, 1.0, torch.bfloat16, hopper_plan(K, V, torch.bfloat16))
+
+
+def first_slots(call, lengths, rows):
+    """Where the pieces of `rows` tokens of each sequence begin, as the kernels reckon."""
+    begins = [0]
+    for length in lengths:
+        begins.append(begins[-1] + length)
+    if call.varlen:
+        return [begin // rows + n for n, begin in enumerate(begins[:-1])]
+    return [n * -(-call.T // rows) for n in range(len(lengths))]
+
+
+def chunks_of(call, lengths, run):
+    """The chunks (sequence, number) that a recurrence does when it is launched over a run, in order."""
+    firsts = first_slots(call, lengths, run.chunks * C)
+    for piece in range(run.count):
+        slot = run.base + piece * run.stride
+        n = bisect_right(firsts, slot) - 1
+        begin = (slot - firsts[n]) * run.chunks
+        for chunk in range(begin, min(begin + run.chunks, -(-lengths[n] // C))):
+            yield n, chunk
+
+
+def all_chunks(lengths):
+    return [(n, chunk) for n, length in enumerate(lengths) for chunk in range(-(-length // C))]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("H", [1, 64])
+def test_every_chunk_of_packed_sequences_is_done_once(lengths, H):
+    call = make_call(len(lengths), sum(lengths), H=H, varlen=True)
+    for run in (wide.whole(call), wide.choose_pieces(call), wide.cut(call, call.every)):
+        assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
+    done = [chunk for run in wide._groups(call) for chunk in chunks_of(call, lengths, run)]
+    assert sorted(done) == all_chunks(lengths)
+
+
+@pytest.mark.parametrize(("sequences", "T"), [(1, 1), (1, 32768), (3, 4097), (40, 64)])
+@pytest.mark.parametrize("H", [1, 64])
+def test_every_chunk_of_a_batch_is_done_once(sequences, T, H):
+    call, lengths = make_call(sequences, T, H=H), [T] * sequences
+    for run in (wide.whole(call), wide.choose_pieces(call), wide.cut(call, call.every)):
+        assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
+    for runs in (wide._groups(call), wide._slices(call)):
+        assert sorted(chunk for run in runs for chunk in chunks_of(call, lengths, run)) == all_chunks(lengths)
+
+
+def test_a_slice_is_the_same_piece_of_every_sequence_and_slices_go_forward():
+    call = make_call(3, 4097)
+    slices = [list(chunks_of(call, [4097] * 3, run)) for run in wide._slices(call)]
+    assert all({n for n, _ in chunks} == {0, 1, 2} for chunks in slices)
+    assert all(max(a)[1] < min(b, key=lambda chunk: chunk[1])[1] for a, b in pairwise(slices))
+
+
+def test_few_heads_are_cut_and_many_are_not():
+    assert wide.choose_pieces(make_call(1, 32768, H=4)).count == 16
+    assert wide.choose_pieces(make_call(32, 2048, H=4)) == wide.whole(make_call(32, 2048, H=4))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("lengths", [[300, 0, 65], None], ids=str)
+def test_the_scan_gives_the_state_at_every_border(lengths, gated, reverse):
+    generator = torch.Generator().manual_seed(0)
+    rows, H, K, V = 64, 2, 4, 6
+    each = lengths or [200, 200]
+    call = make_call(len(each), sum(each) if lengths else 200, H=H, K=K, V=V, varlen=lengths is not None)
+    cu = torch.tensor([0, *torch.tensor(each).cumsum(0)], dtype=torch.int32) if lengths else None
+    firsts = first_slots(call, each, rows)
+    pieces = call.T // rows + len(each) if lengths else firsts[-1] + -(-call.T // rows)
+    local = torch.randn(pieces, H, K, V, generator=generator)
+    decays = -torch.rand(pieces, H, K, generator=generator)
+    initial = torch.randn(len(each), H, K, V, generator=generator)
+    borders, final = torch.full_like(local, float("nan")), torch.full_like(initial, float("nan"))
+    scan_pieces[(len(each) * H, 1)](
+        local, decays, initial, borders, final, cu, call.T, H, rows, K=K, V=V, BLOCK=32, GATED=gated,
+        VARLEN=lengths is not None, REVERSE=reverse, HAS_INITIAL=True, STORE_FINAL=True,
+    )  # fmt: skip
+    for n, length in enumerate(each):
+        state = initial[n]
+        order = range(firsts[n], firsts[n] - (-length // rows))
+        for slot in reversed(order) if reverse else order:
+            torch.testing.assert_close(borders[slot], state)
+            state = state * (decays[slot].exp2()[..., None] if gated else 1.0) + local[slot]
+        torch.testing.assert_close(final[n], state)
