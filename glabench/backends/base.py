@@ -96,6 +96,10 @@ class Backend(ABC):
         """A rough figure of what the implementation takes beyond inputs, output and gradients."""
         return 0
 
+    def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:  # noqa: ARG002
+        """How the implementation launches the cell (kernels, tile sizes), in a line, where it can tell."""
+        return None
+
     @abstractmethod
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         """A call without arguments that computes the op's output, [B, T, H, V] (`mamba1`: [B, D, T]), from `inputs`.

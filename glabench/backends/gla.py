@@ -54,6 +54,11 @@ class _Ours(Backend):
         function = chunk_gla if self.definition().gated else chunk_linear_attn
         return _output_of(function, inputs, materialize=bool(cell.materialize), chunk_size=cell.chunk)
 
+    def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:
+        from gla_kernels.chunk import launch_of
+
+        return launch_of(inputs["q"], inputs["v"], inputs.get("g"), bool(cell.materialize), cell.chunk)
+
 
 def _operand_bytes(cell: Cell) -> int:
     return 2 if cell.dtype == "bf16" else 4

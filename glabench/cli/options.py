@@ -74,6 +74,9 @@ class SweepOptions:
     cell_timeout: Annotated[
         float, _between("--cell-timeout", 0.1, 1e5, "Seconds a whole cell may take, with starting and compiling.")
     ] = _DEFAULT.cell_timeout_s
+    autotune: Annotated[
+        bool, typer.Option("--autotune", help="Our kernels choose their launch by timing, once a shape; kept on disk.")
+    ] = False
     plugin: Annotated[list[str] | None, typer.Option(help="A Python file with more backends.")] = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No messages and no table, errors only.")] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more, with the tracebacks of failed cells.")] = (
@@ -88,7 +91,9 @@ class SweepOptions:
     def settings(self, device: str) -> Settings:
         """How cells are measured on a device: a CPU's samples rarely settle, so it gets less time."""
         limit = self.time_limit or (_DEFAULT.time_limit_s if device == "cuda" else 1.0)
-        return Settings(precision=self.precision, time_limit_s=limit, cell_timeout_s=self.cell_timeout)
+        return Settings(
+            precision=self.precision, time_limit_s=limit, cell_timeout_s=self.cell_timeout, autotune=self.autotune
+        )
 
 
 def with_sweep_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -94,7 +94,8 @@ class CellMeter:
         record = Record(self._run_id, cell, "ok", started_at=started_at, copy_gbps=copy_gbps)
         workload = self._backend.prepare(cell)
         first = _first_call(self._backend, workload, cell.pass_, self._timer)
-        record = replace(record, first_call_s=first.seconds)
+        launch = self._backend.launch(workload.inputs, cell)
+        record = replace(record, first_call_s=first.seconds, launch=launch)
         if first.output_error is None:
             return replace(record, status="inaccurate", reason=f"{first.nonfinite} holds NaN or Inf")
         accuracy = self._accuracy(cell)

@@ -12,7 +12,8 @@ class Settings:
     Before it, the call runs for `warm_up_s`, and it goes on for `least_time_s`, so that a short call is not judged
     while the clocks still rise.
 
-    `cell_timeout_s` bounds a whole cell, compiling included; the runner enforces it from outside.
+    `cell_timeout_s` bounds a whole cell, compiling included; the runner enforces it from outside. `autotune` lets our
+    kernels choose their launch plan by timing.
     """
 
     precision: float = 0.01
@@ -22,6 +23,7 @@ class Settings:
     least_time_s: float = 0.2
     warm_up_s: float = 0.1
     cell_timeout_s: float = 300.0
+    autotune: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the worker."""

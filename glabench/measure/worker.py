@@ -84,9 +84,12 @@ class _Cells:
 def main(arguments: Sequence[str]) -> None:
     """Serves requests until stdin ends."""
     _end_with_parent()
-    name, run_id, settings, *plugins = arguments
+    name, run_id, settings_json, *plugins = arguments
+    settings = Settings.from_json(json.loads(settings_json))
+    if settings.autotune:
+        os.environ["GLA_AUTOTUNE"] = "1"
     with _private_stdout() as channel:
-        cells = _Cells(load_registry(plugins)[name], run_id, Settings.from_json(json.loads(settings)))
+        cells = _Cells(load_registry(plugins)[name], run_id, settings)
         for line in sys.stdin:
             record = cells.record(Cell.from_json(json.loads(line)))
             print(record.to_line(), file=channel, flush=True)

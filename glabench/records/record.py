@@ -21,7 +21,8 @@ class Record:
     earlier cells of the worker and caches on disk have not done them already. `peak_*_mib` is what the pass takes
     above its inputs; `saved_mib` what is held between forward and backward, output included. `rel_error` is per
     tensor, against `accuracy_reference`; its `o_at_size` is of the output at the cell's own size. `gbps` is what a
-    perfect pass would move over the time it took, and `copy_gbps` what a large copy moved in the same worker.
+    perfect pass would move over the time it took, and `copy_gbps` what a large copy moved in the same worker. `launch`
+    is what the backend says of its kernels.
     """
 
     run_id: str
@@ -47,6 +48,7 @@ class Record:
     throttle: str | None = None
     rel_error: Mapping[str, float] | None = None
     accuracy_reference: str | None = None
+    launch: str | None = None
     started_at: str | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import triton.language as tl
 from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.forward import gla_forward_kernel
-from gla_kernels.launch import EXACT_ROWS, LaunchPlan, Operands, Tile, exact_tile, operands, plan
+from gla_kernels.launch import EXACT_ROWS, LaunchPlan, Operands, Tile, exact_tile, operands, parse_plan, plan
 
 _TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -117,14 +117,14 @@ def named(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
 
 def make_call(
     q: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None, scale: float,
-    chunk_size: int | None,
+    chunk_size: int | None, plan_of_choice: str | None,
 ) -> Call:  # fmt: skip
-    """The call for these tensors, whose values are not looked at."""
+    """The call for these tensors, whose values are not looked at; by the table's plan if none is given."""
     B, T, H, K = q.shape
     V = v.shape[-1]
     sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     K, V = int(K), int(V)  # in a trace with symbolic shapes: these are fixed
-    choice = plan(K, V, q.dtype, chunk_size, q.device)
+    choice = parse_plan(plan_of_choice) if plan_of_choice else plan(K, V, q.dtype, chunk_size, q.device)
     return Call(B, T, H, K, V, sequences, cu_seqlens is not None, g is not None, scale, q.dtype, choice)
 
 

@@ -1,10 +1,17 @@
 """Chunkwise GLA and linear attention on Triton kernels, with gradients: the package's main face."""
 
+import os
+from typing import TYPE_CHECKING
+
 import torch
 
 from gla_kernels.checks import check_inputs, check_values
+from gla_kernels.launch import plan, plan_text
 from gla_kernels.limits import MAX_KEY_DIM_FLOAT32
 from gla_kernels.ops import KEEP_CHECKPOINTS, KEEP_NOTHING, KEEP_STATES, chunk_forward
+
+if TYPE_CHECKING:
+    from gla_kernels.autotune import CallKind
 
 
 def _autocast(x: torch.Tensor) -> torch.Tensor:
@@ -25,6 +32,7 @@ def _chunk(
     materialize: bool,
     chunk_size: int | None,
     check: bool,
+    autotune: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     q, k, v = _autocast(q), _autocast(k), _autocast(v)
     check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size)
@@ -38,13 +46,67 @@ def _chunk(
     keep = KEEP_NOTHING
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         keep = KEEP_STATES if materialize else KEEP_CHECKPOINTS
+    g = None if g is None else g.float()
+    initial_state = None if initial_state is None else initial_state.contiguous()
+    cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
+    tuned = None
+    if (autotune or autotuning()) and chunk_size is None and not torch.compiler.is_compiling():
+        tuned = _tuned(q, k, v, g, cu_seqlens, keep, materialize)
     o, final, _, _ = chunk_forward(
-        q, k, v, None if g is None else g.float(),
-        None if initial_state is None else initial_state.contiguous(),
-        None if cu_seqlens is None else cu_seqlens.contiguous(),
-        scale, output_final_state, keep, chunk_size,
+        q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep, chunk_size, tuned
     )  # fmt: skip
     return o, final if output_final_state else None
+
+
+def autotuning() -> bool:
+    """Whether GLA_AUTOTUNE=1 asks for it where the call does not say."""
+    return os.environ.get("GLA_AUTOTUNE") == "1"
+
+
+def _kind(
+    q: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None, keep: int,
+    materialize: bool,
+) -> "CallKind":  # fmt: skip
+    from gla_kernels.autotune import CallKind
+
+    B, T, H, K = q.shape
+    sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return CallKind(K, v.shape[-1], q.dtype, g is not None, T, sequences * H, materialize, keep != KEEP_NOTHING)
+
+
+def _tuned(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None,
+    keep: int, materialize: bool,
+) -> str | None:  # fmt: skip
+    """The tuned plan for such a call: the one on disk, or the fastest of those that are timed now."""
+    from gla_kernels.autotune import kept_plan, tuned_plan
+
+    kind = _kind(q, v, g, cu_seqlens, keep, materialize)
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        return kept_plan(kind, q.device)  # nothing can be timed inside of a capture
+    leaves = [None if x is None else x.detach().requires_grad_(kind.backward) for x in (q, k, v, g)]
+    do = torch.ones_like(v)
+
+    def run(text: str) -> None:
+        with torch.set_grad_enabled(kind.backward):
+            o, *_ = chunk_forward(*leaves, None, cu_seqlens, 1.0, False, keep, None, text)
+        if kind.backward:
+            torch.autograd.grad(o, [x for x in leaves if x is not None], do)
+
+    return tuned_plan(kind, q.device, run)
+
+
+def launch_of(
+    q: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, materialize: bool, chunk_size: int | None
+) -> str:
+    """The launch plan, as a line, of a call with a gradient on these tensors and without packed sequences."""
+    if autotuning() and chunk_size is None:
+        from gla_kernels.autotune import kept_plan
+
+        kept = kept_plan(_kind(q, v, g, None, KEEP_STATES, materialize), q.device)
+        if kept is not None:
+            return kept
+    return plan_text(plan(q.shape[-1], v.shape[-1], q.dtype, chunk_size, q.device))
 
 
 def _in_pieces(
@@ -67,7 +129,7 @@ def _in_pieces(
         state = None if initial_state is None else initial_state[:, :, cols]
         part, final = _chunk(
             q[..., cols], k[..., cols], v, gates, scale, state, output_final_state, cu_seqlens, materialize,
-            chunk_size, False,
+            chunk_size, False, False,
         )  # fmt: skip
         o = o + part
         finals.append(final)
@@ -87,6 +149,7 @@ def chunk_gla(
     materialize: bool = True,
     chunk_size: int | None = None,
     check: bool = False,
+    autotune: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Gated linear attention: `S_t = diag(exp g_t) S_{t-1} + k_t^T v_t`, `o_t = scale * q_t S_t`.
 
@@ -107,6 +170,9 @@ def chunk_gla(
             more work); the gradients are the same up to float32 rounding.
         chunk_size: rows of a chunk, 16, 32, 64 or 128, as far as shared memory allows; chosen by shape if None.
         check: also check the values of g and cu_seqlens, which waits for the GPU.
+        autotune: at the first call of a kind, time the launch plans that there are, take the fastest and keep it on
+            disk (`autotune.plans_path`); the environment's GLA_AUTOTUNE=1 asks for the same. It takes a minute or so,
+            and nothing where chunk_size is given or torch.compile traces. Off, a table chooses.
 
     Returns:
         o, [B, T, H, V] in v's dtype, and the final states, [N, H, K, V] float32, or None.
@@ -122,7 +188,7 @@ def chunk_gla(
     if g is None:
         raise ValueError("g: got None; it needs a gate of q's shape (without a gate: chunk_linear_attn)")
     return _chunk(
-        q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, materialize, chunk_size, check
+        q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, materialize, chunk_size, check, autotune
     )  # fmt: skip
 
 
@@ -138,8 +204,9 @@ def chunk_linear_attn(
     materialize: bool = True,
     chunk_size: int | None = None,
     check: bool = False,
+    autotune: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Linear attention without a gate: `S_t = S_{t-1} + k_t^T v_t`, `o_t = scale * q_t S_t`; see `chunk_gla`."""
     return _chunk(
-        q, k, v, None, scale, initial_state, output_final_state, cu_seqlens, materialize, chunk_size, check
+        q, k, v, None, scale, initial_state, output_final_state, cu_seqlens, materialize, chunk_size, check, autotune
     )  # fmt: skip

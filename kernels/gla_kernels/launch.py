@@ -1,5 +1,6 @@
 """Launch choices: one table, keyed by what decides registers and shared memory, with what is behind each row."""
 
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -31,6 +32,24 @@ class LaunchPlan:
     chunk_size: int
     forward: Tile
     backward: Tile
+
+
+def plan_text(plan: LaunchPlan) -> str:
+    """The plan in a line, as operators take it and records show it."""
+    tiles = (f"{t.block_k}x{t.block_v} {t.warps} warps {t.stages} stages" for t in (plan.forward, plan.backward))
+    return f"{plan.family} C={plan.chunk_size}: " + " / ".join(tiles)
+
+
+@cache
+def parse_plan(text: str) -> LaunchPlan:
+    """The way back of `plan_text`. Raises ValueError."""
+    tile = r"(\d+)x(\d+) (\d+) warps (\d+) stages"
+    found = re.fullmatch(rf"(triton|hopper|wide) C=(\d+): {tile} / {tile}", text)
+    if found is None:
+        raise ValueError(f"plan: got {text!r}; it needs the form of {plan_text(HOPPER)!r}")
+    family, chunk_size, *numbers = found.groups()
+    sizes = [int(number) for number in numbers]
+    return LaunchPlan(family, int(chunk_size), Tile(*sizes[:4]), Tile(*sizes[4:]))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -80,7 +99,7 @@ def operands(dtype: torch.dtype) -> Operands:
 @cache
 def exact_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
     """The exact kernels' tile: the plain ones' columns, without a pipeline (it spills less)."""
-    return replace(_triton_plan(K, V, dtype, None).backward, warps=8, stages=1)
+    return replace(triton_plan(K, V, dtype, None).backward, warps=8, stages=1)
 
 
 def plan(
@@ -89,7 +108,7 @@ def plan(
     """The launch plan for head dims K and V (at most 512) and inputs of `dtype`; `chunk_size` overrides the table's."""
     on_hopper = device is not None and device.type == "cuda" and hopper_device(device.index)
     special = hopper_plan(K, V, dtype, chunk_size) if on_hopper else None
-    return special or _triton_plan(K, V, dtype, chunk_size)
+    return special or triton_plan(K, V, dtype, chunk_size)
 
 
 @cache
@@ -106,7 +125,7 @@ def hopper_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None = Non
 
 
 @cache
-def _triton_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None) -> LaunchPlan:
+def triton_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None) -> LaunchPlan:
     """The plain-Triton kernels' row.
 
     C=16 came out first in forward + backward at K <= 64 with states kept (H200, bfloat16, Triton 3.6), in ms: C=16

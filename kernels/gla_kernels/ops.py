@@ -1,7 +1,8 @@
 """The kernels as PyTorch operators, with fake implementations and autograd.
 
 `gla_kernels::chunk_forward` gives what the user gets (o, the final state) and what `gla_kernels::chunk_backward`
-needs (the kept states, the flags). An output that was not asked for is an empty tensor.
+needs (the kept states, the flags). An output that was not asked for is an empty tensor. `plan` is a launch plan's
+text; without one the table has it.
 """
 
 from typing import Any
@@ -39,9 +40,10 @@ def _chunk_forward(
     output_final_state: bool,
     keep: int,
     chunk_size: int | None,
+    plan: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """o, the final states or nothing, what is kept or nothing, and the flags."""
-    call = make_call(q, v, g, cu_seqlens, scale, chunk_size)
+    call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     o, final, kept, flags = _forward_outputs(call, q, v, output_final_state, keep)
     outputs: dict[str, Any] = {
         "o": o,
@@ -78,8 +80,9 @@ def _forward_outputs(
 def _fake_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial_state: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None, scale: float, output_final_state: bool, keep: int, chunk_size: int | None,
+    plan: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    call = make_call(q, v, g, cu_seqlens, scale, chunk_size)
+    call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     return _forward_outputs(call, q, v, output_final_state, keep)
 
 
@@ -97,9 +100,10 @@ def _chunk_backward(
     has_initial: bool,
     keep: int,
     chunk_size: int | None,
+    plan: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk, dv, dg or nothing, and the gradient of the initial states or nothing."""
-    call = make_call(q, v, g, cu_seqlens, scale, chunk_size)
+    call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
     do = readable(call, do)
     gradients = Gradients.empty(call, inputs)
@@ -147,8 +151,9 @@ def _fake_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None,
     do: torch.Tensor, dfinal: torch.Tensor | None, kept: torch.Tensor, flags: torch.Tensor, scale: float,
     has_initial: bool, keep: int, chunk_size: int | None,
+    plan: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    call = make_call(q, v, g, cu_seqlens, scale, chunk_size)
+    call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     return (
         q.new_empty(q.shape),
         k.new_empty(k.shape),
@@ -159,26 +164,26 @@ def _fake_backward(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    q, k, v, g, initial_state, cu_seqlens, scale, _, keep, chunk_size = inputs
+    q, k, v, g, initial_state, cu_seqlens, scale, _, keep, chunk_size, plan = inputs
     _, _, kept, flags = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(kept, flags)
     ctx.save_for_backward(q, k, v, g, cu_seqlens, kept, flags)
-    ctx.settings = scale, initial_state is not None, keep, chunk_size
+    ctx.settings = scale, initial_state is not None, keep, chunk_size, plan
 
 
 def _backward(
     ctx: Any, do: torch.Tensor | None, dfinal: torch.Tensor | None, *_: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
     q, k, v, g, cu_seqlens, kept, flags = ctx.saved_tensors
-    scale, has_initial, keep, chunk_size = ctx.settings
+    scale, has_initial, keep, chunk_size, plan = ctx.settings
     do = torch.zeros_like(v) if do is None else do
     dfinal = None if dfinal is None else dfinal.contiguous()
     dq, dk, dv, dg, dinitial = chunk_backward(
-        q, k, v, g, cu_seqlens, do, dfinal, kept, flags, scale, has_initial, keep, chunk_size
+        q, k, v, g, cu_seqlens, do, dfinal, kept, flags, scale, has_initial, keep, chunk_size, plan
     )
     return (
-        dq, dk, dv, None if g is None else dg, dinitial if has_initial else None, None, None, None, None, None,
+        dq, dk, dv, None if g is None else dg, dinitial if has_initial else None, None, None, None, None, None, None,
     )  # fmt: skip
 
 
@@ -190,11 +195,12 @@ def _refuse(ctx: Any, *grads: torch.Tensor | None) -> None:
 _LIBRARY = library.Library("gla_kernels", "DEF")
 _LIBRARY.define(
     "chunk_forward(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? initial_state, Tensor? cu_seqlens, float scale,"
-    " bool output_final_state, int keep, int? chunk_size) -> (Tensor, Tensor, Tensor, Tensor)"
+    " bool output_final_state, int keep, int? chunk_size, str? plan) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _LIBRARY.define(
     "chunk_backward(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? cu_seqlens, Tensor do, Tensor? dfinal,"
-    " Tensor kept, Tensor flags, float scale, bool has_initial, int keep, int? chunk_size)"
+    " Tensor kept, Tensor flags, float scale, bool has_initial, int keep, int? chunk_size,"
+    " str? plan)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 for _device in ("CPU", "CUDA"):  # on a CPU: Triton's interpreter

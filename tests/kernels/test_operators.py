@@ -21,7 +21,7 @@ def test_the_forward_operator_passes_torchs_checks(keep, packed):
     case = make_case("mild", K=16, V=16, lengths=lengths) if packed else make_case("mild", T=33, K=16, V=16)
     cu_seqlens = cumulative(lengths) if packed else None
     initial = case.inputs["initial"].clone().requires_grad_()
-    arguments = (*leaves_of(case), initial, cu_seqlens, 0.25, True, keep, None)
+    arguments = (*leaves_of(case), initial, cu_seqlens, 0.25, True, keep, None, None)
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
     if packed:  # between packed sequences a few slots of what is kept are never written: nothing to compare
         checks.pop()
@@ -32,9 +32,9 @@ def test_the_backward_operator_passes_torchs_checks():
     case = make_case("mild", T=33, K=16, V=16)
     q, k, v, g = (case.inputs[name] for name in NAMES)
     initial = case.inputs["initial"]
-    _, _, kept, flags = ops.chunk_forward(q, k, v, g, initial, None, 0.25, True, ops.KEEP_STATES, None)
+    _, _, kept, flags = ops.chunk_forward(q, k, v, g, initial, None, 0.25, True, ops.KEEP_STATES, None, None)
     do, dfinal = case.grads["o"], case.grads["final"]
-    arguments = (q, k, v, g, None, do, dfinal, kept, flags, 0.25, True, ops.KEEP_STATES, None)
+    arguments = (q, k, v, g, None, do, dfinal, kept, flags, 0.25, True, ops.KEEP_STATES, None, None)
     library.opcheck(ops.chunk_backward, arguments)
 
 
@@ -74,5 +74,5 @@ def test_autocast_takes_q_k_and_v_in_its_type_and_leaves_gate_and_state():
 def test_nothing_is_kept_when_no_gradient_is_wanted():
     case = make_case("mild", T=40, K=16, V=16)
     q, k, v, g = (case.inputs[name] for name in NAMES)
-    kept = ops.chunk_forward(q, k, v, g, None, None, 0.25, False, ops.KEEP_NOTHING, None)[2]
+    kept = ops.chunk_forward(q, k, v, g, None, None, 0.25, False, ops.KEEP_NOTHING, None, None)[2]
     assert kept.numel() == 0

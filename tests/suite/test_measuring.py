@@ -165,6 +165,15 @@ def test_a_cell_is_measured_with_all_samples_kept(pass_):
     assert record.peak_allocated_mib is None  # a CPU has no such figure
 
 
+def test_the_launch_that_a_backend_tells_is_recorded():
+    class Telling(fake_backends.Good):
+        def launch(self, inputs, cell):
+            return f"C=16, T={inputs['q'].shape[1]}"
+
+    assert CellMeter(Telling(), QUICK, FakeTimer(constant()), "run").measure(CELL).launch == f"C=16, T={CELL.seqlen}"
+    assert CellMeter(fake_backends.Good(), QUICK, FakeTimer(constant()), "run").measure(CELL).launch is None
+
+
 def test_a_fault_that_only_large_sizes_show_is_caught():
     class Misplacing(fake_backends.Good):
         def bind(self, inputs, cell):

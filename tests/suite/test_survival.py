@@ -48,6 +48,12 @@ def test_a_hanging_cell_is_given_up_with_its_children(glabench):
     assert "glabench-fake-child" not in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout
 
 
+@pytest.mark.parametrize(("flag", "launch"), [([], None), (["--autotune"], "tuned")], ids=str)
+def test_autotune_is_passed_to_the_worker_and_what_was_launched_comes_back(glabench, flag, launch):
+    _, stdout, _ = glabench(*SPEED, "--backend", "fake-good", *flag, "--json", "-")
+    assert {record["launch"] for record in json.loads(stdout)} == {launch}
+
+
 def test_an_unsupported_cell_is_a_record_and_no_failure(glabench):
     code, stdout, _ = glabench(*SPEED, "--backend", "fake-picky", "--json", "-")
     assert statuses(stdout) == [(16, "ok"), (32, "unsupported"), (48, "ok")]

@@ -1,0 +1,118 @@
+"""Choosing a launch plan by timing, for those who ask for it. What was chosen is kept on disk.
+
+The file is a JSON object, one entry a kind of call: the plan that came out first, and the time of each that was tried.
+It is `plans.json` in the folder that GLA_KERNELS_CACHE names, or else in `gla_kernels` of the user's cache folder.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from gla_kernels.launch import LaunchPlan, operands, plan, plan_text, triton_plan
+from gla_kernels.limits import fitting_chunks
+
+
+@dataclass(frozen=True)
+class CallKind:
+    """What a tuned plan holds for. T and the number of sequences times heads count by their next power of two."""
+
+    K: int
+    V: int
+    dtype: torch.dtype
+    gated: bool
+    T: int
+    programs: int
+    materialize: bool
+    backward: bool
+
+    def key(self, device: torch.device) -> str:
+        """The entry's name in the file; with the GPU and Triton's version, without which times mean nothing."""
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        rounded = [1 << (number - 1).bit_length() for number in (self.T, self.programs)]
+        return ", ".join(
+            [
+                where,
+                f"triton {triton.__version__}",
+                str(self.dtype).removeprefix("torch."),
+                f"K={self.K} V={self.V}",
+                "gate" if self.gated else "no gate",
+                f"T<={rounded[0]} sequences*heads<={rounded[1]}",
+                "states kept" if self.materialize else "states recomputed",
+                "forward + backward" if self.backward else "forward",
+            ]
+        )
+
+
+def plans_path() -> Path:
+    """Where plans are kept."""
+    own = os.environ.get("GLA_KERNELS_CACHE")
+    if own:
+        return Path(own) / "plans.json"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gla_kernels" / "plans.json"
+
+
+def candidates(K: int, V: int, dtype: torch.dtype, device: torch.device) -> tuple[LaunchPlan, ...]:
+    """The table's plan first, then plain-Triton ones of every chunk size that fits, with 4 and 8 warps."""
+    found = [plan(K, V, dtype, None, device)]
+    for chunk in fitting_chunks(K, operands(dtype).dtype.itemsize):
+        row = triton_plan(K, V, dtype, chunk)
+        for warps in (4, 8):
+            found.append(replace(row, backward=replace(row.backward, warps=warps)))
+    return tuple(dict.fromkeys(found))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The kept plans; none if there is no file, or something else in it."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _write(path: Path, key: str, entry: Mapping[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_read(path) | {key: entry}, indent=1, sort_keys=True)
+    # Whole or not at all: another process may read it.
+    beside = path.with_suffix(f".{os.getpid()}")
+    beside.write_text(text + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def median_ms(run: Callable[[], object]) -> float:
+    """The median time of a call, by `triton.testing`, milliseconds."""
+    return float(triton.testing.do_bench(run, warmup=10, rep=50, return_mode="median"))
+
+
+def kept_plan(kind: CallKind, device: torch.device) -> str | None:
+    """The plan on disk for such a call, or None."""
+    entry = _read(plans_path()).get(kind.key(device))
+    found = entry.get("plan") if isinstance(entry, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def tuned_plan(kind: CallKind, device: torch.device, run: Callable[[str], object]) -> str:
+    """The plan on disk for such a call, or else the fastest of the candidates, which is then kept.
+
+    `run` runs the call with a plan. A plan that cannot run here is passed over.
+    """
+    found = kept_plan(kind, device)
+    if found is not None:
+        return found
+    times: dict[str, float] = {}
+    for choice in candidates(kind.K, kind.V, kind.dtype, device):
+        text = plan_text(choice)
+        try:
+            run(text)
+            times[text] = median_ms(lambda text=text: run(text))  # type: ignore[misc]
+        except triton.runtime.errors.OutOfResources:
+            continue
+    best = min(times, key=times.__getitem__)
+    _write(plans_path(), kind.key(device), {"plan": best, "ms": times})
+    return best

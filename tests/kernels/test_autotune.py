@@ -1,0 +1,115 @@
+"""Choosing a launch plan by timing: what is tried, what is kept, when nothing is."""
+
+import json
+
+import pytest
+import torch
+import triton
+from gla_cases import assert_close, make_case, run
+from gla_kernels import autotune, chunk_gla
+from gla_kernels.chunk import launch_of
+from gla_kernels.launch import HOPPER, hopper_plan, parse_plan, plan, plan_text
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def times(monkeypatch, tmp_path):
+    """Makes up times, the last candidate's being the shortest, and counts how many were asked for."""
+    monkeypatch.setenv("GLA_KERNELS_CACHE", str(tmp_path / "cache"))
+    asked = []
+
+    def median_ms(call):
+        call()
+        asked.append(1.0 / (1 + len(asked)))
+        return asked[-1]
+
+    monkeypatch.setattr(autotune, "median_ms", median_ms)
+    return asked
+
+
+def kept():
+    return json.loads(autotune.plans_path().read_text())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("K", "V"), [(16, 16), (64, 64), (128, 256), (512, 512)])
+def test_every_plan_survives_being_written_as_a_line(K, V, dtype):
+    choices = [*autotune.candidates(K, V, dtype, CPU), HOPPER, hopper_plan(128, 256, torch.bfloat16)]
+    assert [parse_plan(plan_text(choice)) for choice in choices] == choices
+
+
+@pytest.mark.parametrize("text", ["", "triton", "cuda C=16: 64x64 4 warps 2 stages / 64x64 4 warps 2 stages"])
+def test_what_is_no_plan_is_refused(text):
+    with pytest.raises(ValueError, match="plan: got"):
+        parse_plan(text)
+
+
+def test_the_tables_plan_is_the_first_candidate_and_none_comes_twice():
+    choices = autotune.candidates(64, 64, torch.bfloat16, CPU)
+    assert choices[0] == plan(64, 64, torch.bfloat16)
+    assert len(set(choices)) == len(choices) > 4
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+def test_the_fastest_plan_is_taken_kept_and_not_timed_again(times, materialize):
+    case = make_case("mild", T=40, K=16, V=16)
+    found = run(chunk_gla, case.inputs, case.grads, autotune=True, materialize=materialize)
+    assert_close(found, case, 5e-6)
+    (entry,) = kept().values()
+    tried = len(times)
+    assert tried == len(entry["ms"]) > 4
+    assert entry["ms"][entry["plan"]] == min(entry["ms"].values())
+    run(chunk_gla, case.inputs, case.grads, autotune=True, materialize=materialize)
+    assert len(times) == tried
+
+
+def test_the_environment_asks_as_well_and_the_plan_is_told(times, monkeypatch):
+    case = make_case("mild", T=40, K=16, V=16)
+    q, v, g = (case.inputs[name] for name in "qvg")
+    usual = launch_of(q, v, g, True, None)
+    run(chunk_gla, case.inputs, case.grads)
+    assert not times
+    monkeypatch.setenv("GLA_AUTOTUNE", "1")
+    run(chunk_gla, case.inputs, case.grads)
+    assert times
+    (entry,) = kept().values()
+    assert launch_of(q, v, g, True, None) == entry["plan"] != usual
+    assert launch_of(q, v, g, True, 32).startswith("triton C=32")
+
+
+def test_kinds_of_calls_are_kept_apart_and_lengths_by_their_power_of_two(times):
+    for T, backward in ((33, True), (60, True), (65, True), (33, False)):
+        case = make_case("mild", T=T, K=16, V=16)
+        with torch.set_grad_enabled(backward):
+            chunk_gla(*(case.inputs[name].requires_grad_() for name in ("q", "k", "v", "g")), autotune=True)
+    assert len(kept()) == 3
+
+
+def test_a_chunk_size_of_the_callers_own_is_not_tuned(times):
+    case = make_case("mild", T=40, K=16, V=16)
+    run(chunk_gla, case.inputs, case.grads, chunk_size=16, autotune=True)
+    assert not times
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"some call": 3}'])
+def test_a_file_that_holds_something_else_is_written_anew(times, text):
+    autotune.plans_path().parent.mkdir(parents=True)
+    autotune.plans_path().write_text(text)
+    case = make_case("mild", T=40, K=16, V=16)
+    run(chunk_gla, case.inputs, case.grads, autotune=True)
+    assert any(isinstance(entry, dict) and "plan" in entry for entry in kept().values())
+
+
+def test_a_plan_that_does_not_fit_the_gpu_is_passed_over(times):
+    first, second, *_ = (plan_text(choice) for choice in autotune.candidates(64, 64, torch.bfloat16, CPU))
+
+    def does_not_fit(text):
+        if text == first:
+            raise triton.runtime.errors.OutOfResources(300_000, 232_448, "shared memory")
+
+    kind = autotune.CallKind(64, 64, torch.bfloat16, True, 64, 4, True, True)
+    autotune.tuned_plan(kind, CPU, does_not_fit)
+    (entry,) = kept().values()
+    assert first not in entry["ms"]
+    assert second in entry["ms"]
