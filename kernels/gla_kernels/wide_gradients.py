@@ -35,7 +35,7 @@ from gla_kernels.wide_tiles import (
     WARPS,
     centred_gates,
     cumulative_tile,
-    find_piece,
+    find_chunk,
     gate_halves,
     raise_where_not_finite,
     zeros,
@@ -87,17 +87,12 @@ def wide_gradients(
     k0 = pid % blocks_k * BK
     h = pid // blocks_k % H
     chunk_slot = pid // blocks_k // H
-    piece = base + chunk_slot // piece_chunks * stride
-    n, i, b, begin, length = find_piece(cu, piece, N, T, piece_chunks * C, VARLEN)
-    first = (i * piece_chunks + chunk_slot % piece_chunks) * C
-    rows_left = length - first
+    n, b, t, rows_left = find_chunk(cu, chunk_slot, base, stride, piece_chunks, N, T, C, VARLEN)
     if rows_left <= 0:
         return
     if GATED:
         if gl.load(flags + n * H + h) != 0:
             return
-    t = (begin + first).to(gl.int64)
-    b = b.to(gl.int64) if not VARLEN else 0
     q += b * q_b + t * q_t + h * q_h + k0
     k += b * k_b + t * k_t + h * k_h + k0
     v += b * v_b + t * v_t + h * v_h

@@ -26,7 +26,7 @@ from gla_kernels.wide_tiles import (
     WARPS,
     centred_gates,
     cumulative_tile,
-    find_piece,
+    find_chunk,
     gate_halves,
     raise_where_not_finite,
     zeros,
@@ -71,17 +71,12 @@ def wide_readout(
     pid = gl.program_id(0)
     h = pid % H
     chunk_slot = pid // H
-    piece = base + chunk_slot // piece_chunks * stride
-    n, i, b, begin, length = find_piece(cu, piece, N, T, piece_chunks * C, VARLEN)
-    first = (i * piece_chunks + chunk_slot % piece_chunks) * C
-    rows_left = length - first
+    n, b, t, rows_left = find_chunk(cu, chunk_slot, base, stride, piece_chunks, N, T, C, VARLEN)
     if rows_left <= 0:
         return
     if GATED:
         if gl.load(flags + n * H + h) != 0:
             return
-    t = (begin + first).to(gl.int64)
-    b = b.to(gl.int64) if not VARLEN else 0
     x += b * x_b + t * x_t + h * x_h
     y += b * y_b + t * y_t + h * y_h
     z += b * z_b + t * z_t + h * z_h

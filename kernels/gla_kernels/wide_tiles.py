@@ -46,6 +46,17 @@ def find_piece(cu, slot, N, T, rows, VARLEN: gl.constexpr):
 
 
 @gluon.jit
+def find_chunk(
+    cu, chunk_slot, base, stride, piece_chunks, N, T, C: gl.constexpr, VARLEN: gl.constexpr
+):  # fmt: skip
+    """Of the chunk in slot `chunk_slot` of some pieces: sequence, batch row and first token (64 bits), rows left."""
+    piece = base + chunk_slot // piece_chunks * stride
+    n, i, b, begin, length = find_piece(cu, piece, N, T, piece_chunks * C, VARLEN)
+    first = (i * piece_chunks + chunk_slot % piece_chunks) * C
+    return n, b.to(gl.int64) if not VARLEN else 0, (begin + first).to(gl.int64), length - first
+
+
+@gluon.jit
 def constant_tile(values, C: gl.constexpr):
     """A shared operand [C, C] that holds `values`."""
     return gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C), values.to(gl.bfloat16))
