@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from gla_kernels.hopper_tiles import (
     LOG2E,
+    SPAN_LIMIT,
     accumulator,
     add_product,
     chunk_total,
@@ -36,9 +37,6 @@ from gla_kernels.hopper_tiles import (
     thread_barrier,
     triangle,
 )
-
-# log2; half of it is the largest exponent of a scaled operand, far from bfloat16's and float32's 127.
-SPAN_LIMIT = gl.constexpr(120.0)
 
 
 @gluon.jit(do_not_specialize=["T", "H", "first", "count", "every"])

@@ -18,6 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 # Triton 3.7 renamed it.
 thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 LOG2E = gl.constexpr(1.4426950408889634)
+# A chunk's gates may span so much in the plain form (log2); half of it is the largest exponent of a scaled operand, far
+# from bfloat16's and float32's 127.
+SPAN_LIMIT = gl.constexpr(120.0)
 # Rows of the constant that sums a chunk's gates: as few as shared memory has room for, two products a part.
 ONES_ROWS = gl.constexpr(32)
 

@@ -17,8 +17,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
 from gla_kernels import tiles
-from gla_kernels.hopper_forward import SPAN_LIMIT
 from gla_kernels.hopper_tiles import (
+    SPAN_LIMIT,
     accumulator,
     add_product,
     copy_layout,
