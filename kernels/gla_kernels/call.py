@@ -132,12 +132,13 @@ def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
     """x as the call's kernels can read it: the last dimension in one piece, the others at any strides.
 
     The Gluon kernels also need rows of aligned pieces of 16 bytes, and know it only of strides that 16 divides.
-    q, k and v cut from one projection are so. What is not is copied.
+    q, k and v cut from one projection are so. What is not is copied, also where it is contiguous already: from an
+    address that is not aligned, or with a stride of 1 for a single head.
     """
     fits = x.stride(-1) == 1
     if call.plan.family != "triton":
         fits = fits and all(stride % 16 == 0 for stride in x.stride()[:3]) and x.data_ptr() % 16 == 0
-    return x if fits else x.contiguous()
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)

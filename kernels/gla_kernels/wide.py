@@ -257,7 +257,7 @@ def run_forward(
             state = after
         return
     run = choose_pieces(call) if checkpoints is None else cut(call, call.every)
-    if _is_whole(call, run):
+    if checkpoints is None and _is_whole(call, run):
         _outputs(call, inputs, flags, run, o, initial, final, states)
         return
     borders = call.new_states(inputs.q, run.count) if checkpoints is None else checkpoints
@@ -297,7 +297,7 @@ def run_backward(
     after = dfinal
     run = choose_pieces(call) if materialized else cut(call, call.every)
     carries = not materialized and _carries(call)
-    if not carries and not _is_whole(call, run):
+    if not carries and not (materialized and _is_whole(call, run)):
         after = call.new_states(inputs.q, run.count)
         _borders(call, inputs, reverse, run, after, dfinal, dinitial)
     if materialized:

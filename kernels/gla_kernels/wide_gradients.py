@@ -189,7 +189,9 @@ def wide_gradients(
             bdv = warpgroup_mma_wait(3, deps=[bdv])
             put(dv, gl.convert_layout(bdv.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
             dv += BV
-        dA, bdq, bdk = warpgroup_mma_wait(0, deps=[dA, bdq, bdk])
+        # The tiles are named too: with one block of V they have no later reader, and without it the compiler may give
+        # their memory to the conversion of dv while the products still read them.
+        dA, bdq, bdk, _, _, _, _ = warpgroup_mma_wait(0, deps=[dA, bdq, bdk, S_tile, dS_tile, v_tile, do_tile])
     async_copy.wait_group(0)
     dA_tile.store(gl.where(triangle(C, True, True, WARPS), dA, 0.0).to(gl.bfloat16))
     fence_async_shared()

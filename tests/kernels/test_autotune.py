@@ -9,6 +9,7 @@ from gla_cases import assert_close, make_case, run
 from gla_kernels import autotune, chunk_gla
 from gla_kernels.chunk import launch_of
 from gla_kernels.launch import HOPPER, hopper_plan, parse_plan, plan, plan_text
+from torch.utils.checkpoint import checkpoint
 
 CPU = torch.device("cpu")
 
@@ -76,6 +77,15 @@ def test_the_environment_asks_as_well_and_the_plan_is_told(times, monkeypatch):
     (entry,) = kept().values()
     assert launch_of(q, v, g, True, None) == entry["plan"] != usual
     assert launch_of(q, v, g, True, 32).startswith("triton C=32")
+
+
+def test_tuning_inside_of_a_checkpoint_does_not_disturb_it(times):
+    case = make_case("mild", T=40, K=16, V=16)
+    leaves = [case.inputs[name].requires_grad_() for name in ("q", "k", "v", "g")]
+    for _ in range(2):
+        o = checkpoint(lambda *x: chunk_gla(*x, autotune=True)[0] * 2, *leaves, use_reentrant=False)
+        torch.autograd.grad(o.sum(), leaves)
+    assert times
 
 
 def test_kinds_of_calls_are_kept_apart_and_lengths_by_their_power_of_two(times):

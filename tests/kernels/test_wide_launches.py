@@ -166,7 +166,7 @@ def truth(leaves, initial, lengths, varlen, scale, do, dfinal):
 @pytest.mark.parametrize("materialize", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("multiprocessors", [1, 12, 132], ids="{} multiprocessors".format)
-@pytest.mark.parametrize("lengths", [(700, 700), (150, 0, 1, 450, 64), (64,)], ids=str)
+@pytest.mark.parametrize("lengths", [(700, 700), (150, 0, 1, 450, 64), (100, 50), (64,)], ids=str)
 @pytest.mark.parametrize("K", [80, 144])
 def test_the_launches_give_the_recurrence(K, lengths, multiprocessors, gated, materialize, monkeypatch):
     """Few multiprocessors: sequences stay whole. Many: they are cut in pieces that run side by side."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from gla_kernels import wide
-from gla_kernels.call import Call
+from gla_kernels.call import Call, readable
 from gla_kernels.launch import hopper_plan
 from gla_kernels.wide_recurrence import scan_pieces
 
@@ -102,3 +102,14 @@ def test_the_scan_gives_the_state_at_every_border(lengths, gated, reverse):
             torch.testing.assert_close(borders[slot], state)
             state = state * (decays[slot].exp2()[..., None] if gated else 1.0) + local[slot]
         torch.testing.assert_close(final[n], state)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.randn(2 * 64 * 128 + 8).bfloat16()[1 : 1 + 2 * 64 * 128].view(2, 64, 1, 128),
+    lambda: torch.randn(2, 64, 128).bfloat16()[..., None].transpose(-1, -2),
+], ids=["an address that is not aligned", "a stride of 1 for a single head"])  # fmt: skip
+def test_what_copies_of_16_bytes_cannot_read_is_copied_although_contiguous(make):
+    x = readable(make_call(2, 64), make())
+    assert x.data_ptr() % 16 == 0
+    assert all(stride % 16 == 0 for stride in x.stride()[:3])
+    assert x.shape == (2, 64, 1, 128)
