@@ -7,6 +7,7 @@ It is `plans.json` in the folder that GLA_KERNELS_CACHE names, or else in `gla_k
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,9 @@ def tuned_plan(kind: CallKind, device: torch.device, run: Callable[[str], object
         try:
             run(text)
             times[text] = median_ms(lambda text=text: run(text))  # type: ignore[misc]
-        except triton.runtime.errors.OutOfResources:
+        except (triton.runtime.errors.OutOfResources, torch.cuda.OutOfMemoryError):
             continue
     best = min(times, key=times.__getitem__)
-    _write(plans_path(), kind.key(device), {"plan": best, "ms": times})
+    with suppress(OSError):  # a folder that cannot be written to costs the next process its own tuning
+        _write(plans_path(), kind.key(device), {"plan": best, "ms": times})
     return best

@@ -96,9 +96,14 @@ def _tuned(
 
     if q.is_cuda:
         torch.cuda.synchronize(q.device)
+
+    def tune() -> str:
+        with torch.cuda.device_of(q):
+            return tuned_plan(kind, q.device, run)
+
     # In a thread of its own, where hooks that checkpointing has set for this one do not see what timing saves.
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(tuned_plan, kind, q.device, run).result()
+        return pool.submit(tune).result()
 
 
 def launch_of(

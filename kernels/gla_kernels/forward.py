@@ -79,7 +79,9 @@ def gla_forward_kernel(
     if STORE_STATES:
         slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
         states += (slot.to(tl.int64) * H + h) * K * V
-    checkpoint = first_slot(n, begin, length, every * C, VARLEN) + first // every
+    # Of a packed sequence that ends before `first`, the last one: it is read, if only to be thrown away.
+    last_checkpoint = tl.maximum((length + every * C - 1) // (every * C) - 1, 0)
+    checkpoint = first_slot(n, begin, length, every * C, VARLEN) + tl.minimum(first // every, last_checkpoint)
     kcols = tl.arange(0, BK)
     vcols = iv * BV + tl.arange(0, BV)
     steps = tl.arange(0, C)

@@ -97,7 +97,9 @@ def gla_forward_hopper(
     if STORE_STATES:
         slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
         states += (slot.to(gl.int64) * H + h) * K * V
-    checkpoint = first_slot(n, begin, length, every * C, VARLEN) + first // every
+    # Of a packed sequence that ends before `first`, the last one: it is read, if only to be thrown away.
+    last_checkpoint = gl.maximum((length + every * C - 1) // (every * C) - 1, 0)
+    checkpoint = first_slot(n, begin, length, every * C, VARLEN) + gl.minimum(first // every, last_checkpoint)
 
     # Two programs share a multiprocessor. Without gates there is room for loads two chunks ahead, and a third
     # program would only leave the last round of programs short.

@@ -74,7 +74,7 @@ def wide_readout(
     n, b, t, rows_left = find_chunk(cu, chunk_slot, base, stride, piece_chunks, N, T, C, VARLEN)
     if rows_left <= 0:
         return
-    if GATED:
+    if GATED and REVERSE:  # forward, this launch may raise the flag itself: warps must not differ about it
         if gl.load(flags + n * H + h) != 0:
             return
     x += b * x_b + t * x_t + h * x_h
