@@ -91,21 +91,27 @@ def median_ms(run: Callable[[], object]) -> float:
     return float(triton.testing.do_bench(run, warmup=10, rep=50, return_mode="median"))
 
 
+# What this process has used: a call then neither reads the disk again nor changes its plan when another process writes.
+_CHOSEN: dict[tuple[Path, CallKind, torch.device], str] = {}
+
+
 def kept_plan(kind: CallKind, device: torch.device) -> str | None:
-    """The plan on disk for such a call, or None."""
-    entry = _read(plans_path()).get(kind.key(device))
-    found = entry.get("plan") if isinstance(entry, dict) else None
-    return found if isinstance(found, str) else None
+    """The plan that this process uses for such a call, or else the one on disk, or None."""
+    place = (plans_path(), kind, device)
+    if place not in _CHOSEN:
+        entry = _read(place[0]).get(kind.key(device))
+        found = entry.get("plan") if isinstance(entry, dict) else None
+        if not isinstance(found, str):
+            return None
+        _CHOSEN[place] = found
+    return _CHOSEN[place]
 
 
 def tuned_plan(kind: CallKind, device: torch.device, run: Callable[[str], object]) -> str:
-    """The plan on disk for such a call, or else the fastest of the candidates, which is then kept.
+    """The fastest of the candidates for such a call, which is then kept.
 
     `run` runs the call with a plan. A plan that cannot run here is passed over.
     """
-    found = kept_plan(kind, device)
-    if found is not None:
-        return found
     times: dict[str, float] = {}
     for choice in candidates(kind.K, kind.V, kind.dtype, device):
         text = plan_text(choice)
@@ -115,6 +121,7 @@ def tuned_plan(kind: CallKind, device: torch.device, run: Callable[[str], object
         except (triton.runtime.errors.OutOfResources, torch.cuda.OutOfMemoryError):
             continue
     best = min(times, key=times.__getitem__)
+    _CHOSEN[plans_path(), kind, device] = best
     with suppress(OSError):  # a folder that cannot be written to costs the next process its own tuning
         _write(plans_path(), kind.key(device), {"plan": best, "ms": times})
     return best

@@ -83,8 +83,9 @@ def _tuned(
     from gla_kernels.autotune import kept_plan, tuned_plan
 
     kind = _kind(q, v, g, cu_seqlens, keep, materialize)
-    if q.is_cuda and torch.cuda.is_current_stream_capturing():
-        return kept_plan(kind, q.device)  # nothing can be timed inside of a capture
+    kept = kept_plan(kind, q.device)
+    if kept is not None or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return kept  # nothing can be timed inside of a capture
     leaves = [None if x is None else x.detach().requires_grad_(kind.backward) for x in (q, k, v, g)]
     do = torch.ones_like(v)
 
