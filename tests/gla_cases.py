@@ -69,9 +69,7 @@ def truth(
     """The float64 recurrence on the same inputs, one by one for packed sequences of the given lengths."""
     wide = {name: None if x is None else x.double() for name, x in inputs.items()}
 
-    def reference(q, k, v, g=None, initial_state=None, output_final_state=True):
-        if lengths is None:
-            return naive_recurrent_gla(q, k, v, g, initial_state=initial_state, output_final_state=output_final_state)
+    def packed(q, k, v, g=None, initial_state=None, output_final_state=True):
         outputs, finals, begin = [], [], 0
         for n, length in enumerate(lengths):
             state = None if initial_state is None else initial_state[n : n + 1]
@@ -86,7 +84,18 @@ def truth(
             finals.append(final)
         return torch.cat(outputs, 1), torch.cat(finals)
 
-    return run(reference, wide, grads)
+    if lengths is not None:
+        return run(packed, wide, grads)
+    # A row of the batch at a time, because autograd keeps the states of all tokens.
+    rows = [
+        run(
+            naive_recurrent_gla,
+            {name: None if x is None else x[b : b + 1] for name, x in wide.items()},
+            {name: x[b : b + 1] for name, x in grads.items()},
+        )
+        for b in range(len(grads["o"]))
+    ]
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
 def make_case(

@@ -23,11 +23,20 @@ from triton.compiler import ASTSource
 
 from gla_kernels.call import Call, backward_kernel, forward_kernel, named
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
-from gla_kernels.launch import LaunchPlan, Tile, exact_tile, hopper_plan, plan, wide_readout_tile
+from gla_kernels.launch import (
+    LaunchPlan,
+    Tile,
+    exact_tile,
+    hopper_plan,
+    plan,
+    wide_readout_tile,
+    wider_recurrence_tile,
+)
 from gla_kernels.limits import CHUNK_SIZES
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 _SCALARS = ("T", "H", "N", "first", "count", "every", "base", "stride", "piece_chunks", "rows")
+_STEPS = ("_b", "_t", "_h", "_p")
 _INPUTS = ("q", "k", "v", "x", "y", "z", "do", "o", "out", "dv")
 
 
@@ -81,7 +90,8 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
     steps |= {"SCRATCH": False, "STORE_DECAYS": call.gated, "CHECK": call.gated}
     for reverse in (False, True):
         way = {"REVERSE": reverse}
-        yield Variant("reverse recurrence" if reverse else "recurrence", False, wide_recurrence, state, steps | way)
+        for tile in dict.fromkeys((state, wider_recurrence_tile(state, call.V))):
+            yield Variant("reverse recurrence" if reverse else "recurrence", False, wide_recurrence, tile, steps | way)
         if state.block_k < call.K:
             name = "reverse readout" if reverse else "readout"
             yield Variant(name, False, wide_readout, wide_readout_tile(call.K), way)
@@ -100,11 +110,7 @@ def compile_kernel(call: Call, variant: Variant, arch: int) -> Any:
     constants = named(kernel, call.constants(variant.tile) | variant.switches | absent)
     signature = {name: _type(call, name, constants) for name in kernel.arg_names}
     places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
-    whole = [
-        name
-        for name, kind in signature.items()
-        if kind.startswith("*") or re.fullmatch(r"(q|k|v|g|do|x|y|z)_[bth]", name)
-    ]
+    whole = [name for name, kind in signature.items() if kind.startswith("*") or name.endswith(_STEPS)]
     aligned = {places[name]: [["tt.divisibility", 16]] for name in whole}
     values = {places[name]: value for name, value in constants.items()}
     source = _source(kernel, signature, values, aligned)
@@ -115,7 +121,7 @@ def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
     """An argument's type as Triton writes it."""
     if name in constants:
         return "constexpr"
-    if name in _SCALARS or name.endswith(("_b", "_t", "_h")):
+    if name in _SCALARS or name.endswith(_STEPS):
         return "i32"
     if name in ("flags", "failed", "raised"):
         return "*i32"

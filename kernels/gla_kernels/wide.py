@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gla_kernels.call import Call, Gradients, Inputs
-from gla_kernels.launch import MULTIPROCESSORS, wide_readout_tile
+from gla_kernels.launch import MULTIPROCESSORS, Tile, wide_readout_tile, wider_recurrence_tile
 
 # Chunks of a piece at least: below, the borders cost more than the programs gain.
 MIN_PIECE_CHUNKS = 4
@@ -44,9 +44,15 @@ class Run:
         return replace(self, chunks=1), call.slots(1)
 
 
-def _programs_a_piece(call: Call) -> int:
-    tile = call.plan.forward
+def _programs_a_piece(call: Call, tile: Tile) -> int:
     return call.H * call.parts(tile) * ((call.K + tile.block_k - 1) // tile.block_k)
+
+
+def recurrence_tile(call: Call, pieces: int) -> Tile:
+    """The wider tile of `wide_recurrence` where programs of it occupy the GPU, else the plan's."""
+    wider = wider_recurrence_tile(call.plan.forward, call.V)
+    occupied = pieces * _programs_a_piece(call, wider) >= MULTIPROCESSORS * 3 // 4
+    return wider if occupied else call.plan.forward
 
 
 def whole(call: Call) -> Run:
@@ -62,9 +68,12 @@ def cut(call: Call, chunks: int) -> Run:
     return Run(0, 1, call.slots(chunks), chunks, False)
 
 
-def choose_pieces(call: Call) -> Run:
-    """Whole sequences, or, where these leave half of the multiprocessors idle, pieces that just occupy all."""
-    wanted = MULTIPROCESSORS // _programs_a_piece(call)
+def choose_pieces(call: Call, tile: Tile | None = None) -> Run:
+    """Whole sequences, or, where these leave half of the multiprocessors idle, pieces that just occupy all.
+
+    By programs of the tile, or, without one, of the plan's.
+    """
+    wanted = MULTIPROCESSORS // _programs_a_piece(call, tile or call.plan.forward)
     if wanted >= 2 * call.sequences:
         # A packed sequence may end in a piece that is nearly empty.
         pieces = wanted - call.sequences if call.varlen else wanted // call.sequences
@@ -72,6 +81,12 @@ def choose_pieces(call: Call) -> Run:
         if chunks < call.chunks:
             return cut(call, chunks)
     return whole(call)
+
+
+def choose_backward_pieces(call: Call) -> Run:
+    """As `choose_pieces`, but what is cut anyway is cut for the wider tile of the recurrence."""
+    run = choose_pieces(call)
+    return run if _is_whole(call, run) else choose_pieces(call, wider_recurrence_tile(call.plan.forward, call.V))
 
 
 def _is_whole(call: Call, run: Run) -> bool:
@@ -92,7 +107,7 @@ def _slices(call: Call) -> Iterator[Run]:
 
 def _groups(call: Call) -> Iterator[Run]:
     """As many pieces of `call.every` chunks as fill the GPU `ROUNDS` times, then the next, ..."""
-    at_once = max(1, ROUNDS * MULTIPROCESSORS // _programs_a_piece(call))
+    at_once = max(1, ROUNDS * MULTIPROCESSORS // _programs_a_piece(call, call.plan.forward))
     pieces = call.slots(call.every)
     for base in range(0, pieces, at_once):
         yield Run(base, 1, min(at_once, pieces - base), call.every, True)
@@ -117,6 +132,11 @@ def _strides(*tensors: torch.Tensor | None) -> tuple[int, ...]:
     return tuple(stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3]))
 
 
+def _steps(*states: torch.Tensor | None) -> tuple[int, ...]:
+    """From one piece's state to the next one's: checkpoints of every sequence are views with a step of their own."""
+    return tuple(0 if x is None else x.stride(0) for x in states)
+
+
 def _recurrence(
     call: Call, inputs: Inputs, way: _Direction, run: Run, *, initial: torch.Tensor | None = None,
     end: torch.Tensor | None = None, decays: torch.Tensor | None = None, states: torch.Tensor | None = None,
@@ -126,7 +146,8 @@ def _recurrence(
 
     arguments = (
         way.x, way.y, inputs.g, initial, end, decays, states, raised, inputs.cu_seqlens, call.scale,
-        *_strides(way.x, way.y, inputs.g), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
+        *_strides(way.x, way.y, inputs.g), *_steps(initial, end),
+        call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
     switches = {
         "REVERSE": way.reverse,
@@ -137,7 +158,8 @@ def _recurrence(
         "SCRATCH": run.scratch,
         "CHECK": call.gated and raised is not None,
     }
-    call.launch(wide_recurrence, call.plan.forward, (run.count * _programs_a_piece(call),), arguments, switches)
+    tile = recurrence_tile(call, run.count)
+    call.launch(wide_recurrence, tile, (run.count * _programs_a_piece(call, tile),), arguments, switches)
 
 
 def _borders(
@@ -203,14 +225,16 @@ def _forward(
 
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, flags, inputs.cu_seqlens, call.scale,
-        *inputs.strides(), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
+        *inputs.strides(), *_steps(initial, final),
+        call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
     switches = {
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,
         "STORE_STATES": states is not None,
     }
-    call.launch(wide_forward, call.plan.forward, (run.count * _programs_a_piece(call),), arguments, switches)
+    tile = call.plan.forward
+    call.launch(wide_forward, tile, (run.count * _programs_a_piece(call, tile),), arguments, switches)
 
 
 def _fused(call: Call) -> bool:
@@ -248,13 +272,11 @@ def run_forward(
 ) -> None:
     """The plain form's o and what else is not None; `checkpoints` are the states before every `call.every` chunks."""
     if checkpoints is not None and _carries(call):
-        state = call.new_states(inputs.q, zero=True) if initial is None else initial
-        after = call.new_states(inputs.q) if final is None else final
         slots = checkpoints.unflatten(0, (call.sequences, -1))
-        for run in _slices(call):
-            slots[:, run.base] = state
-            _outputs(call, inputs, flags, run, o, state, after, None)
-            state = after
+        slots[:, 0] = 0 if initial is None else initial
+        after = [*slots.unbind(1)[1:], call.new_states(inputs.q) if final is None else final]
+        for run, state in zip(_slices(call), after, strict=True):
+            _outputs(call, inputs, flags, run, o, slots[:, run.base], state, None)
         return
     run = choose_pieces(call) if checkpoints is None else cut(call, call.every)
     if checkpoints is None and _is_whole(call, run):
@@ -295,7 +317,7 @@ def run_backward(
         _gradients(call, inputs, do, run, states, dstates, flags, failed, gradients)
 
     after = dfinal
-    run = choose_pieces(call) if materialized else cut(call, call.every)
+    run = choose_backward_pieces(call) if materialized else cut(call, call.every)
     carries = not materialized and _carries(call)
     if not carries and not (materialized and _is_whole(call, run)):
         after = call.new_states(inputs.q, run.count)
@@ -309,7 +331,7 @@ def run_backward(
         before = call.new_states(inputs.q) if dinitial is None else dinitial
         slots = kept.unflatten(0, (call.sequences, -1))
         for run in reversed(list(_slices(call))):
-            _recurrence(call, inputs, forward, run, initial=slots[:, run.base].contiguous(), states=states)
+            _recurrence(call, inputs, forward, run, initial=slots[:, run.base], states=states)
             do_run(run, after, before, states, dstates)
             after = before
         return

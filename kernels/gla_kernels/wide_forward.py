@@ -76,6 +76,8 @@ def wide_forward(
     cu,  # [N + 1] int32 or int64: where packed sequences begin and end
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    initial_p,  # numbers from one piece's state in `initial` to the next one's
+    final_p,  # the same of `final`
     T,
     H,
     N,
@@ -130,7 +132,7 @@ def wide_forward(
         ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
     if HAS_INITIAL:
-        S = load_state(initial + (piece.to(gl.int64) * H + h) * K * V + v0, K, V, state_layout, BK, BV, v0)
+        S = load_state(initial + piece.to(gl.int64) * initial_p + h * K * V + v0, K, V, state_layout, BK, BV, v0)
     else:
         S = zeros(BK, BV, scale)
     leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
@@ -225,7 +227,7 @@ def wide_forward(
     async_copy.wait_group(0)
     S *= leave[:, None]
     if STORE_FINAL:
-        put(final + (piece.to(gl.int64) * H + h) * K * V + v0, S, V, K, V, state_layout, v0)
+        put(final + piece.to(gl.int64) * final_p + h * K * V + v0, S, V, K, V, state_layout, v0)
     if GATED:
         # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
         finite = gl.sum(gl.sum(S * 0.0, axis=1), axis=0) == 0.0

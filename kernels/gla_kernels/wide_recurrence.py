@@ -55,6 +55,8 @@ def wide_recurrence(
     cu,  # [N + 1] int32 or int64: where packed sequences begin and end
     scale,
     x_b, x_t, x_h, y_b, y_t, y_h, g_b, g_t, g_h,
+    initial_p,  # numbers from one piece's state in `initial` to the next one's
+    end_p,  # the same of `end`
     T,
     H,
     N,
@@ -103,7 +105,7 @@ def wide_recurrence(
     y += b * y_b + t * y_t + h * y_h + v0
     if GATED:
         g += b * g_b + t * g_t + h * g_h + k0
-    tile_at = (piece.to(gl.int64) * H + h) * K + k0
+    tile_at = (h * K + k0) * V + v0
     if STORE_STATES:
         chunk_slot = piece * piece_chunks if SCRATCH else first_slot(n, begin, length, C, VARLEN) + first
         chunk_slot += start - first
@@ -112,12 +114,14 @@ def wide_recurrence(
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     y_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
     S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    # A tile of 256 value columns leaves room for the gates of one chunk.
+    g_buffers: gl.constexpr = 2 if BV <= 128 else 1
     if GATED:
-        g_tiles = gl.allocate_shared_memory(gl.float32, [2, C, BK], gate_layout())
+        g_tiles = gl.allocate_shared_memory(gl.float32, [g_buffers, C, BK], gate_layout())
         ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
     if HAS_INITIAL:
-        S = load_state(initial + tile_at * V + v0, K - k0, V, state_layout, BK, BV, v0)
+        S = load_state(initial + piece.to(gl.int64) * initial_p + tile_at, K - k0, V, state_layout, BK, BV, v0)
     else:
         S = zeros(BK, BV, scale)
     leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
@@ -144,7 +148,8 @@ def wide_recurrence(
         fetch(y_tiles.index(later), y, y_t, rows_later, V, copy_v, v0)
         if GATED:
             g += step * g_t
-            fetch(g_tiles.index(later), g, g_t, rows_later, K, copy_g, k0)
+            if g_buffers == 2:
+                fetch(g_tiles.index(later), g, g_t, rows_later, K, copy_g, k0)
         async_copy.commit_group()
 
         x_tile = x_tiles.index(now)
@@ -152,7 +157,7 @@ def wide_recurrence(
         if REVERSE:
             bx *= scale
         if GATED:
-            halves = gate_halves(g_tiles.index(now), C, BK)
+            halves = gate_halves(g_tiles.index(now % g_buffers), C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
             total = start_total_gate(halves, ones, BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
@@ -168,6 +173,9 @@ def wide_recurrence(
             S_tile.store(S.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
+        if GATED and g_buffers == 1:
+            fetch(g_tiles.index(0), g, g_t, rows_later, K, copy_g, k0)
+            async_copy.commit_group()
         S = add_product(x_tile.permute((1, 0)), y_tiles.index(now), S)
         if STORE_STATES:
             put(states, S_tile.load(copy_v), V, K - k0, V, copy_v, v0)
@@ -176,11 +184,11 @@ def wide_recurrence(
     async_copy.wait_group(0)
     S *= leave[:, None]
     if STORE_END:
-        put(end + tile_at * V + v0, S, V, K - k0, V, state_layout, v0)
+        put(end + piece.to(gl.int64) * end_p + tile_at, S, V, K - k0, V, state_layout, v0)
     if STORE_DECAYS:
         if v0 == 0:
             keys = gl.arange(0, BK, key_layout)
-            gl.store(decays + tile_at + keys, decay, keys < K - k0)
+            gl.store(decays + (piece.to(gl.int64) * H + h) * K + k0 + keys, decay, keys < K - k0)
     if CHECK:
         # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
         finite = gl.sum(gl.sum(S * 0.0, axis=1), axis=0) == 0.0

@@ -167,15 +167,14 @@ def truth(leaves, initial, lengths, varlen, scale, do, dfinal):
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("multiprocessors", [1, 12, 132], ids="{} multiprocessors".format)
 @pytest.mark.parametrize("lengths", [(700, 700), (150, 0, 1, 450, 64), (100, 50), (64,)], ids=str)
-@pytest.mark.parametrize("K", [80, 144])
-def test_the_launches_give_the_recurrence(K, lengths, multiprocessors, gated, materialize, monkeypatch):
+@pytest.mark.parametrize(("K", "V"), [(80, 32), (144, 32), (80, 256)])
+def test_the_launches_give_the_recurrence(K, V, lengths, multiprocessors, gated, materialize, monkeypatch):
     """Few multiprocessors: sequences stay whole. Many: they are cut in pieces that run side by side."""
     monkeypatch.setattr(wide, "MULTIPROCESSORS", multiprocessors)
     torch.manual_seed(0)
     varlen = len(set(lengths)) > 1
-    B, T, H, V, N = (
-        (1, sum(lengths), 2, 32, len(lengths)) if varlen else (len(lengths), lengths[0], 2, 32, len(lengths))
-    )
+    H, N = 2, len(lengths)
+    B, T = (1, sum(lengths)) if varlen else (N, lengths[0])
     q, k = (torch.randn(B, T, H, K).double() for _ in range(2))
     v, do = (torch.randn(B, T, H, V).double() for _ in range(2))
     g = -torch.rand(B, T, H, K).double() / 8 if gated else None

@@ -48,7 +48,12 @@ def all_chunks(lengths):
 @pytest.mark.parametrize("H", [1, 64])
 def test_every_chunk_of_packed_sequences_is_done_once(lengths, H):
     call = make_call(len(lengths), sum(lengths), H=H, varlen=True)
-    for run in (wide.whole(call), wide.choose_pieces(call), wide.cut(call, call.every)):
+    for run in (
+        wide.whole(call),
+        wide.choose_pieces(call),
+        wide.choose_backward_pieces(call),
+        wide.cut(call, call.every),
+    ):
         assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
     done = [chunk for run in wide._groups(call) for chunk in chunks_of(call, lengths, run)]
     assert sorted(done) == all_chunks(lengths)
@@ -58,7 +63,12 @@ def test_every_chunk_of_packed_sequences_is_done_once(lengths, H):
 @pytest.mark.parametrize("H", [1, 64])
 def test_every_chunk_of_a_batch_is_done_once(sequences, T, H):
     call, lengths = make_call(sequences, T, H=H), [T] * sequences
-    for run in (wide.whole(call), wide.choose_pieces(call), wide.cut(call, call.every)):
+    for run in (
+        wide.whole(call),
+        wide.choose_pieces(call),
+        wide.choose_backward_pieces(call),
+        wide.cut(call, call.every),
+    ):
         assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
     for runs in (wide._groups(call), wide._slices(call)):
         assert sorted(chunk for run in runs for chunk in chunks_of(call, lengths, run)) == all_chunks(lengths)
@@ -74,6 +84,14 @@ def test_a_slice_is_the_same_piece_of_every_sequence_and_slices_go_forward():
 def test_few_heads_are_cut_and_many_are_not():
     assert wide.choose_pieces(make_call(1, 32768, H=4)).count == 16
     assert wide.choose_pieces(make_call(32, 2048, H=4)) == wide.whole(make_call(32, 2048, H=4))
+
+
+def test_the_recurrence_takes_the_wider_tile_where_its_programs_occupy_the_gpu():
+    few, many = make_call(1, 32768, H=4), make_call(32, 2048, H=4)
+    assert wide.recurrence_tile(many, 32).block_v == 256
+    assert wide.recurrence_tile(few, wide.choose_pieces(few).count).block_v == 128
+    assert wide.recurrence_tile(few, wide.choose_backward_pieces(few).count).block_v == 256
+    assert wide.recurrence_tile(make_call(32, 2048, H=4, V=320), 32).block_v == 128
 
 
 @pytest.mark.parametrize("reverse", [False, True])
