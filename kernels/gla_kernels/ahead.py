@@ -21,6 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from gla_kernels import wide
 from gla_kernels.call import Call, backward_kernel, forward_kernel, named
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.launch import (
@@ -30,7 +31,7 @@ from gla_kernels.launch import (
     hopper_plan,
     plan,
     wide_readout_tile,
-    wider_recurrence_tile,
+    wider_state_tile,
 )
 from gla_kernels.limits import CHUNK_SIZES
 
@@ -80,23 +81,26 @@ def variants(call: Call) -> Iterator[Variant]:
 
 
 def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
-    from gla_kernels.wide_forward import wide_forward
     from gla_kernels.wide_gradients import wide_gradients
     from gla_kernels.wide_readout import wide_readout
     from gla_kernels.wide_recurrence import wide_recurrence
 
-    state = call.plan.forward
+    states = {"": call.plan.forward}
+    if (wider_tile := wider_state_tile(call.plan.forward, call.V)) != call.plan.forward:
+        states["wider "] = wider_tile
+    fused = call.plan.forward.block_k >= call.K
     steps = dict.fromkeys(("HAS_INITIAL", "STORE_END", "STORE_STATES"), True)
     steps |= {"SCRATCH": False, "STORE_DECAYS": call.gated, "CHECK": call.gated}
     for reverse in (False, True):
         way = {"REVERSE": reverse}
-        for tile in dict.fromkeys((state, wider_recurrence_tile(state, call.V))):
-            yield Variant("reverse recurrence" if reverse else "recurrence", False, wide_recurrence, tile, steps | way)
-        if state.block_k < call.K:
+        for wider, tile in states.items():
+            name = f"{wider}reverse recurrence" if reverse else f"{wider}recurrence"
+            yield Variant(name, False, wide_recurrence, tile, steps | way)
+        if not fused:
             name = "reverse readout" if reverse else "readout"
             yield Variant(name, False, wide_readout, wide_readout_tile(call.K), way)
-    if state.block_k >= call.K:
-        yield Variant("forward", False, wide_forward, state, forward)
+    for wider, tile in states.items() if fused else ():
+        yield Variant(f"{wider}forward", False, wide.forward_kernel(tile), tile, forward)
     yield Variant("gradients", False, wide_gradients, call.plan.backward, {})
 
 

@@ -10,11 +10,12 @@ pieces as fill the GPU, after another scan for the gradients at their borders.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from gla_kernels.call import Call, Gradients, Inputs
-from gla_kernels.launch import MULTIPROCESSORS, Tile, wide_readout_tile, wider_recurrence_tile
+from gla_kernels.launch import MULTIPROCESSORS, Tile, wide_readout_tile, wider_state_tile
 
 # Chunks of a piece at least: below, the borders cost more than the programs gain.
 MIN_PIECE_CHUNKS = 4
@@ -48,9 +49,9 @@ def _programs_a_piece(call: Call, tile: Tile) -> int:
     return call.H * call.parts(tile) * ((call.K + tile.block_k - 1) // tile.block_k)
 
 
-def recurrence_tile(call: Call, pieces: int) -> Tile:
-    """The wider tile of `wide_recurrence` where programs of it occupy the GPU, else the plan's."""
-    wider = wider_recurrence_tile(call.plan.forward, call.V)
+def state_tile(call: Call, pieces: int) -> Tile:
+    """The wider tile of the kernels that walk the state where programs of it occupy the GPU, else the plan's."""
+    wider = wider_state_tile(call.plan.forward, call.V)
     occupied = pieces * _programs_a_piece(call, wider) >= MULTIPROCESSORS * 3 // 4
     return wider if occupied else call.plan.forward
 
@@ -68,25 +69,15 @@ def cut(call: Call, chunks: int) -> Run:
     return Run(0, 1, call.slots(chunks), chunks, False)
 
 
-def choose_pieces(call: Call, tile: Tile | None = None) -> Run:
-    """Whole sequences, or, where these leave half of the multiprocessors idle, pieces that just occupy all.
-
-    By programs of the tile, or, without one, of the plan's.
-    """
-    wanted = MULTIPROCESSORS // _programs_a_piece(call, tile or call.plan.forward)
-    if wanted >= 2 * call.sequences:
-        # A packed sequence may end in a piece that is nearly empty.
-        pieces = wanted - call.sequences if call.varlen else wanted // call.sequences
-        chunks = max(-(-call.chunks // pieces), MIN_PIECE_CHUNKS)
-        if chunks < call.chunks:
-            return cut(call, chunks)
-    return whole(call)
-
-
-def choose_backward_pieces(call: Call) -> Run:
-    """As `choose_pieces`, but what is cut anyway is cut for the wider tile of the recurrence."""
-    run = choose_pieces(call)
-    return run if _is_whole(call, run) else choose_pieces(call, wider_recurrence_tile(call.plan.forward, call.V))
+def choose_pieces(call: Call) -> Run:
+    """Whole sequences, or, where these leave half of the multiprocessors idle, pieces that just occupy all."""
+    if 2 * call.sequences * _programs_a_piece(call, call.plan.forward) > MULTIPROCESSORS:
+        return whole(call)
+    wanted = MULTIPROCESSORS // _programs_a_piece(call, wider_state_tile(call.plan.forward, call.V))
+    # A packed sequence may end in a piece that is nearly empty.
+    pieces = wanted - call.sequences if call.varlen else wanted // call.sequences
+    chunks = max(-(-call.chunks // pieces), MIN_PIECE_CHUNKS)
+    return cut(call, chunks) if chunks < call.chunks else whole(call)
 
 
 def _is_whole(call: Call, run: Run) -> bool:
@@ -158,7 +149,7 @@ def _recurrence(
         "SCRATCH": run.scratch,
         "CHECK": call.gated and raised is not None,
     }
-    tile = recurrence_tile(call, run.count)
+    tile = state_tile(call, run.count)
     call.launch(wide_recurrence, tile, (run.count * _programs_a_piece(call, tile),), arguments, switches)
 
 
@@ -217,12 +208,21 @@ def _gradients(
     call.launch(wide_gradients, tile, (chunks * call.H * blocks_k,), arguments, {})
 
 
+def forward_kernel(tile: Tile) -> Any:
+    """The kernel that makes o and the states at once, for K up to 128, by columns of the state that a program holds."""
+    if tile.block_v == 256:
+        from gla_kernels.wide_forward_pair import wide_forward_pair
+
+        return wide_forward_pair
+    from gla_kernels.wide_forward import wide_forward
+
+    return wide_forward
+
+
 def _forward(
     call: Call, inputs: Inputs, flags: torch.Tensor, run: Run, o: torch.Tensor, initial: torch.Tensor | None,
     final: torch.Tensor | None, states: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    from gla_kernels.wide_forward import wide_forward
-
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, flags, inputs.cu_seqlens, call.scale,
         *inputs.strides(), *_steps(initial, final),
@@ -233,8 +233,8 @@ def _forward(
         "STORE_FINAL": final is not None,
         "STORE_STATES": states is not None,
     }
-    tile = call.plan.forward
-    call.launch(wide_forward, tile, (run.count * _programs_a_piece(call, tile),), arguments, switches)
+    tile = state_tile(call, run.count)
+    call.launch(forward_kernel(tile), tile, (run.count * _programs_a_piece(call, tile),), arguments, switches)
 
 
 def _fused(call: Call) -> bool:
@@ -317,7 +317,7 @@ def run_backward(
         _gradients(call, inputs, do, run, states, dstates, flags, failed, gradients)
 
     after = dfinal
-    run = choose_backward_pieces(call) if materialized else cut(call, call.every)
+    run = choose_pieces(call) if materialized else cut(call, call.every)
     carries = not materialized and _carries(call)
     if not carries and not (materialized and _is_whole(call, run)):
         after = call.new_states(inputs.q, run.count)

@@ -46,7 +46,10 @@ def test_two_programs_of_the_hopper_kernels_fit_a_multiprocessor():
 def test_the_kernels_for_wide_heads_fit_a_hopper_gpu_and_do_not_spill_much(K, V):
     found = compile_all("--arch", "90", "--family", "hopper", "--key-dim", str(K), "--value-dim", str(V))
     assert all(kernel["shared_bytes"] <= SHARED[90] for kernel in found)
-    assert max(kernel["stack_bytes"] for kernel in found if not kernel["exact"]) <= 64
+    for kernel in found:
+        if not kernel["exact"]:
+            # A state of 128 x 256 takes half of the registers.
+            assert kernel["stack_bytes"] <= (128 if kernel["kernel"] == "wider forward" else 64)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,8 @@ class Player:
         if a["STORE_FINAL"]:
             a["final"][number] = S
 
+    wide_forward_pair = wide_forward
+
     def wide_readout(self, a, number):
         n, chunk, there = self.chunk(a, number)
         if not there:

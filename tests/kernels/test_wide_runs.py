@@ -51,7 +51,6 @@ def test_every_chunk_of_packed_sequences_is_done_once(lengths, H):
     for run in (
         wide.whole(call),
         wide.choose_pieces(call),
-        wide.choose_backward_pieces(call),
         wide.cut(call, call.every),
     ):
         assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
@@ -66,7 +65,6 @@ def test_every_chunk_of_a_batch_is_done_once(sequences, T, H):
     for run in (
         wide.whole(call),
         wide.choose_pieces(call),
-        wide.choose_backward_pieces(call),
         wide.cut(call, call.every),
     ):
         assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
@@ -82,16 +80,16 @@ def test_a_slice_is_the_same_piece_of_every_sequence_and_slices_go_forward():
 
 
 def test_few_heads_are_cut_and_many_are_not():
-    assert wide.choose_pieces(make_call(1, 32768, H=4)).count == 16
+    assert wide.choose_pieces(make_call(1, 32768, H=4)).count == 32
     assert wide.choose_pieces(make_call(32, 2048, H=4)) == wide.whole(make_call(32, 2048, H=4))
 
 
-def test_the_recurrence_takes_the_wider_tile_where_its_programs_occupy_the_gpu():
+def test_the_wider_tile_is_taken_where_its_programs_occupy_the_gpu():
     few, many = make_call(1, 32768, H=4), make_call(32, 2048, H=4)
-    assert wide.recurrence_tile(many, 32).block_v == 256
-    assert wide.recurrence_tile(few, wide.choose_pieces(few).count).block_v == 128
-    assert wide.recurrence_tile(few, wide.choose_backward_pieces(few).count).block_v == 256
-    assert wide.recurrence_tile(make_call(32, 2048, H=4, V=320), 32).block_v == 128
+    assert wide.state_tile(many, 32).block_v == 256
+    assert wide.state_tile(few, wide.choose_pieces(few).count).block_v == 256
+    assert wide.state_tile(few, 8).block_v == 128
+    assert wide.state_tile(make_call(32, 2048, H=4, V=320), 32).block_v == 128
 
 
 @pytest.mark.parametrize("reverse", [False, True])

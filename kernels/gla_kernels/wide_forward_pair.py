@@ -1,0 +1,232 @@
+"""Forward kernel for wide heads on Hopper, K up to 128 and V a multiple of 256: a program holds 256 value columns.
+
+The equations are those of `wide_forward`. A state of 128 x 256 fills half of the registers of two warpgroups. That
+leaves no room for work on two chunks at a time as in `wide_forward`, but every q, k and g is read and brought into its
+frame once, not twice.
+
+The state is two tensors of 128 columns, which are read out one after the other through one tile of shared memory. So
+little is left of registers that whatever can be computed anew is (`opaque`), and tiles leave in parts: what spills
+goes to L2, as shared memory leaves the L1 cache 28 KiB.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper_tiles import (
+    SPAN_LIMIT,
+    accumulator,
+    add_product,
+    copy_layout,
+    fetch,
+    first_slot,
+    gate_layout,
+    load_state,
+    opaque,
+    operand_layout,
+    product,
+    put,
+    thread_barrier,
+    triangle,
+)
+from gla_kernels.wide_forward import store_frame, store_scaled
+from gla_kernels.wide_tiles import (
+    WARPS,
+    cumulative_tile,
+    find_piece,
+    gate_halves,
+    make_ones_columns,
+    raise_where_not_finite,
+    start_centred_gates,
+    start_total_gate,
+    zeros,
+)
+
+
+@gluon.jit
+def put_tile(
+    ptr, tile, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column
+):  # fmt: skip
+    """`put` of a shared tile, 32 rows at a time: fewer registers."""
+    for part in gl.static_range(tile.shape[0] // 32):
+        rows = tile.slice(part * 32, 32, 0).load(layout)
+        put(ptr + part * 32 * stride, rows, stride, rows_left - part * 32, N, layout, column)
+
+
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
+def wide_forward_pair(
+    q,  # [B, T, H, K] bfloat16, any strides of B, T and H
+    k,  # [B, T, H, K]
+    v,  # [B, T, H, V]
+    g,  # [B, T, H, K] float32, natural log, <= 0
+    o,  # [B, T, H, V], contiguous
+    initial,  # [pieces, H, K, V] float32: the state before each piece to do
+    final,  # [pieces, H, K, V] float32: the state after each
+    states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
+    flags,  # [N, H] int32: set to 1 where the plain form does not hold
+    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    initial_p,  # numbers from one piece's state in `initial` to the next one's
+    final_p,  # the same of `final`
+    T,
+    H,
+    N,
+    base,  # the first piece to do
+    stride,  # from one piece to the next
+    piece_chunks,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
+    HAS_INITIAL: gl.constexpr,
+    STORE_FINAL: gl.constexpr,
+    STORE_STATES: gl.constexpr,
+):  # fmt: skip
+    """A program does one piece and head and BV = 256 value columns."""
+    W: gl.constexpr = BV // 2
+    blocks_v: gl.constexpr = (V + BV - 1) // BV
+    copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
+    copy_v: gl.constexpr = copy_layout(W, 16, WARPS)
+    copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
+    state_layout: gl.constexpr = accumulator(W, BK, WARPS)
+    key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    pid = gl.program_id(0)
+    v0 = pid % blocks_v * BV
+    h = pid // blocks_v % H
+    piece = pid // blocks_v // H
+    n, i, b, begin, length = find_piece(cu, base + piece * stride, N, T, piece_chunks * C, VARLEN)
+    first = i * piece_chunks
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
+    rows_left = length - first * C
+    t = (begin + first * C).to(gl.int64)
+    b = b.to(gl.int64) if not VARLEN else 0
+    q += b * q_b + t * q_t + h * q_h
+    k += b * k_b + t * k_t + h * k_h
+    v += b * v_b + t * v_t + h * v_h + v0
+    if GATED:
+        g += b * g_b + t * g_t + h * g_h
+    o += ((b * T + t) * H + h) * V + v0
+    if STORE_STATES:
+        chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
+        states += (chunk_slot.to(gl.int64) * H + h) * K * V + v0
+
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [4, C, W], operand_layout(C, W))
+    S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, W], operand_layout(BK, W))
+    O_tile = gl.allocate_shared_memory(gl.bfloat16, [C, W], operand_layout(C, W))
+    P_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    if GATED:
+        g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
+        ones = make_ones_columns(C)
+        cumulative = cumulative_tile(C)
+    if HAS_INITIAL:
+        initial += piece.to(gl.int64) * initial_p + h * K * V + v0
+        S = load_state(initial, K, V, state_layout, BK, W, v0)
+        S2 = load_state(initial + W, K, V, state_layout, BK, W, v0 + W)
+    else:
+        S = zeros(BK, W, scale)
+        S2 = zeros(BK, W, scale)
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
+    widest = gl.zeros([BK], gl.float32, key_layout)
+
+    fetch(q_tiles.index(0), q, q_t, rows_left, K, copy_k)
+    fetch(k_tiles.index(0), k, k_t, rows_left, K, copy_k)
+    fetch(v_tiles.index(0), v, v_t, rows_left, V, copy_v, v0)
+    fetch(v_tiles.index(1), v + W, v_t, rows_left, V, copy_v, v0 + W)
+    if GATED:
+        fetch(g_tile, g, g_t, rows_left, K, copy_g)
+    async_copy.commit_group()
+    for j in range(chunks):
+        now = j % 2
+        later = (j + 1) % 2
+        q_tile = q_tiles.index(now)
+        k_tile = k_tiles.index(now)
+        v_tile = v_tiles.index(2 * now)
+        v2_tile = v_tiles.index(2 * now + 1)
+        async_copy.wait_group(0)
+        thread_barrier()
+        # The next chunk's copies run while this one is worked on.
+        step = opaque(C)
+        q += step * q_t
+        k += step * k_t
+        v += step * v_t
+        fetch(q_tiles.index(later), q, q_t, rows_left - C, K, copy_k)
+        fetch(k_tiles.index(later), k, k_t, rows_left - C, K, copy_k)
+        fetch(v_tiles.index(2 * later), v, v_t, rows_left - C, V, copy_v, v0)
+        fetch(v_tiles.index(2 * later + 1), v + W, v_t, rows_left - C, V, copy_v, v0 + W)
+        async_copy.commit_group()
+        if GATED:
+            halves = gate_halves(g_tile, C, BK)
+            G = start_centred_gates(halves, cumulative, C, BK)
+            total = start_total_gate(halves, ones, BK)
+            G, total = warpgroup_mma_wait(0, deps=[G, total])
+            last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+            widest = gl.maximum(widest, -last)
+            half = gl.exp2(last * 0.5)
+            enter = leave * half
+            leave = half
+            S *= enter[:, None]
+            S2 *= enter[:, None]
+            store_frame(q_tile, k_tile, G, scale, C, BK)
+        else:
+            store_scaled(q_tile, scale, C, BK)
+        S_tile.store(S.to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+        if GATED:
+            g += opaque(C) * g_t
+            fetch(g_tile, g, g_t, rows_left - C, K, copy_g)
+            async_copy.commit_group()
+
+        P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
+        # The second half of the last chunk's output has waited for this, so that its way out is not waited for.
+        put_tile(o - C * H * V + W, O_tile, H * V, gl.where(j > 0, rows_left + C, 0), V, copy_v, v0 + W)
+        O = product(q_tile, S_tile, C, W, WARPS)
+        S = add_product(k_tile.permute((1, 0)), v_tile, S)
+        P = warpgroup_mma_wait(2, deps=[P])
+        P = gl.where(triangle(C, True, True, WARPS), P, 0.0)
+        P_tile.store(P.to(gl.bfloat16))
+        if GATED:
+            raise_where_not_finite(flags + n * H + h, P)
+        fence_async_shared()
+        thread_barrier()
+        O = add_product(P_tile, v_tile, O)
+        if STORE_STATES:
+            put_tile(states, S_tile, V, K, V, copy_v, v0)
+        O, S = warpgroup_mma_wait(0, deps=[O, S])
+        thread_barrier()  # no product reads S_tile any more
+        S_tile.store(S2.to(gl.bfloat16))
+        O_tile.store(O.to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+        O2 = product(q_tile, S_tile, C, W, WARPS)
+        O2 = add_product(P_tile, v2_tile, O2)
+        S2 = add_product(k_tile.permute((1, 0)), v2_tile, S2)
+        if STORE_STATES:
+            put_tile(states + W, S_tile, V, K, V, copy_v, v0 + W)
+            states += H * K * V
+        put_tile(o, O_tile, H * V, rows_left, V, copy_v, v0)
+        O2, S2 = warpgroup_mma_wait(0, deps=[O2, S2])
+        O_tile.store(O2.to(gl.bfloat16))
+        o += opaque(C) * H * V
+        rows_left -= C
+    async_copy.wait_group(0)
+    thread_barrier()
+    put_tile(o - C * H * V + W, O_tile, H * V, gl.where(chunks > 0, rows_left + C, 0), V, copy_v, v0 + W)
+    S *= leave[:, None]
+    S2 *= leave[:, None]
+    if STORE_FINAL:
+        final += piece.to(gl.int64) * final_p + h * K * V + v0
+        put(final, S, V, K, V, state_layout, v0)
+        put(final + W, S2, V, K, V, state_layout, v0 + W)
+    if GATED:
+        # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
+        finite = gl.sum(gl.sum(S * 0.0 + S2 * 0.0, axis=1), axis=0) == 0.0
+        plain = finite & (gl.max(widest, axis=0) <= SPAN_LIMIT)
+        if (chunks > 0) & (plain == 0):
+            gl.store(flags + n * H + h, 1)
