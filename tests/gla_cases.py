@@ -69,6 +69,9 @@ def truth(
     """The float64 recurrence on the same inputs, one by one for packed sequences of the given lengths."""
     wide = {name: None if x is None else x.double() for name, x in inputs.items()}
 
+    def whole(q, k, v, g=None, **states):
+        return naive_recurrent_gla(q, k, v, g, **states)
+
     def packed(q, k, v, g=None, initial_state=None, output_final_state=True):
         outputs, finals, begin = [], [], 0
         for n, length in enumerate(lengths):
@@ -89,7 +92,7 @@ def truth(
     # A row of the batch at a time, because autograd keeps the states of all tokens.
     rows = [
         run(
-            naive_recurrent_gla,
+            whole,
             {name: None if x is None else x[b : b + 1] for name, x in wide.items()},
             {name: x[b : b + 1] for name, x in grads.items()},
         )

@@ -1,4 +1,7 @@
-"""Figures: time and memory against the swept axis, log-log, one line a series; a cross where memory ran out."""
+"""Figures: time and memory against the swept axis, log-log, one line a series; a cross where memory ran out.
+
+Where the axis has one value there is nothing to draw against it: bars.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from glabench.records import FAILED, Record
 from glabench.report.series import Panel, Series, make_panels, show_x
-from glabench.report.tables import PASS_TITLES
+from glabench.report.tables import PASS_TITLES, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,9 +56,56 @@ class _Break:
 
 def draw(records: Sequence[Record], x_axis: str, title: str, subtitle: str) -> Figure:
     """One row of panels a pass: time with its p20 to p80, and memory where it is known. Nothing goes to a screen."""
+    panels = make_panels(records, x_axis)
+    if panels and all(len(panel.x_values) == 1 for panel in panels):
+        return _draw_bars(panels, title, subtitle)
+    return _draw_lines(records, panels, title, subtitle)
+
+
+def _titled(figure: Figure, height: float, title: str, subtitle: str) -> None:
+    """Makes room at the top and writes the title and what the whole figure has in common."""
+    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - 0.62 / height))  # type: ignore[union-attr, call-arg]
+    figure.text(0.01, 1 - 0.1 / height, title, fontsize=12, fontweight="bold", va="top")
+    figure.text(0.01, 1 - 0.36 / height, subtitle, fontsize=8.5, color="#444444", va="top")
+
+
+def _draw_bars(panels: Sequence[Panel], title: str, subtitle: str) -> Figure:
     from matplotlib.figure import Figure
 
-    panels = make_panels(records, x_axis)
+    shown = [[series for series in panel.series if _shown(series)] for panel in panels]
+    fields = ["time_ms", "peak_allocated_mib"] if any(p.knows_memory for p in panels) else ["time_ms"]
+    height = 0.9 + sum(0.9 + 0.28 * len(series) for series in shown)
+    figure = Figure(figsize=(5.2 * len(fields) + 0.4, height), layout="constrained")
+    ratios = [0.9 + 0.28 * len(series) for series in shown]
+    grid = figure.subplots(len(panels), len(fields), squeeze=False, height_ratios=ratios)
+    for row, panel, each in zip(grid, panels, shown, strict=True):
+        records = [next(iter(series.records.values())) for series in each]
+        for axes, field in zip(row, fields, strict=True):
+            values = [getattr(record, field) for record in records]
+            colors = [_COLORS[i % len(_COLORS)] for i in range(len(each))]
+            bars = axes.barh(range(len(each)), [value or 0.0 for value in values], height=0.62, color=colors)
+            texts = [
+                (_FAILURE_MARKS[_mark_of(record)][1] if _failed(record) else "")
+                if value is None
+                else significant(value)
+                for record, value in zip(records, values, strict=True)
+            ]
+            axes.bar_label(bars, texts, padding=3, fontsize=8)
+            axes.margins(x=0.14)
+            axes.invert_yaxis()
+            axes.set_yticks(range(len(each)), [series.label for series in each] if field == "time_ms" else [])
+            _label(axes, panel, field)
+            axes.set_xlabel(axes.get_ylabel())
+            axes.set_ylabel("")
+            axes.grid(axis="y", visible=False)
+    x_title = _AXIS_TITLES.get(panels[0].x_name, panels[0].x_name)
+    _titled(figure, height, title, f"{x_title} = {show_x(panels[0].x_values[0])}, {subtitle}")
+    return figure
+
+
+def _draw_lines(records: Sequence[Record], panels: Sequence[Panel], title: str, subtitle: str) -> Figure:
+    from matplotlib.figure import Figure
+
     labels = list(dict.fromkeys(s.label for p in panels for s in p.series if _shown(s)))
     with_memory = any(r.peak_allocated_mib is not None for r in records)
     columns = ["time_ms", "peak_allocated_mib"] if with_memory else ["time_ms"]
@@ -63,14 +113,12 @@ def draw(records: Sequence[Record], x_axis: str, title: str, subtitle: str) -> F
     legend_rows = -(-(len(labels) + 1) // legend_columns)
     height = 3.4 * len(panels) + 1.0 + 0.22 * legend_rows
     figure = Figure(figsize=(5.2 * len(columns) + 0.4, height), layout="constrained")
-    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - 0.62 / height))  # type: ignore[union-attr, call-arg]
     grid = figure.subplots(len(panels), len(columns), squeeze=False)
     failures: set[str] = set()
     for row, panel in zip(grid, panels, strict=True):
         for axes, field in zip(row, columns, strict=True):
             failures |= _draw_panel(axes, panel, field, labels)
-    figure.text(0.01, 1 - 0.1 / height, title, fontsize=12, fontweight="bold", va="top")
-    figure.text(0.01, 1 - 0.36 / height, subtitle, fontsize=8.5, color="#444444", va="top")
+    _titled(figure, height, title, subtitle)
     handles = [_legend_line(i, label) for i, label in enumerate(labels)] + [_legend_mark(s) for s in sorted(failures)]
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns, frameon=False, fontsize=8.5)
@@ -175,7 +223,7 @@ def _dress(axes: Axes, panel: Panel, field: str, places: dict[Any, Any], numeric
     shown = list(places)[:: -(-len(places) // _MOST_TICKS)]
     axes.set_xticks([places[x] for x in shown], [show_x(x) for x in shown])
     axes.xaxis.set_minor_formatter(NullFormatter())
-    if not numeric or len(places) == 1:
+    if not numeric:
         axes.margins(x=0.2)
     low, high = axes.get_ylim()
     # Plain numbers: decades alone where there are enough of them, 1-2-5 steps where there are not.
@@ -183,6 +231,11 @@ def _dress(axes: Axes, panel: Panel, field: str, places: dict[Any, Any], numeric
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(_AXIS_TITLES.get(panel.x_name, panel.x_name))
+    _label(axes, panel, field)
+
+
+def _label(axes: Axes, panel: Panel, field: str) -> None:
+    """Title, the value's axis and grid of a panel."""
     time = field == "time_ms"
     axes.set_ylabel("median time, ms" if time else "peak memory above inputs, MiB")
     axes.set_title(f"{PASS_TITLES[panel.pass_]}: {'time' if time else 'memory'}", fontsize=10)

@@ -172,6 +172,16 @@ def test_a_backend_that_failed_everywhere_is_in_the_legend():
     assert {"gla-triton (materialized)", "inaccurate"} <= set(_legend(figure))
 
 
+def test_with_one_value_of_the_axis_bars_say_their_times_and_what_failed():
+    records = made_up("gla-340m", {}, lambda c: "oom" if c.backend == "fla-gla" else "ok")
+    figure = draw(records, "seqlen", "A title", "a subtitle")
+    forward = figure.axes[0]
+    times = [r.time_ms for r in records if r.cell.pass_ == "fwd"]
+    assert [bar.get_width() for bar in forward.patches] == [time or 0.0 for time in times]
+    assert [text.get_text() for text in forward.texts] == [significant(t) if t else "out of memory" for t in times]
+    assert "gla-triton (materialized)" in [label.get_text() for label in forward.get_yticklabels()]
+
+
 def test_a_backend_that_was_not_there_is_left_out_of_the_figure():
     figure = draw(made_up("paper-fig2", {}, lambda c: "unsupported" if c.op == "softmax" else "ok"), "seqlen", "A", "")
     assert not any("sdpa" in label for label in _legend(figure))
