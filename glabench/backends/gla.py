@@ -55,7 +55,7 @@ class _Ours(Backend):
         return _output_of(function, inputs, materialize=bool(cell.materialize), chunk_size=cell.chunk)
 
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:
-        from gla_kernels.chunk import launch_of
+        from gla_kernels.tuning import launch_of
 
         return launch_of(inputs["q"], inputs["v"], inputs.get("g"), bool(cell.materialize), cell.chunk)
 

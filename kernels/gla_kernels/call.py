@@ -141,6 +141,11 @@ def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
+def strides_of(*tensors: torch.Tensor | None) -> tuple[int, ...]:
+    """Strides of batch, time and head of each tensor as the kernels take them, 0 where there is none."""
+    return tuple(stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3]))
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The tensors of a call: q, k [B, T, H, K], v [B, T, H, V], g [B, T, H, K] or None, cu_seqlens [N + 1] or None."""
@@ -161,9 +166,8 @@ class Inputs:
         return cls(readable(call, q), readable(call, k), readable(call, v), gates, cu_seqlens)
 
     def strides(self, *more: torch.Tensor) -> tuple[int, ...]:
-        """Strides of batch, time and head of q, k, v, g (0 without one) and `more`, as the kernels take them."""
-        each = [(0, 0, 0) if x is None else x.stride()[:3] for x in (self.q, self.k, self.v, self.g, *more)]
-        return tuple(stride for strides in each for stride in strides)
+        """Strides of q, k, v, g and `more`."""
+        return strides_of(self.q, self.k, self.v, self.g, *more)
 
 
 def forward_kernel(call: Call) -> Any:

@@ -1,18 +1,11 @@
 """Chunkwise GLA and linear attention on Triton kernels, with gradients: the package's main face."""
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
-
 import torch
 
 from gla_kernels.checks import check_inputs, check_values
-from gla_kernels.launch import plan, plan_text
 from gla_kernels.limits import MAX_KEY_DIM_FLOAT32
 from gla_kernels.ops import KEEP_CHECKPOINTS, KEEP_NOTHING, KEEP_STATES, chunk_forward
-
-if TYPE_CHECKING:
-    from gla_kernels.autotune import CallKind
+from gla_kernels.tuning import autotuning, plan_for
 
 
 def _autocast(x: torch.Tensor) -> torch.Tensor:
@@ -52,72 +45,11 @@ def _chunk(
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
     tuned = None
     if (autotune or autotuning()) and chunk_size is None and not torch.compiler.is_compiling():
-        tuned = _tuned(q, k, v, g, cu_seqlens, keep, materialize)
+        tuned = plan_for(q, k, v, g, cu_seqlens, keep, materialize)
     o, final, _, _ = chunk_forward(
         q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep, chunk_size, tuned
     )  # fmt: skip
     return o, final if output_final_state else None
-
-
-def autotuning() -> bool:
-    """Whether GLA_AUTOTUNE=1 asks for it where the call does not say."""
-    return os.environ.get("GLA_AUTOTUNE") == "1"
-
-
-def _kind(
-    q: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None, keep: int,
-    materialize: bool,
-) -> "CallKind":  # fmt: skip
-    from gla_kernels.autotune import CallKind
-
-    B, T, H, K = q.shape
-    sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return CallKind(K, v.shape[-1], q.dtype, g is not None, T, sequences * H, materialize, keep != KEEP_NOTHING)
-
-
-def _tuned(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None,
-    keep: int, materialize: bool,
-) -> str | None:  # fmt: skip
-    """The tuned plan for such a call: the one on disk, or the fastest of those that are timed now."""
-    from gla_kernels.autotune import kept_plan, tuned_plan
-
-    kind = _kind(q, v, g, cu_seqlens, keep, materialize)
-    kept = kept_plan(kind, q.device)
-    if kept is not None or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return kept  # nothing can be timed inside of a capture
-    leaves = [None if x is None else x.detach().requires_grad_(kind.backward) for x in (q, k, v, g)]
-    do = torch.ones_like(v)
-
-    def run(text: str) -> None:
-        with torch.set_grad_enabled(kind.backward):
-            o, *_ = chunk_forward(*leaves, None, cu_seqlens, 1.0, False, keep, None, text)
-        if kind.backward:
-            torch.autograd.grad(o, [x for x in leaves if x is not None], do)
-
-    if q.is_cuda:
-        torch.cuda.synchronize(q.device)
-
-    def tune() -> str:
-        with torch.cuda.device_of(q):
-            return tuned_plan(kind, q.device, run)
-
-    # In a thread of its own, where hooks that checkpointing has set for this one do not see what timing saves.
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(tune).result()
-
-
-def launch_of(
-    q: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, materialize: bool, chunk_size: int | None
-) -> str:
-    """The launch plan, as a line, of a call with a gradient on these tensors and without packed sequences."""
-    if autotuning() and chunk_size is None:
-        from gla_kernels.autotune import kept_plan
-
-        kept = kept_plan(_kind(q, v, g, None, KEEP_STATES, materialize), q.device)
-        if kept is not None:
-            return kept
-    return plan_text(plan(q.shape[-1], v.shape[-1], q.dtype, chunk_size, q.device))
 
 
 def _in_pieces(

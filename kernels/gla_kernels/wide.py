@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gla_kernels.call import Call, Gradients, Inputs
+from gla_kernels.call import Call, Gradients, Inputs, strides_of
 from gla_kernels.launch import MULTIPROCESSORS, Tile, wide_readout_tile, wider_state_tile
 
 # Chunks of a piece at least: below, the borders cost more than the programs gain.
@@ -119,10 +119,6 @@ class _Direction:
     reverse: bool
 
 
-def _strides(*tensors: torch.Tensor | None) -> tuple[int, ...]:
-    return tuple(stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3]))
-
-
 def _steps(*states: torch.Tensor | None) -> tuple[int, ...]:
     """From one piece's state to the next one's: checkpoints of every sequence are views with a step of their own."""
     return tuple(0 if x is None else x.stride(0) for x in states)
@@ -137,7 +133,7 @@ def _recurrence(
 
     arguments = (
         way.x, way.y, inputs.g, initial, end, decays, states, raised, inputs.cu_seqlens, call.scale,
-        *_strides(way.x, way.y, inputs.g), *_steps(initial, end),
+        *strides_of(way.x, way.y, inputs.g), *_steps(initial, end),
         call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
     switches = {
@@ -185,7 +181,7 @@ def _readout(
     run, chunks = run.of_chunks(call)
     arguments = (
         other, way.x, way.y, inputs.g, states, out, flags, raised, inputs.cu_seqlens, call.scale,
-        *_strides(other, way.x, way.y, inputs.g), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
+        *strides_of(other, way.x, way.y, inputs.g), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
     programs = (chunks * call.H,)
     call.launch(wide_readout, wide_readout_tile(call.K), programs, arguments, {"REVERSE": way.reverse})
