@@ -29,9 +29,9 @@ from gla_kernels.launch import (
     Tile,
     exact_tile,
     hopper_plan,
+    narrower_state_tile,
     plan,
     wide_readout_tile,
-    wider_state_tile,
 )
 from gla_kernels.limits import CHUNK_SIZES
 
@@ -85,9 +85,8 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
     from gla_kernels.wide_readout import wide_readout
     from gla_kernels.wide_recurrence import wide_recurrence
 
-    states = {"": call.plan.forward}
-    if (wider_tile := wider_state_tile(call.plan.forward, call.V)) != call.plan.forward:
-        states["wider "] = wider_tile
+    narrower = narrower_state_tile(call.plan.forward)
+    states = {"": narrower} | ({} if narrower == call.plan.forward else {"wider ": call.plan.forward})
     fused = call.plan.forward.block_k >= call.K
     steps = dict.fromkeys(("HAS_INITIAL", "STORE_END", "STORE_STATES"), True)
     steps |= {"SCRATCH": False, "STORE_DECAYS": call.gated, "CHECK": call.gated}

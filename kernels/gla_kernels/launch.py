@@ -71,18 +71,17 @@ MULTIPROCESSORS = 132
 HOPPER = LaunchPlan("hopper", 64, Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
 # The Gluon kernels for wide heads: 8 warps and one program a multiprocessor. Two warpgroups share the rows of a state
 # of 128 x 128; the kernels that go over a chunk's states (the second tile) hold both directions' and take half of it.
+# With 256 columns q, k and g are read once, not twice: at B, T, H, K, V = 32, 2k, 4, 128, 256 the recurrence takes
+# 160 us in place of 189, the forward 193 in place of 250, or 285 in place of 291 where it keeps states (H200, Triton
+# 3.6).
 _WIDE_STATE = Tile(128, 128, 8, 2)
 _WIDE_CHUNK = Tile(128, 64, 8, 2)
 
 
 @cache
-def wider_state_tile(state: Tile, V: int) -> Tile:
-    """The tile of the kernels that walk the state, with 256 columns where V is cut so: q, k and g are read once.
-
-    In the plan's place, at B, T, H, K, V = 32, 2k, 4, 128, 256, the recurrence takes 160 us, not 189, and the forward
-    193, not 250, or 285, not 291, where it keeps states (H200, Triton 3.6).
-    """
-    return replace(state, block_v=256) if V % 256 == 0 else state
+def narrower_state_tile(state: Tile) -> Tile:
+    """The tile of the kernels that walk the state where programs with the plan's would leave the GPU idle."""
+    return replace(state, block_v=min(state.block_v, 128))
 
 
 @cache
@@ -130,8 +129,8 @@ def hopper_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None = Non
         return HOPPER
     if K % WIDE_MULTIPLE or V % WIDE_MULTIPLE:
         return None
-    state = _WIDE_STATE if V > 64 else replace(_WIDE_STATE, block_v=64)
-    return LaunchPlan("wide", HOPPER.chunk_size, state, _WIDE_CHUNK)
+    columns = 256 if V % 256 == 0 else 128 if V > 64 else 64
+    return LaunchPlan("wide", HOPPER.chunk_size, replace(_WIDE_STATE, block_v=columns), _WIDE_CHUNK)
 
 
 @cache

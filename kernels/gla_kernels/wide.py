@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gla_kernels.call import Call, Gradients, Inputs, strides_of
-from gla_kernels.launch import MULTIPROCESSORS, Tile, wide_readout_tile, wider_state_tile
+from gla_kernels.launch import MULTIPROCESSORS, Tile, narrower_state_tile, wide_readout_tile
 
 # Chunks of a piece at least: below, the borders cost more than the programs gain.
 MIN_PIECE_CHUNKS = 4
@@ -50,10 +50,9 @@ def _programs_a_piece(call: Call, tile: Tile) -> int:
 
 
 def state_tile(call: Call, pieces: int) -> Tile:
-    """The wider tile of the kernels that walk the state where programs of it occupy the GPU, else the plan's."""
-    wider = wider_state_tile(call.plan.forward, call.V)
-    occupied = pieces * _programs_a_piece(call, wider) >= MULTIPROCESSORS * 3 // 4
-    return wider if occupied else call.plan.forward
+    """The tile of the kernels that walk the state: the plan's where programs of it occupy the GPU, else a narrower."""
+    occupied = pieces * _programs_a_piece(call, call.plan.forward) >= MULTIPROCESSORS * 3 // 4
+    return call.plan.forward if occupied else narrower_state_tile(call.plan.forward)
 
 
 def whole(call: Call) -> Run:
@@ -71,9 +70,9 @@ def cut(call: Call, chunks: int) -> Run:
 
 def choose_pieces(call: Call) -> Run:
     """Whole sequences, or, where these leave half of the multiprocessors idle, pieces that just occupy all."""
-    if 2 * call.sequences * _programs_a_piece(call, call.plan.forward) > MULTIPROCESSORS:
+    if 2 * call.sequences * _programs_a_piece(call, narrower_state_tile(call.plan.forward)) > MULTIPROCESSORS:
         return whole(call)
-    wanted = MULTIPROCESSORS // _programs_a_piece(call, wider_state_tile(call.plan.forward, call.V))
+    wanted = MULTIPROCESSORS // _programs_a_piece(call, call.plan.forward)
     # A packed sequence may end in a piece that is nearly empty.
     pieces = wanted - call.sequences if call.varlen else wanted // call.sequences
     chunks = max(-(-call.chunks // pieces), MIN_PIECE_CHUNKS)
@@ -98,7 +97,7 @@ def _slices(call: Call) -> Iterator[Run]:
 
 def _groups(call: Call) -> Iterator[Run]:
     """As many pieces of `call.every` chunks as fill the GPU `ROUNDS` times, then the next, ..."""
-    at_once = max(1, ROUNDS * MULTIPROCESSORS // _programs_a_piece(call, call.plan.forward))
+    at_once = max(1, ROUNDS * MULTIPROCESSORS // _programs_a_piece(call, narrower_state_tile(call.plan.forward)))
     pieces = call.slots(call.every)
     for base in range(0, pieces, at_once):
         yield Run(base, 1, min(at_once, pieces - base), call.every, True)

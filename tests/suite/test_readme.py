@@ -22,6 +22,18 @@ def test_every_number_in_its_table_is_in_the_report_of_the_run():
     assert rows[2] in report
 
 
+@pytest.mark.parametrize(
+    ("report", "pass_", "row"), re.findall(r"^\| \[.*\]\((results/\S+)\) \| ([^|]+) \| (.*) \|$", README, re.MULTILINE)
+)
+def test_every_time_at_the_sizes_of_models_is_in_the_report_of_its_run(report, pass_, row):
+    text = (ROOT / report).read_text(encoding="utf-8")
+    times = re.search(rf"\*\*{re.escape(pass_)}\*\*, median ms.*?\n\n((?:\|.*\n)+)", text)[1]
+    known = dict(re.findall(r"\| ([^|]+) \| ([^|]+) \|", times))
+    labels = re.search(r"^\| run \| pass \| (.*) \|$", README, re.MULTILINE)[1].split(" | ")
+    cells = [cell.strip() for cell in row.split(" | ")]
+    assert cells == [known.get(label, "").replace(" (×1)", "") for label in labels]
+
+
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(((?!http)[^)]+)\)", README))))
 def test_every_link_leads_to_a_file(target):
     assert (ROOT / target).exists()
