@@ -52,7 +52,8 @@ def _programs_a_piece(call: Call, tile: Tile) -> int:
 def state_tile(call: Call, pieces: int) -> Tile:
     """The tile of the kernels that walk the state: the plan's where programs of it occupy the GPU, else a narrower."""
     occupied = pieces * _programs_a_piece(call, call.plan.forward) >= MULTIPROCESSORS * 3 // 4
-    return call.plan.forward if occupied else narrower_state_tile(call.plan.forward)
+    # Without gates programs of 256 columns compile, but have not been held against the recurrence on a GPU.
+    return call.plan.forward if occupied and call.gated else narrower_state_tile(call.plan.forward)
 
 
 def whole(call: Call) -> Run:
