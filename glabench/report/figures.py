@@ -42,6 +42,7 @@ _AXIS_TITLES = {
     "batch": "batch B",
     "heads": "heads H",
 }
+_VALUE_TITLES = {"time_ms": "median time, ms", "peak_allocated_mib": "peak memory above inputs, MiB"}
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,10 @@ class _Break:
 def draw(records: Sequence[Record], x_axis: str, title: str, subtitle: str) -> Figure:
     """One row of panels a pass: time with its p20 to p80, and memory where it is known. Nothing goes to a screen."""
     panels = make_panels(records, x_axis)
+    fields = ["time_ms", "peak_allocated_mib"] if any(p.knows_memory for p in panels) else ["time_ms"]
     if panels and all(len(panel.x_values) == 1 for panel in panels):
-        return _draw_bars(panels, title, subtitle)
-    return _draw_lines(records, panels, title, subtitle)
+        return _draw_bars(panels, fields, title, subtitle)
+    return _draw_lines(panels, fields, title, subtitle)
 
 
 def _titled(figure: Figure, height: float, title: str, subtitle: str) -> None:
@@ -69,54 +71,56 @@ def _titled(figure: Figure, height: float, title: str, subtitle: str) -> None:
     figure.text(0.01, 1 - 0.36 / height, subtitle, fontsize=8.5, color="#444444", va="top")
 
 
-def _draw_bars(panels: Sequence[Panel], title: str, subtitle: str) -> Figure:
+def _draw_bars(panels: Sequence[Panel], fields: Sequence[str], title: str, subtitle: str) -> Figure:
     from matplotlib.figure import Figure
 
     shown = [[series for series in panel.series if _shown(series)] for panel in panels]
-    fields = ["time_ms", "peak_allocated_mib"] if any(p.knows_memory for p in panels) else ["time_ms"]
-    height = 0.9 + sum(0.9 + 0.28 * len(series) for series in shown)
+    heights = [0.9 + 0.28 * len(series) for series in shown]
+    height = 0.9 + sum(heights)
     figure = Figure(figsize=(5.2 * len(fields) + 0.4, height), layout="constrained")
-    ratios = [0.9 + 0.28 * len(series) for series in shown]
-    grid = figure.subplots(len(panels), len(fields), squeeze=False, height_ratios=ratios)
+    grid = figure.subplots(len(panels), len(fields), squeeze=False, height_ratios=heights)
     for row, panel, each in zip(grid, panels, shown, strict=True):
-        records = [next(iter(series.records.values())) for series in each]
         for axes, field in zip(row, fields, strict=True):
-            values = [getattr(record, field) for record in records]
-            colors = [_COLORS[i % len(_COLORS)] for i in range(len(each))]
-            bars = axes.barh(range(len(each)), [value or 0.0 for value in values], height=0.62, color=colors)
-            texts = [
-                (_FAILURE_MARKS[_mark_of(record)][1] if _failed(record) else "")
-                if value is None
-                else significant(value)
-                for record, value in zip(records, values, strict=True)
-            ]
-            axes.bar_label(bars, texts, padding=3, fontsize=8)
-            axes.margins(x=0.14)
-            axes.invert_yaxis()
-            axes.set_yticks(range(len(each)), [series.label for series in each] if field == "time_ms" else [])
-            _label(axes, panel, field)
-            axes.set_xlabel(axes.get_ylabel())
-            axes.set_ylabel("")
-            axes.grid(axis="y", visible=False)
+            _draw_bar_panel(axes, panel, field, each)
+        row[0].set_yticks(range(len(each)), [series.label for series in each])
     x_title = _AXIS_TITLES.get(panels[0].x_name, panels[0].x_name)
     _titled(figure, height, title, f"{x_title} = {show_x(panels[0].x_values[0])}, {subtitle}")
     return figure
 
 
-def _draw_lines(records: Sequence[Record], panels: Sequence[Panel], title: str, subtitle: str) -> Figure:
+def _draw_bar_panel(axes: Axes, panel: Panel, field: str, shown: Sequence[Series]) -> None:
+    records = [next(iter(series.records.values())) for series in shown]
+    places = range(len(records))
+    lengths = [getattr(record, field) or 0.0 for record in records]
+    bars = axes.barh(places, lengths, height=0.62, color=[_COLORS[i % len(_COLORS)] for i in places])
+    axes.bar_label(bars, [_bar_text(record, field) for record in records], padding=3, fontsize=8)
+    axes.margins(x=0.14)
+    axes.invert_yaxis()
+    axes.set_yticks([])
+    axes.set_xlabel(_VALUE_TITLES[field])
+    _frame(axes, panel, field)
+    axes.grid(axis="y", visible=False)
+
+
+def _bar_text(record: Record, field: str) -> str:
+    value = getattr(record, field)
+    if value is not None:
+        return significant(value)
+    return _FAILURE_MARKS[_mark_of(record)][1] if _failed(record) else ""
+
+
+def _draw_lines(panels: Sequence[Panel], fields: Sequence[str], title: str, subtitle: str) -> Figure:
     from matplotlib.figure import Figure
 
     labels = list(dict.fromkeys(s.label for p in panels for s in p.series if _shown(s)))
-    with_memory = any(r.peak_allocated_mib is not None for r in records)
-    columns = ["time_ms", "peak_allocated_mib"] if with_memory else ["time_ms"]
-    legend_columns = max(1, min(2 * len(columns), 150 * len(columns) // (2 * max(map(len, labels), default=1) + 16)))
+    legend_columns = max(1, min(2 * len(fields), 150 * len(fields) // (2 * max(map(len, labels), default=1) + 16)))
     legend_rows = -(-(len(labels) + 1) // legend_columns)
     height = 3.4 * len(panels) + 1.0 + 0.22 * legend_rows
-    figure = Figure(figsize=(5.2 * len(columns) + 0.4, height), layout="constrained")
-    grid = figure.subplots(len(panels), len(columns), squeeze=False)
+    figure = Figure(figsize=(5.2 * len(fields) + 0.4, height), layout="constrained")
+    grid = figure.subplots(len(panels), len(fields), squeeze=False)
     failures: set[str] = set()
     for row, panel in zip(grid, panels, strict=True):
-        for axes, field in zip(row, columns, strict=True):
+        for axes, field in zip(row, fields, strict=True):
             failures |= _draw_panel(axes, panel, field, labels)
     _titled(figure, height, title, subtitle)
     handles = [_legend_line(i, label) for i, label in enumerate(labels)] + [_legend_mark(s) for s in sorted(failures)]
@@ -223,7 +227,7 @@ def _dress(axes: Axes, panel: Panel, field: str, places: dict[Any, Any], numeric
     shown = list(places)[:: -(-len(places) // _MOST_TICKS)]
     axes.set_xticks([places[x] for x in shown], [show_x(x) for x in shown])
     axes.xaxis.set_minor_formatter(NullFormatter())
-    if not numeric:
+    if not numeric or len(places) == 1:
         axes.margins(x=0.2)
     low, high = axes.get_ylim()
     # Plain numbers: decades alone where there are enough of them, 1-2-5 steps where there are not.
@@ -231,14 +235,13 @@ def _dress(axes: Axes, panel: Panel, field: str, places: dict[Any, Any], numeric
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(_AXIS_TITLES.get(panel.x_name, panel.x_name))
-    _label(axes, panel, field)
+    axes.set_ylabel(_VALUE_TITLES[field])
+    _frame(axes, panel, field)
 
 
-def _label(axes: Axes, panel: Panel, field: str) -> None:
-    """Title, the value's axis and grid of a panel."""
-    time = field == "time_ms"
-    axes.set_ylabel("median time, ms" if time else "peak memory above inputs, MiB")
-    axes.set_title(f"{PASS_TITLES[panel.pass_]}: {'time' if time else 'memory'}", fontsize=10)
+def _frame(axes: Axes, panel: Panel, field: str) -> None:
+    """Title and grid of a panel."""
+    axes.set_title(f"{PASS_TITLES[panel.pass_]}: {'time' if field == 'time_ms' else 'memory'}", fontsize=10)
     axes.grid(which="major", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from gla_kernels.tiles import (
+    checkpoint_slot,
     exact_gates,
     first_slot,
     load_tile,
@@ -125,9 +126,7 @@ def gla_forward_exact(
     if STORE_STATES:
         slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
         states += (slot.to(tl.int64) * H + h) * K * V
-    # Of a packed sequence that ends before `first`, the last one: it is read, if only to be thrown away.
-    last_checkpoint = tl.maximum((length + every * C - 1) // (every * C) - 1, 0)
-    checkpoint = first_slot(n, begin, length, every * C, VARLEN) + tl.minimum(first // every, last_checkpoint)
+    checkpoint = checkpoint_slot(n, begin, length, first, every, C, VARLEN)
     kcols = tl.arange(0, BK)
     vcols = iv * BV + tl.arange(0, BV)
     steps = tl.arange(0, R)

@@ -16,7 +16,7 @@ There are no variants without a state before or after, or for whole tiles: see `
 import triton
 import triton.language as tl
 
-from gla_kernels.tiles import first_slot, gate_frame, load_tile, locate, store_tile
+from gla_kernels.tiles import checkpoint_slot, first_slot, gate_frame, load_tile, locate, store_tile
 
 # log2; half of it is the largest exponent of a scaled operand, far from bfloat16's and float32's 127.
 SPAN_LIMIT = tl.constexpr(120.0)
@@ -79,9 +79,7 @@ def gla_forward_kernel(
     if STORE_STATES:
         slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
         states += (slot.to(tl.int64) * H + h) * K * V
-    # Of a packed sequence that ends before `first`, the last one: it is read, if only to be thrown away.
-    last_checkpoint = tl.maximum((length + every * C - 1) // (every * C) - 1, 0)
-    checkpoint = first_slot(n, begin, length, every * C, VARLEN) + tl.minimum(first // every, last_checkpoint)
+    checkpoint = checkpoint_slot(n, begin, length, first, every, C, VARLEN)
     kcols = tl.arange(0, BK)
     vcols = iv * BV + tl.arange(0, BV)
     steps = tl.arange(0, C)

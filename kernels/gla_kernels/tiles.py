@@ -39,6 +39,16 @@ def first_slot(n, begin, length, rows, VARLEN: tl.constexpr):
 
 
 @triton.jit
+def checkpoint_slot(n, begin, length, first, every, C: tl.constexpr, VARLEN: tl.constexpr):
+    """The slot of sequence n's checkpoint before chunk `first`, a multiple of `every`.
+
+    Of a packed sequence that ends before `first`, the last one: it is read, if only to be thrown away.
+    """
+    last = tl.maximum((length + every * C - 1) // (every * C) - 1, 0)
+    return first_slot(n, begin, length, every * C, VARLEN) + tl.minimum(first // every, last)
+
+
+@triton.jit
 def load_tile(ptr, rows, cols, stride, n_rows, n_cols: tl.constexpr):
     """Loads `ptr[rows, cols]`; rows and columns beyond the tensor read as 0 (a gate of 0 and a key of 0 do nothing)."""
     inside = (rows[:, None] < n_rows) & (cols[None, :] < n_cols)

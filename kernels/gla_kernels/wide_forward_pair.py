@@ -14,7 +14,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
 from gla_kernels.hopper_tiles import (
-    SPAN_LIMIT,
     accumulator,
     add_product,
     copy_layout,
@@ -37,6 +36,7 @@ from gla_kernels.wide_tiles import (
     gate_halves,
     make_ones_columns,
     raise_where_not_finite,
+    raise_where_not_plain,
     start_centred_gates,
     start_total_gate,
     zeros,
@@ -225,8 +225,4 @@ def wide_forward_pair(
         put(final, S, V, K, V, state_layout, v0)
         put(final + W, S2, V, K, V, state_layout, v0 + W)
     if GATED:
-        # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
-        finite = gl.sum(gl.sum(S * 0.0 + S2 * 0.0, axis=1), axis=0) == 0.0
-        plain = finite & (gl.max(widest, axis=0) <= SPAN_LIMIT)
-        if (chunks > 0) & (plain == 0):
-            gl.store(flags + n * H + h, 1)
+        raise_where_not_plain(flags + n * H + h, S * 0.0 + S2 * 0.0, widest, chunks)

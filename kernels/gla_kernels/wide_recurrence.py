@@ -18,7 +18,6 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from gla_kernels import tiles
 from gla_kernels.hopper_tiles import (
-    SPAN_LIMIT,
     accumulator,
     add_product,
     copy_layout,
@@ -36,6 +35,7 @@ from gla_kernels.wide_tiles import (
     find_piece,
     gate_halves,
     make_ones_columns,
+    raise_where_not_plain,
     start_centred_gates,
     start_total_gate,
     zeros,
@@ -190,11 +190,7 @@ def wide_recurrence(
             keys = gl.arange(0, BK, key_layout)
             gl.store(decays + (piece.to(gl.int64) * H + h) * K + k0 + keys, decay, keys < K - k0)
     if CHECK:
-        # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
-        finite = gl.sum(gl.sum(S * 0.0, axis=1), axis=0) == 0.0
-        plain = finite & (gl.max(widest, axis=0) <= SPAN_LIMIT)
-        if (chunks > 0) & (plain == 0):
-            gl.store(raised + n * H + h, 1)
+        raise_where_not_plain(raised + n * H + h, S * 0.0, widest, chunks)
 
 
 @triton.jit(do_not_specialize=["T", "H", "rows"])

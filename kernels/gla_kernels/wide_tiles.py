@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from gla_kernels.hopper_tiles import (
     LOG2E,
+    SPAN_LIMIT,
     accumulator,
     add_product,
     copy_layout,
@@ -123,3 +124,16 @@ def raise_where_not_finite(flag, x):
     # Infinity times 0 is NaN, which differs from 0.
     nowhere = gl.full(x.shape, 0, gl.int32, x.type.layout)
     gl.store(flag + nowhere, nowhere + 1, x * 0.0 != 0.0)
+
+
+@gluon.jit
+def raise_where_not_plain(flag, nothing, widest, chunks):
+    """Sets `flag` to 1 after a walk of some chunks on which the plain form did not hold.
+
+    `nothing` is 0 times the state, `widest` (BK) the largest span of a chunk's gates, log2.
+    """
+    # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
+    finite = gl.sum(gl.sum(nothing, axis=1), axis=0) == 0.0
+    plain = finite & (gl.max(widest, axis=0) <= SPAN_LIMIT)
+    if (chunks > 0) & (plain == 0):
+        gl.store(flag, 1)

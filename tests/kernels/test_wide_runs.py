@@ -48,11 +48,7 @@ def all_chunks(lengths):
 @pytest.mark.parametrize("H", [1, 64])
 def test_every_chunk_of_packed_sequences_is_done_once(lengths, H):
     call = make_call(len(lengths), sum(lengths), H=H, varlen=True)
-    for run in (
-        wide.whole(call),
-        wide.choose_pieces(call),
-        wide.cut(call, call.every),
-    ):
+    for run in (wide.whole(call), wide.choose_pieces(call), wide.cut(call, call.every)):
         assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
     done = [chunk for run in wide._groups(call) for chunk in chunks_of(call, lengths, run)]
     assert sorted(done) == all_chunks(lengths)
@@ -62,11 +58,7 @@ def test_every_chunk_of_packed_sequences_is_done_once(lengths, H):
 @pytest.mark.parametrize("H", [1, 64])
 def test_every_chunk_of_a_batch_is_done_once(sequences, T, H):
     call, lengths = make_call(sequences, T, H=H), [T] * sequences
-    for run in (
-        wide.whole(call),
-        wide.choose_pieces(call),
-        wide.cut(call, call.every),
-    ):
+    for run in (wide.whole(call), wide.choose_pieces(call), wide.cut(call, call.every)):
         assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
     for runs in (wide._groups(call), wide._slices(call)):
         assert sorted(chunk for run in runs for chunk in chunks_of(call, lengths, run)) == all_chunks(lengths)
