@@ -146,6 +146,11 @@ def strides_of(*tensors: torch.Tensor | None) -> tuple[int, ...]:
     return tuple(stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3]))
 
 
+def on_meta(x: torch.Tensor | None) -> torch.Tensor | None:
+    """A tensor like x without data."""
+    return None if x is None else x.to("meta")
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The tensors of a call: q, k [B, T, H, K], v [B, T, H, V], g [B, T, H, K] or None, cu_seqlens [N + 1] or None."""
@@ -164,6 +169,12 @@ class Inputs:
         """The tensors as the call's kernels can read them."""
         gates = None if g is None else readable(call, g)
         return cls(readable(call, q), readable(call, k), readable(call, v), gates, cu_seqlens)
+
+    def on_meta(self) -> "Inputs":
+        """Tensors like these without data."""
+        return Inputs(
+            self.q.to("meta"), self.k.to("meta"), self.v.to("meta"), on_meta(self.g), on_meta(self.cu_seqlens)
+        )
 
     def strides(self, *more: torch.Tensor) -> tuple[int, ...]:
         """Strides of q, k, v, g and `more`."""

@@ -11,7 +11,8 @@ import torch
 from torch import library
 
 from gla_kernels import wide
-from gla_kernels.call import Call, Gradients, Inputs, make_call, readable, run_backward, run_forward
+from gla_kernels.call import Call, Gradients, Inputs, make_call, on_meta, readable, run_backward, run_forward
+from gla_kernels.rehearsal import rehearsing, unrehearsed
 
 # What a forward keeps for the backward.
 KEEP_NOTHING, KEEP_STATES, KEEP_CHECKPOINTS = 0, 1, 2
@@ -44,7 +45,18 @@ def _chunk_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """o, the final states or nothing, what is kept or nothing, and the flags."""
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
-    o, final, kept, flags = _forward_outputs(call, q, v, output_final_state, keep)
+    inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
+    with torch.cuda.device_of(q):
+        if unrehearsed(call, "forward", initial_state is None, output_final_state, keep):
+            _rehearse_forward(call, inputs, initial_state, output_final_state, keep)
+        return _launch_forward(call, inputs, initial_state, output_final_state, keep)
+
+
+def _launch_forward(
+    call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The plain and the exact kernels of the forward, and what they make."""
+    o, final, kept, flags = _forward_outputs(call, inputs.q, inputs.v, output_final_state, keep)
     outputs: dict[str, Any] = {
         "o": o,
         "initial": initial_state,
@@ -52,12 +64,22 @@ def _chunk_forward(
         "states": kept if keep == KEEP_STATES else None,
         "checkpoints": kept if keep == KEEP_CHECKPOINTS else None,
     }
-    with torch.cuda.device_of(q):
-        inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
-        if call.plan.family == "wide":
-            wide.run_forward(call, inputs, flags, **outputs)
-        run_forward(call, inputs, flags, **outputs)
+    if call.plan.family == "wide":
+        wide.run_forward(call, inputs, flags, **outputs)
+    run_forward(call, inputs, flags, **outputs)
     return o, final, kept, flags
+
+
+def _rehearse_forward(
+    call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
+) -> None:
+    """Compiles the kernels of a forward and, where it keeps something for one, of a backward without final states."""
+    with rehearsing(call, inputs.q.device) as rehearsal:
+        like, initial = inputs.on_meta(), on_meta(initial_state)
+        o, _, kept, flags = _launch_forward(rehearsal, like, initial, output_final_state, keep)
+        has_initial = initial is not None
+        if keep != KEEP_NOTHING and unrehearsed(call, "backward", True, has_initial, keep):
+            _launch_backward(rehearsal, like, torch.empty_like(o), None, kept, flags, has_initial, keep)
 
 
 def _forward_outputs(
@@ -106,38 +128,50 @@ def _chunk_backward(
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
     do = readable(call, do)
+    with torch.cuda.device_of(q):
+        if unrehearsed(call, "backward", dfinal is None, has_initial, keep):
+            with rehearsing(call, q.device) as rehearsal:
+                like, after = inputs.on_meta(), on_meta(dfinal)
+                _launch_backward(
+                    rehearsal, like, do.to("meta"), after, kept.to("meta"), flags.to("meta"), has_initial, keep
+                )
+        return _launch_backward(call, inputs, do, dfinal, kept, flags, has_initial, keep)
+
+
+def _launch_backward(
+    call: Call, inputs: Inputs, do: torch.Tensor, dfinal: torch.Tensor | None, kept: torch.Tensor,
+    flags: torch.Tensor, has_initial: bool, keep: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The plain and the exact kernels of the backward, over kept states or what checkpoints give; its results."""
+    q = inputs.q
     gradients = Gradients.empty(call, inputs)
     failed = _flags(call, q)
     dinitial = call.new_states(q) if has_initial or call.gated else None
-
-    with torch.cuda.device_of(q):
+    materialized = keep == KEEP_STATES
+    if call.plan.family == "wide":
+        wide.run_backward(
+            call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial,
+            materialized=materialized,
+        )  # fmt: skip
+        if not materialized:
+            # The exact kernels make the states of both kinds of heads again.
+            flags = failed = torch.maximum(flags, failed)
+    if materialized:
+        run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
+    elif call.gated or call.plan.family != "wide":
+        count = call.every
         if call.plan.family == "wide":
-            materialized = keep == KEEP_STATES
-            wide.run_backward(
-                call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial,
-                materialized=materialized,
-            )  # fmt: skip
-            if not materialized:
-                # The exact kernels make the states of both kinds of heads again.
-                flags = failed = torch.maximum(flags, failed)
-        if keep == KEEP_STATES:
-            run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
-        elif call.gated or call.plan.family != "wide":
-            count = call.every
-            if call.plan.family == "wide":
-                # As many chunks at once as the plain form had room for: its buffers are free again.
-                count *= max(1, wide.scratch_slots(call) // (call.sequences * call.every))
-            scratch = q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
-            dafter = dfinal
-            for first in reversed(range(0, call.chunks, count)):
-                piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True}
-                run_forward(call, inputs, flags, initial=kept, states=scratch, **piece)
-                dbefore = call.new_states(q) if first > 0 else dinitial
-                run_backward(
-                    call, inputs, do, scratch, flags, failed, gradients, dfinal=dafter, dinitial=dbefore, **piece
-                )
-                dafter = dbefore
-        dq, dk, dv, dg = gradients.summed(inputs)
+            # As many chunks at once as the plain form had room for: its buffers are free again.
+            count *= max(1, wide.scratch_slots(call) // (call.sequences * call.every))
+        scratch = q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
+        dafter = dfinal
+        for first in reversed(range(0, call.chunks, count)):
+            piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True}
+            run_forward(call, inputs, flags, initial=kept, states=scratch, **piece)
+            dbefore = call.new_states(q) if first > 0 else dinitial
+            run_backward(call, inputs, do, scratch, flags, failed, gradients, dfinal=dafter, dinitial=dbefore, **piece)
+            dafter = dbefore
+    dq, dk, dv, dg = gradients.summed(inputs)
     return (
         dq,
         dk,

@@ -52,8 +52,7 @@ def _programs_a_piece(call: Call, tile: Tile) -> int:
 def state_tile(call: Call, pieces: int) -> Tile:
     """The tile of the kernels that walk the state: the plan's where programs of it occupy the GPU, else a narrower."""
     occupied = pieces * _programs_a_piece(call, call.plan.forward) >= MULTIPROCESSORS * 3 // 4
-    # Without gates programs of 256 columns compile, but have not been held against the recurrence on a GPU.
-    return call.plan.forward if occupied and call.gated else narrower_state_tile(call.plan.forward)
+    return call.plan.forward if occupied else narrower_state_tile(call.plan.forward)
 
 
 def whole(call: Call) -> Run:
@@ -217,17 +216,19 @@ def forward_kernel(tile: Tile) -> Any:
 
 def _forward(
     call: Call, inputs: Inputs, flags: torch.Tensor, run: Run, o: torch.Tensor, initial: torch.Tensor | None,
-    final: torch.Tensor | None, states: torch.Tensor | None,
+    final: torch.Tensor | None, states: torch.Tensor | None, checkpoints: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, flags, inputs.cu_seqlens, call.scale,
+        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags, inputs.cu_seqlens,
+        call.scale,
         *inputs.strides(), *_steps(initial, final),
-        call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
+        call.T, call.H, call.sequences, run.base, run.stride, run.chunks, call.every,
     )  # fmt: skip
     switches = {
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,
         "STORE_STATES": states is not None,
+        "STORE_CHECKPOINTS": checkpoints is not None,
     }
     tile = state_tile(call, run.count)
     call.launch(forward_kernel(tile), tile, (run.count * _programs_a_piece(call, tile),), arguments, switches)
@@ -267,6 +268,9 @@ def run_forward(
     checkpoints: torch.Tensor | None,
 ) -> None:
     """The plain form's o and what else is not None; `checkpoints` are the states before every `call.every` chunks."""
+    if checkpoints is not None and _fused(call) and _is_whole(call, choose_pieces(call)):
+        _forward(call, inputs, flags, whole(call), o, initial, final, None, checkpoints)
+        return
     if checkpoints is not None and _carries(call):
         slots = checkpoints.unflatten(0, (call.sequences, -1))
         slots[:, 0] = 0 if initial is None else initial

@@ -62,7 +62,7 @@ def store_scaled(q_tile, scale, C: gl.constexpr, BK: gl.constexpr):
     q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale).to(gl.bfloat16))
 
 
-@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "every"])
 def wide_forward(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
@@ -72,6 +72,7 @@ def wide_forward(
     initial,  # [pieces, H, K, V] float32: the state before each piece to do
     final,  # [pieces, H, K, V] float32: the state after each
     states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
+    checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
     flags,  # [N, H] int32: set to 1 where the plain form does not hold
     cu,  # [N + 1] int32 or int64: where packed sequences begin and end
     scale,
@@ -84,6 +85,7 @@ def wide_forward(
     base,  # the first piece to do
     stride,  # from one piece to the next
     piece_chunks,
+    every,  # chunks between checkpoints
     K: gl.constexpr,
     V: gl.constexpr,
     BK: gl.constexpr,
@@ -94,6 +96,7 @@ def wide_forward(
     HAS_INITIAL: gl.constexpr,
     STORE_FINAL: gl.constexpr,
     STORE_STATES: gl.constexpr,
+    STORE_CHECKPOINTS: gl.constexpr,
 ):  # fmt: skip
     """A program does one piece and head and BV value columns."""
     blocks_v: gl.constexpr = (V + BV - 1) // BV
@@ -118,6 +121,9 @@ def wide_forward(
     if GATED:
         g += b * g_b + t * g_t + h * g_h
     o += ((b * T + t) * H + h) * V + v0
+    if STORE_CHECKPOINTS:
+        checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN).to(gl.int64)
+        checkpoints += (checkpoint_slot * H + h) * K * V + v0
     if STORE_STATES:
         chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
         states += (chunk_slot.to(gl.int64) * H + h) * K * V + v0
@@ -173,6 +179,10 @@ def wide_forward(
         q_tile = q_tiles.index(now)
         k_tile = k_tiles.index(now)
         v_tile = v_tiles.index(now)
+        if STORE_CHECKPOINTS:
+            if j % every == 0:
+                put(checkpoints, S * leave[:, None], V, K, V, state_layout, v0)
+                checkpoints += H * K * V
         async_copy.wait_group(1)  # this chunk's values
         if GATED:
             S *= (leave * half)[:, None]

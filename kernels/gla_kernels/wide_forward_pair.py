@@ -53,7 +53,7 @@ def put_tile(
         put(ptr + part * 32 * stride, rows, stride, rows_left - part * 32, N, layout, column)
 
 
-@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "every"])
 def wide_forward_pair(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
@@ -63,6 +63,7 @@ def wide_forward_pair(
     initial,  # [pieces, H, K, V] float32: the state before each piece to do
     final,  # [pieces, H, K, V] float32: the state after each
     states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
+    checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
     flags,  # [N, H] int32: set to 1 where the plain form does not hold
     cu,  # [N + 1] int32 or int64: where packed sequences begin and end
     scale,
@@ -75,6 +76,7 @@ def wide_forward_pair(
     base,  # the first piece to do
     stride,  # from one piece to the next
     piece_chunks,
+    every,  # chunks between checkpoints
     K: gl.constexpr,
     V: gl.constexpr,
     BK: gl.constexpr,
@@ -85,6 +87,7 @@ def wide_forward_pair(
     HAS_INITIAL: gl.constexpr,
     STORE_FINAL: gl.constexpr,
     STORE_STATES: gl.constexpr,
+    STORE_CHECKPOINTS: gl.constexpr,
 ):  # fmt: skip
     """A program does one piece and head and BV = 256 value columns."""
     W: gl.constexpr = BV // 2
@@ -110,6 +113,9 @@ def wide_forward_pair(
     if GATED:
         g += b * g_b + t * g_t + h * g_h
     o += ((b * T + t) * H + h) * V + v0
+    if STORE_CHECKPOINTS:
+        checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN).to(gl.int64)
+        checkpoints += (checkpoint_slot * H + h) * K * V + v0
     if STORE_STATES:
         chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
         states += (chunk_slot.to(gl.int64) * H + h) * K * V + v0
@@ -148,6 +154,11 @@ def wide_forward_pair(
         k_tile = k_tiles.index(now)
         v_tile = v_tiles.index(2 * now)
         v2_tile = v_tiles.index(2 * now + 1)
+        if STORE_CHECKPOINTS:
+            if j % every == 0:
+                put(checkpoints, S * leave[:, None], V, K, V, state_layout, v0)
+                put(checkpoints + W, S2 * leave[:, None], V, K, V, state_layout, v0 + W)
+                checkpoints += H * K * V
         async_copy.wait_group(0)
         thread_barrier()
         # The next chunk's copies run while this one is worked on.

@@ -111,11 +111,10 @@ def wide_gradients(
 
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
-    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
-    do_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
-    S_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, BK, BV], operand_layout(BK, BV))
-    dS_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, BK, BV], operand_layout(BK, BV))
-    dA_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [3, C, BV], operand_layout(C, BV))
+    do_tiles = gl.allocate_shared_memory(gl.bfloat16, [3, C, BV], operand_layout(C, BV))
+    S_tiles = gl.allocate_shared_memory(gl.bfloat16, [3, BK, BV], operand_layout(BK, BV))
+    dS_tiles = gl.allocate_shared_memory(gl.bfloat16, [3, BK, BV], operand_layout(BK, BV))
     fetch(q_tile, q, q_t, rows_left, K, copy_k, k0)
     fetch(k_tile, k, k_t, rows_left, K, copy_k, k0)
     if GATED:
@@ -123,13 +122,20 @@ def wide_gradients(
         fetch(g_tile, g, g_t, rows_left, K, copy_g, k0)
         cumulative = cumulative_tile(C)
     async_copy.commit_group()
-    fetch(v_tiles.index(0), v, v_t, rows_left, V, copy_v)
-    fetch(do_tiles.index(0), do, do_t, rows_left, V, copy_v)
-    fetch(S_tiles.index(0), states, V, K - k0, V, copy_v)
-    fetch(dS_tiles.index(0), dstates, V, K - k0, V, copy_v)
-    async_copy.commit_group()
-
-    async_copy.wait_group(1)
+    for block in gl.static_range(2):
+        if block > 0:
+            v += BV
+            do += BV
+            states += BV
+            dstates += BV
+        rows_there = rows_left if block < blocks_v else 0
+        keys_there = K - k0 if block < blocks_v else 0
+        fetch(v_tiles.index(block), v, v_t, rows_there, V, copy_v, block * BV)
+        fetch(do_tiles.index(block), do, do_t, rows_there, V, copy_v, block * BV)
+        fetch(S_tiles.index(block), states, V, keys_there, V, copy_v, block * BV)
+        fetch(dS_tiles.index(block), dstates, V, keys_there, V, copy_v, block * BV)
+        async_copy.commit_group()
+    async_copy.wait_group(2)
     thread_barrier()
     bq = q_tile.load(key_tile).to(gl.float32) * scale
     bk = k_tile.load(key_tile).to(gl.float32)
@@ -155,14 +161,14 @@ def wide_gradients(
     bdk = zeros(C, BK, scale)
     boundary = gl.zeros([BK], gl.float32, gl.SliceLayout(1, state_rows))
     for j in range(blocks_v):
-        now = j % 2
-        later = (j + 1) % 2
-        async_copy.wait_group(0)
+        now = j % 3
+        later = (j + 2) % 3
+        async_copy.wait_group(1)
         fence_async_shared()
         thread_barrier()
-        rows_there = gl.where(j + 1 < blocks_v, rows_left, 0)
-        keys_there = gl.where(j + 1 < blocks_v, K - k0, 0)
-        column = (j + 1) * BV
+        rows_there = gl.where(j + 2 < blocks_v, rows_left, 0)
+        keys_there = gl.where(j + 2 < blocks_v, K - k0, 0)
+        column = (j + 2) * BV
         v += BV
         do += BV
         states += BV
@@ -193,6 +199,8 @@ def wide_gradients(
         # their memory to the conversion of dv while the products still read them.
         dA, bdq, bdk, _, _, _, _ = warpgroup_mma_wait(0, deps=[dA, bdq, bdk, S_tile, dS_tile, v_tile, do_tile])
     async_copy.wait_group(0)
+    thread_barrier()
+    dA_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     dA_tile.store(gl.where(triangle(C, True, True, WARPS), dA, 0.0).to(gl.bfloat16))
     fence_async_shared()
     thread_barrier()
@@ -212,7 +220,8 @@ def wide_gradients(
         # The constants of both sums over time take the tile of dA and the one that centred the gates.
         thread_barrier()
         dA_tile.store(gl.where(triangle(C, False, True, WARPS), 1.0, 0.0).to(gl.bfloat16))
-        cumulative.store(gl.where(triangle(C, True, False, WARPS), 1.0, 0.0).to(gl.bfloat16))
+        before_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+        before_tile.store(gl.where(triangle(C, True, False, WARPS), 1.0, 0.0).to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
         bdg = product(dA_tile, halves.index(0), C, BK, WARPS)
@@ -224,12 +233,13 @@ def wide_gradients(
         halves.index(1).store(low)
         fence_async_shared()
         thread_barrier()
-        bdg = add_product(cumulative, halves.index(0), bdg)
-        bdg = add_product(cumulative, halves.index(1), bdg)
+        bdg = add_product(before_tile, halves.index(0), bdg)
+        bdg = add_product(before_tile, halves.index(1), bdg)
     put(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     put(dk, gl.convert_layout(bdk.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     if GATED:
-        bdg = warpgroup_mma_wait(0, deps=[bdg])
+        # The tiles are named, as in the loop: dq and dk are converted while the products read them.
+        bdg, _, _, _ = warpgroup_mma_wait(0, deps=[bdg, dA_tile, before_tile, halves])
         start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
         bdg += start[None, :]
         put(dg, bdg, H * K, rows_left, K, key_tile, k0)

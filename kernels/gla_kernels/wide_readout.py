@@ -33,6 +33,23 @@ from gla_kernels.wide_tiles import (
 )
 
 
+@gluon.jit
+def start_block(
+    z_tile, S_tiles, first_tile, z, states, block, blocks_v, z_t, rows_left, K: gl.constexpr, V: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Starts the copies of a block of columns of z and of the state, the latter to S_tiles from `first_tile` on."""
+    BK: gl.constexpr = S_tiles.shape[1]
+    BV: gl.constexpr = S_tiles.shape[2]
+    column = block * BV
+    there = block < blocks_v
+    fetch(z_tile, z + column, z_t, gl.where(there, rows_left, 0), V, layout, column)
+    for ik in gl.static_range((K + BK - 1) // BK):
+        keys = gl.where(there, K - ik * BK, 0)
+        fetch(S_tiles.index(first_tile + ik), states + (ik * BK * V + column), V, keys, V, layout, column)
+    async_copy.commit_group()
+
+
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
 def wide_readout(
     x,  # [B, T, H, K] bfloat16: q, or k in reverse; any strides of B, T and H
@@ -68,6 +85,8 @@ def wide_readout(
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
     copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    # Blocks of V on chip at once: what is on its way is what keeps the memory busy.
+    buffers: gl.constexpr = 4 if blocks_k == 2 else 2
     pid = gl.program_id(0)
     h = pid % H
     chunk_slot = pid // H
@@ -87,11 +106,15 @@ def wide_readout(
 
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [blocks_k, C, BK], operand_layout(C, BK))
     y_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
-    z_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
-    S_tiles = gl.allocate_shared_memory(gl.bfloat16, [2 * blocks_k, BK, BV], operand_layout(BK, BV))
+    z_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BV], operand_layout(C, BV))
+    S_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers * blocks_k, BK, BV], operand_layout(BK, BV))
     P_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     if GATED:
-        g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
+        if buffers == 4:
+            # The gates take the last buffer's place, which the scores do not need.
+            g_tile = S_tiles._reinterpret(gl.float32, [4, C, BK], gate_layout()).index(3)
+        else:
+            g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         cumulative = cumulative_tile(C)
     for ik in gl.static_range(blocks_k):
         fetch(x_tiles.index(ik), x + ik * BK, x_t, rows_left, K, copy_k, ik * BK)
@@ -99,14 +122,14 @@ def wide_readout(
     if GATED:
         fetch(g_tile, g, g_t, rows_left, K, copy_g)
     async_copy.commit_group()
-    fetch(z_tiles.index(0), z, z_t, rows_left, V, copy_v)
-    for ik in gl.static_range(blocks_k):
-        fetch(S_tiles.index(ik), states + ik * BK * V, V, K - ik * BK, V, copy_v)
-    async_copy.commit_group()
+    for block in gl.static_range(buffers - 1):
+        start_block(
+            z_tiles.index(block), S_tiles, block * blocks_k, z, states, block, blocks_v, z_t, rows_left, K, V, copy_v
+        )
 
     P = zeros(C, C, scale)
     for ik in gl.static_range(blocks_k):
-        async_copy.wait_group(1 if ik == 0 else 0)
+        async_copy.wait_group(buffers - 1 if ik == 0 else 0)
         thread_barrier()
         x_tile = x_tiles.index(ik)
         bx = x_tile.load(key_tile).to(gl.float32)
@@ -137,24 +160,19 @@ def wide_readout(
     if GATED:
         raise_where_not_finite(raised + n * H + h, P)
     for j in range(blocks_v):
-        now = j % 2
-        later = (j + 1) % 2
-        async_copy.wait_group(0)
+        now = j % buffers
+        free = (j + buffers - 1) % buffers
+        async_copy.wait_group(buffers - 2)
         fence_async_shared()
         thread_barrier()
-        more = j + 1 < blocks_v
-        fetch(z_tiles.index(later), z + BV, z_t, gl.where(more, rows_left, 0), V, copy_v, (j + 1) * BV)
-        for ik in gl.static_range(blocks_k):
-            there = states + ik * BK * V + BV
-            keys = gl.where(more, K - ik * BK, 0)
-            fetch(S_tiles.index(later * blocks_k + ik), there, V, keys, V, copy_v, (j + 1) * BV)
-        async_copy.commit_group()
+        start_block(
+            z_tiles.index(free), S_tiles, free * blocks_k, z, states, j + buffers - 1, blocks_v, z_t, rows_left,
+            K, V, copy_v,
+        )  # fmt: skip
         O = product(P_tile, z_tiles.index(now), C, BV, WARPS)
         for ik in gl.static_range(blocks_k):
             O = add_product(x_tiles.index(ik), S_tiles.index(now * blocks_k + ik), O)
         O = warpgroup_mma_wait(0, deps=[O])
         put(out, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
-        z += BV
-        states += BV
         out += BV
     async_copy.wait_group(0)

@@ -94,6 +94,10 @@ class Player:
         n, chunks = self.chunks(a, number)
         S = self.start(a, number)
         for chunk in chunks:
+            if a["STORE_CHECKPOINTS"] and chunk % a["every"] == 0:
+                rows = a["every"] * C
+                slot = self.begins[n] // rows + n if self.call.varlen else n * -(-self.call.T // rows)
+                a["checkpoints"][slot + chunk // a["every"]] = S
             G, r = self.frame(a, n, chunk)
             S = S * r.exp2()[..., None]
             if a["STORE_STATES"]:

@@ -1,0 +1,62 @@
+"""A first call compiles its kernels, and its backward's, side by side: one after another they take twice as long.
+
+Whoever is about to launch asks `unrehearsed`, and if so goes through the launches with tensors on the meta device
+inside of `rehearsing`. A kernel that was not foreseen so is compiled when it is launched, as ever.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+import triton
+
+from gla_kernels.call import Call, named
+from gla_kernels.checks import interpreting
+from gla_kernels.launch import Tile
+
+# Compilers at once: the passes together have at most nine kernels.
+_COMPILERS = 9
+# The kinds of passes that this process has compiled.
+_rehearsed: set[tuple[object, ...]] = set()
+
+
+@dataclass(frozen=True)
+class _Rehearsal(Call):
+    """A call whose launches only compile their kernels."""
+
+    compiling: list[Any] = field(default_factory=list, hash=False, compare=False)
+
+    def launch(
+        self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any]
+    ) -> None:
+        constants = named(kernel, self.constants(tile) | switches)
+        self.compiling.append(kernel.warmup(*arguments, grid=programs, **constants, num_warps=tile.warps))
+
+
+def unrehearsed(call: Call, *kind: object) -> bool:
+    """Whether this is the first pass of its kind; `kind` is what else than the call decides which kernels it has."""
+    key = (call.K, call.V, call.dtype, call.gated, call.varlen, call.plan, *kind)
+    if key in _rehearsed or interpreting():
+        return False
+    _rehearsed.add(key)
+    return True
+
+
+@contextmanager
+def rehearsing(call: Call, device: torch.device) -> Iterator[Call]:
+    """Gives `call` in a form whose launches, with tensors on the meta device, compile and do not run; then waits."""
+    rehearsal = _Rehearsal(**{each.name: getattr(call, each.name) for each in fields(call)})
+
+    def load(kernel: Any) -> None:
+        with torch.cuda.device(device):
+            # Loads the kernel and has a C compiler make its launcher.
+            _ = (kernel.result() if hasattr(kernel, "result") else kernel).run
+
+    with ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1)) as pool:
+        with triton.AsyncCompileMode(pool):
+            yield rehearsal
+        list(pool.map(load, {id(kernel): kernel for kernel in rehearsal.compiling}.values()))
