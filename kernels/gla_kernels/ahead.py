@@ -3,7 +3,7 @@
     python -m gla_kernels.ahead --arch 80 90 100 --key-dim 64 --value-dim 64 --dtype bf16
     python -m gla_kernels.ahead --family hopper --key-dim 128 --value-dim 256
 
-prints one line of JSON a kernel.
+prints one line of JSON a kernel; for the Gluon kernels with a count of the assembler's faults (see `sass`).
 """
 
 import argparse
@@ -34,6 +34,7 @@ from gla_kernels.launch import (
     wide_readout_tile,
 )
 from gla_kernels.limits import CHUNK_SIZES
+from gla_kernels.sass import disassemble, faulty_descriptors
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 _SCALARS = ("T", "H", "N", "first", "count", "every", "base", "stride", "piece_chunks", "rows")
@@ -64,7 +65,7 @@ class Variant:
 def variants(call: Call) -> Iterator[Variant]:
     """The kernels of a call, with every optional input and output, so that all of their code is compiled.
 
-    A forward keeps states and no checkpoints.
+    A forward keeps states; one for wide heads also comes with checkpoints in their place.
     """
     forward = dict.fromkeys(("HAS_INITIAL", "STORE_O", "STORE_FINAL", "STORE_STATES"), True)
     forward |= dict.fromkeys(("FROM_CHECKPOINT", "STORE_CHECKPOINTS"), False)
@@ -100,6 +101,8 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
             yield Variant(name, False, wide_readout, wide_readout_tile(call.K), way)
     for wider, tile in states.items() if fused else ():
         yield Variant(f"{wider}forward", False, wide.forward_kernel(tile), tile, forward)
+        checkpoints = forward | {"STORE_STATES": False, "STORE_CHECKPOINTS": True}
+        yield Variant(f"{wider}forward, checkpoints", False, wide.forward_kernel(tile), tile, checkpoints)
     yield Variant("gradients", False, wide_gradients, call.plan.backward, {})
 
 
@@ -181,8 +184,11 @@ def main() -> None:
         call = call_of(K, V, gated, dtype, choice)
         for variant in variants(call):
             for arch in options.arch:
-                found = asdict(resources(compile_kernel(call, variant, arch)))
-                line = {"arch": arch, "kernel": variant.name, "gated": gated, "exact": variant.exact, **found}
+                compiled = compile_kernel(call, variant, arch)
+                line = {"arch": arch, "kernel": variant.name, "gated": gated, "exact": variant.exact}
+                line |= asdict(resources(compiled))
+                if choice.family != "triton" and not variant.exact:
+                    line["faulty_descriptors"] = len(faulty_descriptors(disassemble(compiled)))
                 print(json.dumps(line), flush=True)
 
 

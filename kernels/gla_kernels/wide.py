@@ -329,6 +329,8 @@ def run_backward(
     dstates = torch.empty_like(states)
     if carries:
         before = call.new_states(inputs.q) if dinitial is None else dinitial
+        # With a gradient after the last slice as after the others, all have the same kernel to compile.
+        after = call.new_states(inputs.q, zero=True) if after is None else after
         slots = kept.unflatten(0, (call.sequences, -1))
         for run in reversed(list(_slices(call))):
             _recurrence(call, inputs, forward, run, initial=slots[:, run.base], states=states)

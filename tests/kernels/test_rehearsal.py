@@ -1,0 +1,56 @@
+"""What a first call compiles before it launches, without a GPU: kernels here only note what is asked of them."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from gla_kernels import rehearsal
+from gla_kernels.call import Call
+from gla_kernels.launch import HOPPER
+from gla_kernels.rehearsal import rehearsing, unrehearsed
+
+
+class Kernel:
+    arg_names = ("x", "K", "BV")
+
+    def __init__(self):
+        self.asked = []
+
+    def warmup(self, *arguments, **options):
+        self.asked.append((arguments, options))
+        return self
+
+    @property
+    def run(self):
+        self.asked.append("loaded")
+
+
+def make_call(K=64):
+    return Call(1, 64, 1, K, 64, 1, False, True, 1.0, torch.bfloat16, HOPPER)
+
+
+@pytest.fixture(autouse=True)
+def compiling(monkeypatch):
+    monkeypatch.setattr(rehearsal, "_rehearsed", set())
+    monkeypatch.setattr(rehearsal, "interpreting", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+
+
+def test_launches_compile_and_load_a_kernel_once_and_do_not_run_it():
+    kernel = Kernel()
+    with rehearsing(make_call(), torch.device("cuda", 0)) as call:
+        call.launch(kernel, HOPPER.forward, (3,), ("x",), {})
+        call.launch(kernel, HOPPER.forward, (3,), ("x",), {})
+    assert kernel.asked == [(("x",), {"grid": (3,), "K": 64, "BV": 64, "num_warps": 4})] * 2 + ["loaded"]
+
+
+def test_a_kind_of_pass_is_rehearsed_once():
+    assert unrehearsed(make_call(), "forward", True)
+    assert not unrehearsed(make_call(), "forward", True)
+    assert unrehearsed(make_call(), "forward", False)
+    assert unrehearsed(make_call(K=32), "forward", True)
+
+
+def test_nothing_is_rehearsed_for_the_interpreter(monkeypatch):
+    monkeypatch.setattr(rehearsal, "interpreting", lambda: True)
+    assert not unrehearsed(make_call())

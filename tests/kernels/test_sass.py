@@ -1,0 +1,31 @@
+"""The assembler's fault is found in machine code that has it, and not in what is right."""
+
+import pytest
+from gla_kernels.sass import faulty_descriptors
+
+RIGHT = """
+        /*8b30*/                   UIADD3 UR5, UP0, UR15, 0x2, URZ ;
+        /*8b50*/                   UMOV UR4, URZ ;
+        /*8b60*/                   UIADD3.X UR7, UR4, 0x40000040, URZ, UP0, !UPT ;
+        /*8b70*/                   UIADD3.64 UR8, UR18, 0x2, URZ ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "faults"),
+    [
+        ({}, 0),
+        ({"UIADD3.X UR7, UR4,": "UIADD3.X UR15, UR15,"}, 1),
+        ({"UMOV UR4, URZ": "UMOV UR4, UR6"}, 1),
+        ({"UIADD3.X UR7, UR4, 0x40000040": "UIADD3.X UR7, URZ, 0x80000020"}, 0),
+        ({"UIADD3.X UR7, UR4, 0x40000040": "UIADD3.X UR7, UR15, UR9"}, 0),
+        ({"UMOV UR4, URZ ;": "UMOV UR4, URZ ;\n        /*8b58*/                   UIADD3.64 UR4, UR18, 0x2, URZ ;"}, 1),
+        ({"UMOV UR4, URZ ;": "UMOV UR4, URZ ;\n        /*8b58*/              @P0  UIADD3 UR4, UR18, 0x2, URZ ;"}, 1),
+    ],
+)
+def test_a_high_word_made_of_anything_but_0_is_a_fault(changed, faults):
+    sass = RIGHT
+    for old, new in changed.items():
+        assert old in sass
+        sass = sass.replace(old, new)
+    assert len(faulty_descriptors(sass)) == faults
