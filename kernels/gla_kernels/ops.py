@@ -47,9 +47,14 @@ def _chunk_forward(
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
     with torch.cuda.device_of(q):
-        if unrehearsed(call, "forward", initial_state is None, output_final_state, keep):
+        if unrehearsed(call, "forward", _form(call), initial_state is None, output_final_state, keep):
             _rehearse_forward(call, inputs, initial_state, output_final_state, keep)
         return _launch_forward(call, inputs, initial_state, output_final_state, keep)
+
+
+def _form(call: Call) -> tuple[object, ...]:
+    """What of a call's sizes decides which kernels it launches."""
+    return wide.form(call) if call.plan.family == "wide" else ()
 
 
 def _launch_forward(
@@ -78,7 +83,7 @@ def _rehearse_forward(
         like, initial = inputs.on_meta(), on_meta(initial_state)
         o, _, kept, flags = _launch_forward(rehearsal, like, initial, output_final_state, keep)
         has_initial = initial is not None
-        if keep != KEEP_NOTHING and unrehearsed(call, "backward", True, has_initial, keep):
+        if keep != KEEP_NOTHING and unrehearsed(call, "backward", _form(call), True, has_initial, keep):
             _launch_backward(rehearsal, like, torch.empty_like(o), None, kept, flags, has_initial, keep)
 
 
@@ -129,7 +134,7 @@ def _chunk_backward(
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
     do = readable(call, do)
     with torch.cuda.device_of(q):
-        if unrehearsed(call, "backward", dfinal is None, has_initial, keep):
+        if unrehearsed(call, "backward", _form(call), dfinal is None, has_initial, keep):
             with rehearsing(call, q.device) as rehearsal:
                 like, after = inputs.on_meta(), on_meta(dfinal)
                 _launch_backward(

@@ -1,4 +1,4 @@
-"""A first call compiles its kernels, and its backward's, side by side: one after another they take twice as long.
+"""A first call compiles its kernels, and its backward's, side by side: one after another they take half as long again.
 
 Whoever is about to launch asks `unrehearsed`, and if so goes through the launches with tensors on the meta device
 inside of `rehearsing`. A kernel that was not foreseen so is compiled when it is launched, as ever.
@@ -7,18 +7,19 @@ inside of `rehearsing`. A kernel that was not foreseen so is compiled when it is
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-import triton
+from triton.runtime._async_compile import AsyncCompileMode, active_mode
+from triton.runtime.errors import OutOfResources
 
 from gla_kernels.call import Call, named
 from gla_kernels.checks import interpreting
 from gla_kernels.launch import Tile
 
-# Compilers at once: the passes together have at most nine kernels.
+# Compilers at once: most calls have no more kernels.
 _COMPILERS = 9
 # The kinds of passes that this process has compiled.
 _rehearsed: set[tuple[object, ...]] = set()
@@ -38,7 +39,7 @@ class _Rehearsal(Call):
 
 
 def unrehearsed(call: Call, *kind: object) -> bool:
-    """Whether this is the first pass of its kind; `kind` is what else than the call decides which kernels it has."""
+    """Whether this is the first pass of its kind; `kind` is what besides head dims and plan decides on kernels."""
     key = (call.K, call.V, call.dtype, call.gated, call.varlen, call.plan, *kind)
     if key in _rehearsed or interpreting():
         return False
@@ -52,11 +53,18 @@ def rehearsing(call: Call, device: torch.device) -> Iterator[Call]:
     rehearsal = _Rehearsal(**{each.name: getattr(call, each.name) for each in fields(call)})
 
     def load(kernel: Any) -> None:
-        with torch.cuda.device(device):
+        # What does not fit this GPU is for the launch to say, if it ever comes.
+        with torch.cuda.device(device), suppress(OutOfResources):
             # Loads the kernel and has a C compiler make its launcher.
             _ = (kernel.result() if hasattr(kernel, "result") else kernel).run
 
-    with ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1)) as pool:
-        with triton.AsyncCompileMode(pool):
-            yield rehearsal
-        list(pool.map(load, {id(kernel): kernel for kernel in rehearsal.compiling}.values()))
+    # The caller may be in such a mode himself; and one that ends by an error stays on.
+    outer = active_mode.get()
+    active_mode.set(None)
+    try:
+        with ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1)) as pool:
+            with AsyncCompileMode(pool):
+                yield rehearsal
+            list(pool.map(load, {id(kernel): kernel for kernel in rehearsal.compiling}.values()))
+    finally:
+        active_mode.set(outer)

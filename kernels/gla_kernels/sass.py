@@ -7,7 +7,8 @@ ptxas 12.8 (Triton 3.6) once made the high word of a `wgmma` descriptor, constan
     UIADD3.X UR15, UR15, 0x40000040, URZ, UP0, !UPT     should read UR4
 
 The product then steps through shared memory with a wrong stride. The same source in another order compiles right, so
-no rule for writing kernels keeps clear of it; this looks for it in what came out.
+no rule for writing kernels keeps clear of it; this looks for it in what came out. It reads from top to bottom, as if
+no branch were taken.
 """
 
 import re
@@ -18,10 +19,17 @@ from typing import Any
 
 import triton
 
-_INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(U\w[\w.]*|R2UR[\w.]*)\s+(.*?);")
-_REGISTER = re.compile(r"UR\d+")
-# High words of descriptors: the kind of swizzle in the topmost bits, the stride in the lowest.
-_HIGH_WORD = re.compile(r"0x[48c]0[0-9a-f]{6}")
+_INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z]\w*[\w.]*)\s+(.*?);")
+_REGISTER = re.compile(r"(U?R)(\d+)")
+_NUMBER = re.compile(r"-?0x[0-9a-f]+")
+_WRITES_NO_REGISTER = ("ST", "RED", "ISETP", "FSETP", "UISETP", "PLOP", "UPLOP", "BAR", "BRA", "R2P", "R2UR.P")
+_WAYS_TO_WRITE_0 = {
+    "UMOV": ["URZ"],
+    "MOV": ["RZ"],
+    "IMAD.MOV.U32": ["RZ", "RZ", "RZ"],
+    "CS2R": ["SRZ"],
+    "CS2R.32": ["SRZ"],
+}
 
 
 def disassemble(compiled: Any) -> str:
@@ -33,6 +41,31 @@ def disassemble(compiled: Any) -> str:
         return subprocess.run([tool, "-c", cubin.name], check=True, capture_output=True, text=True).stdout
 
 
+def _is_high_word(operand: str) -> bool:
+    """Whether an operand is a descriptor's high word: a kind of swizzle in the top bits, a stride in the lowest."""
+    if not _NUMBER.fullmatch(operand):
+        return False
+    word = int(operand, 16) & 0xFFFFFFFF
+    return word >> 30 != 0 and word & 0x3FFF0000 == 0 and word & 0xFFFF != 0
+
+
+def _written(operation: str, operands: list[str]) -> list[str]:
+    """The registers that an instruction writes."""
+    if operation.startswith(_WRITES_NO_REGISTER):
+        return []
+    # A predicate may come first.
+    first = next((found for found in map(_REGISTER.fullmatch, operands[:2]) if found), None)
+    if first is None:
+        return []
+    if operation.startswith("HGMMA"):
+        count = int(operation.split("x")[1]) // 2
+    elif "128" in operation or operation.endswith(".4"):
+        count = 4
+    else:
+        count = 2 if "64" in operation or "WIDE" in operation or operation == "CS2R" else 1
+    return [f"{first[1]}{int(first[2]) + i}" for i in range(count)]
+
+
 def faulty_descriptors(sass: str) -> list[str]:
     """The instructions that add a descriptor's high word to a register that does not hold 0."""
     zeros: set[str] = set()
@@ -41,17 +74,15 @@ def faulty_descriptors(sass: str) -> list[str]:
         found = _INSTRUCTION.match(line)
         if found is None:
             continue
-        operation, operands = found[1], [operand.strip() for operand in found[2].split(",")]
-        if operation == "UIADD3.X" and any(_HIGH_WORD.fullmatch(operand) for operand in operands):
+        predicate, operation = found[1], found[2]
+        operands = [operand.strip().removesuffix(".reuse") for operand in found[3].split(",")]
+        if operation in ("UIADD3.X", "IADD3.X") and any(_is_high_word(operand) for operand in operands):
             sources = [operand for operand in operands[1:] if _REGISTER.fullmatch(operand)]
             if any(source not in zeros for source in sources):
                 faults.append(found[0].strip())
-        written = operands[0]
-        if _REGISTER.fullmatch(written):
-            if operation == "UMOV" and operands[1] == "URZ":
-                zeros.add(written)
-            else:
-                zeros.discard(written)
-            if "64" in operation:
-                zeros.discard(f"UR{int(written[2:]) + 1}")
+        written = _written(operation, operands)
+        if operands[1:] == _WAYS_TO_WRITE_0.get(operation) and not predicate:
+            zeros.update(written)
+        else:
+            zeros.difference_update(written)
     return faults

@@ -109,6 +109,13 @@ def scratch_slots(call: Call) -> int:
     return max(run.count * run.chunks for run in runs)
 
 
+def form(call: Call) -> tuple[object, ...]:
+    """What of a call's sizes decides which kernels it launches: how its time is cut, and the tiles for that."""
+    pieces = choose_pieces(call)
+    runs = (pieces, cut(call, call.every))
+    return _is_whole(call, pieces), call.chunks > call.every, *(state_tile(call, run.count) for run in runs)
+
+
 @dataclass(frozen=True)
 class _Direction:
     """What a recurrence runs on: k and v forward, q and do in reverse."""

@@ -7,7 +7,7 @@ import torch
 from gla_kernels import rehearsal
 from gla_kernels.call import Call
 from gla_kernels.launch import HOPPER
-from gla_kernels.rehearsal import rehearsing, unrehearsed
+from gla_kernels.rehearsal import active_mode, rehearsing, unrehearsed
 
 
 class Kernel:
@@ -42,6 +42,15 @@ def test_launches_compile_and_load_a_kernel_once_and_do_not_run_it():
         call.launch(kernel, HOPPER.forward, (3,), ("x",), {})
         call.launch(kernel, HOPPER.forward, (3,), ("x",), {})
     assert kernel.asked == [(("x",), {"grid": (3,), "K": 64, "BV": 64, "num_warps": 4})] * 2 + ["loaded"]
+
+
+def test_an_error_leaves_the_compiler_as_it_was():
+    outer = object()
+    active_mode.set(outer)
+    with pytest.raises(KeyError), rehearsing(make_call(), torch.device("cuda", 0)):
+        raise KeyError
+    assert active_mode.get() is outer
+    active_mode.set(None)
 
 
 def test_a_kind_of_pass_is_rehearsed_once():
