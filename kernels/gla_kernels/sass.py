@@ -22,7 +22,7 @@ import triton
 _INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z]\w*[\w.]*)\s+(.*?);")
 _REGISTER = re.compile(r"(U?R)(\d+)")
 _NUMBER = re.compile(r"-?0x[0-9a-f]+")
-_WRITES_NO_REGISTER = ("ST", "RED", "ISETP", "FSETP", "UISETP", "PLOP", "UPLOP", "BAR", "BRA", "R2P", "R2UR.P")
+_WRITES_NO_REGISTER = ("ST", "RED.", "ISETP", "FSETP", "UISETP", "PLOP", "UPLOP", "BAR", "BRA", "R2P")
 _WAYS_TO_WRITE_0 = {
     "UMOV": ["URZ"],
     "MOV": ["RZ"],

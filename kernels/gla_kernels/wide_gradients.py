@@ -217,7 +217,7 @@ def wide_gradients(
         before = k_tile.load(key_tile).to(gl.float32) * bdk - Q * intra
         bdq *= factor
         bdk *= reciprocal(factor)
-        # The constants of both sums over time take the tile of dA and the one that centred the gates.
+        # The constants of both sums over time: the first takes the tile of dA.
         thread_barrier()
         dA_tile.store(gl.where(triangle(C, False, True, WARPS), 1.0, 0.0).to(gl.bfloat16))
         before_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))

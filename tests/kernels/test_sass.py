@@ -25,6 +25,7 @@ RIGHT = """
         ({"UIADD3.X UR7, UR4,": "IADD3.X R109, R109,", "UMOV UR4, URZ": "MOV R109, R110"}, 1),
         ({"UMOV UR4, URZ ;": "@UP0 UMOV UR4, URZ ;"}, 1),
         ({"UMOV UR4, URZ ;": "UMOV UR4, URZ ;\n        /*8b58*/                   S2UR UR4, SR_CTAID.X ;"}, 1),
+        ({"UMOV UR4, URZ ;": "UMOV UR4, URZ ;\n        /*8b58*/                   REDUX.SUM UR4, R5 ;"}, 1),
         ({"UIADD3.X UR7, UR4, 0x40000040": "UIADD3.X UR7, UR15, UR9"}, 0),
         ({"UMOV UR4, URZ ;": "UMOV UR4, URZ ;\n        /*8b58*/                   UIADD3.64 UR4, UR18, 0x2, URZ ;"}, 1),
         ({"UMOV UR4, URZ ;": "UMOV UR4, URZ ;\n        /*8b58*/              @P0  UIADD3 UR4, UR18, 0x2, URZ ;"}, 1),
