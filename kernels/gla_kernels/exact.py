@@ -23,26 +23,37 @@ from gla_kernels.tiles import (
     zero_state,
 )
 
+# Key columns of a block in the scores of a subchunk.
+SCORE_KEYS = tl.constexpr(64)
+
 
 @triton.jit
-def exact_scores(q, k, step_gates, steps, TRANSPOSED: tl.constexpr, R: tl.constexpr, DOT: tl.constexpr,
-                 PRECISION: tl.constexpr):  # fmt: skip
-    """tril(q k^T with every pair's own decay) or its transpose, (R, R) float32, for any gates.
+def exact_scores(q, k, g, scale, q_t, k_t, g_t, steps, rows_left, K: tl.constexpr, BK: tl.constexpr,
+                 TRANSPOSED: tl.constexpr, R: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """tril(scale q k^T with every pair's own decay) or its transpose, (R, R) float32, for any gates.
 
-    q (scaled) and k are (R, BK) float32.
+    q, k and g point to the subchunk's first row. They are read again, a block of keys at a time: every warp holds both
+    operands of such a small product whole, and with 256 keys that alone is more than its registers.
     """
-    own = tl.sum(q * k, axis=1)
-    scores = tl.where(steps[:, None] == steps[None, :], own[:, None], 0.0)
-    size = 1
-    while size < R:
-        factor, late, pairs, pairs_t = tree_level(step_gates, steps, size, DOT)
-        ql = tl.where(late[:, None], q * factor, 0.0).to(DOT)
-        kl = tl.where(late[:, None], 0.0, k * factor).to(DOT)
-        if TRANSPOSED:
-            scores += tl.where(pairs_t, tl.dot(kl, tl.trans(ql), input_precision=PRECISION), 0.0)
-        else:
-            scores += tl.where(pairs, tl.dot(ql, tl.trans(kl), input_precision=PRECISION), 0.0)
-        size *= 2
+    block: tl.constexpr = min(BK, SCORE_KEYS)
+    scores = tl.zeros([R, R], dtype=tl.float32)
+    for first in range(0, K, block):
+        cols = first + tl.arange(0, block)
+        bq = load_tile(q, steps, cols, q_t, rows_left, K).to(tl.float32) * scale
+        bk = load_tile(k, steps, cols, k_t, rows_left, K).to(tl.float32)
+        step_gates = exact_gates(load_tile(g, steps, cols, g_t, rows_left, K))
+        own = tl.sum(bq * bk, axis=1)
+        scores += tl.where(steps[:, None] == steps[None, :], own[:, None], 0.0)
+        size = 1
+        while size < R:
+            factor, late, pairs, pairs_t = tree_level(step_gates, steps, size, DOT)
+            ql = tl.where(late[:, None], bq * factor, 0.0).to(DOT)
+            kl = tl.where(late[:, None], 0.0, bk * factor).to(DOT)
+            if TRANSPOSED:
+                scores += tl.where(pairs_t, tl.dot(kl, tl.trans(ql), input_precision=PRECISION), 0.0)
+            else:
+                scores += tl.where(pairs, tl.dot(ql, tl.trans(kl), input_precision=PRECISION), 0.0)
+            size *= 2
     return scores
 
 
@@ -150,7 +161,9 @@ def gla_forward_exact(
         if STORE_O:
             bq = load_tile(q, steps, kcols, q_t, rows_left, K).to(tl.float32) * scale
             since_start = select_sum(steps[:, None] >= steps[None, :], step_gates, 3, DOT)
-            scores = exact_scores(bq, bk, step_gates, steps, False, R, DOT, PRECISION).to(DOT)
+            scores = exact_scores(
+                q, k, g, scale, q_t, k_t, g_t, steps, rows_left, K, BK, False, R, DOT, PRECISION
+            ).to(DOT)  # fmt: skip
             bo = tl.dot((bq * tl.exp2(since_start)).to(DOT), S.to(DOT), input_precision=PRECISION)
             bo = tl.dot(scores, bv, bo, input_precision=PRECISION)
             store_tile(o, bo, steps, vcols, H * V, rows_left, V)
@@ -246,7 +259,10 @@ def gla_backward_exact(
             k_factor = tl.exp2(select_sum(steps[:, None] < steps[None, :], step_gates, 3, DOT))
             qs = (bq * q_factor).to(DOT)
             ks = (bk * k_factor).to(DOT)
-            scores_t = exact_scores(bq, bk, step_gates, steps, True, R, DOT, PRECISION).to(DOT)
+            scores_t = exact_scores(
+                q + row * q_t, k + row * k_t, g + row * g_t, scale, q_t, k_t, g_t, steps, rows_left, K, BK, True, R, DOT,
+                PRECISION,
+            ).to(DOT)  # fmt: skip
             dA = zero_state(scale, R, R)
             dAt = zero_state(scale, R, R)
             dq_state = zero_state(scale, R, BK)

@@ -107,8 +107,12 @@ def operands(dtype: torch.dtype) -> Operands:
 
 @cache
 def exact_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
-    """The exact kernels' tile: the plain ones' columns, without a pipeline (it spills less)."""
-    return replace(triton_plan(K, V, dtype, None).backward, warps=8, stages=1)
+    """The exact kernels' tile: the plain ones' columns, without a pipeline (it spills less).
+
+    Above 128 keys two states of 64 columns are most of what 8 warps can hold: 256 of them would spill 3 KB.
+    """
+    tile = replace(triton_plan(K, V, dtype, None).backward, warps=8, stages=1)
+    return tile if tile.block_k <= 128 else replace(tile, block_v=min(tile.block_v, 32), warps=16)
 
 
 def plan(

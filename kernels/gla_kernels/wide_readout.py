@@ -172,7 +172,9 @@ def wide_readout(
         O = product(P_tile, z_tiles.index(now), C, BV, WARPS)
         for ik in gl.static_range(blocks_k):
             O = add_product(x_tiles.index(ik), S_tiles.index(now * blocks_k + ik), O)
-        O = warpgroup_mma_wait(0, deps=[O])
+        # The tiles are named too: with one block of V they have no later reader, and without it the compiler may give
+        # their memory to the conversion of o while the products still read them.
+        O, _, _, _, _ = warpgroup_mma_wait(0, deps=[O, P_tile, x_tiles, z_tiles, S_tiles])
         put(out, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
         out += BV
     async_copy.wait_group(0)
