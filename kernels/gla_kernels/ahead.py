@@ -34,6 +34,7 @@ from gla_kernels.launch import (
     wide_readout_tile,
 )
 from gla_kernels.limits import CHUNK_SIZES
+from gla_kernels.ptx import overflowing_pairs
 from gla_kernels.sass import disassemble, faulty_descriptors
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
@@ -187,6 +188,7 @@ def main() -> None:
                 compiled = compile_kernel(call, variant, arch)
                 line = {"arch": arch, "kernel": variant.name, "gated": gated, "exact": variant.exact}
                 line |= asdict(resources(compiled))
+                line["overflowing_pairs"] = len(overflowing_pairs(compiled.asm["ptx"]))
                 if choice.family != "triton" and not variant.exact:
                     line["faulty_descriptors"] = len(faulty_descriptors(disassemble(compiled)))
                 print(json.dumps(line), flush=True)

@@ -36,7 +36,8 @@ def exact_scores(q, k, g, scale, q_t, k_t, g_t, steps, rows_left, K: tl.constexp
     operands of such a small product whole, and with 256 keys that alone is more than its registers.
     """
     block: tl.constexpr = min(BK, SCORE_KEYS)
-    scores = tl.zeros([R, R], dtype=tl.float32)
+    # Not zeros that the compiler knows: with them LLVM made holes in the mask of the diagonal (`ptx.py`).
+    scores = zero_state(scale, R, R)
     for first in range(0, K, block):
         cols = first + tl.arange(0, block)
         bq = load_tile(q, steps, cols, q_t, rows_left, K).to(tl.float32) * scale
@@ -260,8 +261,8 @@ def gla_backward_exact(
             qs = (bq * q_factor).to(DOT)
             ks = (bk * k_factor).to(DOT)
             scores_t = exact_scores(
-                q + row * q_t, k + row * k_t, g + row * g_t, scale, q_t, k_t, g_t, steps, rows_left, K, BK, True, R, DOT,
-                PRECISION,
+                q + row * q_t, k + row * k_t, g + row * g_t, scale, q_t, k_t, g_t, steps, rows_left, K, BK, True, R,
+                DOT, PRECISION,
             ).to(DOT)  # fmt: skip
             dA = zero_state(scale, R, R)
             dAt = zero_state(scale, R, R)

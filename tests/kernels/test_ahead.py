@@ -19,7 +19,9 @@ def compile_all(*arguments):
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not any(kernel["overflowing_pairs"] for kernel in found)
+    return found
 
 
 def test_the_default_shape_compiles_for_every_architecture():

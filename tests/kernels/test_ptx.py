@@ -1,0 +1,40 @@
+"""LLVM's fault is found in PTX that has it, and not in what is right."""
+
+import pytest
+from gla_kernels.ptx import overflowing_pairs
+
+FAULTY = """
+\tmov.u32 \t%r4, %tid.x;
+\tand.b32 \t%r13, %r4, 3;
+\tmul.wide.u32 \t%rd36, %r4, 268435456;
+\tcvt.u64.u32 \t%rd37, %r13;
+\tshl.b64 \t%rd38, %rd37, 33;
+\tor.b64 \t%rd39, %rd36, %rd38;
+\tmov.b64 \t{_, %r18}, %rd39;
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "faults"),
+    [
+        ({}, 1),
+        ({"%rd36, %r4, 268435456": "%rd36, %r4, 4194304"}, 0),
+        ({"%rd36, %r4, 268435456": "%rd36, %r4, 8388608"}, 1),
+        ({"%rd36, %r4, 268435456": "%rd36, %r13, 268435456"}, 0),
+        ({"mov.u32 \t%r4, %tid.x": "ld.param.b32 \t%r4, [kernel_param_0]"}, 1),
+        ({"or.b64": "add.s64"}, 1),
+        ({"%rd36, %rd38": "%rd38, %rd36"}, 1),
+        ({"%rd37, 33": "%rd37, 3"}, 0),
+        ({"mul.wide.u32 \t%rd36, %r4, 268435456": "cvt.u64.u32 \t%rd36, %r4"}, 0),
+        ({"mul.wide.u32 \t%rd36, %r4, 268435456": "shl.b64 \t%rd36, %rd35, 28"}, 1),
+        ({"mul.wide.u32 \t%rd36, %r4, 268435456": "cvt.u64.u32 \t%rd35, %r4;\n\tshl.b64 \t%rd36, %rd35, 22"}, 0),
+        ({"\tor.b64": "\tand.b64 \t%rd36, %rd36, 4294967295;\n\tor.b64"}, 0),
+        ({"%rd36, %r4, 268435456": "%rd36, %r4, %r5"}, 0),
+    ],
+)
+def test_a_lower_half_that_may_reach_into_the_upper_one_is_a_fault(changed, faults):
+    ptx = FAULTY
+    for old, new in changed.items():
+        assert old in ptx
+        ptx = ptx.replace(old, new)
+    assert len(overflowing_pairs(ptx)) == faults
