@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-# Okabe and Ito's colours, which the colour-blind tell apart, darkest first so that they also differ in grey; markers
-# and dashes repeat the distinction for print.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#8C6D1F")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "<", ">")
+# Okabe and Ito's colours, which the colour-blind tell apart, and two more, in an order that also differs in grey;
+# markers and dashes repeat the distinction for print.
+_COLORS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#8C6D1F", "#8F8F8F", "#5D3A9B",
+)  # fmt: skip
+_MARKERS = ("o", "s", "^", "D", "v", "P", "<", ">", "p", "h")
 _DASHES = ("-", "--", "-.", ":")
 _FAILURE_MARKS = {
     "oom": ("x", "out of memory"),
