@@ -50,7 +50,7 @@ class Workload:
 class Backend(ABC):
     """One implementation of one op. Subclasses are light: heavy imports happen in `bind`.
 
-    Inputs ask for gradients in every pass: the forward is that of training, and keeps what a backward needs.
+    Inputs ask for gradients in every pass but `infer`: a forward is that of training, and keeps what a backward needs.
 
     `options` are the optional axes that mean something to the backend, out of chunk and materialize.
     """
@@ -109,6 +109,6 @@ class Backend(ABC):
 
     def prepare(self, cell: Cell) -> Workload:
         """Makes the cell's inputs from its seed and binds them."""
-        op = self.definition()
-        inputs = {name: x.requires_grad_() for name, x in op.make_inputs(cell).items()}
+        op, trains = self.definition(), cell.pass_ != "infer"
+        inputs = {name: x.requires_grad_(trains) for name, x in op.make_inputs(cell).items()}
         return Workload(self.bind(inputs, cell), inputs, op.make_grad_output(cell))

@@ -66,7 +66,7 @@ class SdpaCudnn(_Sdpa):
 
     def limits(self, cell: Cell) -> str | None:
         widest = max(cell.key_dim, cell.value_dim)
-        if widest > 128 and cell.pass_ != "fwd":
+        if widest > 128 and cell.has_backward:
             return f"head dims go up to 128 in backward; got K={cell.key_dim} V={cell.value_dim}"
         return None
 
@@ -81,7 +81,7 @@ class SdpaMath(_Sdpa):
     def working_bytes(self, cell: Cell) -> int:
         """The T x T scores, before and after softmax, and again in backward."""
         scores = cell.batch * cell.heads * cell.seqlen**2 * max(4, BYTES[cell.dtype])
-        return scores * (2 if cell.pass_ == "fwd" else 4)
+        return scores * (4 if cell.has_backward else 2)
 
 
 class FlashAttn(Backend):

@@ -58,7 +58,7 @@ class Op:
         """Inputs and output, and for a pass with a backward the gradients of both: the least that a cell must hold."""
         inputs = sum(spec.bytes(cell) for spec in self.specs(cell).values())
         both = inputs + Spec(self.output(cell)).bytes(cell)
-        return both if cell.pass_ == "fwd" else 2 * both
+        return 2 * both if cell.has_backward else both
 
     def moved_bytes(self, cell: Cell) -> int:
         """What a perfect pass moves: each tensor read or written once, and nothing kept between forward and backward.
@@ -69,7 +69,7 @@ class Op:
         inputs = sum(spec.bytes(cell) for spec in self.specs(cell).values())
         output = Spec(self.output(cell)).bytes(cell)
         forward, backward = inputs + output, 2 * inputs + output
-        return {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[cell.pass_]
+        return {"infer": forward, "fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[cell.pass_]
 
 
 def _generator(cell: Cell, stream: int) -> Generator:

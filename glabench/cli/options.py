@@ -51,7 +51,7 @@ class SweepOptions:
     chunk: Annotated[str | None, _axis("chunk", "Chunk length C, or auto.")] = None
     materialize: Annotated[str | None, _axis("materialize", "Chunk states kept in memory: on, off.")] = None
     dtype: Annotated[str | None, _axis("dtype", "bf16, fp16, fp32, fp64.")] = None
-    pass_: Annotated[str | None, _axis("pass", "fwd, bwd, fwd+bwd.")] = None
+    pass_: Annotated[str | None, _axis("pass", "infer, fwd, bwd, fwd+bwd.")] = None
     gate: Annotated[str | None, _axis("gate", "Distribution of the gates.")] = None
     backend: Annotated[str | None, _axis("backend", "Backends, by name.")] = None
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/<sweep>-<time>.")] = None

@@ -44,7 +44,7 @@ def small_cell(cell: Cell) -> Cell:
         batch=min(cell.batch, 2),
         heads=min(cell.heads, 2),
         seqlen=min(cell.seqlen, MOST_TOKENS),
-        pass_="fwd" if cell.pass_ == "fwd" else "fwd+bwd",
+        pass_="fwd+bwd" if cell.has_backward else cell.pass_,
     )
 
 
@@ -68,15 +68,14 @@ def _results(workload: Workload, with_gradients: bool) -> dict[str, Tensor]:
 def check_accuracy(backend: Backend, cell: Cell) -> Accuracy:
     """Runs the small cell and its reference; `cell` may be the small cell itself."""
     small = small_cell(cell)
-    with_gradients = small.pass_ != "fwd"
     workload = backend.prepare(small)
     if small.device == "cuda":
         _poison_free_memory()
-    found = _results(workload, with_gradients)
+    found = _results(workload, small.has_backward)
     op = backend.definition()
-    wide = {name: x.detach().double().requires_grad_() for name, x in workload.inputs.items()}
+    wide = {name: x.detach().double().requires_grad_(small.has_backward) for name, x in workload.inputs.items()}
     exact = Workload(lambda: op.reference(wide), wide, workload.grad_output.double())
-    expected = _results(exact, with_gradients)
+    expected = _results(exact, small.has_backward)
     errors = {name: relative_error(x, expected[name]) for name, x in found.items()}
     return Accuracy(errors, f"{op.reference_name} in float64, {small.seqlen} tokens", BOUNDS[cell.dtype])
 

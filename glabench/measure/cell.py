@@ -43,7 +43,7 @@ def _steps(workload: Workload, pass_: str) -> _Steps:
         output = workload.forward()
         return (output, *workload.gradients(output))
 
-    if pass_ == "fwd":
+    if pass_ in ("infer", "fwd"):
         return _Steps(nothing, workload.forward, None)
     if pass_ == "fwd+bwd":
         return _Steps(nothing, both, workload.forward)
@@ -64,11 +64,11 @@ class _FirstCall:
     output_error: float | None
 
 
-def _first_call(backend: Backend, workload: Workload, pass_: str, timer: Timer) -> _FirstCall:
+def _first_call(backend: Backend, workload: Workload, cell: Cell, timer: Timer) -> _FirstCall:
     timer.synchronize()
     start = time.perf_counter()
     output = workload.forward()
-    gradients = () if pass_ == "fwd" else workload.gradients(output)
+    gradients = workload.gradients(output) if cell.has_backward else ()
     timer.synchronize()
     seconds = time.perf_counter() - start
     names = ("o", *(f"d{name}" for name in workload.inputs))
@@ -93,7 +93,7 @@ class CellMeter:
         copy_gbps = self._copy_gbps if cell.device == "cuda" else None
         record = Record(self._run_id, cell, "ok", started_at=started_at, copy_gbps=copy_gbps)
         workload = self._backend.prepare(cell)
-        first = _first_call(self._backend, workload, cell.pass_, self._timer)
+        first = _first_call(self._backend, workload, cell, self._timer)
         launch = self._backend.launch(workload.inputs, cell)
         record = replace(record, first_call_s=first.seconds, launch=launch)
         if first.output_error is None:

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 UNSETTLED_NOTE = "~ sampling stopped at the time limit, before the median was known as well as asked"
 FLOOR_TITLE = "share of the memory's floor, %"
-PASS_TITLES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
+PASS_TITLES = {
+    "infer": "forward without gradients",
+    "fwd": "forward",
+    "bwd": "backward",
+    "fwd+bwd": "forward + backward",
+}
 
 
 def to_frame(records: Iterable[Record]) -> pd.DataFrame:

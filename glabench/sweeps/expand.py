@@ -84,7 +84,9 @@ def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep:
         values["dtype"], _head_dims(values, sweep), values["heads"], values["batch"], optional("chunk"),
         optional("materialize"), optional("gate"), values["seqlen"], values["pass"],
     ):  # fmt: skip
-        yield Cell(backend, traits.op, pass_, B, T, H, K, V, chunk, materialize, dtype, gate, device)
+        # Where no gradients are asked for there are no states to keep.
+        kept = None if pass_ == "infer" else materialize
+        yield Cell(backend, traits.op, pass_, B, T, H, K, V, chunk, kept, dtype, gate, device)
 
 
 def expand(sweep: Sweep, traits: Mapping[str, Traits], device: str) -> list[Cell]:

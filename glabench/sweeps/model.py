@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from glabench.sweeps.axis import INTEGER_FORM, parse_choices, parse_integers
 
-Pass = Literal["fwd", "bwd", "fwd+bwd"]
-PASSES = ("fwd", "bwd", "fwd+bwd")
+Pass = Literal["infer", "fwd", "bwd", "fwd+bwd"]
+PASSES = ("infer", "fwd", "bwd", "fwd+bwd")
 DTYPES = ("bf16", "fp16", "fp32", "fp64")
 GATES = ("logsigmoid/16", "logsigmoid", "slow", "strong", "resets")
 AUTO = "auto"
@@ -94,6 +94,11 @@ class Cell:
     gate: str | None
     device: str
     seed: int = 0
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether gradients are computed in the pass, timed or not."""
+        return self.pass_ in ("bwd", "fwd+bwd")
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the pass is called `pass`, which Python keeps for itself."""

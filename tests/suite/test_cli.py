@@ -84,7 +84,7 @@ def test_dry_run_as_json_is_data(glabench):
         (["speed", "--seqlen", "16k..1k"], ["--seqlen", "'16k..1k'", "smaller end"]),
         (["speed", "--materialize", "maybe"], ["--materialize", "'maybe'", "on, off"]),
         (["speed", "--dtype", "int8"], ["--dtype", "'int8'", "bf16, fp16, fp32, fp64"]),
-        (["speed", "--pass", "back"], ["--pass", "'back'", "fwd, bwd, fwd+bwd"]),
+        (["speed", "--pass", "back"], ["--pass", "'back'", "infer, fwd, bwd, fwd+bwd"]),
         (["speed", "--backend", "fast"], ["--backend", "'fast'", "gla-triton"]),
         (["speed", "--device", "tpu"], ["--device", "'tpu'", "auto, cuda, cpu"]),
         (["speed", "--precision", "7"], ["--precision", "7", "0.0001 to 0.5"]),

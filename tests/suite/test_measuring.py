@@ -121,8 +121,9 @@ def test_the_gate_catches_nan():
     assert "nan" in check_accuracy(fake_backends.NotANumber(), replace(CELL, seqlen=32)).problem
 
 
-def test_a_forward_cell_checks_the_output_alone():
-    assert set(check_accuracy(fake_backends.Good(), replace(CELL, pass_="fwd")).rel_error) == {"o"}
+@pytest.mark.parametrize("pass_", ["infer", "fwd"])
+def test_a_forward_cell_checks_the_output_alone(pass_):
+    assert set(check_accuracy(fake_backends.Good(), replace(CELL, pass_=pass_)).rel_error) == {"o"}
 
 
 def test_the_small_cell_keeps_what_matters():
@@ -130,6 +131,14 @@ def test_the_small_cell_keeps_what_matters():
     small = small_cell(big)
     assert (small.batch, small.seqlen, small.heads, small.pass_) == (2, 256, 2, "fwd+bwd")
     assert (small.key_dim, small.dtype) == (128, "fp32")
+    assert [small_cell(replace(big, pass_=name)).pass_ for name in ("infer", "fwd")] == ["infer", "fwd"]
+
+
+@pytest.mark.parametrize("pass_", ["infer", "fwd", "bwd", "fwd+bwd"])
+def test_inputs_ask_for_gradients_but_for_inference(pass_):
+    workload = fake_backends.Good().prepare(replace(CELL, seqlen=16, pass_=pass_))
+    assert all(x.requires_grad == (pass_ != "infer") for x in workload.inputs.values())
+    assert workload.forward().requires_grad == (pass_ != "infer")
 
 
 def test_relative_error_of_zero_against_zero_is_zero_and_of_more_is_not():
@@ -151,7 +160,7 @@ def test_inputs_come_from_the_seed():
 # The passes
 
 
-@pytest.mark.parametrize("pass_", ["fwd", "bwd", "fwd+bwd"])
+@pytest.mark.parametrize("pass_", ["infer", "fwd", "bwd", "fwd+bwd"])
 def test_a_cell_is_measured_with_all_samples_kept(pass_):
     timer = FakeTimer(iter([9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0]))
     meter = CellMeter(fake_backends.Good(), replace(QUICK, min_samples=5), timer, "run")
@@ -383,6 +392,7 @@ def test_a_reason_holds_no_path_of_the_machine_and_is_not_endless():
 @pytest.mark.parametrize(
     ("op", "pass_", "per_token"),
     [
+        ("gla", "infer", 16 + 16 + 32 + 32 + 32),
         ("gla", "fwd", 16 + 16 + 32 + 32 + 32),
         ("gla", "bwd", 2 * (16 + 16 + 32 + 32) + 32),
         ("gla", "fwd+bwd", 3 * (16 + 16 + 32 + 32) + 2 * 32),

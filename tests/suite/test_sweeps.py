@@ -66,6 +66,12 @@ def test_version_3s_width_gives_every_backend_its_own_heads():
     assert shapes["mamba1"] == (32, 16, 64)
 
 
+def test_a_forward_without_gradients_has_no_states_to_keep_or_not():
+    cells = expand(sweep(materialize="on,off", **{"pass": "infer,fwd"}), TRAITS, "cuda")
+    kept = {(c.pass_, c.materialize) for c in cells if c.backend == "ours"}
+    assert kept == {("infer", None), ("fwd", True), ("fwd", False)}
+
+
 def test_axes_that_mean_nothing_to_a_backend_are_left_out_of_its_cells():
     cells = expand(sweep(chunk="16,32", materialize="on,off"), TRAITS, "cuda")
     rival = [c for c in cells if c.backend == "rival"]
