@@ -141,21 +141,24 @@ def hopper_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None = Non
 def triton_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None) -> LaunchPlan:
     """The plain-Triton kernels' row.
 
-    C=16 came out first in forward + backward at K <= 64 with states kept (H200, bfloat16, Triton 3.6), in ms: C=16
-    2.86, C=32 3.41, C=64 5.50 (the backward spills); wider rows come from the same comparison. The short chunk has
-    the widest range of gates in the plain form, too. float32 operands take twice the registers: their rows, and those
-    of K > 256, are chosen to fit, not by time.
+    Chosen by forward + backward with states kept (H200, Triton 3.6), in ms. bfloat16, K = V = 64, B = 8, T = 4096,
+    H = 16: C=32 0.27 + 0.82; C=16 0.45 + 0.80, or 1.14 with 4 warps in the backward; C=64 0.21 + 1.38 (it spills).
+    float16 there: 0.65 + 1.67, and 0.84 + 2.14 with a stage less in both. bfloat16, K = V = 128, B = 4: C=16 0.68 +
+    2.46, or 2.68 with a stage less. float32 operands take twice the registers: longer chunks, and K > 256, are chosen
+    to fit, not by time.
     """
-    chunk = chunk_size or 16
     wide, block_v = padded(K), min(padded(V), 64)
     half = dtype == torch.bfloat16
+    chunk = chunk_size or (32 if half and wide <= 64 else 16)
+    deep = chunk <= 16
+    if wide <= 64 and half:
+        return LaunchPlan("triton", chunk, Tile(wide, block_v, 4, 3), Tile(wide, block_v, 8, 3 if chunk <= 32 else 2))
     if wide <= 64:
-        backward = Tile(wide, block_v, 4 if chunk <= 32 else 8, 3 if chunk <= 32 else 2)
-        forward = Tile(wide, block_v, 4, 3 if half else 2)
-        return LaunchPlan("triton", chunk, forward, backward if half else replace(backward, stages=1))
+        backward = Tile(wide, block_v, 4 if chunk <= 32 else 8, 2 if deep else 1)
+        return LaunchPlan("triton", chunk, Tile(wide, block_v, 4, 3 if deep else 2), backward)
+    if wide <= 128 and half:
+        return LaunchPlan("triton", chunk, Tile(wide, block_v, 4, 3), Tile(wide, block_v, 8, 3 if deep else 2))
     if wide <= 128:
-        if half:
-            return LaunchPlan("triton", chunk, Tile(wide, block_v, 4, 3), Tile(wide, block_v, 8, 2))
         return LaunchPlan("triton", chunk, Tile(wide, block_v, 8, 2), Tile(wide, block_v, 8, 1))
     if wide <= 256 and half:
         return LaunchPlan("triton", chunk, Tile(wide, block_v, 8, 2), Tile(wide, block_v, 8, 1))
