@@ -175,13 +175,11 @@ def main() -> None:
     parser.add_argument("--family", choices=("triton", "hopper"), default="triton")
     options = parser.parse_args()
     K, V, dtype = options.key_dim, options.value_dim, dtypes[options.dtype]
-    choice = plan(K, V, dtype, options.chunk)
-    if options.family == "hopper":
-        special = hopper_plan(K, V, dtype, options.chunk)
-        if special is None:
-            parser.error(f"the kernels for Hopper do not take K = {K}, V = {V} in {options.dtype}")
-        choice = special
+    special = hopper_plan(K, V, dtype, options.chunk) if options.family == "hopper" else None
+    if options.family == "hopper" and special is None:
+        parser.error(f"the kernels for Hopper do not take K = {K}, V = {V} in {options.dtype}")
     for gated in (True, False):
+        choice = special or plan(K, V, dtype, options.chunk, gated=gated)
         call = call_of(K, V, gated, dtype, choice)
         for variant in variants(call):
             for arch in options.arch:

@@ -58,11 +58,11 @@ def plans_path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gla_kernels" / "plans.json"
 
 
-def candidates(K: int, V: int, dtype: torch.dtype, device: torch.device) -> tuple[LaunchPlan, ...]:
+def candidates(K: int, V: int, dtype: torch.dtype, device: torch.device, gated: bool = True) -> tuple[LaunchPlan, ...]:
     """The table's plan first, then plain-Triton ones of every chunk size that fits, with 4 and 8 warps."""
-    found = [plan(K, V, dtype, None, device)]
+    found = [plan(K, V, dtype, None, device, gated)]
     for chunk in fitting_chunks(K, operands(dtype).dtype.itemsize):
-        row = triton_plan(K, V, dtype, chunk)
+        row = triton_plan(K, V, dtype, chunk, gated)
         for warps in (4, 8):
             found.append(replace(row, backward=replace(row.backward, warps=warps)))
     return tuple(dict.fromkeys(found))
@@ -113,7 +113,7 @@ def tuned_plan(kind: CallKind, device: torch.device, run: Callable[[str], object
     `run` runs the call with a plan. A plan that cannot run here is passed over.
     """
     times: dict[str, float] = {}
-    for choice in candidates(kind.K, kind.V, kind.dtype, device):
+    for choice in candidates(kind.K, kind.V, kind.dtype, device, kind.gated):
         text = plan_text(choice)
         try:
             run(text)

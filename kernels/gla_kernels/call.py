@@ -124,7 +124,7 @@ def make_call(
     V = v.shape[-1]
     sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     K, V = int(K), int(V)  # in a trace with symbolic shapes: these are fixed
-    choice = parse_plan(plan_of_choice) if plan_of_choice else plan(K, V, q.dtype, chunk_size, q.device)
+    choice = parse_plan(plan_of_choice) if plan_of_choice else plan(K, V, q.dtype, chunk_size, q.device, g is not None)
     return Call(B, T, H, K, V, sequences, cu_seqlens is not None, g is not None, scale, q.dtype, choice)
 
 

@@ -116,12 +116,17 @@ def exact_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
 
 
 def plan(
-    K: int, V: int, dtype: torch.dtype, chunk_size: int | None = None, device: torch.device | None = None
+    K: int,
+    V: int,
+    dtype: torch.dtype,
+    chunk_size: int | None = None,
+    device: torch.device | None = None,
+    gated: bool = True,
 ) -> LaunchPlan:
     """The launch plan for head dims K and V (at most 512) and inputs of `dtype`; `chunk_size` overrides the table's."""
     on_hopper = device is not None and device.type == "cuda" and hopper_device(device.index)
     special = hopper_plan(K, V, dtype, chunk_size) if on_hopper else None
-    return special or triton_plan(K, V, dtype, chunk_size)
+    return special or triton_plan(K, V, dtype, chunk_size, gated)
 
 
 @cache
@@ -138,21 +143,29 @@ def hopper_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None = Non
 
 
 @cache
-def triton_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None) -> LaunchPlan:
+def triton_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None, gated: bool = True) -> LaunchPlan:
     """The plain-Triton kernels' row.
 
-    Chosen by forward + backward with states kept (H200, Triton 3.6), in ms. bfloat16, K = V = 64, B = 8, T = 4096,
-    H = 16: C=32 0.27 + 0.82; C=16 0.45 + 0.80, or 1.14 with 4 warps in the backward; C=64 0.21 + 1.38 (it spills).
-    float16 there: 0.65 + 1.67, and 0.84 + 2.14 with a stage less in both. bfloat16, K = V = 128, B = 4: C=16 0.68 +
-    2.46, or 2.68 with a stage less. float32 operands take twice the registers: longer chunks, and K > 256, are chosen
-    to fit, not by time.
+    Chosen by forward + backward with states kept (H200, Triton 3.6). bfloat16, K = V = 64, H = 16, T = 4096, with 8
+    warps in the backward or 4, in ms (at B = 32: results/h200-chunk-sweep and h200-chunk-sweep-4-warps):
+
+                 B = 32, gates    no gates       B = 8, gates
+        C = 16   4.38 or 3.84     1.85 or 1.44   1.24 or 1.58
+        C = 32   3.87 or 4.67     1.57 or 1.26   1.10 or 1.53
+
+    With few programs 8 warps win, and a multiprocessor holds one program of 8 or two of 4. The other rows were compared
+    at B * H of 64 and 128: float16, K = V = 64, C=16 2.32, or 2.98 with a stage less in both passes; bfloat16,
+    K = V = 128, C=16 3.13, or 3.36 with a stage less in the backward. float32 operands take twice the registers: longer
+    chunks, and K > 256, are chosen to fit, not by time.
     """
     wide, block_v = padded(K), min(padded(V), 64)
     half = dtype == torch.bfloat16
     chunk = chunk_size or (32 if half and wide <= 64 else 16)
     deep = chunk <= 16
     if wide <= 64 and half:
-        return LaunchPlan("triton", chunk, Tile(wide, block_v, 4, 3), Tile(wide, block_v, 8, 3 if chunk <= 32 else 2))
+        short = chunk <= 32
+        backward = Tile(wide, block_v, 4 if short and not gated else 8, 3 if short else 2)
+        return LaunchPlan("triton", chunk, Tile(wide, block_v, 4, 3), backward)
     if wide <= 64:
         backward = Tile(wide, block_v, 4 if chunk <= 32 else 8, 2 if deep else 1)
         return LaunchPlan("triton", chunk, Tile(wide, block_v, 4, 3 if deep else 2), backward)

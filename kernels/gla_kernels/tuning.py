@@ -62,4 +62,4 @@ def launch_of(
         kept = kept_plan(_kind(q, v, g, None, KEEP_STATES, materialize), q.device)
         if kept is not None:
             return kept
-    return plan_text(plan(q.shape[-1], v.shape[-1], q.dtype, chunk_size, q.device))
+    return plan_text(plan(q.shape[-1], v.shape[-1], q.dtype, chunk_size, q.device, g is not None))

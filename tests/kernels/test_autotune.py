@@ -46,9 +46,10 @@ def test_what_is_no_plan_is_refused(text):
         parse_plan(text)
 
 
-def test_the_tables_plan_is_the_first_candidate_and_none_comes_twice():
-    choices = autotune.candidates(64, 64, torch.bfloat16, CPU)
-    assert choices[0] == plan(64, 64, torch.bfloat16)
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_tables_plan_is_the_first_candidate_and_none_comes_twice(gated):
+    choices = autotune.candidates(64, 64, torch.bfloat16, CPU, gated)
+    assert choices[0] == plan(64, 64, torch.bfloat16, gated=gated)
     assert len(set(choices)) == len(choices) > 4
 
 

@@ -22,16 +22,26 @@ def test_every_number_in_its_table_is_in_the_report_of_the_run():
     assert rows[2] in report
 
 
-@pytest.mark.parametrize(
-    ("report", "pass_", "row"), re.findall(r"^\| \[.*\]\((results/\S+)\) \| ([^|]+) \| (.*) \|$", README, re.MULTILINE)
-)
-def test_every_time_at_the_sizes_of_models_is_in_the_report_of_its_run(report, pass_, row):
+def rows_of_runs():
+    """Every row that names a run's report: the report, the pass, the columns' labels and the row's cells."""
+    labels = []
+    for line in README.splitlines():
+        if line.startswith("| run | pass | "):
+            labels = line.strip("| ").split(" | ")[2:]
+        elif row := re.fullmatch(r"\| \[.*\]\((results/\S+)\) \| ([^|]+) \| (.*) \|", line):
+            yield row[1], row[2], labels, [cell.strip() for cell in row[3].split(" | ")]
+
+
+@pytest.mark.parametrize(("report", "pass_", "labels", "cells"), list(rows_of_runs()))
+def test_every_time_at_the_sizes_of_models_is_in_the_report_of_its_run(report, pass_, labels, cells):
     text = (ROOT / report).read_text(encoding="utf-8")
     times = re.search(rf"\*\*{re.escape(pass_)}\*\*, median ms.*?\n\n((?:\|.*\n)+)", text)[1]
     known = dict(re.findall(r"\| ([^|]+) \| ([^|]+) \|", times))
-    labels = re.search(r"^\| run \| pass \| (.*) \|$", README, re.MULTILINE)[1].split(" | ")
-    cells = [cell.strip() for cell in row.split(" | ")]
-    assert cells == [known.get(label, "").replace(" (×1)", "") for label in labels]
+    assert cells == [known[label].replace(" (×1)", "") for label in labels]
+
+
+def test_both_tables_of_runs_are_found():
+    assert [len(labels) for _, _, labels, _ in rows_of_runs()] == 8 * [5] + 2 * [4]
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(((?!http)[^)]+)\)", README))))
