@@ -43,9 +43,13 @@ class _Ours(Backend):
         return None
 
     def working_bytes(self, cell: Cell) -> int:
-        """The states kept before every chunk; without them only a few."""
+        """The states kept before every chunk; without them only a few.
+
+        The kernels for keys in several blocks need all states for a forward that keeps none, too.
+        """
         chunks = cell.seqlen // (cell.chunk or 16)
-        kept = chunks if cell.materialize else 4 * math.isqrt(chunks)
+        all_of_them = cell.materialize or (cell.pass_ == "infer" and cell.key_dim > 128)
+        kept = chunks if all_of_them else 4 * math.isqrt(chunks)
         return cell.batch * cell.heads * kept * cell.key_dim * cell.value_dim * _operand_bytes(cell)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:

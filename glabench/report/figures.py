@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-# Okabe and Ito's colours, which the colour-blind tell apart, and two more, in an order that also differs in grey;
-# markers and dashes repeat the distinction for print.
+# Okabe and Ito's colours, which the colour-blind tell apart, and two more; markers and dashes repeat the distinction
+# for print.
 _COLORS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#8C6D1F", "#8F8F8F", "#5D3A9B",
 )  # fmt: skip

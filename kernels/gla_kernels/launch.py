@@ -107,9 +107,9 @@ def operands(dtype: torch.dtype) -> Operands:
 
 @cache
 def exact_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
-    """The exact kernels' tile: the plain ones' columns, without a pipeline (it spills less).
+    """The exact kernels' tile: up to 128 keys the plain ones' columns, without a pipeline (it spills less).
 
-    Above 128 keys two states of 64 columns are most of what 8 warps can hold: 256 of them would spill 3 KB.
+    Above, two states of 64 columns are more than 8 warps can hold beside the rest.
     """
     tile = replace(triton_plan(K, V, dtype, None).backward, warps=8, stages=1)
     return tile if tile.block_k <= 128 else replace(tile, block_v=min(tile.block_v, 32), warps=16)
@@ -153,10 +153,11 @@ def triton_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None, gate
         C = 16   4.38 or 3.84     1.85 or 1.44   1.24 or 1.58
         C = 32   3.87 or 4.67     1.57 or 1.26   1.10 or 1.53
 
-    With few programs 8 warps win, and a multiprocessor holds one program of 8 or two of 4. The other rows were compared
-    at B * H of 64 and 128: float16, K = V = 64, C=16 2.32, or 2.98 with a stage less in both passes; bfloat16,
-    K = V = 128, C=16 3.13, or 3.36 with a stage less in the backward. float32 operands take twice the registers: longer
-    chunks, and K > 256, are chosen to fit, not by time.
+    With few programs 8 warps win, and a multiprocessor holds one program of 8 or two of 4. At B = 32 with gates the
+    kernel had changed in between, which was 7 % at C = 128, where the tiles are the same. The other rows were compared
+    at B * H of 64 and 128: float16, K = V = 64, C=16 2.32, or 2.98 with a stage less in both passes (float32 has the
+    same row, untimed); bfloat16, K = V = 128, C=16 3.13, or 3.36 with a stage less in the backward. float32 operands
+    take twice the registers: longer chunks, and K > 256, are chosen to fit, not by time.
     """
     wide, block_v = padded(K), min(padded(V), 64)
     half = dtype == torch.bfloat16

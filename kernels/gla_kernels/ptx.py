@@ -9,7 +9,7 @@ LLVM in Triton 3.6 joins pairs of 32-bit numbers to one of 64 bits. Of the threa
     mov.b64         {_, %r18}, %rd39;           (t & 3) << 1, or t >> 4
 
 It was a column's number, and a mask of the diagonal had holes. The same source in another order compiles right, so
-this looks for it in what came out. It reads from top to bottom, as if no branch were taken.
+this looks for it in what came out, in the form above. It reads from top to bottom, as if no branch were taken.
 """
 
 import re

@@ -57,9 +57,10 @@ def plan_for(
 def launch_of(
     q: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, materialize: bool, chunk_size: int | None
 ) -> str:
-    """The launch plan, as a line, of a call with a gradient on these tensors and without packed sequences."""
+    """The launch plan, as a line, of a call on these tensors, with a gradient if q asks for it, not packed."""
     if autotuning() and chunk_size is None:
-        kept = kept_plan(_kind(q, v, g, None, KEEP_STATES, materialize), q.device)
+        keep = KEEP_STATES if q.requires_grad else KEEP_NOTHING
+        kept = kept_plan(_kind(q, v, g, None, keep, materialize), q.device)
         if kept is not None:
             return kept
     return plan_text(plan(q.shape[-1], v.shape[-1], q.dtype, chunk_size, q.device, g is not None))

@@ -76,7 +76,9 @@ def test_the_environment_asks_as_well_and_the_plan_is_told(times, monkeypatch):
     run(chunk_gla, case.inputs, case.grads)
     assert times
     (entry,) = kept().values()
-    assert launch_of(q, v, g, True, None) == entry["plan"] != usual
+    trained = q.clone().requires_grad_()
+    assert launch_of(trained, v, g, True, None) == entry["plan"] != usual
+    assert launch_of(q, v, g, True, None) == usual  # without a gradient it is another kind of call
     assert launch_of(q, v, g, True, 32).startswith("triton C=32")
 
 
