@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from gla_kernels.limits import MAX_HEAD_DIM, fitting_chunks
+from gla_kernels.limits import MAX_HEAD_DIM, WIDE_KEY_BLOCK, fitting_chunks
 
 from glabench.backends.base import Backend, Requirement
 from glabench.backends.ops import BYTES
@@ -48,7 +48,7 @@ class _Ours(Backend):
         The kernels for keys in several blocks need all states for a forward that keeps none, too.
         """
         chunks = cell.seqlen // (cell.chunk or 16)
-        all_of_them = cell.materialize or (cell.pass_ == "infer" and cell.key_dim > 128)
+        all_of_them = cell.materialize or (cell.pass_ == "infer" and cell.key_dim > WIDE_KEY_BLOCK)
         kept = chunks if all_of_them else 4 * math.isqrt(chunks)
         return cell.batch * cell.heads * kept * cell.key_dim * cell.value_dim * _operand_bytes(cell)
 

@@ -35,7 +35,7 @@ class _Steps:
     forward: Callable[[], object] | None
 
 
-def _steps(workload: Workload, pass_: str) -> _Steps:
+def _steps(workload: Workload, cell: Cell) -> _Steps:
     def nothing() -> None:
         return None
 
@@ -43,9 +43,9 @@ def _steps(workload: Workload, pass_: str) -> _Steps:
         output = workload.forward()
         return (output, *workload.gradients(output))
 
-    if pass_ in ("infer", "fwd"):
+    if not cell.has_backward:
         return _Steps(nothing, workload.forward, None)
-    if pass_ == "fwd+bwd":
+    if cell.pass_ == "fwd+bwd":
         return _Steps(nothing, both, workload.forward)
     held: list[Tensor] = []
 
@@ -103,7 +103,7 @@ class CellMeter:
         record = replace(record, rel_error=accuracy.rel_error, accuracy_reference=accuracy.reference)
         if accuracy.problem is not None:
             return replace(record, status="inaccurate", reason=accuracy.problem)
-        steps = _steps(workload, cell.pass_)
+        steps = _steps(workload, cell)
         memory = measure_memory(steps.prepare, steps.call, steps.forward) if cell.device == "cuda" else None
         self._warm_up(steps)
         samples, stop_reason = collect_samples(lambda: self._timer.sample(steps.prepare, steps.call), self._settings)

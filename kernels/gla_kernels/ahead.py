@@ -3,7 +3,8 @@
     python -m gla_kernels.ahead --arch 80 90 100 --key-dim 64 --value-dim 64 --dtype bf16
     python -m gla_kernels.ahead --family hopper --key-dim 128 --value-dim 256
 
-prints one line of JSON a kernel; for the Gluon kernels with a count of the assembler's faults (see `sass`).
+prints one line of JSON a kernel, with counts of LLVM's faults (see `ptx`) and, of a Gluon kernel, of the assembler's
+(see `sass`).
 """
 
 import argparse

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from gla_kernels.limits import NARROW_HEAD_DIMS, WIDE_MULTIPLE, padded
+from gla_kernels.limits import NARROW_HEAD_DIMS, WIDE_KEY_BLOCK, WIDE_MULTIPLE, padded
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ HOPPER = LaunchPlan("hopper", 64, Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
 # With 256 columns q, k and g are read once, not twice: at B, T, H, K, V = 32, 2k, 4, 128, 256 the recurrence takes
 # 160 us in place of 189, the forward 193 in place of 250, or 285 in place of 291 where it keeps states (H200, Triton
 # 3.6).
-_WIDE_STATE = Tile(128, 128, 8, 2)
-_WIDE_CHUNK = Tile(128, 64, 8, 2)
+_WIDE_STATE = Tile(WIDE_KEY_BLOCK, 128, 8, 2)
+_WIDE_CHUNK = Tile(WIDE_KEY_BLOCK, 64, 8, 2)
 
 
 @cache

@@ -8,6 +8,8 @@ MAX_KEY_DIM_FLOAT32 = 256
 NARROW_HEAD_DIMS = (16, 32, 48, 64)
 # And what those of wider heads must be a multiple of, for the same rows.
 WIDE_MULTIPLE = 16
+# Key columns of a block in those: more than one block needs the states between kernels.
+WIDE_KEY_BLOCK = 128
 
 
 def padded(size: int) -> int:

@@ -388,6 +388,13 @@ def test_a_reason_holds_no_path_of_the_machine_and_is_not_endless():
     assert len(one_line("x" * 1000)) == 300
 
 
+@pytest.mark.parametrize(("K", "keeps_all"), [(128, False), (256, True)])
+def test_a_forward_without_gradients_is_estimated_to_hold_all_states_where_keys_are_several_blocks(K, keeps_all):
+    cell = Cell("gla-triton", "gla", "infer", 8, 4096, 4, K, 64, None, None, "bf16", "logsigmoid/16", "cuda")
+    kept = load_registry()["gla-triton"].working_bytes(replace(cell, pass_="fwd", materialize=True))
+    assert (load_registry()["gla-triton"].working_bytes(cell) == kept) == keeps_all
+
+
 # A token and head at K = 8 and V = 16, by hand: q, k 16 bytes each and v, o 32 in bf16, g 32 in float32.
 @pytest.mark.parametrize(
     ("op", "pass_", "per_token"),
