@@ -147,7 +147,7 @@ def triton_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None, gate
     """The plain-Triton kernels' row.
 
     Chosen by forward + backward with states kept (H200, Triton 3.6). bfloat16, K = V = 64, H = 16, T = 4096, with 8
-    warps in the backward or 4, in ms (at B = 32: results/h200-chunk-sweep and h200-chunk-sweep-4-warps):
+    warps in the backward or 4, in ms (B = 32: results/h200-chunk-sweep and h200-chunk-sweep-4-warps; the rest by hand):
 
                  B = 32, gates    no gates       B = 8, gates
         C = 16   4.38 or 3.84     1.85 or 1.44   1.24 or 1.58
