@@ -26,6 +26,7 @@ from gla_kernels import wide
 from gla_kernels.call import Call, backward_kernel, forward_kernel, named
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.launch import (
+    WIDE_FRAMES,
     LaunchPlan,
     Tile,
     exact_tile,
@@ -33,6 +34,7 @@ from gla_kernels.launch import (
     narrower_state_tile,
     plan,
     wide_readout_tile,
+    wide_recurrence_tile,
 )
 from gla_kernels.limits import CHUNK_SIZES
 from gla_kernels.ptx import overflowing_pairs
@@ -41,7 +43,7 @@ from gla_kernels.sass import disassemble, faulty_descriptors
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 _SCALARS = ("T", "H", "N", "first", "count", "every", "base", "stride", "piece_chunks", "rows")
 _STEPS = ("_b", "_t", "_h", "_p")
-_INPUTS = ("q", "k", "v", "x", "y", "z", "do", "o", "out", "dv")
+_INPUTS = ("q", "k", "v", "x", "y", "z", "do", "o", "out", "dv", "framed_q", "framed_k", "scores")
 
 
 @dataclass(frozen=True)
@@ -84,27 +86,36 @@ def variants(call: Call) -> Iterator[Variant]:
 
 
 def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
+    from gla_kernels.wide_frames import wide_frames
     from gla_kernels.wide_gradients import wide_gradients
     from gla_kernels.wide_readout import wide_readout
     from gla_kernels.wide_recurrence import wide_recurrence
+    from gla_kernels.wide_walk import wide_walk
 
-    narrower = narrower_state_tile(call.plan.forward)
-    states = {"": narrower} | ({} if narrower == call.plan.forward else {"wider ": call.plan.forward})
-    fused = call.plan.forward.block_k >= call.K
+    def tiles(state: Tile) -> dict[str, Tile]:
+        narrower = narrower_state_tile(state)
+        return {"": narrower} | ({} if narrower == state else {"wider ": state})
+
+    checkpoints = forward | {"STORE_STATES": False, "STORE_CHECKPOINTS": True}
     steps = dict.fromkeys(("HAS_INITIAL", "STORE_END", "STORE_STATES"), True)
     steps |= {"SCRATCH": False, "STORE_DECAYS": call.gated, "CHECK": call.gated}
     for reverse in (False, True):
-        way = {"REVERSE": reverse}
-        for wider, tile in states.items():
-            name = f"{wider}reverse recurrence" if reverse else f"{wider}recurrence"
-            yield Variant(name, False, wide_recurrence, tile, steps | way)
-        if not fused:
-            name = "reverse readout" if reverse else "readout"
-            yield Variant(name, False, wide_readout, wide_readout_tile(call.K), way)
-    for wider, tile in states.items() if fused else ():
-        yield Variant(f"{wider}forward", False, wide.forward_kernel(tile), tile, forward)
-        checkpoints = forward | {"STORE_STATES": False, "STORE_CHECKPOINTS": True}
-        yield Variant(f"{wider}forward, checkpoints", False, wide.forward_kernel(tile), tile, checkpoints)
+        way, backwards = {"REVERSE": reverse}, "reverse " if reverse else ""
+        for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
+            yield Variant(f"{wider}{backwards}recurrence", False, wide_recurrence, tile, steps | way)
+        if wide.walks(call):
+            yield Variant(f"{backwards}frames", False, wide_frames, WIDE_FRAMES, way)
+            switches = steps | way | {"STORE_CHECKPOINTS": False}
+            yield Variant(f"{backwards}walk", False, wide_walk, call.plan.forward, switches)
+        elif not wide.fused(call):
+            yield Variant(f"{backwards}readout", False, wide_readout, wide_readout_tile(call.K), way)
+    if wide.walks(call):
+        switches = steps | checkpoints | {"REVERSE": False}
+        yield Variant("walk, checkpoints", False, wide_walk, call.plan.forward, switches)
+    elif wide.fused(call):
+        for wider, tile in tiles(call.plan.forward).items():
+            yield Variant(f"{wider}forward", False, wide.forward_kernel(tile), tile, forward)
+            yield Variant(f"{wider}forward, checkpoints", False, wide.forward_kernel(tile), tile, checkpoints)
     yield Variant("gradients", False, wide_gradients, call.plan.backward, {})
 
 
@@ -114,7 +125,7 @@ def compile_kernel(call: Call, variant: Variant, arch: int) -> Any:
     Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin.
     """
     kernel = variant.kernel
-    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg", "decays"))
+    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg", "decays", "half_gates"))
     constants = named(kernel, call.constants(variant.tile) | variant.switches | absent)
     signature = {name: _type(call, name, constants) for name in kernel.arg_names}
     places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
@@ -122,7 +133,7 @@ def compile_kernel(call: Call, variant: Variant, arch: int) -> Any:
     aligned = {places[name]: [["tt.divisibility", 16]] for name in whole}
     values = {places[name]: value for name, value in constants.items()}
     source = _source(kernel, signature, values, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": variant.tile.warps})
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.tile.options)
 
 
 def _type(call: Call, name: str, constants: dict[str, Any]) -> str:

@@ -107,7 +107,7 @@ class Call:
     ) -> None:
         """Launches one kernel, which gets those of the call's constants and the switches that it names."""
         constants = named(kernel, self.constants(tile) | switches)
-        kernel[programs](*arguments, **constants, num_warps=tile.warps)
+        kernel[programs](*arguments, **constants, **tile.options)
 
 
 def named(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:

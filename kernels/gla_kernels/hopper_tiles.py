@@ -37,9 +37,9 @@ def accumulator(cols: int, rows: int = 64, warps: int = 4) -> gl.NVMMADistribute
 
 
 @gluon.constexpr_function
-def left_operand(cols: int) -> gl.DotOperandLayout:
+def left_operand(cols: int, rows: int = 64, warps: int = 4) -> gl.DotOperandLayout:
     """Layout of a product's left operand in registers; an accumulator of that shape converts to it without moving."""
-    return gl.DotOperandLayout(0, accumulator(cols), 2)
+    return gl.DotOperandLayout(0, accumulator(cols, rows, warps), 2)
 
 
 @gluon.constexpr_function

@@ -8,17 +8,26 @@ from typing import Literal
 
 import torch
 
-from gla_kernels.limits import NARROW_HEAD_DIMS, WIDE_KEY_BLOCK, WIDE_MULTIPLE, padded
+from gla_kernels.limits import NARROW_HEAD_DIMS, WALKED_KEYS, WIDE_KEY_BLOCK, WIDE_MULTIPLE, padded
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How the kernels of one pass are cut: key and value columns a program, warps, stages of the loads' pipeline."""
+    """How the kernels of one pass are cut: key and value columns a program, warps, stages of the loads' pipeline.
+
+    `registers`: as many a thread at most; None leaves it to the compiler.
+    """
 
     block_k: int
     block_v: int
     warps: int
     stages: int
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What of it Triton's compiler is told."""
+        return {"num_warps": self.warps} | ({} if self.registers is None else {"maxnreg": self.registers})
 
 
 @dataclass(frozen=True)
@@ -78,9 +87,19 @@ _WIDE_STATE = Tile(WIDE_KEY_BLOCK, 128, 8, 2)
 _WIDE_CHUNK = Tile(WIDE_KEY_BLOCK, 64, 8, 2)
 
 
+# Without a bound on its registers the compiler takes 142, and one program fills a multiprocessor in place of two.
+WIDE_FRAMES = Tile(WIDE_KEY_BLOCK, 64, 8, 1, registers=128)
+
+
+@cache
+def wide_recurrence_tile(V: int) -> Tile:
+    """The tile of `wide_recurrence` for values of V columns."""
+    return replace(_WIDE_STATE, block_v=256 if V % 256 == 0 else 128 if V > 64 else 64)
+
+
 @cache
 def narrower_state_tile(state: Tile) -> Tile:
-    """The tile of the kernels that walk the state where programs with the plan's would leave the GPU idle."""
+    """The tile of a kernel that walks the state where programs with the wider `state` would leave the GPU idle."""
     return replace(state, block_v=min(state.block_v, 128))
 
 
@@ -138,8 +157,10 @@ def hopper_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None = Non
         return HOPPER
     if K % WIDE_MULTIPLE or V % WIDE_MULTIPLE:
         return None
-    columns = 256 if V % 256 == 0 else 128 if V > 64 else 64
-    return LaunchPlan("wide", HOPPER.chunk_size, replace(_WIDE_STATE, block_v=columns), _WIDE_CHUNK)
+    forward = wide_recurrence_tile(V)
+    if WIDE_KEY_BLOCK < K <= WALKED_KEYS:
+        forward = replace(narrower_state_tile(forward), block_k=WALKED_KEYS)
+    return LaunchPlan("wide", HOPPER.chunk_size, forward, _WIDE_CHUNK)
 
 
 @cache

@@ -10,6 +10,8 @@ NARROW_HEAD_DIMS = (16, 32, 48, 64)
 WIDE_MULTIPLE = 16
 # Key columns of a block in those: more than one block needs the states between kernels.
 WIDE_KEY_BLOCK = 128
+# Key columns of a state that stays in one program's registers, as two such blocks.
+WALKED_KEYS = 2 * WIDE_KEY_BLOCK
 
 
 def padded(size: int) -> int:

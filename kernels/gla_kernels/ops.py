@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import library
 
-from gla_kernels import wide
+from gla_kernels import wide, wide_pieces
 from gla_kernels.call import Call, Gradients, Inputs, make_call, on_meta, readable, run_backward, run_forward
 from gla_kernels.rehearsal import rehearsing, unrehearsed
 
@@ -54,7 +54,7 @@ def _chunk_forward(
 
 def _form(call: Call) -> tuple[object, ...]:
     """What of a call's sizes decides which kernels it launches."""
-    return wide.form(call) if call.plan.family == "wide" else ()
+    return wide_pieces.form(call) if call.plan.family == "wide" else ()
 
 
 def _launch_forward(
@@ -167,7 +167,7 @@ def _launch_backward(
         count = call.every
         if call.plan.family == "wide":
             # As many chunks at once as the plain form had room for: its buffers are free again.
-            count *= max(1, wide.scratch_slots(call) // (call.sequences * call.every))
+            count *= max(1, wide_pieces.scratch_slots(call) // (call.sequences * call.every))
         scratch = q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
         dafter = dfinal
         for first in reversed(range(0, call.chunks, count)):

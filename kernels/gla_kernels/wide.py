@@ -1,119 +1,35 @@
-"""The launches of the plain form for wide heads on Hopper: time in pieces, key columns in blocks.
+"""The launches of the plain form for wide heads on Hopper, over pieces of sequences and blocks of key columns.
 
-A sequence and head is one piece where there are enough of them for the GPU. Else sequences are cut: the states at the
-pieces' borders come first, by a scan over pieces that each began at zero, and then pieces know nothing of each other.
-
-A backward that was given a state every so many chunks makes the others again, a run of pieces at a time: the same
-piece of every sequence, with the gradient carried from one to the next; or, where sequences are few or packed, as many
-pieces as fill the GPU, after another scan for the gradients at their borders.
+By the number of keys: up to 128 a kernel makes o and walks the state; up to 256 one does so for both directions, from
+operands that another has brought into their frames; above, the states lie in memory between a kernel that walks them
+and one that reads them out. See `wide_pieces` for how time is cut.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gla_kernels.call import Call, Gradients, Inputs, strides_of
-from gla_kernels.launch import MULTIPROCESSORS, Tile, narrower_state_tile, wide_readout_tile
+from gla_kernels.launch import WIDE_FRAMES, Tile, wide_readout_tile, wide_recurrence_tile
+from gla_kernels.limits import WIDE_KEY_BLOCK
+from gla_kernels.wide_pieces import (
+    Run,
+    carries,
+    choose_pieces,
+    cut,
+    forward_tile,
+    groups,
+    is_whole,
+    programs_a_piece,
+    recurrence_tile,
+    scratch_slots,
+    slices,
+    whole,
+)
 
-# Chunks of a piece at least: below, the borders cost more than the programs gain.
-MIN_PIECE_CHUNKS = 4
-# How often a run of pieces fills the GPU: fewer launches against more memory for the states in it.
-ROUNDS = 4
 # Numbers of a state that a program of the scan over pieces does.
 _SCAN_BLOCK = 1024
-
-
-@dataclass(frozen=True)
-class Run:
-    """The pieces that kernels are launched over: number base, base + stride, ..., `count` of them, of `chunks` chunks.
-
-    `scratch`: states go to a buffer that has room for these pieces alone, not to one with a slot for every chunk.
-    """
-
-    base: int
-    stride: int
-    count: int
-    chunks: int
-    scratch: bool
-
-    def of_chunks(self, call: Call) -> tuple["Run", int]:
-        """The same for kernels that do a chunk a program, and how many chunks that is."""
-        if self.scratch:
-            return self, self.count * self.chunks
-        return replace(self, chunks=1), call.slots(1)
-
-
-def _programs_a_piece(call: Call, tile: Tile) -> int:
-    return call.H * call.parts(tile) * ((call.K + tile.block_k - 1) // tile.block_k)
-
-
-def state_tile(call: Call, pieces: int) -> Tile:
-    """The tile of the kernels that walk the state: the plan's where programs of it occupy the GPU, else a narrower."""
-    occupied = pieces * _programs_a_piece(call, call.plan.forward) >= MULTIPROCESSORS * 3 // 4
-    return call.plan.forward if occupied else narrower_state_tile(call.plan.forward)
-
-
-def whole(call: Call) -> Run:
-    """Every sequence as one piece.
-
-    Of one chunk more than there are, so that no sequence, nor an empty one behind the last token, begins a second.
-    """
-    return Run(0, 1, call.sequences, call.chunks + 1, False)
-
-
-def cut(call: Call, chunks: int) -> Run:
-    """All pieces of `chunks` chunks."""
-    return Run(0, 1, call.slots(chunks), chunks, False)
-
-
-def choose_pieces(call: Call) -> Run:
-    """Whole sequences, or, where these leave half of the multiprocessors idle, pieces that just occupy all."""
-    if 2 * call.sequences * _programs_a_piece(call, narrower_state_tile(call.plan.forward)) > MULTIPROCESSORS:
-        return whole(call)
-    wanted = MULTIPROCESSORS // _programs_a_piece(call, call.plan.forward)
-    # A packed sequence may end in a piece that is nearly empty.
-    pieces = wanted - call.sequences if call.varlen else wanted // call.sequences
-    chunks = max(-(-call.chunks // pieces), MIN_PIECE_CHUNKS)
-    return cut(call, chunks) if chunks < call.chunks else whole(call)
-
-
-def _is_whole(call: Call, run: Run) -> bool:
-    return run.chunks > call.chunks
-
-
-def _carries(call: Call) -> bool:
-    """Whether pieces of `call.every` chunks are done one after the other in every sequence, all sequences at once."""
-    return not call.varlen and _is_whole(call, choose_pieces(call))
-
-
-def _slices(call: Call) -> Iterator[Run]:
-    """The first piece of `call.every` chunks of every sequence, then the second, ..."""
-    pieces = -(-call.chunks // call.every)
-    for piece in range(pieces):
-        yield Run(piece, pieces, call.sequences, call.every, True)
-
-
-def _groups(call: Call) -> Iterator[Run]:
-    """As many pieces of `call.every` chunks as fill the GPU `ROUNDS` times, then the next, ..."""
-    at_once = max(1, ROUNDS * MULTIPROCESSORS // _programs_a_piece(call, narrower_state_tile(call.plan.forward)))
-    pieces = call.slots(call.every)
-    for base in range(0, pieces, at_once):
-        yield Run(base, 1, min(at_once, pieces - base), call.every, True)
-
-
-def scratch_slots(call: Call) -> int:
-    """Chunks whose states a call needs room for at once when they are not kept."""
-    runs = _slices(call) if _carries(call) else _groups(call)
-    return max(run.count * run.chunks for run in runs)
-
-
-def form(call: Call) -> tuple[object, ...]:
-    """What of a call's sizes decides which kernels it launches: how its time is cut, and the tiles for that."""
-    pieces = choose_pieces(call)
-    runs = (pieces, cut(call, call.every))
-    return _is_whole(call, pieces), call.chunks > call.every, *(state_tile(call, run.count) for run in runs)
 
 
 @dataclass(frozen=True)
@@ -151,8 +67,8 @@ def _recurrence(
         "SCRATCH": run.scratch,
         "CHECK": call.gated and raised is not None,
     }
-    tile = state_tile(call, run.count)
-    call.launch(wide_recurrence, tile, (run.count * _programs_a_piece(call, tile),), arguments, switches)
+    tile = recurrence_tile(call, run.count)
+    call.launch(wide_recurrence, tile, (run.count * programs_a_piece(call, tile),), arguments, switches)
 
 
 def _borders(
@@ -175,7 +91,7 @@ def _borders(
         "STORE_FINAL": final is not None,
     }
     blocks = -(-call.K * call.V // _SCAN_BLOCK)
-    call.launch(scan_pieces, call.plan.forward, (call.sequences * call.H, blocks), arguments, switches)
+    call.launch(scan_pieces, wide_recurrence_tile(call.V), (call.sequences * call.H, blocks), arguments, switches)
 
 
 def _readout(
@@ -237,30 +153,104 @@ def _forward(
         "STORE_STATES": states is not None,
         "STORE_CHECKPOINTS": checkpoints is not None,
     }
-    tile = state_tile(call, run.count)
-    call.launch(forward_kernel(tile), tile, (run.count * _programs_a_piece(call, tile),), arguments, switches)
+    tile = forward_tile(call, run.count)
+    call.launch(forward_kernel(tile), tile, (run.count * programs_a_piece(call, tile),), arguments, switches)
 
 
-def _fused(call: Call) -> bool:
-    """Whether key columns are one block, so that one kernel makes the states and what is read from them."""
+@dataclass(frozen=True)
+class _Frames:
+    """What `wide_frames` makes of q, k and g for `wide_walk`: Q~, K~, P and 2^r (None without gates)."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    scores: torch.Tensor
+    half_gates: torch.Tensor | None
+
+
+def _make_frames(
+    call: Call, inputs: Inputs, q: torch.Tensor, k: torch.Tensor, raised: torch.Tensor, *, reverse: bool
+) -> _Frames:
+    """The frames of all chunks; Q~ and K~ go to `q` and `k`."""
+    from gla_kernels.wide_frames import wide_frames
+
+    chunks = call.slots(1)
+    scores = inputs.q.new_empty((*inputs.q.shape[:3], call.plan.chunk_size))
+    half_gates = None if inputs.g is None else inputs.g.new_empty((chunks, call.H, call.K))
+    arguments = (
+        inputs.q, inputs.k, inputs.g, q, k, scores, half_gates, raised, inputs.cu_seqlens, call.scale,
+        *strides_of(inputs.q, inputs.k, inputs.g), call.T, call.H, call.sequences,
+    )  # fmt: skip
+    call.launch(wide_frames, WIDE_FRAMES, (chunks * call.H,), arguments, {"REVERSE": reverse})
+    return _Frames(q, k, scores, half_gates)
+
+
+def _walk(
+    call: Call, inputs: Inputs, frames: _Frames, z: torch.Tensor, run: Run, out: torch.Tensor, raised: torch.Tensor,
+    *, reverse: bool, initial: torch.Tensor | None, end: torch.Tensor | None, states: torch.Tensor | None,
+    checkpoints: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    from gla_kernels.wide_walk import wide_walk
+
+    x, y = (frames.k, frames.q) if reverse else (frames.q, frames.k)
+    arguments = (
+        x, y, z, frames.scores, frames.half_gates, out, initial, end, states, checkpoints, raised, inputs.cu_seqlens,
+        call.scale, *strides_of(z), *_steps(initial, end),
+        call.T, call.H, call.sequences, run.base, run.stride, run.chunks, call.every,
+    )  # fmt: skip
+    switches = {
+        "REVERSE": reverse,
+        "HAS_INITIAL": initial is not None,
+        "STORE_END": end is not None,
+        "STORE_STATES": states is not None,
+        "STORE_CHECKPOINTS": checkpoints is not None,
+        "SCRATCH": run.scratch,
+    }
+    tile = forward_tile(call, run.count)
+    call.launch(wide_walk, tile, (run.count * programs_a_piece(call, tile),), arguments, switches)
+
+
+def fused(call: Call) -> bool:
+    """Whether a program holds all key columns, so that one kernel makes the states and what is read from them."""
     return call.plan.forward.block_k >= call.K
 
 
-def _outputs(
-    call: Call, inputs: Inputs, flags: torch.Tensor, run: Run, o: torch.Tensor, initial: torch.Tensor | None,
-    final: torch.Tensor | None, states: torch.Tensor | None,
-) -> None:  # fmt: skip
-    """o and the final states of a run of pieces from their initial ones, and the states of their chunks."""
-    if _fused(call):
-        _forward(call, inputs, flags, run, o, initial, final, states)
-        return
-    # Key columns in several blocks need the states between kernels, even if nobody keeps them.
-    if states is None:
-        slots = run.count * run.chunks if run.scratch else call.slots(1)
-        states = inputs.q.new_empty(call.state_shape(slots))
-    way = _Direction(inputs.k, inputs.v, reverse=False)
-    _recurrence(call, inputs, way, run, initial=initial, end=final, states=states, raised=flags)
-    _readout(call, inputs, way, inputs.q, run, states, o, flags, flags)
+def walks(call: Call) -> bool:
+    """Whether that kernel is `wide_walk`, which needs frames."""
+    return fused(call) and call.K > WIDE_KEY_BLOCK
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """A forward under way: what every run of pieces is given."""
+
+    call: Call
+    inputs: Inputs
+    flags: torch.Tensor
+    o: torch.Tensor
+    frames: _Frames | None
+
+    def run(
+        self, run: Run, initial: torch.Tensor | None, final: torch.Tensor | None, states: torch.Tensor | None,
+        checkpoints: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """o and the final states of a run of pieces from their initial ones, and the states of their chunks."""
+        call, inputs = self.call, self.inputs
+        if self.frames is not None:
+            _walk(
+                call, inputs, self.frames, inputs.v, run, self.o, self.flags,
+                reverse=False, initial=initial, end=final, states=states, checkpoints=checkpoints,
+            )  # fmt: skip
+            return
+        if fused(call):
+            _forward(call, inputs, self.flags, run, self.o, initial, final, states, checkpoints)
+            return
+        # Key columns in several blocks need the states between kernels, even if nobody keeps them.
+        if states is None:
+            slots = run.count * run.chunks if run.scratch else call.slots(1)
+            states = inputs.q.new_empty(call.state_shape(slots))
+        way = _Direction(inputs.k, inputs.v, reverse=False)
+        _recurrence(call, inputs, way, run, initial=initial, end=final, states=states, raised=self.flags)
+        _readout(call, inputs, way, inputs.q, run, states, self.o, self.flags, self.flags)
 
 
 def run_forward(
@@ -275,27 +265,32 @@ def run_forward(
     checkpoints: torch.Tensor | None,
 ) -> None:
     """The plain form's o and what else is not None; `checkpoints` are the states before every `call.every` chunks."""
-    if checkpoints is not None and _fused(call) and _is_whole(call, choose_pieces(call)):
-        _forward(call, inputs, flags, whole(call), o, initial, final, None, checkpoints)
+    frames = None
+    if walks(call):
+        q, k = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (inputs.q, inputs.k))
+        frames = _make_frames(call, inputs, q, k, flags, reverse=False)
+    forward = _Forward(call, inputs, flags, o, frames)
+    if checkpoints is not None and fused(call) and is_whole(call, choose_pieces(call)):
+        forward.run(whole(call), initial, final, None, checkpoints)
         return
-    if checkpoints is not None and _carries(call):
+    if checkpoints is not None and carries(call):
         slots = checkpoints.unflatten(0, (call.sequences, -1))
         slots[:, 0] = 0 if initial is None else initial
         after = [*slots.unbind(1)[1:], call.new_states(inputs.q) if final is None else final]
-        for run, state in zip(_slices(call), after, strict=True):
-            _outputs(call, inputs, flags, run, o, slots[:, run.base], state, None)
+        for run, state in zip(slices(call), after, strict=True):
+            forward.run(run, slots[:, run.base], state, None)
         return
     run = choose_pieces(call) if checkpoints is None else cut(call, call.every)
-    if checkpoints is None and _is_whole(call, run):
-        _outputs(call, inputs, flags, run, o, initial, final, states)
+    if checkpoints is None and is_whole(call, run):
+        forward.run(run, initial, final, states)
         return
     borders = call.new_states(inputs.q, run.count) if checkpoints is None else checkpoints
     _borders(call, inputs, _Direction(inputs.k, inputs.v, reverse=False), run, borders, initial, final)
-    if checkpoints is None or _fused(call):
-        _outputs(call, inputs, flags, run, o, borders, None, states)
+    if checkpoints is None or fused(call):
+        forward.run(run, borders, None, states)
         return
-    for group in _groups(call):
-        _outputs(call, inputs, flags, group, o, borders[group.base : group.base + group.count], None, None)
+    for group in groups(call):
+        forward.run(group, borders[group.base : group.base + group.count], None, None)
 
 
 def run_backward(
@@ -314,37 +309,47 @@ def run_backward(
     """The plain form's gradients; `kept` holds the state before every chunk or, else, every `call.every`-th."""
     forward = _Direction(inputs.k, inputs.v, reverse=False)
     reverse = _Direction(inputs.q, do, reverse=True)
+    frames = None
+    if walks(call):
+        # dq and dk of a chunk are written when its frames have been read for the last time.
+        frames = _make_frames(call, inputs, gradients.dq, gradients.dk, failed, reverse=True)
 
     def do_run(
         run: Run, after: torch.Tensor | None, before: torch.Tensor | None, states: torch.Tensor, dstates: torch.Tensor
     ) -> None:
-        _recurrence(call, inputs, reverse, run, initial=after, end=before, states=dstates, raised=failed)
-        if not _fused(call):
-            _readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed)
+        if frames is not None:
+            _walk(
+                call, inputs, frames, do, run, gradients.dv, failed,
+                reverse=True, initial=after, end=before, states=dstates,
+            )  # fmt: skip
+        else:
+            _recurrence(call, inputs, reverse, run, initial=after, end=before, states=dstates, raised=failed)
+            if not fused(call):
+                _readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed)
         _gradients(call, inputs, do, run, states, dstates, flags, failed, gradients)
 
     after = dfinal
     run = choose_pieces(call) if materialized else cut(call, call.every)
-    carries = not materialized and _carries(call)
-    if not carries and not (materialized and _is_whole(call, run)):
+    carried = not materialized and carries(call)
+    if not carried and not (materialized and is_whole(call, run)):
         after = call.new_states(inputs.q, run.count)
         _borders(call, inputs, reverse, run, after, dfinal, dinitial)
     if materialized:
-        do_run(run, after, dinitial if _is_whole(call, run) else None, kept, torch.empty_like(kept))
+        do_run(run, after, dinitial if is_whole(call, run) else None, kept, torch.empty_like(kept))
         return
     states = inputs.q.new_empty(call.state_shape(scratch_slots(call)))
     dstates = torch.empty_like(states)
-    if carries:
+    if carried:
         before = call.new_states(inputs.q) if dinitial is None else dinitial
         # With a gradient after the last slice as after the others, all have the same kernel to compile.
         after = call.new_states(inputs.q, zero=True) if after is None else after
         slots = kept.unflatten(0, (call.sequences, -1))
-        for run in reversed(list(_slices(call))):
+        for run in reversed(list(slices(call))):
             _recurrence(call, inputs, forward, run, initial=slots[:, run.base], states=states)
             do_run(run, after, before, states, dstates)
             after = before
         return
-    for run in _groups(call):
+    for run in groups(call):
         pieces = slice(run.base, run.base + run.count)
         _recurrence(call, inputs, forward, run, initial=kept[pieces], states=states)
         do_run(run, None if after is None else after[pieces], None, states, dstates)

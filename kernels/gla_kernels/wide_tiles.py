@@ -119,11 +119,17 @@ def zeros(rows: gl.constexpr, cols: gl.constexpr, scale):
 
 
 @gluon.jit
+def raise_where(flag, mask):
+    """Sets `flag` to 1 if the mask holds anywhere: by the thread that holds it, without a reduction."""
+    nowhere = gl.full(mask.shape, 0, gl.int32, mask.type.layout)
+    gl.store(flag + nowhere, nowhere + 1, mask)
+
+
+@gluon.jit
 def raise_where_not_finite(flag, x):
-    """Sets `flag` to 1 if a number of the tile x is not finite: by the thread that holds it, without a reduction."""
+    """Sets `flag` to 1 if a number of the tile x is not finite."""
     # Infinity times 0 is NaN, which differs from 0.
-    nowhere = gl.full(x.shape, 0, gl.int32, x.type.layout)
-    gl.store(flag + nowhere, nowhere + 1, x * 0.0 != 0.0)
+    raise_where(flag, x * 0.0 != 0.0)
 
 
 @gluon.jit
