@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from gla_kernels.limits import MAX_HEAD_DIM, WIDE_KEY_BLOCK, fitting_chunks
+from gla_kernels.limits import MAX_HEAD_DIM, WALKED_KEYS, fitting_chunks
 
 from glabench.backends.base import Backend, Requirement
 from glabench.backends.ops import BYTES
@@ -45,10 +45,10 @@ class _Ours(Backend):
     def working_bytes(self, cell: Cell) -> int:
         """The states kept before every chunk; without them only a few.
 
-        The kernels for keys in several blocks need all states for a forward that keeps none, too.
+        The kernels for states of more keys than a program holds need them all for a forward that keeps none, too.
         """
         chunks = cell.seqlen // (cell.chunk or 16)
-        all_of_them = cell.materialize or (cell.pass_ == "infer" and cell.key_dim > WIDE_KEY_BLOCK)
+        all_of_them = cell.materialize or (cell.pass_ == "infer" and cell.key_dim > WALKED_KEYS)
         kept = chunks if all_of_them else 4 * math.isqrt(chunks)
         return cell.batch * cell.heads * kept * cell.key_dim * cell.value_dim * _operand_bytes(cell)
 

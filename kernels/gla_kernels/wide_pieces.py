@@ -86,6 +86,7 @@ def choose_pieces(call: Call) -> Run:
 
 
 def is_whole(call: Call, run: Run) -> bool:
+    """Whether a run's pieces are whole sequences."""
     return run.chunks > call.chunks
 
 

@@ -33,10 +33,28 @@ from gla_kernels.wide_tiles import WARPS, find_piece, raise_where_not_plain, zer
 
 
 @gluon.jit
-def load_half_gates(ptr, K: gl.constexpr, k0: gl.constexpr, BK: gl.constexpr, layout: gl.constexpr):
-    """2^r (BK) of a chunk's keys from k0 on, 1 beyond K."""
+def load_half_gates(ptr, there, K: gl.constexpr, k0: gl.constexpr, BK: gl.constexpr, layout: gl.constexpr):
+    """2^r (BK) of a chunk's keys from k0 on; 1 beyond K, or if the chunk is not there."""
     keys = k0 + gl.arange(0, BK, layout)
-    return gl.load(ptr + keys, mask=keys < K, other=1.0)
+    return gl.load(ptr + keys, mask=there & (keys < K), other=1.0)
+
+
+@gluon.jit
+def put_quarter(
+    states, S_tiles, quarter: gl.constexpr, K: gl.constexpr, V: gl.constexpr, layout: gl.constexpr, column
+):  # fmt: skip
+    """A quarter of the state's keys: all in one go, they hold up what else is on its way."""
+    rows: gl.constexpr = S_tiles.shape[1] // 2
+    key: gl.constexpr = quarter * rows
+    tile = S_tiles.index(quarter // 2).slice(quarter % 2 * rows, rows, 0)
+    put_tile(states + key * V, tile, V, K - key, V, layout, column)
+
+
+@gluon.jit
+def load_scores(ptr, stride, rows_left, C: gl.constexpr, layout: gl.constexpr):
+    """P (C, C) of a chunk as a left operand."""
+    offsets, mask = offsets_and_mask(C, C, stride, rows_left, C, layout)
+    return gl.load(ptr + offsets, mask=mask, other=0.0)
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "every"])
@@ -137,6 +155,10 @@ def wide_walk(
     fetch(y_tiles.index(1), y + W, H * K, rows_left, K, copy_k, W)
     fetch(z_tiles.index(0), z, z_t, rows_left, V, copy_v, v0)
     async_copy.commit_group()
+    if GATED:
+        half = load_half_gates(half_gates, chunks > 0, K, 0, W, key_layout)
+        half2 = load_half_gates(half_gates, chunks > 0, K, W, W, key_layout)
+    P = load_scores(scores, H * C, rows_left, C, score_layout)
     for j in range(chunks):
         now = j % 2
         later = (j + 1) % 2
@@ -145,13 +167,6 @@ def wide_walk(
                 put(checkpoints, S * leave[:, None], V, K, V, state_layout, v0)
                 put(checkpoints + W * V, S2 * leave2[:, None], V, K - W, V, state_layout, v0)
                 checkpoints += H * K * V
-        at, there = offsets_and_mask(C, C, H * C, rows_left, C, score_layout)
-        P = gl.load(scores + at, mask=there, other=0.0)
-        scores += step * H * C
-        if GATED:
-            half = load_half_gates(half_gates, K, 0, W, key_layout)
-            half2 = load_half_gates(half_gates, K, W, W, key_layout)
-            half_gates += (-H if REVERSE else H) * K
         async_copy.wait_group(0)
         thread_barrier()
         # The next chunk's copies run while this one is worked on.
@@ -177,23 +192,34 @@ def wide_walk(
         thread_barrier()
 
         z_tile = z_tiles.index(now)
-        O = product(P, z_tile, C, BV, WARPS)
-        O = add_product(x_tiles.index(2 * now), S_tiles.index(0), O)
+        O = product(x_tiles.index(2 * now), S_tiles.index(0), C, BV, WARPS)
         O = add_product(x_tiles.index(2 * now + 1), S_tiles.index(1), O)
+        O = add_product(P, z_tile, O)
         S = add_product(y_tiles.index(2 * now).permute((1, 0)), z_tile, S)
         S2 = add_product(y_tiles.index(2 * now + 1).permute((1, 0)), z_tile, S2)
+        if GATED:
+            half_gates += (-H if REVERSE else H) * K
+            half = load_half_gates(half_gates, j + 1 < chunks, K, 0, W, key_layout)
+            half2 = load_half_gates(half_gates, j + 1 < chunks, K, W, W, key_layout)
         if STORE_STATES:
-            put_tile(states, S_tiles.index(0), V, K, V, copy_v, v0)
-            put_tile(states + W * V, S_tiles.index(1), V, K - W, V, copy_v, v0)
-            states += (-H if REVERSE else H) * K * V
+            put_quarter(states, S_tiles, 0, K, V, copy_v, v0)
         O = warpgroup_mma_wait(2, deps=[O])
-        thread_barrier()  # nothing reads S_tiles any more
+        scores += step * H * C
+        P = load_scores(scores, H * C, rows_later, C, score_layout)
+        thread_barrier()  # nothing reads the state's first quarter any more
         out_tile.store(O.to(gl.bfloat16))
+        if STORE_STATES:
+            put_quarter(states, S_tiles, 1, K, V, copy_v, v0)
         thread_barrier()
         put_tile(out, out_tile, H * V, rows_left, V, copy_v, v0)
+        if STORE_STATES:
+            put_quarter(states, S_tiles, 2, K, V, copy_v, v0)
         out += opaque(step) * H * V
         rows_left = rows_later
         S, S2 = warpgroup_mma_wait(0, deps=[S, S2])
+        if STORE_STATES:
+            put_quarter(states, S_tiles, 3, K, V, copy_v, v0)
+            states += (-H if REVERSE else H) * K * V
     async_copy.wait_group(0)
     S *= leave[:, None]
     S2 *= leave2[:, None]

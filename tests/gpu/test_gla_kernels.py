@@ -32,7 +32,7 @@ def test_every_chunk_size_is_right_for_every_gate(chunk_size, gate):
     ("K", "V"),
     [
         (64, 64), (128, 128), (128, 256), (256, 256), (60, 100), (16, 200), (256, 64), (32, 48), (320, 64), (64, 512),
-        (80, 112), (256, 512), (512, 320),
+        (80, 112), (176, 336), (256, 512), (512, 320),
     ],
 )  # fmt: skip
 def test_every_head_dim_and_dtype_is_right(K, V, gate, dtype):
@@ -100,7 +100,7 @@ def test_packed_sequences_are_right(K, V, lengths, gate, materialize):
 
 @pytest.mark.parametrize("materialize", MODES)
 @pytest.mark.parametrize("gate", ["mild", "logsigmoid", "resets", None])
-@pytest.mark.parametrize(("K", "V"), [(128, 256), (256, 128)])
+@pytest.mark.parametrize(("K", "V"), [(128, 256), (256, 128), (320, 64)])
 def test_a_long_sequence_with_few_heads_is_right(K, V, gate, materialize):
     """Cut into pieces, which run side by side."""
     case = make_case(gate, T=2500, H=1, K=K, V=V, dtype=torch.bfloat16, device="cuda")
@@ -109,7 +109,7 @@ def test_a_long_sequence_with_few_heads_is_right(K, V, gate, materialize):
 
 
 @pytest.mark.parametrize("gate", ["mild", "resets", None])
-@pytest.mark.parametrize(("K", "V"), [(128, 256), (256, 128)])
+@pytest.mark.parametrize(("K", "V"), [(128, 256), (256, 128), (320, 64)])
 def test_many_wide_heads_without_kept_states_are_right(K, V, gate):
     """All sequences slice by slice, with the state and its gradient carried."""
     case = make_case(gate, B=4, T=1100, H=9, K=K, V=V, dtype=torch.bfloat16, device="cuda")
@@ -122,6 +122,13 @@ def test_the_plain_triton_twin_is_right_on_a_hopper_gpu(gate, monkeypatch):
     monkeypatch.setattr(launch, "hopper_device", lambda index: False)
     case = make_case(gate, T=300, K=64, V=96, dtype=torch.bfloat16, device="cuda")
     assert_close(run(chunk_gla, case.inputs, case.grads), case, BF16_BOUND)
+
+
+@pytest.mark.parametrize("materialize", MODES)
+def test_the_plain_triton_twin_of_linear_attention_is_right_on_a_hopper_gpu(materialize, monkeypatch):
+    monkeypatch.setattr(launch, "hopper_device", lambda index: False)
+    case = make_case(None, T=300, K=64, V=96, dtype=torch.bfloat16, device="cuda")
+    assert_close(run(chunk_linear_attn, case.inputs, case.grads, materialize=materialize), case, BF16_BOUND)
 
 
 @pytest.mark.parametrize("K", [64, 60, 128])

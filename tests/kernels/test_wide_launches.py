@@ -6,7 +6,7 @@ they hand on, in every mode. A player does what the kernel's docstring says, to 
 
 import pytest
 import torch
-from gla_kernels import naive_recurrent_gla, wide
+from gla_kernels import naive_recurrent_gla, wide, wide_pieces
 from gla_kernels.call import Call, Gradients, Inputs
 from gla_kernels.launch import hopper_plan
 
@@ -29,7 +29,8 @@ class Player:
             kernel[programs](*arguments, **named, **shape)
             return
         blocks_k, blocks_v = -(-self.call.K // tile.block_k), -(-self.call.V // tile.block_v)
-        per_place = {"wide_gradients": blocks_k, "wide_readout": 1}.get(kernel.__name__, blocks_k * blocks_v)
+        others = {"wide_gradients": blocks_k, "wide_readout": 1, "wide_frames": 1}
+        per_place = others.get(kernel.__name__, blocks_k * blocks_v)
         play = getattr(self, kernel.__name__)
         for number in range(programs[0] // (self.call.H * per_place)):
             play(a, number)
@@ -72,6 +73,11 @@ class Player:
         state = a["initial"][number] if a["HAS_INITIAL"] else torch.zeros(self.call.H, self.call.K, self.call.V)
         return state.double()
 
+    def checkpoint(self, a, n, chunk, S):
+        rows = a["every"] * C
+        slot = self.begins[n] // rows + n if self.call.varlen else n * -(-self.call.T // rows)
+        a["checkpoints"][slot + chunk // a["every"]] = S
+
     def wide_recurrence(self, a, number):
         n, chunks = self.chunks(a, number)
         S, decay = self.start(a, number), 0
@@ -95,9 +101,7 @@ class Player:
         S = self.start(a, number)
         for chunk in chunks:
             if a["STORE_CHECKPOINTS"] and chunk % a["every"] == 0:
-                rows = a["every"] * C
-                slot = self.begins[n] // rows + n if self.call.varlen else n * -(-self.call.T // rows)
-                a["checkpoints"][slot + chunk // a["every"]] = S
+                self.checkpoint(a, n, chunk, S)
             G, r = self.frame(a, n, chunk)
             S = S * r.exp2()[..., None]
             if a["STORE_STATES"]:
@@ -111,6 +115,40 @@ class Player:
             a["final"][number] = S
 
     wide_forward_pair = wide_forward
+
+    def wide_frames(self, a, number):
+        n, chunk = self.piece(number, C)
+        if chunk * C >= self.lengths[n]:
+            return
+        G, r = self.frame(a, n, chunk)
+        q = self.rows(a["q"], n, chunk) * a["scale"] * G.exp2()
+        k = self.rows(a["k"], n, chunk) * (-G).exp2()
+        for name, x in (("framed_q", q), ("framed_k", k)):
+            self.rows(a[name].view_as(a["q"]), n, chunk)[...] = x
+        P = torch.einsum("ihk,jhk->hij", q, k).tril()
+        P = P.transpose(1, 2) if a["REVERSE"] else P
+        self.rows(a["scores"], n, chunk)[..., : len(q)] = P.transpose(0, 1)
+        if a["half_gates"] is not None:
+            a["half_gates"][number] = r.exp2()
+
+    def wide_walk(self, a, number):
+        n, chunks = self.chunks(a, number)
+        S = self.start(a, number)
+        for chunk in reversed(chunks) if a["REVERSE"] else chunks:
+            if a["STORE_CHECKPOINTS"] and chunk % a["every"] == 0:
+                self.checkpoint(a, n, chunk, S)
+            kept = self.first_slot(n) + chunk
+            half = 1.0 if a["half_gates"] is None else a["half_gates"][kept][..., None]
+            S = S * half
+            if a["STORE_STATES"]:
+                a["states"][number * a["piece_chunks"] + chunk - chunks[0] if a["SCRATCH"] else kept] = S
+            x, y = (self.rows(a[name].view(*a["z"].shape[:3], -1), n, chunk) for name in "xy")
+            z, P = self.rows(a["z"], n, chunk), self.rows(a["scores"], n, chunk)[..., : len(x)]
+            out = torch.einsum("ihj,jhv->ihv", P, z) + torch.einsum("ihk,hkv->ihv", x, S)
+            self.rows(a["out"], n, chunk)[...] = out
+            S = (S + torch.einsum("thk,thv->hkv", y, z)) * half
+        if a["STORE_END"]:
+            a["end"][number] = S
 
     def wide_readout(self, a, number):
         n, chunk, there = self.chunk(a, number)
@@ -173,10 +211,10 @@ def truth(leaves, initial, lengths, varlen, scale, do, dfinal):
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("multiprocessors", [1, 12, 132], ids="{} multiprocessors".format)
 @pytest.mark.parametrize("lengths", [(700, 700), (150, 0, 1, 450, 64), (100, 50), (64,)], ids=str)
-@pytest.mark.parametrize(("K", "V"), [(80, 32), (144, 32), (80, 256)])
+@pytest.mark.parametrize(("K", "V"), [(80, 32), (144, 32), (272, 32), (80, 256), (144, 256)])
 def test_the_launches_give_the_recurrence(K, V, lengths, multiprocessors, gated, materialize, monkeypatch):
     """Few multiprocessors: sequences stay whole. Many: they are cut in pieces that run side by side."""
-    monkeypatch.setattr(wide, "MULTIPROCESSORS", multiprocessors)
+    monkeypatch.setattr(wide_pieces, "MULTIPROCESSORS", multiprocessors)
     torch.manual_seed(0)
     varlen = len(set(lengths)) > 1
     H, N = 2, len(lengths)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from gla_kernels import wide
+from gla_kernels import wide_pieces
 from gla_kernels.call import Call, readable
 from gla_kernels.launch import hopper_plan
 from gla_kernels.wide_recurrence import scan_pieces
@@ -48,9 +48,9 @@ def all_chunks(lengths):
 @pytest.mark.parametrize("H", [1, 64])
 def test_every_chunk_of_packed_sequences_is_done_once(lengths, H):
     call = make_call(len(lengths), sum(lengths), H=H, varlen=True)
-    for run in (wide.whole(call), wide.choose_pieces(call), wide.cut(call, call.every)):
+    for run in (wide_pieces.whole(call), wide_pieces.choose_pieces(call), wide_pieces.cut(call, call.every)):
         assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
-    done = [chunk for run in wide._groups(call) for chunk in chunks_of(call, lengths, run)]
+    done = [chunk for run in wide_pieces.groups(call) for chunk in chunks_of(call, lengths, run)]
     assert sorted(done) == all_chunks(lengths)
 
 
@@ -58,30 +58,40 @@ def test_every_chunk_of_packed_sequences_is_done_once(lengths, H):
 @pytest.mark.parametrize("H", [1, 64])
 def test_every_chunk_of_a_batch_is_done_once(sequences, T, H):
     call, lengths = make_call(sequences, T, H=H), [T] * sequences
-    for run in (wide.whole(call), wide.choose_pieces(call), wide.cut(call, call.every)):
+    for run in (wide_pieces.whole(call), wide_pieces.choose_pieces(call), wide_pieces.cut(call, call.every)):
         assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
-    for runs in (wide._groups(call), wide._slices(call)):
+    for runs in (wide_pieces.groups(call), wide_pieces.slices(call)):
         assert sorted(chunk for run in runs for chunk in chunks_of(call, lengths, run)) == all_chunks(lengths)
 
 
 def test_a_slice_is_the_same_piece_of_every_sequence_and_slices_go_forward():
     call = make_call(3, 4097)
-    slices = [list(chunks_of(call, [4097] * 3, run)) for run in wide._slices(call)]
+    slices = [list(chunks_of(call, [4097] * 3, run)) for run in wide_pieces.slices(call)]
     assert all({n for n, _ in chunks} == {0, 1, 2} for chunks in slices)
     assert all(max(a)[1] < min(b, key=lambda chunk: chunk[1])[1] for a, b in pairwise(slices))
 
 
 def test_few_heads_are_cut_and_many_are_not():
-    assert wide.choose_pieces(make_call(1, 32768, H=4)).count == 32
-    assert wide.choose_pieces(make_call(32, 2048, H=4)) == wide.whole(make_call(32, 2048, H=4))
+    assert wide_pieces.choose_pieces(make_call(1, 32768, H=4)).count == 32
+    assert wide_pieces.choose_pieces(make_call(32, 2048, H=4)) == wide_pieces.whole(make_call(32, 2048, H=4))
 
 
 def test_the_wider_tile_is_taken_where_its_programs_occupy_the_gpu():
     few, many = make_call(1, 32768, H=4), make_call(32, 2048, H=4)
-    assert wide.state_tile(many, 32).block_v == 256
-    assert wide.state_tile(few, wide.choose_pieces(few).count).block_v == 256
-    assert wide.state_tile(few, 8).block_v == 128
-    assert wide.state_tile(make_call(32, 2048, H=4, V=320), 32).block_v == 128
+    assert wide_pieces.recurrence_tile(many, 32).block_v == 256
+    assert wide_pieces.recurrence_tile(few, wide_pieces.choose_pieces(few).count).block_v == 256
+    assert wide_pieces.recurrence_tile(few, 8).block_v == 128
+    assert wide_pieces.recurrence_tile(make_call(32, 2048, H=4, V=320), 32).block_v == 128
+
+
+@pytest.mark.parametrize(("K", "forward", "recurrence"), [
+    (128, (128, 256), (128, 256)), (144, (256, 128), (128, 256)), (256, (256, 128), (128, 256)),
+    (272, (128, 256), (128, 256)),
+])  # fmt: skip
+def test_a_state_of_up_to_256_keys_is_walked_whole_when_it_is_read_out_too(K, forward, recurrence):
+    call = make_call(32, 2048, H=4, K=K)
+    tiles = (wide_pieces.forward_tile(call, 32), wide_pieces.recurrence_tile(call, 32))
+    assert [(tile.block_k, tile.block_v) for tile in tiles] == [forward, recurrence]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
