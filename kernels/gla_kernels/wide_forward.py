@@ -36,6 +36,8 @@ from gla_kernels.wide_tiles import (
     raise_where_not_plain,
     start_centred_gates,
     start_total_gate,
+    store_frame,
+    store_scaled,
     zeros,
 )
 
@@ -45,21 +47,6 @@ def start_frame(g_tile, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
     """Starts a chunk's G - r (C, BK) and G_last (BK, 8): four products."""
     halves = gate_halves(g_tile, C, BK)
     return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, BK)
-
-
-@gluon.jit
-def store_frame(q_tile, k_tile, G, scale, C: gl.constexpr, BK: gl.constexpr):
-    """Q~ and K~ in place of q and k."""
-    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    k_tile.store((k_tile.load(key_tile).to(gl.float32) * gl.exp2(-G)).to(gl.bfloat16))
-    q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale * gl.exp2(G)).to(gl.bfloat16))
-
-
-@gluon.jit
-def store_scaled(q_tile, scale, C: gl.constexpr, BK: gl.constexpr):
-    """scale * q in place of q."""
-    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale).to(gl.bfloat16))
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "every"])

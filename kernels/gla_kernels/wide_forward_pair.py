@@ -28,29 +28,21 @@ from gla_kernels.hopper_tiles import (
     thread_barrier,
     triangle,
 )
-from gla_kernels.wide_forward import store_frame, store_scaled
 from gla_kernels.wide_tiles import (
     WARPS,
     cumulative_tile,
     find_piece,
     gate_halves,
     make_ones_columns,
+    put_tile,
     raise_where_not_finite,
     raise_where_not_plain,
     start_centred_gates,
     start_total_gate,
+    store_frame,
+    store_scaled,
     zeros,
 )
-
-
-@gluon.jit
-def put_tile(
-    ptr, tile, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column
-):  # fmt: skip
-    """`put` of a shared tile, 32 rows at a time: fewer registers."""
-    for part in gl.static_range(tile.shape[0] // 32):
-        rows = tile.slice(part * 32, 32, 0).load(layout)
-        put(ptr + part * 32 * stride, rows, stride, rows_left - part * 32, N, layout, column)
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "every"])

@@ -21,18 +21,19 @@ from gla_kernels.hopper_tiles import (
     thread_barrier,
     triangle,
 )
-from gla_kernels.wide_forward import store_frame, store_scaled
-from gla_kernels.wide_forward_pair import put_tile
 from gla_kernels.wide_tiles import (
     WARPS,
     cumulative_tile,
     find_chunk,
     gate_halves,
     make_ones_columns,
+    put_tile,
     raise_where,
     raise_where_not_finite,
     start_centred_gates,
     start_total_gate,
+    store_frame,
+    store_scaled,
     zeros,
 )
 

@@ -18,6 +18,7 @@ from gla_kernels.hopper_tiles import (
     locate,
     operand_layout,
     product,
+    put,
     split,
     thread_barrier,
     triangle,
@@ -110,6 +111,31 @@ def centred_gates(halves, cumulative, C: gl.constexpr, BK: gl.constexpr):
     """G - r (C, BK), waited for."""
     G = start_centred_gates(halves, cumulative, C, BK)
     return warpgroup_mma_wait(0, deps=[G])
+
+
+@gluon.jit
+def store_frame(q_tile, k_tile, G, scale, C: gl.constexpr, BK: gl.constexpr):
+    """Q~ and K~ in place of q and k."""
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    k_tile.store((k_tile.load(key_tile).to(gl.float32) * gl.exp2(-G)).to(gl.bfloat16))
+    q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale * gl.exp2(G)).to(gl.bfloat16))
+
+
+@gluon.jit
+def store_scaled(q_tile, scale, C: gl.constexpr, BK: gl.constexpr):
+    """scale * q in place of q."""
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale).to(gl.bfloat16))
+
+
+@gluon.jit
+def put_tile(
+    ptr, tile, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column
+):  # fmt: skip
+    """`put` of a shared tile, 32 rows at a time: fewer registers."""
+    for part in gl.static_range(tile.shape[0] // 32):
+        rows = tile.slice(part * 32, 32, 0).load(layout)
+        put(ptr + part * 32 * stride, rows, stride, rows_left - part * 32, N, layout, column)
 
 
 @gluon.jit

@@ -28,8 +28,7 @@ from gla_kernels.hopper_tiles import (
     put,
     thread_barrier,
 )
-from gla_kernels.wide_forward_pair import put_tile
-from gla_kernels.wide_tiles import WARPS, find_piece, raise_where_not_plain, zeros
+from gla_kernels.wide_tiles import WARPS, find_piece, put_tile, raise_where_not_plain, zeros
 
 
 @gluon.jit
