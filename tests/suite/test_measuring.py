@@ -22,7 +22,7 @@ from glabench.records import Record
 from glabench.sweeps import Cell
 
 CELL = Cell("linear-torch", "linear", "fwd+bwd", 2, 40, 2, 16, 16, None, None, "fp32", None, "cpu")
-QUICK = Settings(min_samples=3, max_samples=5, time_limit_s=0.5, least_time_s=0, warm_up_s=0)
+QUICK = Settings(min_samples=3, max_samples=5, time_limit_s=60, least_time_s=0, warm_up_s=0)
 
 
 class FakeTimer:
@@ -388,8 +388,8 @@ def test_a_reason_holds_no_path_of_the_machine_and_is_not_endless():
     assert len(one_line("x" * 1000)) == 300
 
 
-@pytest.mark.parametrize(("K", "keeps_all"), [(128, False), (256, True)])
-def test_a_forward_without_gradients_is_estimated_to_hold_all_states_where_keys_are_several_blocks(K, keeps_all):
+@pytest.mark.parametrize(("K", "keeps_all"), [(128, False), (256, False), (272, True)])
+def test_a_forward_without_gradients_is_estimated_to_hold_all_states_where_no_program_holds_all_keys(K, keeps_all):
     cell = Cell("gla-triton", "gla", "infer", 8, 4096, 4, K, 64, None, None, "bf16", "logsigmoid/16", "cuda")
     kept = load_registry()["gla-triton"].working_bytes(replace(cell, pass_="fwd", materialize=True))
     assert (load_registry()["gla-triton"].working_bytes(cell) == kept) == keeps_all
