@@ -38,7 +38,10 @@ def accumulator(cols: int, rows: int = 64, warps: int = 4) -> gl.NVMMADistribute
 
 @gluon.constexpr_function
 def left_operand(cols: int, rows: int = 64, warps: int = 4) -> gl.DotOperandLayout:
-    """Layout of a product's left operand in registers; an accumulator of that shape converts to it without moving."""
+    """Layout of a product's left operand in registers.
+
+    An accumulator of that shape converts to it without moving, but where two warpgroups share its columns.
+    """
     return gl.DotOperandLayout(0, accumulator(cols, rows, warps), 2)
 
 

@@ -8,9 +8,10 @@ MAX_KEY_DIM_FLOAT32 = 256
 NARROW_HEAD_DIMS = (16, 32, 48, 64)
 # And what those of wider heads must be a multiple of, for the same rows.
 WIDE_MULTIPLE = 16
-# Key columns of a block in those: more than one block needs the states between kernels.
+# Key columns of a block in those.
 WIDE_KEY_BLOCK = 128
-# Key columns of a state that stays in one program's registers, as two such blocks.
+# Key columns of a state that stays in one program's registers, as two such blocks; more need the states between
+# kernels.
 WALKED_KEYS = 2 * WIDE_KEY_BLOCK
 
 

@@ -1,7 +1,7 @@
 """dq, dk, dg and, for K up to 128, dv of a chunk: Gluon kernel for wide heads on Hopper.
 
 With S~ the state before the chunk and dS~ the gradient of the state after it, in the chunk's frame, as
-`wide_recurrence` kept both:
+`wide_recurrence` or `wide_walk` kept both:
 
     dA  = tril(dO V^T)
     dQ~ = dA K~   + dO S~^T         dq = scale 2^(G - r) dQ~

@@ -3,8 +3,8 @@
     forward:  X = K~, Y = V    S~ = 2^r S is kept before every chunk,    S'  = S~  + K~^T V
     reverse:  X = Q~, Y = dO   dS~ = 2^r dS' is kept after every chunk,  dS  = dS~ + Q~^T dO
 
-in the chunk's frame (`hopper_forward`), with S <- 2^r (...) between the lines. Everything else of a chunk is made from
-these states by kernels that know nothing of the other chunks.
+in the chunk's frame (`hopper_forward`), with S <- 2^r (...) between the lines. From these states kernels that know
+nothing of the other chunks make what no kernel makes that walks the state itself.
 
 A sequence cut into pieces has one program or more a piece. First every piece runs from zero (its local state and its
 total decay), then a scan makes the states at the pieces' borders, then every piece runs again from its own.

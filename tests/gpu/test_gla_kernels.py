@@ -109,7 +109,7 @@ def test_a_long_sequence_with_few_heads_is_right(K, V, gate, materialize):
 
 
 @pytest.mark.parametrize("gate", ["mild", "resets", None])
-@pytest.mark.parametrize(("K", "V"), [(128, 256), (256, 128), (320, 64)])
+@pytest.mark.parametrize(("K", "V"), [(128, 256), (256, 256), (320, 64)])
 def test_many_wide_heads_without_kept_states_are_right(K, V, gate):
     """All sequences slice by slice, with the state and its gradient carried."""
     case = make_case(gate, B=4, T=1100, H=9, K=K, V=V, dtype=torch.bfloat16, device="cuda")
