@@ -26,19 +26,21 @@ from gla_kernels import wide
 from gla_kernels.call import Call, backward_kernel, forward_kernel, named
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.launch import (
-    WIDE_FRAMES,
+    WIDE_BACKWARD,
     LaunchPlan,
     Tile,
     exact_tile,
     hopper_plan,
     narrower_state_tile,
     plan,
+    wide_frames_tile,
     wide_readout_tile,
     wide_recurrence_tile,
 )
 from gla_kernels.limits import CHUNK_SIZES
 from gla_kernels.ptx import overflowing_pairs
 from gla_kernels.sass import disassemble, faulty_descriptors
+from gla_kernels.wide_pieces import fits_one_backward
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 _SCALARS = ("T", "H", "N", "first", "count", "every", "base", "stride", "piece_chunks", "rows")
@@ -86,6 +88,7 @@ def variants(call: Call) -> Iterator[Variant]:
 
 
 def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
+    from gla_kernels.wide_backward import wide_backward
     from gla_kernels.wide_frames import wide_frames
     from gla_kernels.wide_gradients import wide_gradients
     from gla_kernels.wide_readout import wide_readout
@@ -104,7 +107,7 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
         for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
             yield Variant(f"{wider}{backwards}recurrence", False, wide_recurrence, tile, steps | way)
         if wide.walks(call):
-            yield Variant(f"{backwards}frames", False, wide_frames, WIDE_FRAMES, way)
+            yield Variant(f"{backwards}frames", False, wide_frames, wide_frames_tile(call.gated), way)
             switches = steps | way | {"STORE_CHECKPOINTS": False}
             yield Variant(f"{backwards}walk", False, wide_walk, call.plan.forward, switches)
         elif not wide.fused(call):
@@ -117,6 +120,9 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
             yield Variant(f"{wider}forward", False, wide.forward_kernel(tile), tile, forward)
             yield Variant(f"{wider}forward, checkpoints", False, wide.forward_kernel(tile), tile, checkpoints)
     yield Variant("gradients", False, wide_gradients, call.plan.backward, {})
+    if fits_one_backward(call):
+        backward = {"HAS_AFTER": True, "STORE_BEFORE": True, "SCRATCH": False}
+        yield Variant("backward", False, wide_backward, WIDE_BACKWARD, backward)
 
 
 def compile_kernel(call: Call, variant: Variant, arch: int) -> Any:

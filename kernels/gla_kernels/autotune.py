@@ -101,7 +101,9 @@ def kept_plan(kind: CallKind, device: torch.device) -> str | None:
     if place not in _CHOSEN:
         entry = _read(place[0]).get(kind.key(device))
         found = entry.get("plan") if isinstance(entry, dict) else None
-        if not isinstance(found, str):
+        # A plan that another version of the kernels has left is chosen anew.
+        choices = candidates(kind.K, kind.V, kind.dtype, device, kind.gated)
+        if found not in {plan_text(choice) for choice in choices}:
             return None
         _CHOSEN[place] = found
     return _CHOSEN[place]

@@ -73,10 +73,10 @@ def gla_backward_kernel(
     rows_left = tl.minimum(length - (first + chunks - 1) * C, chunks * C)
     b = b.to(tl.int64) if not VARLEN else b
     t = (begin + (first + chunks - 1) * C).to(tl.int64)
-    q += b * q_b + t * q_t + h * q_h
-    k += b * k_b + t * k_t + h * k_h
-    v += b * v_b + t * v_t + h * v_h
-    do += b * do_b + t * do_t + h * do_h
+    q += b * q_b + t * q_t + h.to(tl.int64) * q_h
+    k += b * k_b + t * k_t + h.to(tl.int64) * k_h
+    v += b * v_b + t * v_t + h.to(tl.int64) * v_h
+    do += b * do_b + t * do_t + h.to(tl.int64) * do_h
     out = (b * T + t) * H + h
     grad_stride = H * blocks_v * K
     part = (out * blocks_v + iv) * K
@@ -84,7 +84,7 @@ def gla_backward_kernel(
     dk += part
     dv += out * V
     if GATED:
-        g += b * g_b + t * g_t + h * g_h
+        g += b * g_b + t * g_t + h.to(tl.int64) * g_h
         dg += part
     slot = (n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)) + chunks - 1
     states += (slot.to(tl.int64) * H + h) * K * V

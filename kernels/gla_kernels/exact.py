@@ -129,10 +129,10 @@ def gla_forward_exact(
     subchunks = (tl.minimum(rows_left, count * C) + R - 1) // R
     b = b.to(tl.int64) if not VARLEN else b
     t = (begin + first * C).to(tl.int64)
-    q += b * q_b + t * q_t + h * q_h
-    k += b * k_b + t * k_t + h * k_h
-    v += b * v_b + t * v_t + h * v_h
-    g += b * g_b + t * g_t + h * g_h
+    q += b * q_b + t * q_t + h.to(tl.int64) * q_h
+    k += b * k_b + t * k_t + h.to(tl.int64) * k_h
+    v += b * v_b + t * v_t + h.to(tl.int64) * v_h
+    g += b * g_b + t * g_t + h.to(tl.int64) * g_h
     if STORE_O:
         o += ((b * T + t) * H + h) * V
     if STORE_STATES:
@@ -215,11 +215,11 @@ def gla_backward_exact(
     chunks = tl.maximum(tl.minimum((length + C - 1) // C - first, count), 0)
     b = b.to(tl.int64) if not VARLEN else b
     t = (begin + first * C).to(tl.int64)
-    q += b * q_b + t * q_t + h * q_h
-    k += b * k_b + t * k_t + h * k_h
-    v += b * v_b + t * v_t + h * v_h
-    g += b * g_b + t * g_t + h * g_h
-    do += b * do_b + t * do_t + h * do_h
+    q += b * q_b + t * q_t + h.to(tl.int64) * q_h
+    k += b * k_b + t * k_t + h.to(tl.int64) * k_h
+    v += b * v_b + t * v_t + h.to(tl.int64) * v_h
+    g += b * g_b + t * g_t + h.to(tl.int64) * g_h
+    do += b * do_b + t * do_t + h.to(tl.int64) * do_h
     out = (b * T + t) * H + h
     grad_stride = H * PARTS * K
     dq += out * PARTS * K

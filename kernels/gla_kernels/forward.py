@@ -69,11 +69,11 @@ def gla_forward_kernel(
     rows_left = length - first * C
     b = b.to(tl.int64) if not VARLEN else b
     t = (begin + first * C).to(tl.int64)
-    q += b * q_b + t * q_t + h * q_h
-    k += b * k_b + t * k_t + h * k_h
-    v += b * v_b + t * v_t + h * v_h
+    q += b * q_b + t * q_t + h.to(tl.int64) * q_h
+    k += b * k_b + t * k_t + h.to(tl.int64) * k_h
+    v += b * v_b + t * v_t + h.to(tl.int64) * v_h
     if GATED:
-        g += b * g_b + t * g_t + h * g_h
+        g += b * g_b + t * g_t + h.to(tl.int64) * g_h
     if STORE_O:
         o += ((b * T + t) * H + h) * V
     if STORE_STATES:

@@ -27,9 +27,11 @@ from gla_kernels.hopper_tiles import (
     LOG2E,
     accumulator,
     add_product,
+    anew,
     chunk_total,
     copy_layout,
     fetch,
+    fetch_rows,
     first_slot,
     gate_layout,
     left_operand,
@@ -45,6 +47,7 @@ from gla_kernels.hopper_tiles import (
     start_gate_frame,
     thread_barrier,
     triangle,
+    wide_product,
 )
 
 
@@ -98,34 +101,22 @@ def gla_backward_hopper(
     b, begin, length = locate(cu, n, T, VARLEN)
     chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, count), 0)
     rows_left = gl.minimum(length - (first + chunks - 1) * C, chunks * C)
-    t = (begin + (first + chunks - 1) * C).to(gl.int64)
-    b = b.to(gl.int64) if not VARLEN else 0
-    q += b * q_b + t * q_t + h * q_h
-    k += b * k_b + t * k_t + h * k_h
-    v += b * v_b + t * v_t + h * v_h
-    do += b * do_b + t * do_t + h * do_h
-    out = (b * T + t) * H + h
-    dq += out * K
-    dk += out * K
-    dv += out * V
-    if GATED:
-        g += b * g_b + t * g_t + h * g_h
-        dg += out * K
+    t = begin + (first + chunks - 1) * C
+    b = n * 0 if VARLEN else b
     slot = (n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)) + chunks - 1
-    states += (slot.to(gl.int64) * H + h) * K * V
 
     buffers: gl.constexpr = 2
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BV], operand_layout(C, BV))
     do_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BV], operand_layout(C, BV))
-    S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
-    dv_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BV], operand_layout(C, BV))
+    S_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    dv_place = gl.allocate_shared_memory(gl.bfloat16, [C, BV], operand_layout(C, BV))
     if GATED:
         g_tiles = gl.allocate_shared_memory(gl.float32, [buffers, C, BK], gate_layout())
-        ones = make_ones()
+        ones_place = make_ones()
     else:
-        dS_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+        dS_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
 
     leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk after: takes its gradient out of its frame
     if HAS_DFINAL:
@@ -134,50 +125,45 @@ def gla_backward_hopper(
         dS = gl.zeros([BK, BV], gl.float32, state_layout)
     suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, key_tile))
 
-    fetch(q_tiles.index(0), q, q_t, rows_left, K, copy_k)
-    fetch(k_tiles.index(0), k, k_t, rows_left, K, copy_k)
-    fetch(v_tiles.index(0), v, v_t, rows_left, V, copy_v)
-    fetch(do_tiles.index(0), do, do_t, rows_left, V, copy_v)
+    fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
+    fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+    fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
+    fetch_rows(do_tiles.index(0), do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
     if GATED:
-        fetch(g_tiles.index(0), g, g_t, rows_left, K, copy_g)
+        fetch_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K, 32)
     async_copy.commit_group()
     for i in range(chunks):
         now = i % buffers
         later = (i + 1) % buffers
         async_copy.wait_group(0)
         thread_barrier()
-        fetch(S_tile, states, V, K, V, copy_v)
+        fetch(anew(S_place), states + wide_product(slot * H + h, K * V), V, K, V, copy_v)
         async_copy.commit_group()
-        states -= H * K * V
         # The next chunk's copies run while this one is worked on.
         rows_later = gl.where(i + 1 < chunks, C, 0)
-        q -= C * q_t
-        k -= C * k_t
-        v -= C * v_t
-        do -= C * do_t
-        fetch(q_tiles.index(later), q, q_t, rows_later, K, copy_k)
-        fetch(k_tiles.index(later), k, k_t, rows_later, K, copy_k)
-        fetch(v_tiles.index(later), v, v_t, rows_later, V, copy_v)
-        fetch(do_tiles.index(later), do, do_t, rows_later, V, copy_v)
+        fetch_rows(q_tiles.index(later), q, b, t - C, h, q_b, q_t, q_h, rows_later, K, 16)
+        fetch_rows(k_tiles.index(later), k, b, t - C, h, k_b, k_t, k_h, rows_later, K, 16)
+        fetch_rows(v_tiles.index(later), v, b, t - C, h, v_b, v_t, v_h, rows_later, V, 16)
+        fetch_rows(do_tiles.index(later), do, b, t - C, h, do_b, do_t, do_h, rows_later, V, 16)
         if GATED:
-            g -= C * g_t
-            fetch(g_tiles.index(later), g, g_t, rows_later, K, copy_g)
+            fetch_rows(g_tiles.index(later), g, b, t - C, h, g_b, g_t, g_h, rows_later, K, 32)
         async_copy.commit_group()
 
         q_tile = q_tiles.index(now)
         k_tile = k_tiles.index(now)
         v_tile = v_tiles.index(now)
         do_tile = do_tiles.index(now)
+        token = (b * T + t) * H + h
         if GATED:
             high, low = split(g_tiles.index(now).load(copy_g) * LOG2E)
             parts = g_tiles.index(now)._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-            dS_tile = parts.index(0)
+            dS_place = parts.index(0)
             thread_barrier()
             parts.index(0).store(high)
             parts.index(1).store(low)
             fence_async_shared()
             thread_barrier()
-            G, total = start_gate_frame(parts, ones, C, BK)
+            G, total = start_gate_frame(parts.index(0), parts.index(1), anew(ones_place), C, BK)
         bq = q_tile.load(key_tile).to(gl.float32) * scale
         bk = k_tile.load(key_tile).to(gl.float32)
         if GATED:
@@ -190,34 +176,34 @@ def gla_backward_hopper(
             bq *= factor
         q_tile.store(bq.to(gl.bfloat16))
         k_tile.store(bk.to(gl.bfloat16))
-        dS_tile.store(dS.to(gl.bfloat16))
+        anew(dS_place).store(dS.to(gl.bfloat16))
         async_copy.wait_group(1)  # the state
         fence_async_shared()
         thread_barrier()
 
         Pt = product(k_tile, q_tile.permute((1, 0)), C, C)
-        bdv = product(k_tile, dS_tile, C, BV)
+        bdv = product(k_tile, anew(dS_place), C, BV)
         dS = add_product(q_tile.permute((1, 0)), do_tile, dS)
         Pt = warpgroup_mma_wait(2, deps=[Pt])
         bdv = add_product(masked_operand(Pt, triangle(C, False, True)), do_tile, bdv)
         dA = product(do_tile, v_tile.permute((1, 0)), C, C)
         dS, bdv = warpgroup_mma_wait(1, deps=[dS, bdv])
-        dv_tile.store(bdv.to(gl.bfloat16))
+        anew(dv_place).store(bdv.to(gl.bfloat16))
         if GATED:
-            boundary = gl.sum(S_tile.load(state_layout).to(gl.float32) * dS, axis=1)
-        bdq = product(do_tile, S_tile.permute((1, 0)), C, BK)
+            boundary = gl.sum(anew(S_place).load(state_layout).to(gl.float32) * dS, axis=1)
+        bdq = product(do_tile, anew(S_place).permute((1, 0)), C, BK)
         dA = warpgroup_mma_wait(1, deps=[dA])
         bdq = add_product(masked_operand(dA, triangle(C, True, True)), k_tile, bdq)
         dAt = product(v_tile, do_tile.permute((1, 0)), C, C)
         bdq, dAt = warpgroup_mma_wait(0, deps=[bdq, dAt])
-        bdk = product(v_tile, dS_tile.permute((1, 0)), C, BK)
+        bdk = product(v_tile, anew(dS_place).permute((1, 0)), C, BK)
         bdk = add_product(masked_operand(dAt, triangle(C, False, True)), q_tile, bdk)
         if GATED:
             balance = -q_tile.load(key_tile).to(gl.float32) * bdq
             bdq *= factor
             suspect += gl.sum(bdq, axis=1) * 0.0
-        thread_barrier()  # dv_tile is written, and no product reads do_tile any more
-        put(dv, dv_tile.load(copy_v), H * V, rows_left, V, copy_v)
+        thread_barrier()  # anew(dv_place) is written, and no product reads do_tile any more
+        put(dv + wide_product(token, V), anew(dv_place).load(copy_v), H * V, rows_left, V, copy_v)
         do_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
         if GATED:
@@ -225,15 +211,15 @@ def gla_backward_hopper(
             bdk *= reciprocal(factor)
             suspect += gl.sum(bdk, axis=1) * 0.0
             high, low = split(balance)
-        thread_barrier()  # do_tile is written, and no product reads v_tile or dS_tile any more
-        put(dq, do_tile.load(copy_k), H * K, rows_left, K, copy_k)
+        thread_barrier()  # do_tile is written, and no product reads v_tile or anew(dS_place) any more
+        put(dq + wide_product(token, K), do_tile.load(copy_k), H * K, rows_left, K, copy_k)
         v_tile.store(bdk.to(gl.bfloat16))
         if GATED:
             parts.index(0).store(high)
             parts.index(1).store(low)
             fence_async_shared()
         thread_barrier()
-        put(dk, v_tile.load(copy_k), H * K, rows_left, K, copy_k)
+        put(dk + wide_product(token, K), v_tile.load(copy_k), H * K, rows_left, K, copy_k)
         if GATED:
             before = gl.where(triangle(C, True, False), 1.0, 0.0).to(gl.bfloat16)
             before = gl.convert_layout(before, left_operand(C))
@@ -241,11 +227,9 @@ def gla_backward_hopper(
             bdg = add_product(before, parts.index(1), bdg)
             start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
             bdg = warpgroup_mma_wait(0, deps=[bdg])
-            put(dg, bdg + start[None, :], H * K, rows_left, K, key_tile)
-            dg -= C * H * K
-        dq -= C * H * K
-        dk -= C * H * K
-        dv -= C * H * V
+            put(dg + wide_product(token, K), bdg + start[None, :], H * K, rows_left, K, key_tile)
+        t -= C
+        slot -= 1
         rows_left = C
     async_copy.wait_group(0)
     dS *= leave[:, None]

@@ -87,11 +87,11 @@ def gla_forward_hopper(
     rows_left = length - first * C
     t = (begin + first * C).to(gl.int64)
     b = b.to(gl.int64) if not VARLEN else 0
-    q += b * q_b + t * q_t + h * q_h
-    k += b * k_b + t * k_t + h * k_h
-    v += b * v_b + t * v_t + h * v_h
+    q += b * q_b + t * q_t + h.to(gl.int64) * q_h
+    k += b * k_b + t * k_t + h.to(gl.int64) * k_h
+    v += b * v_b + t * v_t + h.to(gl.int64) * v_h
     if GATED:
-        g += b * g_b + t * g_t + h * g_h
+        g += b * g_b + t * g_t + h.to(gl.int64) * g_h
     if STORE_O:
         o += ((b * T + t) * H + h) * V
     if STORE_STATES:
@@ -110,7 +110,9 @@ def gla_forward_hopper(
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BV], operand_layout(C, BV))
     if GATED:
         g_tiles = gl.allocate_shared_memory(gl.float32, [buffers, C, BK], gate_layout())
-        parts = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+        # Not one of two: between writes to one place the compiler puts barriers.
+        high_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+        low_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
         ones = make_ones()
     S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
 
@@ -166,11 +168,11 @@ def gla_forward_hopper(
             bq = q_tiles.index(now).load(accumulator(BK)).to(gl.float32) * scale
         if GATED:
             high, low = split(g_tiles.index(now).load(copy_g) * LOG2E)
-            parts.index(0).store(high)
-            parts.index(1).store(low)
+            high_tile.store(high)
+            low_tile.store(low)
             fence_async_shared()
             thread_barrier()
-            G, total = start_gate_frame(parts, ones, C, BK)
+            G, total = start_gate_frame(high_tile, low_tile, ones, C, BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = chunk_total(total, BV)
             widest = gl.maximum(widest, -last)

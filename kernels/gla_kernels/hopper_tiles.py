@@ -120,6 +120,52 @@ def put(ptr, x, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column
 
 
 @gluon.jit
+def anew(tile):
+    """The shared `tile`, whose address the compiler computes anew wherever this stands.
+
+    Descriptors and addresses of a loop's tiles do not change, so the compiler would make them before the loop, and
+    keep them on the stack where registers are short. Loads from there come from L2: shared memory leaves little L1.
+    """
+    place = tile._reinterpret(tile.dtype, [1, tile.shape[0], tile.shape[1]], tile.layout)
+    return place.index(opaque(0))
+
+
+@gluon.jit
+def no_state(BK: gl.constexpr, BV: gl.constexpr, scale, layout: gl.constexpr):
+    """A state [BK, BV] of zeros, each of which is a computation of its own.
+
+    Of registers that hold the same constant the assembler thinks that they cost nothing, fills them before the loop
+    with what the loop could compute anew, and then keeps that on the stack.
+    """
+    rows = gl.arange(0, BK, gl.SliceLayout(1, layout))[:, None]
+    cols = gl.arange(0, BV, gl.SliceLayout(0, layout))[None, :]
+    return (rows * BV + cols).to(gl.float32) * (scale * 0.0)
+
+
+@gluon.jit
+def wide_product(a, b):
+    """a * b (int32) in 64 bits for b a multiple of 16, computed anew wherever it stands (see `opaque`)."""
+    ab = gl.inline_asm_elementwise("mul.wide.s32 $0, $1, $2;", "=l,r,r", [a, b], gl.int64, is_pure=False, pack=1)
+    return gl.multiple_of(ab, 16)
+
+
+@gluon.jit
+def row_of(ptr, b, t, h, stride_b, stride_t, stride_h):
+    """The row of batch row b, token t and head h (int32)."""
+    return ptr + (wide_product(b, stride_b) + wide_product(t, stride_t) + wide_product(h, stride_h))
+
+
+@gluon.jit
+def fetch_rows(
+    tile, ptr, b, t, h, stride_b, stride_t, stride_h, rows_left, N: gl.constexpr, bits: gl.constexpr,
+    column=0,
+):  # fmt: skip
+    """Starts the copy of a chunk's rows."""
+    row = row_of(ptr, b, t, h, stride_b, stride_t, stride_h) + column
+    fetch(tile, row, stride_t, rows_left, N, copy_layout(tile.shape[1], bits, gl.num_warps()), column)
+
+
+@gluon.jit
 def product(a, b, M: gl.constexpr, N: gl.constexpr, WARPS: gl.constexpr = 4):
     """Starts a @ b, [M, N] float32."""
     zeros = gl.zeros([M, N], gl.float32, accumulator(N, M, WARPS))
@@ -159,10 +205,10 @@ def make_ones():
 
 
 @gluon.jit
-def start_gate_frame(parts, ones, C: gl.constexpr, BK: gl.constexpr):
+def start_gate_frame(high, low, ones, C: gl.constexpr, BK: gl.constexpr):
     """Starts the sums of a chunk's gates: the cumulative gate about its middle, and its total.
 
-    `parts` holds both halves of the gates in log2, [2, C, BK]. With the middle r = G_last / 2,
+    `high` and `low` are the two halves of the gates in log2, [C, BK]. With the middle r = G_last / 2,
 
         G - r = (lower triangle - 1/2) @ gates (C, BK),    G_last = gates^T @ 1 (BK, 8), in every column the same.
 
@@ -170,12 +216,12 @@ def start_gate_frame(parts, ones, C: gl.constexpr, BK: gl.constexpr):
     """
     half = gl.where(triangle(C, True, True), 0.5, -0.5).to(gl.bfloat16)
     half = gl.convert_layout(half, left_operand(C))
-    G = product(half, parts.index(0), C, BK)
-    G = add_product(half, parts.index(1), G)
+    G = product(half, high, C, BK)
+    G = add_product(half, low, G)
     total = gl.zeros([BK, 8], gl.float32, accumulator(8))
-    for n in gl.static_range(2 * C // ONES_ROWS):
-        rows = parts.index(n % 2).slice(n // 2 * ONES_ROWS, ONES_ROWS, 0)
-        total = add_product(rows.permute((1, 0)), ones, total)
+    for n in gl.static_range(C // ONES_ROWS):
+        total = add_product(high.slice(n * ONES_ROWS, ONES_ROWS, 0).permute((1, 0)), ones, total)
+        total = add_product(low.slice(n * ONES_ROWS, ONES_ROWS, 0).permute((1, 0)), ones, total)
     return G, total
 
 

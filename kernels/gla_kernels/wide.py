@@ -11,16 +11,18 @@ from typing import Any
 import torch
 
 from gla_kernels.call import Call, Gradients, Inputs, strides_of
-from gla_kernels.launch import WIDE_FRAMES, Tile, wide_readout_tile, wide_recurrence_tile
+from gla_kernels.launch import WIDE_BACKWARD, Tile, wide_frames_tile, wide_readout_tile, wide_recurrence_tile
 from gla_kernels.limits import WIDE_KEY_BLOCK
 from gla_kernels.wide_pieces import (
     Run,
     carries,
     choose_pieces,
     cut,
+    first_run,
     forward_tile,
     groups,
     is_whole,
+    one_backward,
     programs_a_piece,
     recurrence_tile,
     scratch_slots,
@@ -126,6 +128,22 @@ def _gradients(
     call.launch(wide_gradients, tile, (chunks * call.H * blocks_k,), arguments, {})
 
 
+def _backward(
+    call: Call, inputs: Inputs, do: torch.Tensor, run: Run, states: torch.Tensor, after: torch.Tensor | None,
+    before: torch.Tensor | None, flags: torch.Tensor, failed: torch.Tensor, gradients: Gradients,
+) -> None:  # fmt: skip
+    from gla_kernels.wide_backward import wide_backward
+
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, do, states, after, before, flags, failed,
+        gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale,
+        *inputs.strides(do), *_steps(after, before),
+        call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
+    )  # fmt: skip
+    switches = {"HAS_AFTER": after is not None, "STORE_BEFORE": before is not None, "SCRATCH": run.scratch}
+    call.launch(wide_backward, WIDE_BACKWARD, (run.count * call.H,), arguments, switches)
+
+
 def forward_kernel(tile: Tile) -> Any:
     """The kernel that makes o and the states at once, for K up to 128, by columns of the state that a program holds."""
     if tile.block_v == 256:
@@ -180,7 +198,7 @@ def _make_frames(
         inputs.q, inputs.k, inputs.g, q, k, scores, half_gates, raised, inputs.cu_seqlens, call.scale,
         *strides_of(inputs.q, inputs.k, inputs.g), call.T, call.H, call.sequences,
     )  # fmt: skip
-    call.launch(wide_frames, WIDE_FRAMES, (chunks * call.H,), arguments, {"REVERSE": reverse})
+    call.launch(wide_frames, wide_frames_tile(call.gated), (chunks * call.H,), arguments, {"REVERSE": reverse})
     return _Frames(q, k, scores, half_gates)
 
 
@@ -273,7 +291,7 @@ def run_forward(
     if checkpoints is not None and fused(call) and is_whole(call, choose_pieces(call)):
         forward.run(whole(call), initial, final, None, checkpoints)
         return
-    if checkpoints is not None and carries(call):
+    if checkpoints is not None and not fused(call) and carries(call):
         slots = checkpoints.unflatten(0, (call.sequences, -1))
         slots[:, 0] = 0 if initial is None else initial
         after = [*slots.unbind(1)[1:], call.new_states(inputs.q) if final is None else final]
@@ -315,8 +333,12 @@ def run_backward(
         frames = _make_frames(call, inputs, gradients.dq, gradients.dk, failed, reverse=True)
 
     def do_run(
-        run: Run, after: torch.Tensor | None, before: torch.Tensor | None, states: torch.Tensor, dstates: torch.Tensor
-    ) -> None:
+        run: Run, after: torch.Tensor | None, before: torch.Tensor | None, states: torch.Tensor,
+        dstates: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        if dstates is None:
+            _backward(call, inputs, do, run, states, after, before, flags, failed, gradients)
+            return
         if frames is not None:
             _walk(
                 call, inputs, frames, do, run, gradients.dv, failed,
@@ -335,10 +357,11 @@ def run_backward(
         after = call.new_states(inputs.q, run.count)
         _borders(call, inputs, reverse, run, after, dfinal, dinitial)
     if materialized:
-        do_run(run, after, dinitial if is_whole(call, run) else None, kept, torch.empty_like(kept))
+        dstates = None if one_backward(call, run.count) else torch.empty_like(kept)
+        do_run(run, after, dinitial if is_whole(call, run) else None, kept, dstates)
         return
     states = inputs.q.new_empty(call.state_shape(scratch_slots(call)))
-    dstates = torch.empty_like(states)
+    dstates = None if one_backward(call, first_run(call).count) else torch.empty_like(states)
     if carried:
         before = call.new_states(inputs.q) if dinitial is None else dinitial
         # With a gradient after the last slice as after the others, all have the same kernel to compile.

@@ -16,7 +16,7 @@ from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
     copy_layout,
-    fetch,
+    fetch_rows,
     first_slot,
     gate_layout,
     load_state,
@@ -25,6 +25,7 @@ from gla_kernels.hopper_tiles import (
     put,
     thread_barrier,
     triangle,
+    wide_product,
 )
 from gla_kernels.wide_tiles import (
     WARPS,
@@ -87,9 +88,7 @@ def wide_forward(
 ):  # fmt: skip
     """A program does one piece and head and BV value columns."""
     blocks_v: gl.constexpr = (V + BV - 1) // BV
-    copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
-    copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
     pid = gl.program_id(0)
@@ -100,20 +99,12 @@ def wide_forward(
     first = i * piece_chunks
     chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
     rows_left = length - first * C
-    t = (begin + first * C).to(gl.int64)
-    b = b.to(gl.int64) if not VARLEN else 0
-    q += b * q_b + t * q_t + h * q_h
-    k += b * k_b + t * k_t + h * k_h
-    v += b * v_b + t * v_t + h * v_h + v0
-    if GATED:
-        g += b * g_b + t * g_t + h * g_h
-    o += ((b * T + t) * H + h) * V + v0
+    t = begin + first * C
+    b = n * 0 if VARLEN else b
     if STORE_CHECKPOINTS:
-        checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN).to(gl.int64)
-        checkpoints += (checkpoint_slot * H + h) * K * V + v0
+        checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN)
     if STORE_STATES:
         chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
-        states += (chunk_slot.to(gl.int64) * H + h) * K * V + v0
 
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
@@ -133,20 +124,17 @@ def wide_forward(
     widest = gl.zeros([BK], gl.float32, key_layout)
 
     # Before the loop: the first chunk in its frame, its values and the second chunk's rest on their way.
-    fetch(q_tiles.index(0), q, q_t, rows_left, K, copy_k)
-    fetch(k_tiles.index(0), k, k_t, rows_left, K, copy_k)
+    fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
+    fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
     if GATED:
-        fetch(g_tiles.index(0), g, g_t, rows_left, K, copy_g)
-        g += C * g_t
+        fetch_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K, 32)
     async_copy.commit_group()
-    fetch(v_tiles.index(0), v, v_t, rows_left, V, copy_v, v0)
+    fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
     if GATED:
-        fetch(g_tiles.index(1), g, g_t, rows_left - C, K, copy_g)
+        fetch_rows(g_tiles.index(1), g, b, t + C, h, g_b, g_t, g_h, rows_left - C, K, 32)
     async_copy.commit_group()
-    q += C * q_t
-    k += C * k_t
-    fetch(q_tiles.index(1), q, q_t, rows_left - C, K, copy_k)
-    fetch(k_tiles.index(1), k, k_t, rows_left - C, K, copy_k)
+    fetch_rows(q_tiles.index(1), q, b, t + C, h, q_b, q_t, q_h, rows_left - C, K, 16)
+    fetch_rows(k_tiles.index(1), k, b, t + C, h, k_b, k_t, k_h, rows_left - C, K, 16)
     async_copy.commit_group()
     async_copy.wait_group(2)
     thread_barrier()
@@ -168,8 +156,9 @@ def wide_forward(
         v_tile = v_tiles.index(now)
         if STORE_CHECKPOINTS:
             if j % every == 0:
-                put(checkpoints, S * leave[:, None], V, K, V, state_layout, v0)
-                checkpoints += H * K * V
+                there = checkpoints + wide_product(checkpoint_slot * H + h, K * V) + v0
+                put(there, S * leave[:, None], V, K, V, state_layout, v0)
+                checkpoint_slot += 1
         async_copy.wait_group(1)  # this chunk's values
         if GATED:
             S *= (leave * half)[:, None]
@@ -177,11 +166,9 @@ def wide_forward(
         S_tile.store(S.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
-        v += C * v_t
-        fetch(v_tiles.index(later), v, v_t, rows_left - C, V, copy_v, v0)
+        fetch_rows(v_tiles.index(later), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
         if GATED:
-            g += C * g_t
-            fetch(g_tiles.index(now), g, g_t, rows_left - 2 * C, K, copy_g)
+            fetch_rows(g_tiles.index(now), g, b, t + 2 * C, h, g_b, g_t, g_h, rows_left - 2 * C, K, 32)
         async_copy.commit_group()
 
         P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
@@ -201,8 +188,9 @@ def wide_forward(
         thread_barrier()
         O = add_product(P_tile, v_tile, O)
         if STORE_STATES:
-            put(states, S_tile.load(copy_v), V, K, V, copy_v, v0)
-            states += H * K * V
+            state = states + wide_product(chunk_slot * H + h, K * V) + v0
+            put(state, S_tile.load(copy_v), V, K, V, copy_v, v0)
+            chunk_slot += 1
         if GATED:
             G, total = warpgroup_mma_wait(1, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
@@ -213,13 +201,12 @@ def wide_forward(
             store_scaled(q_tiles.index(later), scale, C, BK)
         O, S = warpgroup_mma_wait(0, deps=[O, S])
         thread_barrier()  # no product reads q_tile or k_tile any more
-        q += C * q_t
-        k += C * k_t
-        fetch(q_tile, q, q_t, rows_left - 2 * C, K, copy_k)
-        fetch(k_tile, k, k_t, rows_left - 2 * C, K, copy_k)
+        fetch_rows(q_tile, q, b, t + 2 * C, h, q_b, q_t, q_h, rows_left - 2 * C, K, 16)
+        fetch_rows(k_tile, k, b, t + 2 * C, h, k_b, k_t, k_h, rows_left - 2 * C, K, 16)
         async_copy.commit_group()
-        put(o, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, v0)
-        o += C * H * V
+        row = o + wide_product((b * T + t) * H + h, V) + v0
+        put(row, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, v0)
+        t += C
         rows_left -= C
     async_copy.wait_group(0)
     S *= leave[:, None]

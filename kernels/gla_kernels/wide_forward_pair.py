@@ -16,17 +16,18 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
+    anew,
     copy_layout,
-    fetch,
+    fetch_rows,
     first_slot,
     gate_layout,
     load_state,
-    opaque,
     operand_layout,
     product,
     put,
     thread_barrier,
     triangle,
+    wide_product,
 )
 from gla_kernels.wide_tiles import (
     WARPS,
@@ -84,9 +85,7 @@ def wide_forward_pair(
     """A program does one piece and head and BV = 256 value columns."""
     W: gl.constexpr = BV // 2
     blocks_v: gl.constexpr = (V + BV - 1) // BV
-    copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
     copy_v: gl.constexpr = copy_layout(W, 16, WARPS)
-    copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
     state_layout: gl.constexpr = accumulator(W, BK, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
     pid = gl.program_id(0)
@@ -97,29 +96,22 @@ def wide_forward_pair(
     first = i * piece_chunks
     chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
     rows_left = length - first * C
-    t = (begin + first * C).to(gl.int64)
-    b = b.to(gl.int64) if not VARLEN else 0
-    q += b * q_b + t * q_t + h * q_h
-    k += b * k_b + t * k_t + h * k_h
-    v += b * v_b + t * v_t + h * v_h + v0
-    if GATED:
-        g += b * g_b + t * g_t + h * g_h
-    o += ((b * T + t) * H + h) * V + v0
+    t = begin + first * C
+    b = n * 0 if VARLEN else b
     if STORE_CHECKPOINTS:
-        checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN).to(gl.int64)
-        checkpoints += (checkpoint_slot * H + h) * K * V + v0
+        checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN)
     if STORE_STATES:
         chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
-        states += (chunk_slot.to(gl.int64) * H + h) * K * V + v0
 
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [4, C, W], operand_layout(C, W))
-    S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, W], operand_layout(BK, W))
-    O_tile = gl.allocate_shared_memory(gl.bfloat16, [C, W], operand_layout(C, W))
-    P_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
+    v2_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
+    S_place = gl.allocate_shared_memory(gl.bfloat16, [BK, W], operand_layout(BK, W))
+    O_place = gl.allocate_shared_memory(gl.bfloat16, [C, W], operand_layout(C, W))
+    P_place = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     if GATED:
-        g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
+        g_place = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
     if HAS_INITIAL:
@@ -132,41 +124,43 @@ def wide_forward_pair(
     leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
     widest = gl.zeros([BK], gl.float32, key_layout)
 
-    fetch(q_tiles.index(0), q, q_t, rows_left, K, copy_k)
-    fetch(k_tiles.index(0), k, k_t, rows_left, K, copy_k)
-    fetch(v_tiles.index(0), v, v_t, rows_left, V, copy_v, v0)
-    fetch(v_tiles.index(1), v + W, v_t, rows_left, V, copy_v, v0 + W)
+    fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
+    fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+    fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
+    fetch_rows(v2_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0 + W)
     if GATED:
-        fetch(g_tile, g, g_t, rows_left, K, copy_g)
+        fetch_rows(g_place, g, b, t, h, g_b, g_t, g_h, rows_left, K, 32)
     async_copy.commit_group()
     for j in range(chunks):
         now = j % 2
         later = (j + 1) % 2
         q_tile = q_tiles.index(now)
         k_tile = k_tiles.index(now)
-        v_tile = v_tiles.index(2 * now)
-        v2_tile = v_tiles.index(2 * now + 1)
+        S_tile = anew(S_place)
+        O_tile = anew(O_place)
+        P_tile = anew(P_place)
+        if GATED:
+            g_tile = anew(g_place)
+        v_tile = v_tiles.index(now)
+        v2_tile = v2_tiles.index(now)
         if STORE_CHECKPOINTS:
             if j % every == 0:
-                put(checkpoints, S * leave[:, None], V, K, V, state_layout, v0)
-                put(checkpoints + W, S2 * leave[:, None], V, K, V, state_layout, v0 + W)
-                checkpoints += H * K * V
+                there = checkpoints + wide_product(checkpoint_slot * H + h, K * V) + v0
+                put(there, S * leave[:, None], V, K, V, state_layout, v0)
+                put(there + W, S2 * leave[:, None], V, K, V, state_layout, v0 + W)
+                checkpoint_slot += 1
         async_copy.wait_group(0)
         thread_barrier()
         # The next chunk's copies run while this one is worked on.
-        step = opaque(C)
-        q += step * q_t
-        k += step * k_t
-        v += step * v_t
-        fetch(q_tiles.index(later), q, q_t, rows_left - C, K, copy_k)
-        fetch(k_tiles.index(later), k, k_t, rows_left - C, K, copy_k)
-        fetch(v_tiles.index(2 * later), v, v_t, rows_left - C, V, copy_v, v0)
-        fetch(v_tiles.index(2 * later + 1), v + W, v_t, rows_left - C, V, copy_v, v0 + W)
+        fetch_rows(q_tiles.index(later), q, b, t + C, h, q_b, q_t, q_h, rows_left - C, K, 16)
+        fetch_rows(k_tiles.index(later), k, b, t + C, h, k_b, k_t, k_h, rows_left - C, K, 16)
+        fetch_rows(v_tiles.index(later), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
+        fetch_rows(v2_tiles.index(later), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0 + W)
         async_copy.commit_group()
         if GATED:
             halves = gate_halves(g_tile, C, BK)
-            G = start_centred_gates(halves, cumulative, C, BK)
-            total = start_total_gate(halves, ones, BK)
+            G = start_centred_gates(halves, anew(cumulative), C, BK)
+            total = start_total_gate(halves, anew(ones), BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             widest = gl.maximum(widest, -last)
@@ -182,13 +176,14 @@ def wide_forward_pair(
         fence_async_shared()
         thread_barrier()
         if GATED:
-            g += opaque(C) * g_t
-            fetch(g_tile, g, g_t, rows_left - C, K, copy_g)
+            fetch_rows(g_tile, g, b, t + C, h, g_b, g_t, g_h, rows_left - C, K, 32)
             async_copy.commit_group()
 
         P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
         # The second half of the last chunk's output has waited for this, so that its way out is not waited for.
-        put_tile(o - C * H * V + W, O_tile, H * V, gl.where(j > 0, rows_left + C, 0), V, copy_v, v0 + W)
+        token = (b * T + t) * H + h
+        before = o + wide_product(token - C * H, V) + v0 + W
+        put_tile(before, O_tile, H * V, gl.where(j > 0, rows_left + C, 0), V, copy_v, v0 + W)
         O = product(q_tile, S_tile, C, W, WARPS)
         S = add_product(k_tile.permute((1, 0)), v_tile, S)
         P = warpgroup_mma_wait(2, deps=[P])
@@ -200,7 +195,8 @@ def wide_forward_pair(
         thread_barrier()
         O = add_product(P_tile, v_tile, O)
         if STORE_STATES:
-            put_tile(states, S_tile, V, K, V, copy_v, v0)
+            state = states + wide_product(chunk_slot * H + h, K * V) + v0
+            put_tile(state, S_tile, V, K, V, copy_v, v0)
         O, S = warpgroup_mma_wait(0, deps=[O, S])
         thread_barrier()  # no product reads S_tile any more
         S_tile.store(S2.to(gl.bfloat16))
@@ -211,16 +207,19 @@ def wide_forward_pair(
         O2 = add_product(P_tile, v2_tile, O2)
         S2 = add_product(k_tile.permute((1, 0)), v2_tile, S2)
         if STORE_STATES:
-            put_tile(states + W, S_tile, V, K, V, copy_v, v0 + W)
-            states += H * K * V
-        put_tile(o, O_tile, H * V, rows_left, V, copy_v, v0)
+            state = states + wide_product(chunk_slot * H + h, K * V) + v0
+            put_tile(state + W, S_tile, V, K, V, copy_v, v0 + W)
+            chunk_slot += 1
+        put_tile(o + wide_product(token, V) + v0, O_tile, H * V, rows_left, V, copy_v, v0)
         O2, S2 = warpgroup_mma_wait(0, deps=[O2, S2])
         O_tile.store(O2.to(gl.bfloat16))
-        o += opaque(C) * H * V
+        t += C
         rows_left -= C
     async_copy.wait_group(0)
     thread_barrier()
-    put_tile(o - C * H * V + W, O_tile, H * V, gl.where(chunks > 0, rows_left + C, 0), V, copy_v, v0 + W)
+    token = (b * T + t - C) * H + h
+    last = o + wide_product(token, V) + v0 + W
+    put_tile(last, O_place, H * V, gl.where(chunks > 0, rows_left + C, 0), V, copy_v, v0 + W)
     S *= leave[:, None]
     S2 *= leave[:, None]
     if STORE_FINAL:

@@ -72,14 +72,14 @@ def wide_frames(
     n, b, t, rows_left = find_chunk(cu, chunk_slot, 0, 1, 1, N, T, C, VARLEN)
     if rows_left <= 0:
         return
-    q += b * q_b + t * q_t + h * q_h
-    k += b * k_b + t * k_t + h * k_h
+    q += b * q_b + t * q_t + h.to(gl.int64) * q_h
+    k += b * k_b + t * k_t + h.to(gl.int64) * k_h
     out = (b * T + t) * H + h
     framed_q += out * K
     framed_k += out * K
     scores += out * C
     if GATED:
-        g += b * g_b + t * g_t + h * g_h
+        g += b * g_b + t * g_t + h.to(gl.int64) * g_h
         half_gates += (chunk_slot.to(gl.int64) * H + h) * K
 
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [blocks_k, C, BK], operand_layout(C, BK))

@@ -93,10 +93,10 @@ def wide_gradients(
     if GATED:
         if gl.load(flags + n * H + h) != 0:
             return
-    q += b * q_b + t * q_t + h * q_h + k0
-    k += b * k_b + t * k_t + h * k_h + k0
-    v += b * v_b + t * v_t + h * v_h
-    do += b * do_b + t * do_t + h * do_h
+    q += b * q_b + t * q_t + h.to(gl.int64) * q_h + k0
+    k += b * k_b + t * k_t + h.to(gl.int64) * k_h + k0
+    v += b * v_b + t * v_t + h.to(gl.int64) * v_h
+    do += b * do_b + t * do_t + h.to(gl.int64) * do_h
     state_at = ((chunk_slot.to(gl.int64) * H + h) * K + k0) * V
     states += state_at
     dstates += state_at
@@ -106,7 +106,7 @@ def wide_gradients(
     if blocks_k == 1:
         dv += out * V
     if GATED:
-        g += b * g_b + t * g_t + h * g_h + k0
+        g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
         dg += out * K + k0
 
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gla_kernels.call import Call
-from gla_kernels.launch import MULTIPROCESSORS, Tile, narrower_state_tile, wide_recurrence_tile
+from gla_kernels.launch import MULTIPROCESSORS, WIDE_BACKWARD, Tile, narrower_state_tile, wide_recurrence_tile
 
 # Chunks of a piece at least: below, the borders cost more than the programs gain.
 MIN_PIECE_CHUNKS = 4
@@ -45,10 +45,14 @@ def programs_a_piece(call: Call, tile: Tile) -> int:
     return call.H * call.parts(tile) * ((call.K + tile.block_k - 1) // tile.block_k)
 
 
+def occupies(call: Call, tile: Tile, pieces: int) -> bool:
+    """Whether the programs of a kernel that walks the state through so many pieces occupy the GPU."""
+    return pieces * programs_a_piece(call, tile) >= MULTIPROCESSORS * 3 // 4
+
+
 def state_tile(call: Call, wider: Tile, pieces: int) -> Tile:
     """The tile of a kernel that walks the state: `wider` where programs of it occupy the GPU, else a narrower."""
-    occupied = pieces * programs_a_piece(call, wider) >= MULTIPROCESSORS * 3 // 4
-    return wider if occupied else narrower_state_tile(wider)
+    return wider if occupies(call, wider, pieces) else narrower_state_tile(wider)
 
 
 def forward_tile(call: Call, pieces: int) -> Tile:
@@ -59,6 +63,17 @@ def forward_tile(call: Call, pieces: int) -> Tile:
 def recurrence_tile(call: Call, pieces: int) -> Tile:
     """The tile of `wide_recurrence`."""
     return state_tile(call, wide_recurrence_tile(call.V), pieces)
+
+
+def fits_one_backward(call: Call) -> bool:
+    """Whether a program can hold the gradient of the state whole. V up to 64 is left to tiles of 64 columns."""
+    tile = WIDE_BACKWARD
+    return tile.block_k >= call.K and tile.block_v >= call.V > tile.block_v // 2
+
+
+def one_backward(call: Call, pieces: int) -> bool:
+    """Whether one kernel makes all gradients of so many pieces: it can, and its programs occupy the GPU."""
+    return fits_one_backward(call) and occupies(call, WIDE_BACKWARD, pieces)
 
 
 def whole(call: Call) -> Run:
@@ -74,9 +89,14 @@ def cut(call: Call, chunks: int) -> Run:
     return Run(0, 1, call.slots(chunks), chunks, False)
 
 
+def half_occupied(call: Call, tile: Tile) -> bool:
+    """Whether programs that do a whole sequence, in the narrower form of `tile`, leave half of the GPU idle at most."""
+    return 2 * call.sequences * programs_a_piece(call, narrower_state_tile(tile)) > MULTIPROCESSORS
+
+
 def choose_pieces(call: Call) -> Run:
     """Whole sequences, or, where these leave half of the multiprocessors idle, pieces that just occupy all."""
-    if 2 * call.sequences * programs_a_piece(call, narrower_state_tile(call.plan.forward)) > MULTIPROCESSORS:
+    if half_occupied(call, call.plan.forward):
         return whole(call)
     wanted = MULTIPROCESSORS // programs_a_piece(call, call.plan.forward)
     # A packed sequence may end in a piece that is nearly empty.
@@ -91,8 +111,11 @@ def is_whole(call: Call, run: Run) -> bool:
 
 
 def carries(call: Call) -> bool:
-    """Whether pieces of `call.every` chunks are done one after the other in every sequence, all sequences at once."""
-    return not call.varlen and is_whole(call, choose_pieces(call))
+    """Whether pieces of `call.every` chunks are done one after the other in every sequence, all sequences at once.
+
+    `wide_recurrence` decides, which makes the states again.
+    """
+    return not call.varlen and half_occupied(call, wide_recurrence_tile(call.V))
 
 
 def slices(call: Call) -> Iterator[Run]:
@@ -111,10 +134,15 @@ def groups(call: Call) -> Iterator[Run]:
         yield Run(base, 1, min(at_once, pieces - base), call.every, True)
 
 
+def first_run(call: Call) -> Run:
+    """The first run of pieces whose states are made again, and the largest."""
+    return next(slices(call) if carries(call) else groups(call))
+
+
 def scratch_slots(call: Call) -> int:
     """Chunks whose states a call needs room for at once when they are not kept."""
-    runs = slices(call) if carries(call) else groups(call)
-    return max(run.count * run.chunks for run in runs)
+    first = first_run(call)
+    return first.count * first.chunks
 
 
 def form(call: Call) -> tuple[object, ...]:
@@ -122,4 +150,5 @@ def form(call: Call) -> tuple[object, ...]:
     pieces = choose_pieces(call)
     counts = (pieces.count, cut(call, call.every).count)
     tiles = (tile(call, count) for tile in (forward_tile, recurrence_tile) for count in counts)
-    return is_whole(call, pieces), call.chunks > call.every, *tiles
+    one = (one_backward(call, count) for count in (pieces.count, first_run(call).count))
+    return is_whole(call, pieces), call.chunks > call.every, *tiles, *one

@@ -85,8 +85,7 @@ def wide_readout(
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
     copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    # Blocks of V on chip at once: what is on its way is what keeps the memory busy.
-    buffers: gl.constexpr = 4 if blocks_k == 2 else 2
+    buffers: gl.constexpr = 2
     pid = gl.program_id(0)
     h = pid % H
     chunk_slot = pid // H
@@ -96,11 +95,11 @@ def wide_readout(
     if GATED and REVERSE:  # forward, this launch may raise the flag itself: warps must not differ about it
         if gl.load(flags + n * H + h) != 0:
             return
-    x += b * x_b + t * x_t + h * x_h
-    y += b * y_b + t * y_t + h * y_h
-    z += b * z_b + t * z_t + h * z_h
+    x += b * x_b + t * x_t + h.to(gl.int64) * x_h
+    y += b * y_b + t * y_t + h.to(gl.int64) * y_h
+    z += b * z_b + t * z_t + h.to(gl.int64) * z_h
     if GATED:
-        g += b * g_b + t * g_t + h * g_h
+        g += b * g_b + t * g_t + h.to(gl.int64) * g_h
     states += (chunk_slot.to(gl.int64) * H + h) * K * V
     out += ((b * T + t) * H + h) * V
 
@@ -110,11 +109,7 @@ def wide_readout(
     S_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers * blocks_k, BK, BV], operand_layout(BK, BV))
     P_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     if GATED:
-        if buffers == 4:
-            # The gates take the last buffer's place, which the scores do not need.
-            g_tile = S_tiles._reinterpret(gl.float32, [4, C, BK], gate_layout()).index(3)
-        else:
-            g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
+        g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         cumulative = cumulative_tile(C)
     for ik in gl.static_range(blocks_k):
         fetch(x_tiles.index(ik), x + ik * BK, x_t, rows_left, K, copy_k, ik * BK)

@@ -101,10 +101,10 @@ def wide_recurrence(
     rows_left = gl.minimum(length - start * C, gl.minimum(chunks, 1) * C)
     t = (begin + start * C).to(gl.int64)
     b = b.to(gl.int64) if not VARLEN else 0
-    x += b * x_b + t * x_t + h * x_h + k0
-    y += b * y_b + t * y_t + h * y_h + v0
+    x += b * x_b + t * x_t + h.to(gl.int64) * x_h + k0
+    y += b * y_b + t * y_t + h.to(gl.int64) * y_h + v0
     if GATED:
-        g += b * g_b + t * g_t + h * g_h + k0
+        g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
     tile_at = (h * K + k0) * V + v0
     if STORE_STATES:
         chunk_slot = piece * piece_chunks if SCRATCH else first_slot(n, begin, length, C, VARLEN) + first

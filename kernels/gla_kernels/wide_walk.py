@@ -40,13 +40,12 @@ def load_half_gates(ptr, there, K: gl.constexpr, k0: gl.constexpr, BK: gl.conste
 
 @gluon.jit
 def put_quarter(
-    states, S_tiles, quarter: gl.constexpr, K: gl.constexpr, V: gl.constexpr, layout: gl.constexpr, column
+    states, S_tile, quarter: gl.constexpr, K: gl.constexpr, V: gl.constexpr, layout: gl.constexpr, column
 ):  # fmt: skip
     """A quarter of the state's keys: all in one go, they hold up what else is on its way."""
-    rows: gl.constexpr = S_tiles.shape[1] // 2
+    rows: gl.constexpr = S_tile.shape[0] // 2
     key: gl.constexpr = quarter * rows
-    tile = S_tiles.index(quarter // 2).slice(quarter % 2 * rows, rows, 0)
-    put_tile(states + key * V, tile, V, K - key, V, layout, column)
+    put_tile(states + key * V, S_tile.slice(quarter % 2 * rows, rows, 0), V, K - key, V, layout, column)
 
 
 @gluon.jit
@@ -117,7 +116,7 @@ def wide_walk(
     token = (b * T + t) * H + h
     x += token * K
     y += token * K
-    z += b * z_b + t * z_t + h * z_h + v0
+    z += b * z_b + t * z_t + h.to(gl.int64) * z_h + v0
     scores += token * C
     out += token * V + v0
     tile_at = h * K * V + v0
@@ -132,11 +131,15 @@ def wide_walk(
         checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN).to(gl.int64)
         checkpoints += checkpoint_slot * H * K * V + tile_at
 
-    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [4, C, W], operand_layout(C, W))
-    y_tiles = gl.allocate_shared_memory(gl.bfloat16, [4, C, W], operand_layout(C, W))
+    # Halves of their own: between writes to one place, with indices that it does not know, the compiler puts barriers.
+    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
+    x2_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
+    y_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
+    y2_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
     z_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
-    S_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, W, BV], operand_layout(W, BV))
-    out_tile = S_tiles.index(0).slice(0, C, 0)
+    S_tile = gl.allocate_shared_memory(gl.bfloat16, [W, BV], operand_layout(W, BV))
+    S2_tile = gl.allocate_shared_memory(gl.bfloat16, [W, BV], operand_layout(W, BV))
+    out_tile = S_tile.slice(0, C, 0)
     if HAS_INITIAL:
         initial += piece.to(gl.int64) * initial_p + tile_at
         S = load_state(initial, K, V, state_layout, W, BV, v0)
@@ -149,9 +152,9 @@ def wide_walk(
 
     step = -C if REVERSE else C
     fetch(x_tiles.index(0), x, H * K, rows_left, K, copy_k)
-    fetch(x_tiles.index(1), x + W, H * K, rows_left, K, copy_k, W)
+    fetch(x2_tiles.index(0), x + W, H * K, rows_left, K, copy_k, W)
     fetch(y_tiles.index(0), y, H * K, rows_left, K, copy_k)
-    fetch(y_tiles.index(1), y + W, H * K, rows_left, K, copy_k, W)
+    fetch(y2_tiles.index(0), y + W, H * K, rows_left, K, copy_k, W)
     fetch(z_tiles.index(0), z, z_t, rows_left, V, copy_v, v0)
     async_copy.commit_group()
     if GATED:
@@ -174,10 +177,10 @@ def wide_walk(
         x += step * H * K
         y += step * H * K
         z += step * z_t
-        fetch(x_tiles.index(2 * later), x, H * K, rows_later, K, copy_k)
-        fetch(x_tiles.index(2 * later + 1), x + W, H * K, rows_later, K, copy_k, W)
-        fetch(y_tiles.index(2 * later), y, H * K, rows_later, K, copy_k)
-        fetch(y_tiles.index(2 * later + 1), y + W, H * K, rows_later, K, copy_k, W)
+        fetch(x_tiles.index(later), x, H * K, rows_later, K, copy_k)
+        fetch(x2_tiles.index(later), x + W, H * K, rows_later, K, copy_k, W)
+        fetch(y_tiles.index(later), y, H * K, rows_later, K, copy_k)
+        fetch(y2_tiles.index(later), y + W, H * K, rows_later, K, copy_k, W)
         fetch(z_tiles.index(later), z, z_t, rows_later, V, copy_v, v0)
         async_copy.commit_group()
         if GATED:
@@ -185,39 +188,39 @@ def wide_walk(
             S2 *= (leave2 * half2)[:, None]
             leave = half
             leave2 = half2
-        S_tiles.index(0).store(S.to(gl.bfloat16))
-        S_tiles.index(1).store(S2.to(gl.bfloat16))
+        S_tile.store(S.to(gl.bfloat16))
+        S2_tile.store(S2.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
 
         z_tile = z_tiles.index(now)
-        O = product(x_tiles.index(2 * now), S_tiles.index(0), C, BV, WARPS)
-        O = add_product(x_tiles.index(2 * now + 1), S_tiles.index(1), O)
+        O = product(x_tiles.index(now), S_tile, C, BV, WARPS)
+        O = add_product(x2_tiles.index(now), S2_tile, O)
         O = add_product(P, z_tile, O)
-        S = add_product(y_tiles.index(2 * now).permute((1, 0)), z_tile, S)
-        S2 = add_product(y_tiles.index(2 * now + 1).permute((1, 0)), z_tile, S2)
+        S = add_product(y_tiles.index(now).permute((1, 0)), z_tile, S)
+        S2 = add_product(y2_tiles.index(now).permute((1, 0)), z_tile, S2)
         if GATED:
             half_gates += (-H if REVERSE else H) * K
             half = load_half_gates(half_gates, j + 1 < chunks, K, 0, W, key_layout)
             half2 = load_half_gates(half_gates, j + 1 < chunks, K, W, W, key_layout)
         if STORE_STATES:
-            put_quarter(states, S_tiles, 0, K, V, copy_v, v0)
+            put_quarter(states, S_tile, 0, K, V, copy_v, v0)
         O = warpgroup_mma_wait(2, deps=[O])
         scores += step * H * C
         P = load_scores(scores, H * C, rows_later, C, score_layout)
         thread_barrier()  # nothing reads the state's first quarter any more
         out_tile.store(O.to(gl.bfloat16))
         if STORE_STATES:
-            put_quarter(states, S_tiles, 1, K, V, copy_v, v0)
+            put_quarter(states, S_tile, 1, K, V, copy_v, v0)
         thread_barrier()
         put_tile(out, out_tile, H * V, rows_left, V, copy_v, v0)
         if STORE_STATES:
-            put_quarter(states, S_tiles, 2, K, V, copy_v, v0)
+            put_quarter(states, S2_tile, 2, K, V, copy_v, v0)
         out += opaque(step) * H * V
         rows_left = rows_later
         S, S2 = warpgroup_mma_wait(0, deps=[S, S2])
         if STORE_STATES:
-            put_quarter(states, S_tiles, 3, K, V, copy_v, v0)
+            put_quarter(states, S2_tile, 3, K, V, copy_v, v0)
             states += (-H if REVERSE else H) * K * V
     async_copy.wait_group(0)
     S *= leave[:, None]

@@ -117,6 +117,27 @@ def test_many_wide_heads_without_kept_states_are_right(K, V, gate):
     assert_close(run(function, case.inputs, case.grads, materialize=False), case, BF16_BOUND)
 
 
+@pytest.mark.parametrize("materialize", MODES)
+@pytest.mark.parametrize("gate", ["mild", "logsigmoid", "resets", None])
+@pytest.mark.parametrize(("K", "V"), [(128, 128), (80, 112), (32, 128)])
+def test_enough_heads_for_one_backward_kernel_are_right(K, V, gate, materialize):
+    """K and V up to 128: whole sequences, or slices of them, whose state's gradient stays in registers."""
+    case = make_case(gate, B=4, T=600, H=34, K=K, V=V, dtype=torch.bfloat16, device="cuda")
+    function = chunk_linear_attn if gate is None else chunk_gla
+    found = run(function, case.inputs, case.grads, materialize=materialize)
+    assert_close(found, case, BF16_BOUND)
+    again = run(function, case.inputs, case.grads, materialize=materialize)
+    assert all(torch.equal(found[name], again[name]) for name in found)
+
+
+@pytest.mark.parametrize("materialize", MODES)
+def test_packed_sequences_in_one_backward_kernel_are_right(materialize):
+    lengths = [300, 0, 1, 64, 500]
+    case = make_case("mild", H=34, K=128, V=128, lengths=lengths, dtype=torch.bfloat16, device="cuda")
+    options = {"cu_seqlens": cumulative(lengths, torch.int32, "cuda"), "materialize": materialize}
+    assert_close(run(chunk_gla, case.inputs, case.grads, **options), case, BF16_BOUND)
+
+
 @pytest.mark.parametrize("gate", ["mild", "slow", "strong", "resets"])
 def test_the_plain_triton_twin_is_right_on_a_hopper_gpu(gate, monkeypatch):
     monkeypatch.setattr(launch, "hopper_device", lambda index: False)
@@ -154,7 +175,7 @@ def test_finite_inputs_of_any_size_never_give_nan(K, factors, materialize):
     assert all(x.isfinite().all() for x in found.values())
 
 
-@pytest.mark.parametrize("K", [64, 128])
+@pytest.mark.parametrize("K", [64, 128, 256])
 def test_a_captured_graph_replays_the_same(K):
     """Which also shows that nothing waits for the GPU: a capture refuses that."""
     case = make_case("mild", B=2, T=500, K=K, V=K, dtype=torch.bfloat16, initial=False, device="cuda")
@@ -180,7 +201,7 @@ def test_a_captured_graph_replays_the_same(K):
 
 
 @pytest.mark.parametrize("materialize", MODES)
-@pytest.mark.parametrize("K", [64, 128])
+@pytest.mark.parametrize("K", [64, 128, 256])
 def test_a_compiled_call_is_one_graph_and_gives_the_same(K, materialize):
     case = make_case("mild", T=200, K=K, V=64, dtype=torch.bfloat16, device="cuda")
 
@@ -205,7 +226,7 @@ def test_checkpointing_and_autocast_work():
     assert all(x.grad.dtype == torch.float32 and x.grad.isfinite().all() for x in leaves)
 
 
-@pytest.mark.parametrize("K", [64, 128])
+@pytest.mark.parametrize("K", [64, 128, 256])
 def test_the_operator_passes_torchs_checks(K):
     case = make_case("mild", T=100, K=K, V=64, dtype=torch.bfloat16, device="cuda")
     leaves = [case.inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "g", "initial")]
@@ -219,9 +240,9 @@ def test_the_error_does_not_grow_with_the_sequence(K, T):
     assert_close(run(chunk_gla, case.inputs, case.grads), case, BF16_BOUND)
 
 
-@pytest.mark.parametrize("K", [64, 128])
-def test_one_sequence_with_resets_does_not_touch_the_others(K):
-    case = make_case("mild", B=2, T=256, K=K, V=64, dtype=torch.bfloat16, device="cuda")
+@pytest.mark.parametrize(("K", "H"), [(64, 2), (128, 2), (128, 64), (256, 2)])
+def test_one_sequence_with_resets_does_not_touch_the_others(K, H):
+    case = make_case("mild", B=2, T=256, H=H, K=K, V=min(K, 128), dtype=torch.bfloat16, device="cuda")
     before = run(chunk_gla, case.inputs, case.grads)
     case.inputs["g"][0, 100, 0] = -float("inf")
     after = run(chunk_gla, case.inputs, case.grads)
@@ -231,8 +252,9 @@ def test_one_sequence_with_resets_does_not_touch_the_others(K):
 
 
 @pytest.mark.parametrize("gate", ["mild", "resets"])
-def test_a_nan_gate_shows_in_its_sequence_alone(gate):
-    case = make_case(gate, T=64, K=64, V=64, dtype=torch.bfloat16, device="cuda")
+@pytest.mark.parametrize(("K", "H"), [(64, 2), (128, 2), (128, 128), (256, 2)])
+def test_a_nan_gate_shows_in_its_sequence_alone(K, H, gate):
+    case = make_case(gate, T=64, H=H, K=K, V=min(K, 128), dtype=torch.bfloat16, device="cuda")
     clean = run(chunk_gla, case.inputs, case.grads)
     case.inputs["g"][0, 40, 0, 5] = float("nan")
     found = run(chunk_gla, case.inputs, case.grads)

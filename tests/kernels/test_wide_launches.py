@@ -29,7 +29,7 @@ class Player:
             kernel[programs](*arguments, **named, **shape)
             return
         blocks_k, blocks_v = -(-self.call.K // tile.block_k), -(-self.call.V // tile.block_v)
-        others = {"wide_gradients": blocks_k, "wide_readout": 1, "wide_frames": 1}
+        others = {"wide_gradients": blocks_k, "wide_readout": 1, "wide_frames": 1, "wide_backward": 1}
         per_place = others.get(kernel.__name__, blocks_k * blocks_v)
         play = getattr(self, kernel.__name__)
         for number in range(programs[0] // (self.call.H * per_place)):
@@ -164,14 +164,30 @@ class Player:
         out = torch.einsum("hij,jhv->ihv", P, z) + torch.einsum("ihk,hkv->ihv", x, S)
         self.rows(a["out"], n, chunk)[...] = out
 
+    def wide_backward(self, a, number):
+        n, chunks = self.chunks(a, number)
+        dS = self.start({"HAS_INITIAL": a["HAS_AFTER"], "initial": a["after"]}, number)
+        for chunk in reversed(chunks):
+            _, r = self.frame(a, n, chunk)
+            dS = dS * r.exp2()[..., None]
+            slot = number * a["piece_chunks"] + chunk - chunks[0] if a["SCRATCH"] else self.first_slot(n) + chunk
+            self.gradients(a, n, chunk, a["states"][slot], dS)
+            G, _ = self.frame(a, n, chunk)
+            q = self.rows(a["q"], n, chunk) * a["scale"] * G.exp2()
+            dS = (dS + torch.einsum("thk,thv->hkv", q, self.rows(a["do"], n, chunk))) * r.exp2()[..., None]
+        if a["STORE_BEFORE"]:
+            a["before"][number] = dS
+
     def wide_gradients(self, a, number):
         n, chunk, there = self.chunk(a, number)
-        if not there:
-            return
+        if there:
+            self.gradients(a, n, chunk, a["states"][number], a["dstates"][number])
+
+    def gradients(self, a, n, chunk, S, dS):
+        """All gradients of a chunk from the state before it and the gradient of the state after it, in its frame."""
         G, _ = self.frame(a, n, chunk)
         q, k, v, do = (self.rows(a[name], n, chunk) for name in ("q", "k", "v", "do"))
         q, k = q * a["scale"] * G.exp2(), k * (-G).exp2()
-        S, dS = a["states"][number], a["dstates"][number]
         dA = torch.einsum("ihv,jhv->hij", do, v).tril()
         dq = torch.einsum("hij,jhk->ihk", dA, k) + torch.einsum("ihv,hkv->ihk", do, S)
         dk = torch.einsum("hij,ihk->jhk", dA, q) + torch.einsum("jhv,hkv->jhk", v, dS)
@@ -211,7 +227,7 @@ def truth(leaves, initial, lengths, varlen, scale, do, dfinal):
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("multiprocessors", [1, 12, 132], ids="{} multiprocessors".format)
 @pytest.mark.parametrize("lengths", [(700, 700), (150, 0, 1, 450, 64), (100, 50), (64,)], ids=str)
-@pytest.mark.parametrize(("K", "V"), [(80, 32), (144, 32), (272, 32), (80, 256)])
+@pytest.mark.parametrize(("K", "V"), [(80, 32), (80, 80), (144, 32), (272, 32), (80, 256)])
 def test_the_launches_give_the_recurrence(K, V, lengths, multiprocessors, gated, materialize, monkeypatch):
     """Few multiprocessors: sequences stay whole. Many: they are cut in pieces that run side by side."""
     monkeypatch.setattr(wide_pieces, "MULTIPROCESSORS", multiprocessors)
