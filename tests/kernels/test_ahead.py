@@ -51,8 +51,8 @@ def test_the_kernels_for_wide_heads_fit_a_hopper_gpu_and_do_not_spill_much(K, V)
     assert all(kernel["shared_bytes"] <= SHARED[90] for kernel in found)
     for kernel in found:
         if not kernel["exact"]:
-            # A state of 128 x 256 takes half of the registers.
-            assert kernel["stack_bytes"] <= (128 if kernel["kernel"].startswith("wider forward") else 64)
+            # All gradients at once, and all that they are made of.
+            assert kernel["stack_bytes"] <= (128 if kernel["kernel"] == "backward" else 64)
             assert kernel["faulty_descriptors"] == 0
         else:
             assert kernel["stack_bytes"] <= 2048

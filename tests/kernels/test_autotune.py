@@ -1,6 +1,7 @@
 """Choosing a launch plan by timing: what is tried, what is kept, when nothing is."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -112,6 +113,19 @@ def test_a_file_that_holds_something_else_is_written_anew(times, text):
     case = make_case("mild", T=40, K=16, V=16)
     run(chunk_gla, case.inputs, case.grads, autotune=True)
     assert any(isinstance(entry, dict) and "plan" in entry for entry in kept().values())
+
+
+def test_a_kept_plan_that_is_no_candidate_any_more_is_chosen_anew(times):
+    case = make_case("mild", T=40, K=16, V=16)
+    run(chunk_gla, case.inputs, case.grads, autotune=True)
+    tried = len(times)
+    entries = kept()
+    for entry in entries.values():
+        entry["plan"] = plan_text(replace(parse_plan(entry["plan"]), chunk_size=256))
+    autotune.plans_path().write_text(json.dumps(entries))
+    autotune._CHOSEN.clear()
+    run(chunk_gla, case.inputs, case.grads, autotune=True)
+    assert len(times) == 2 * tried
 
 
 def test_a_plan_that_does_not_fit_the_gpu_is_passed_over(times):
