@@ -150,9 +150,17 @@ def wide_product(a, b):
 
 
 @gluon.jit
+def stride_product(a, stride):
+    """`wide_product` of a (int32) and a stride, which comes with 64 bits where it needs them."""
+    if stride.dtype == gl.int64:
+        return a.to(gl.int64) * stride
+    return wide_product(a, stride)
+
+
+@gluon.jit
 def row_of(ptr, b, t, h, stride_b, stride_t, stride_h):
     """The row of batch row b, token t and head h (int32)."""
-    return ptr + (wide_product(b, stride_b) + wide_product(t, stride_t) + wide_product(h, stride_h))
+    return ptr + (stride_product(b, stride_b) + stride_product(t, stride_t) + stride_product(h, stride_h))
 
 
 @gluon.jit

@@ -237,7 +237,8 @@ def wide_backward(
     async_copy.wait_group(0)
     dS *= leave[:, None]
     if GATED:
-        # dg is made of dQ~ and dK~, and no sum loses what is not finite: infinity times 0 is NaN.
+        # dg is made of dQ~ and dK~, and no sum loses what is not finite: infinity times 0 is NaN. Of the rest of it, S~
+        # that is not finite shows in dQ~, and dS stays so to the end.
         nothing = gl.sum(suspect * 0.0, axis=1)
         nothing = gl.convert_layout(nothing, key_layout) + gl.sum(dS * 0.0, axis=1)
         raise_where(failed + n * H + h, (nothing != 0.0) & (chunks > 0))

@@ -115,7 +115,7 @@ def carries(call: Call) -> bool:
 
     `wide_recurrence` decides, which makes the states again.
     """
-    return not call.varlen and half_occupied(call, wide_recurrence_tile(call.V))
+    return not call.varlen and (call.chunks <= call.every or half_occupied(call, wide_recurrence_tile(call.V)))
 
 
 def slices(call: Call) -> Iterator[Run]:
@@ -148,7 +148,8 @@ def scratch_slots(call: Call) -> int:
 def form(call: Call) -> tuple[object, ...]:
     """What of a call's sizes decides which kernels it launches: how its time is cut, and the tiles for that."""
     pieces = choose_pieces(call)
-    counts = (pieces.count, cut(call, call.every).count)
+    *_, last = slices(call) if carries(call) else groups(call)
+    counts = (pieces.count, cut(call, call.every).count, first_run(call).count, last.count)
     tiles = (tile(call, count) for tile in (forward_tile, recurrence_tile) for count in counts)
-    one = (one_backward(call, count) for count in (pieces.count, first_run(call).count))
-    return is_whole(call, pieces), call.chunks > call.every, *tiles, *one
+    one = (one_backward(call, count) for count in counts)
+    return is_whole(call, pieces), call.chunks > call.every, carries(call), *tiles, *one

@@ -73,3 +73,23 @@ def test_the_largest_chunks_fit_a_hopper_gpu(K, V, dtype, chunk):
     found = compile_all("--arch", "90", *shape)
     assert len(found) == KERNELS
     assert all(kernel["shared_bytes"] <= SHARED[90] for kernel in found)
+
+
+STRIDES_OF_64_BITS = """
+import re, torch
+from gla_kernels import ahead
+from gla_kernels.launch import hopper_plan
+kind = ahead._type
+ahead._type = lambda call, name, constants: "i64" if name.endswith("_b") else kind(call, name, constants)
+call = ahead.call_of(128, 128, True, torch.bfloat16, hopper_plan(128, 128, torch.bfloat16))
+forward = next(variant for variant in ahead.variants(call) if variant.name == "forward")
+code = ahead.compile_kernel(call, forward, 90).asm["llir"]
+print(*set(re.findall(r"mul[.]wide[^(]*[(]i32 [^,]+, (i[0-9]+)", code)))
+"""
+
+
+def test_a_stride_of_64_bits_is_not_cut_to_32():
+    """Rows of a batch of 2^31 numbers or more are that far apart, and Triton hands such a stride on in 64 bits."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", STRIDES_OF_64_BITS], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["i32"], done.stderr[-2000:]

@@ -4,6 +4,8 @@ What the kernels compute is for tests/gpu; here it is what they are launched ove
 they hand on, in every mode. A player does what the kernel's docstring says, to the arguments that it is given.
 """
 
+import itertools
+
 import pytest
 import torch
 from gla_kernels import naive_recurrent_gla, wide, wide_pieces
@@ -265,3 +267,35 @@ def test_the_launches_give_the_recurrence(K, V, lengths, multiprocessors, gated,
     names = ("o", "final", "dq", "dk", "dv", *(["dg"] if gated else []), "dinitial")
     for name, x, y in zip(names, found, expected, strict=True):
         assert (x.double() - y).norm() <= 1e-6 * y.norm(), name
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize(("K", "V"), [(128, 128), (128, 256), (256, 128), (256, 256), (384, 128)])
+def test_calls_of_the_same_form_launch_the_same_kernels(K, V, materialize, monkeypatch):
+    """So that a first call's rehearsal has compiled what every later one of its form launches."""
+    launched = set()
+    monkeypatch.setattr(
+        Call,
+        "launch",
+        lambda self, kernel, tile, programs, arguments, switches: launched.add(
+            (kernel.__name__, tile, tuple(switches.items()))
+        ),
+    )
+    seen = {}
+    for B, T, H in itertools.product((1, 2, 33), (256, 2048, 32768), (1, 6, 10, 15, 17, 24, 32, 40)):
+        call = Call(B, T, H, K, V, B, False, True, 1.0, torch.bfloat16, hopper_plan(K, V, torch.bfloat16))
+        q, k, v, do, g = (torch.empty(B, T, H, D, device="meta") for D in (K, K, V, V, K))
+        inputs, flags = Inputs(q, k, v, g, None), torch.empty(B, H, dtype=torch.int32, device="meta")
+        kept = torch.empty(call.kept_shape(materialize), device="meta")
+        state = torch.empty(call.state_shape(B), device="meta")
+        launched.clear()
+        wide.run_forward(
+            call, inputs, flags, o=torch.empty_like(v), initial=None, final=None,
+            states=kept if materialize else None, checkpoints=None if materialize else kept,
+        )  # fmt: skip
+        gradients = Gradients.empty(call, inputs)
+        wide.run_backward(
+            call, inputs, do, kept, flags, flags, gradients, dfinal=None, dinitial=state, materialized=materialize
+        )
+        assert seen.setdefault(wide_pieces.form(call), set(launched)) == launched, (B, T, H)
+    assert len(seen) > 2
