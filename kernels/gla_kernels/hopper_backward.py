@@ -202,7 +202,7 @@ def gla_backward_hopper(
             balance = -q_tile.load(key_tile).to(gl.float32) * bdq
             bdq *= factor
             suspect += gl.sum(bdq, axis=1) * 0.0
-        thread_barrier()  # anew(dv_place) is written, and no product reads do_tile any more
+        thread_barrier()  # dv's tile is written, and no product reads do_tile any more
         put(dv + wide_product(token, V), anew(dv_place).load(copy_v), H * V, rows_left, V, copy_v)
         do_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
@@ -211,7 +211,7 @@ def gla_backward_hopper(
             bdk *= reciprocal(factor)
             suspect += gl.sum(bdk, axis=1) * 0.0
             high, low = split(balance)
-        thread_barrier()  # do_tile is written, and no product reads v_tile or anew(dS_place) any more
+        thread_barrier()  # do_tile is written, and no product reads v_tile or dS~ any more
         put(dq + wide_product(token, K), do_tile.load(copy_k), H * K, rows_left, K, copy_k)
         v_tile.store(bdk.to(gl.bfloat16))
         if GATED:

@@ -168,7 +168,7 @@ def fetch_rows(
     tile, ptr, b, t, h, stride_b, stride_t, stride_h, rows_left, N: gl.constexpr, bits: gl.constexpr,
     column=0,
 ):  # fmt: skip
-    """Starts the copy of a chunk's rows."""
+    """`fetch` of rows from token t on and columns from `column` on, of numbers of so many bits."""
     row = row_of(ptr, b, t, h, stride_b, stride_t, stride_h) + column
     fetch(tile, row, stride_t, rows_left, N, copy_layout(tile.shape[1], bits, gl.num_warps()), column)
 

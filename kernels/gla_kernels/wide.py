@@ -2,7 +2,8 @@
 
 By the number of keys: up to 128 a kernel makes o and walks the state; up to 256 one does so for both directions, from
 operands that another has brought into their frames; above, the states lie in memory between a kernel that walks them
-and one that reads them out. See `wide_pieces` for how time is cut.
+and one that reads them out. With K and V up to 128 and enough heads one kernel makes all gradients. See `wide_pieces`
+for how time is cut.
 """
 
 from dataclasses import dataclass

@@ -107,9 +107,9 @@ def wide_backward(
 
     # A chunk's q and k lie where v and do of the chunk after it were. Without gates there is room for v and do of the
     # next chunk beside them.
-    slots: gl.constexpr = 2 if GATED else 3
-    q_and_v = gl.allocate_shared_memory(gl.bfloat16, [slots, C, 128], operand_layout(C, 128))
-    k_and_do = gl.allocate_shared_memory(gl.bfloat16, [slots, C, 128], operand_layout(C, 128))
+    ring: gl.constexpr = 2 if GATED else 3
+    q_and_v = gl.allocate_shared_memory(gl.bfloat16, [ring, C, 128], operand_layout(C, 128))
+    k_and_do = gl.allocate_shared_memory(gl.bfloat16, [ring, C, 128], operand_layout(C, 128))
     S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
     dS_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
     Pt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
@@ -137,10 +137,10 @@ def wide_backward(
         fetch_rows(k_and_do.index(1), do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
     async_copy.commit_group()
     for j in range(chunks):
-        q_tile = q_and_v.index(j % slots)
-        k_tile = k_and_do.index(j % slots)
-        v_tile = q_and_v.index((j + 1) % slots)
-        do_tile = k_and_do.index((j + 1) % slots)
+        q_tile = q_and_v.index(j % ring)
+        k_tile = k_and_do.index(j % ring)
+        v_tile = q_and_v.index((j + 1) % ring)
+        do_tile = k_and_do.index((j + 1) % ring)
         rows_later = gl.where(j + 1 < chunks, C, 0)
         token = (b * T + t) * H + h
         async_copy.wait_group(0)
@@ -149,8 +149,8 @@ def wide_backward(
             fetch_rows(v_tile, v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
             fetch_rows(do_tile, do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
         else:
-            fetch_rows(q_and_v.index((j + 2) % slots), v, b, t - C, h, v_b, v_t, v_h, rows_later, V, 16)
-            fetch_rows(k_and_do.index((j + 2) % slots), do, b, t - C, h, do_b, do_t, do_h, rows_later, V, 16)
+            fetch_rows(q_and_v.index((j + 2) % ring), v, b, t - C, h, v_b, v_t, v_h, rows_later, V, 16)
+            fetch_rows(k_and_do.index((j + 2) % ring), do, b, t - C, h, do_b, do_t, do_h, rows_later, V, 16)
         async_copy.commit_group()
         if GATED:
             dA_tile.store(gl.where(triangle(C, True, True, WARPS), 0.5, -0.5).to(gl.bfloat16))
