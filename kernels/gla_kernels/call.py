@@ -9,7 +9,7 @@ import triton.language as tl
 from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.forward import gla_forward_kernel
-from gla_kernels.launch import EXACT_ROWS, LaunchPlan, Operands, Tile, exact_tile, operands, parse_plan, plan
+from gla_kernels.launch import EXACT_ROWS, HOPPER_PROGRAMS, LaunchPlan, Operands, Tile, exact_tile, operands, parse_plan, plan
 
 _TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -234,8 +234,11 @@ def run_forward(
         "STORE_CHECKPOINTS": checkpoints is not None,
     }
     rows = call.sequences * call.H
-    if call.plan.family != "wide":
-        tile = call.plan.forward
+    tile = call.plan.forward
+    if call.plan.family == "hopper":
+        programs = rows if call.varlen else min(rows, HOPPER_PROGRAMS)
+        call.launch(forward_kernel(call), tile, (programs,), (*arguments, rows), switches)
+    elif call.plan.family == "triton":
         call.launch(forward_kernel(call), tile, (rows * call.parts(tile),), arguments, switches)
     if call.gated:
         tile = exact_tile(call.K, call.V, call.dtype)

@@ -266,3 +266,10 @@ def load_state(
     """Reads a tile [BK, BV] of a state [.., V] float32 of which K rows are left, in `layout`, with zeros beyond."""
     offsets, mask = offsets_and_mask(BK, BV, V, K, V, layout, column)
     return gl.load(ptr + offsets, mask=mask, other=0.0)
+
+
+@gluon.jit
+def raise_where(flag, mask):
+    """Sets `flag` to 1 if the mask holds anywhere: by the thread that holds it, without a reduction."""
+    nowhere = gl.full(mask.shape, 0, gl.int32, mask.type.layout)
+    gl.store(flag + nowhere, nowhere + 1, mask)

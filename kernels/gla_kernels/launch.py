@@ -78,6 +78,8 @@ MULTIPROCESSORS = 132
 # The Gluon kernels for narrow heads: one program of 4 warps a sequence and head, loads one chunk ahead. What was tried
 # and measured on the way to them is in kernels/NOTES.md.
 HOPPER = LaunchPlan("hopper", 64, Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
+# How many programs of them run at once.
+HOPPER_PROGRAMS = 2 * MULTIPROCESSORS
 # The Gluon kernels for wide heads: 8 warps and one program a multiprocessor. Two warpgroups share the rows of a state
 # of 128 x 128; the kernels that go over a chunk's states (the second tile) hold both directions' and take half of it.
 # With 256 columns q, k and g are read once, not twice: at B, T, H, K, V = 32, 2k, 4, 128, 256 the recurrence takes

@@ -19,6 +19,7 @@ from gla_kernels.hopper_tiles import (
     operand_layout,
     product,
     put,
+    raise_where,
     split,
     thread_barrier,
     triangle,
@@ -142,13 +143,6 @@ def put_tile(
 def zeros(rows: gl.constexpr, cols: gl.constexpr, scale):
     """An accumulator of zeros that the compiler does not know to be constant (see `hopper_tiles.opaque`)."""
     return gl.zeros([rows, cols], gl.float32, accumulator(cols, rows, WARPS)) + scale * 0.0
-
-
-@gluon.jit
-def raise_where(flag, mask):
-    """Sets `flag` to 1 if the mask holds anywhere: by the thread that holds it, without a reduction."""
-    nowhere = gl.full(mask.shape, 0, gl.int32, mask.type.layout)
-    gl.store(flag + nowhere, nowhere + 1, mask)
 
 
 @gluon.jit
