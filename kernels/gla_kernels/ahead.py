@@ -40,7 +40,7 @@ from gla_kernels.launch import (
 from gla_kernels.limits import CHUNK_SIZES
 from gla_kernels.ptx import overflowing_pairs
 from gla_kernels.sass import disassemble, faulty_descriptors
-from gla_kernels.wide_pieces import fits_one_backward
+from gla_kernels.wide_pieces import fits_one_backward, parks
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 _SCALARS = ("T", "H", "N", "first", "count", "every", "base", "stride", "piece_chunks", "rows")
@@ -101,7 +101,7 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
 
     checkpoints = forward | {"STORE_STATES": False, "STORE_CHECKPOINTS": True}
     steps = dict.fromkeys(("HAS_INITIAL", "STORE_END", "STORE_STATES"), True)
-    steps |= {"SCRATCH": False, "STORE_DECAYS": call.gated, "CHECK": call.gated}
+    steps |= {"SCRATCH": False, "STORE_DECAYS": call.gated, "CHECK": call.gated, "PARK": False}
     for reverse in (False, True):
         way, backwards = {"REVERSE": reverse}, "reverse " if reverse else ""
         for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
@@ -119,7 +119,13 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
         for wider, tile in tiles(call.plan.forward).items():
             yield Variant(f"{wider}forward", False, wide.forward_kernel(tile), tile, forward)
             yield Variant(f"{wider}forward, checkpoints", False, wide.forward_kernel(tile), tile, checkpoints)
-    yield Variant("gradients", False, wide_gradients, call.plan.backward, {})
+    for parked in {False, parks(call)}:
+        switches = {"PARKED": parked, "KEPT": False}
+        yield Variant("gradients" + ", parked" * parked, False, wide_gradients, call.plan.backward, switches)
+    if parks(call):
+        for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
+            switches = steps | {"REVERSE": True, "PARK": True, "STORE_STATES": False, "STORE_DECAYS": False}
+            yield Variant(f"{wider}reverse recurrence, parked", False, wide_recurrence, tile, switches)
     if fits_one_backward(call):
         backward = {"HAS_AFTER": True, "STORE_BEFORE": True, "SCRATCH": False}
         yield Variant("backward", False, wide_backward, WIDE_BACKWARD, backward)
@@ -152,7 +158,7 @@ def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
         return "*i32"
     if name in _INPUTS or (name in ("dq", "dk") and call.gradient_parts == 1):
         return _POINTER[call.dtype]
-    if name in ("states", "dstates"):
+    if name in ("states", "dstates", "parked"):
         return _POINTER[call.operands.dtype]
     return "fp32" if name == "scale" else "*fp32"
 

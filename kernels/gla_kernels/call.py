@@ -100,14 +100,24 @@ class Call:
             "VARLEN": self.varlen,
             "PARTS": self.gradient_parts,
             "STAGES": tile.stages,
+            "PDL": self.behind,
         }
+
+    @property
+    def behind(self) -> bool:
+        """Whether each kernel is launched while the one before it ends (CUDA's programmatic dependent launch)."""
+        return self.plan.family != "triton"
+
+    def options(self, tile: Tile) -> dict[str, Any]:
+        """What Triton is told of a launch."""
+        return tile.options | ({"launch_pdl": True} if self.behind else {})
 
     def launch(
         self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any]
     ) -> None:
         """Launches one kernel, which gets those of the call's constants and the switches that it names."""
         constants = named(kernel, self.constants(tile) | switches)
-        kernel[programs](*arguments, **constants, **tile.options)
+        kernel[programs](*arguments, **constants, **self.options(tile))
 
 
 def named(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from gla_kernels.tiles import (
+    begin_behind,
     checkpoint_slot,
     exact_gates,
     first_slot,
@@ -108,6 +109,7 @@ def gla_forward_exact(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
+    PDL: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     FROM_CHECKPOINT: tl.constexpr,
     STORE_O: tl.constexpr,
@@ -118,6 +120,7 @@ def gla_forward_exact(
     """`gla_forward_kernel` for the flagged sequences and heads; the same arguments, and R rows of a subchunk."""
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     ratio: tl.constexpr = C // R
+    begin_behind(PDL)
     pid = tl.program_id(0)
     iv = pid % blocks_v
     n = pid // blocks_v // H
@@ -194,6 +197,7 @@ def gla_backward_exact(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
+    PDL: tl.constexpr,
     FROM_CHECKPOINT: tl.constexpr,
     HAS_DFINAL: tl.constexpr,
 ):  # fmt: skip
@@ -203,6 +207,7 @@ def gla_backward_exact(
     gradient of the state goes from subchunk to subchunk in `dinitial`. PARTS: how many parts dq, dk and dg are made
     of; the first gets everything.
     """
+    begin_behind(PDL)
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     nh = tl.program_id(0)
     n = nh // H

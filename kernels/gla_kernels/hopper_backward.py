@@ -28,6 +28,7 @@ from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
     anew,
+    begin_behind,
     chunk_total,
     copy_layout,
     fetch,
@@ -92,6 +93,7 @@ def gla_backward_hopper(
     copy_g: gl.constexpr = copy_layout(BK, 32)
     state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    begin_behind()
     pid = gl.program_id(0)
     n = pid // H
     h = pid % H

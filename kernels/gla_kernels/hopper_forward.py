@@ -19,9 +19,10 @@ from gla_kernels.hopper_tiles import (
     SPAN_LIMIT,
     accumulator,
     add_product,
+    begin_behind,
     chunk_total,
     copy_layout,
-    fetch_rows,
+    fetch,
     first_slot,
     gate_layout,
     left_operand,
@@ -37,31 +38,53 @@ from gla_kernels.hopper_tiles import (
     start_gate_frame,
     thread_barrier,
     triangle,
-    wide_product,
 )
 
 
 @gluon.jit
 def fetch_chunk(
-    q_tile, k_tile, v_tile, g_tile, q, k, v, g, b, t, h,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
-    rows_left, K: gl.constexpr, V: gl.constexpr, WITH_Q: gl.constexpr, GATED: gl.constexpr,
+    q_tile, k_tile, v_tile, g_tile, q, k, v, g, q_t, k_t, v_t, g_t, rows_left,
+    K: gl.constexpr, V: gl.constexpr, WITH_Q: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
-    """Starts the copies of a chunk's inputs, from token t of batch row b and head h on."""
+    """Starts the copies of the rows that q, k, v and g point to."""
     if WITH_Q:
-        fetch_rows(q_tile, q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
-    fetch_rows(k_tile, k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
-    fetch_rows(v_tile, v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
+        fetch(q_tile, q, q_t, rows_left, K, copy_layout(q_tile.shape[1], 16))
+    fetch(k_tile, k, k_t, rows_left, K, copy_layout(k_tile.shape[1], 16))
+    fetch(v_tile, v, v_t, rows_left, V, copy_layout(v_tile.shape[1], 16))
     if GATED:
-        fetch_rows(g_tile, g, b, t, h, g_b, g_t, g_h, rows_left, K, 32)
+        fetch(g_tile, g, g_t, rows_left, K, copy_layout(g_tile.shape[1], 32))
     async_copy.commit_group()
 
 
 @gluon.jit
-def next_chunk(row, i, chunks, programs):
-    """What a program does after chunk i of a row: the next chunk, or the first of its next row."""
-    ends = i + 1 >= chunks
-    return gl.where(ends, row + programs, row), gl.where(ends, 0, i + 1)
+def row_in(ptr, row, t, H, stride_b, stride_t, stride_h, VARLEN: gl.constexpr):
+    """Token t of row `row`, a sequence and head."""
+    b = row * 0 if VARLEN else row // H
+    return ptr + b.to(gl.int64) * stride_b + t.to(gl.int64) * stride_t + (row % H).to(gl.int64) * stride_h
+
+
+@gluon.jit
+def next_chunk(
+    row, i, chunks, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    C: gl.constexpr, GATED: gl.constexpr, VARLEN: gl.constexpr,
+):  # fmt: skip
+    """From chunk i of a row to the next, or to the first of the program's next row: their numbers and their inputs."""
+    i += 1
+    q_at += C * q_t
+    k_at += C * k_t
+    v_at += C * v_t
+    if GATED:
+        g_at += C * g_t
+    if i >= chunks:
+        i = row * 0
+        row += programs
+        q_at = row_in(q, row, start, H, q_b, q_t, q_h, VARLEN)
+        k_at = row_in(k, row, start, H, k_b, k_t, k_h, VARLEN)
+        v_at = row_in(v, row, start, H, v_b, v_t, v_h, VARLEN)
+        if GATED:
+            g_at = row_in(g, row, start, H, g_b, g_t, g_h, VARLEN)
+    return row, i, q_at, k_at, v_at, g_at
 
 
 @gluon.jit(do_not_specialize=["T", "H", "first", "count", "every", "rows"])
@@ -108,12 +131,11 @@ def gla_forward_hopper(
     copy_g: gl.constexpr = copy_layout(BK, 32)
     state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    begin_behind()
     programs = gl.num_programs(0)
-    # The row and the chunk of it whose copies start next.
-    ahead = gl.program_id(0)
-    ahead_i = ahead * 0
-    _, begin, length = locate(cu, ahead // H, T, VARLEN)
+    _, begin, length = locate(cu, gl.program_id(0) // H, T, VARLEN)
     chunks = gl.minimum(gl.cdiv(length, C) - first, count)
+    start = begin + first * C
 
     # Two programs share a multiprocessor. Without gates there is room for loads two chunks ahead, and a third
     # program would only leave the last round of programs short.
@@ -129,23 +151,36 @@ def gla_forward_hopper(
         ones = make_ones()
     S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
 
+    # What is fetched next: the row, the chunk of it, and where that is.
+    ahead = gl.program_id(0)
+    ahead_i = ahead * 0
+    q_at = row_in(q, ahead, start, H, q_b, q_t, q_h, VARLEN)
+    k_at = row_in(k, ahead, start, H, k_b, k_t, k_h, VARLEN)
+    v_at = row_in(v, ahead, start, H, v_b, v_t, v_h, VARLEN)
+    g_at = row_in(g, ahead, start, H, g_b, g_t, g_h, VARLEN) if GATED else k_at
     for slot in gl.static_range(buffers - 1):
         fetch_chunk(
-            q_tiles.index(slot), k_tiles.index(slot), v_tiles.index(slot), g_tiles.index(slot), q, k, v, g,
-            0 if VARLEN else ahead // H, begin + (first + ahead_i) * C, ahead % H,
-            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+            q_tiles.index(slot), k_tiles.index(slot), v_tiles.index(slot), g_tiles.index(slot),
+            q_at, k_at, v_at, g_at, q_t, k_t, v_t, g_t,
             gl.where(ahead < rows, length - (first + ahead_i) * C, 0), K, V, STORE_O, GATED,
         )  # fmt: skip
-        ahead, ahead_i = next_chunk(ahead, ahead_i, chunks, programs)
-    now = 0
+        ahead, ahead_i, q_at, k_at, v_at, g_at = next_chunk(
+            ahead, ahead_i, chunks, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
+            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, C, GATED, VARLEN,
+        )  # fmt: skip
+    now = ahead * 0
     for row in range(gl.program_id(0), rows, programs):
         n = row // H
         h = row % H
         b = n * 0 if VARLEN else n
         if STORE_O and GATED:
             gl.store(flags + row, 0)
+        if STORE_O:
+            o_at = o + ((b.to(gl.int64) * T + start) * H + h) * V
         if STORE_STATES:
             chunk_slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
+            states_at = states + (chunk_slot.to(gl.int64) * H + h) * K * V
+        rows_left = length - first * C
         # Of a packed sequence that ends before `first`, the last one: it is read, if only to be thrown away.
         last_checkpoint = gl.maximum((length + every * C - 1) // (every * C) - 1, 0)
         checkpoint = first_slot(n, begin, length, every * C, VARLEN) + gl.minimum(first // every, last_checkpoint)
@@ -162,12 +197,14 @@ def gla_forward_hopper(
             thread_barrier()
             later = (now + buffers - 1) % buffers
             fetch_chunk(
-                q_tiles.index(later), k_tiles.index(later), v_tiles.index(later), g_tiles.index(later), q, k, v, g,
-                0 if VARLEN else ahead // H, begin + (first + ahead_i) * C, ahead % H,
-                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+                q_tiles.index(later), k_tiles.index(later), v_tiles.index(later), g_tiles.index(later),
+                q_at, k_at, v_at, g_at, q_t, k_t, v_t, g_t,
                 gl.where(ahead < rows, length - (first + ahead_i) * C, 0), K, V, STORE_O, GATED,
             )  # fmt: skip
-            ahead, ahead_i = next_chunk(ahead, ahead_i, chunks, programs)
+            ahead, ahead_i, q_at, k_at, v_at, g_at = next_chunk(
+                ahead, ahead_i, chunks, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
+                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, C, GATED, VARLEN,
+            )  # fmt: skip
 
             k_tile = k_tiles.index(now)
             v_tile = v_tiles.index(now)
@@ -208,15 +245,16 @@ def gla_forward_hopper(
             else:
                 S = add_product(k_tile.permute((1, 0)), v_tile, S)
             if STORE_STATES:
-                put(states + wide_product((chunk_slot + i) * H + h, K * V), S_tile.load(copy_v), V, K, V, copy_v)
+                put(states_at, S_tile.load(copy_v), V, K, V, copy_v)
+                states_at += H * K * V
             if STORE_O:
                 O, S = warpgroup_mma_wait(0, deps=[O, S])
                 suspect += gl.sum(O, axis=1) * 0.0
-                t = begin + (first + i) * C
-                there = o + wide_product((b * T + t) * H + h, V)
-                put(there, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, begin + length - t, V, copy_v)
+                put(o_at, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v)
+                o_at += C * H * V
             else:
                 S = warpgroup_mma_wait(0, deps=[S])
+            rows_left -= C
             now = (now + 1) % buffers
         S *= leave[:, None]
         if STORE_FINAL:

@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     warpgroup_mma,
 )
+from triton.language.extra import cuda
 
 # Triton 3.7 renamed it.
 thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
@@ -63,6 +64,19 @@ def operand_layout(rows: int, cols: int) -> gl.NVMMASharedLayout:
 def gate_layout() -> gl.SwizzledSharedLayout:
     """Shared-memory layout of a tile of float32 gates, read and written in pieces of 16 bytes."""
     return gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
+
+
+@gluon.jit
+def begin_behind(LET_NEXT: gl.constexpr = True):
+    """Waits until the kernel launched before has ended, which it need not have when this one's programs begin.
+
+    That is programmatic dependent launch (`Call.launch`). LET_NEXT: programs of the kernel launched after may begin, up
+    to here, as soon as all of this one's have and there is room. That is for kernels of which a multiprocessor holds
+    one program or two: small ones would crowd on the few multiprocessors that are free by then.
+    """
+    cuda.gdc_wait()
+    if LET_NEXT:
+        cuda.gdc_launch_dependents()
 
 
 @gluon.jit

@@ -35,7 +35,7 @@ class _Rehearsal(Call):
         self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any]
     ) -> None:
         constants = named(kernel, self.constants(tile) | switches)
-        self.compiling.append(kernel.warmup(*arguments, grid=programs, **constants, **tile.options))
+        self.compiling.append(kernel.warmup(*arguments, grid=programs, **constants, **self.options(tile)))
 
 
 def unrehearsed(call: Call, *kind: object) -> bool:

@@ -9,10 +9,19 @@ for float16 and float32 inputs, because the scaled operands need bfloat16's or f
 
 import triton
 import triton.language as tl
+from triton.language.extra import cuda
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # A gate below this is an exact reset: 2**-10000 is zero in every format, and 64 of them still sum without overflow.
 RESET_LOG2 = tl.constexpr(-10000.0)
+
+
+@triton.jit
+def begin_behind(PDL: tl.constexpr):
+    """With programmatic dependent launch: waits for the kernel launched before, lets the next one begin so far too."""
+    if PDL:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
 
 
 @triton.jit

@@ -22,8 +22,11 @@ from gla_kernels.wide_pieces import (
     first_run,
     forward_tile,
     groups,
+    in_parts,
     is_whole,
     one_backward,
+    parks,
+    part_chunks,
     programs_a_piece,
     recurrence_tile,
     scratch_slots,
@@ -49,18 +52,27 @@ def _steps(*states: torch.Tensor | None) -> tuple[int, ...]:
     return tuple(0 if x is None else x.stride(0) for x in states)
 
 
+def _parking(gradients: Gradients | None) -> tuple[torch.Tensor | None, ...]:
+    """The memory of dq, dk and dg as the kernels take it when a state waits there."""
+    if gradients is None or gradients.dg is None:
+        return None, None, None
+    return gradients.dq, gradients.dk, gradients.dg.view(gradients.dq.dtype)
+
+
 def _recurrence(
     call: Call, inputs: Inputs, way: _Direction, run: Run, *, initial: torch.Tensor | None = None,
     end: torch.Tensor | None = None, decays: torch.Tensor | None = None, states: torch.Tensor | None = None,
-    raised: torch.Tensor | None = None,
+    raised: torch.Tensor | None = None, parked: Gradients | None = None,
 ) -> None:  # fmt: skip
+    """`parked`: in whose memory the states wait, in place of `states`."""
     from gla_kernels.wide_recurrence import wide_recurrence
 
     arguments = (
-        way.x, way.y, inputs.g, initial, end, decays, states, raised, inputs.cu_seqlens, call.scale,
+        way.x, way.y, inputs.g, initial, end, decays, states, *_parking(parked), raised, inputs.cu_seqlens, call.scale,
         *strides_of(way.x, way.y, inputs.g), *_steps(initial, end),
         call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
+    tile = recurrence_tile(call, run.count)
     switches = {
         "REVERSE": way.reverse,
         "HAS_INITIAL": initial is not None,
@@ -68,9 +80,9 @@ def _recurrence(
         "STORE_DECAYS": decays is not None,
         "STORE_STATES": states is not None,
         "SCRATCH": run.scratch,
+        "PARK": parked is not None,
         "CHECK": call.gated and raised is not None,
     }
-    tile = recurrence_tile(call, run.count)
     call.launch(wide_recurrence, tile, (run.count * programs_a_piece(call, tile),), arguments, switches)
 
 
@@ -113,20 +125,24 @@ def _readout(
 
 
 def _gradients(
-    call: Call, inputs: Inputs, do: torch.Tensor, run: Run, states: torch.Tensor, dstates: torch.Tensor,
-    flags: torch.Tensor, failed: torch.Tensor, gradients: Gradients,
+    call: Call, inputs: Inputs, do: torch.Tensor, run: Run, states: torch.Tensor, dstates: torch.Tensor | None,
+    flags: torch.Tensor, failed: torch.Tensor, gradients: Gradients, *, kept: bool,
 ) -> None:  # fmt: skip
+    """`kept`: `states` has a slot for every chunk, though `dstates` may have them for the run's alone."""
     from gla_kernels.wide_gradients import wide_gradients
 
+    kept = kept and run.scratch
     run, chunks = run.of_chunks(call)
+    parked = _parking(gradients)[-1] if dstates is None else None
     arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, do, states, dstates, flags, failed,
+        inputs.q, inputs.k, inputs.v, inputs.g, do, states, dstates, parked, flags, failed,
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale,
         *inputs.strides(do), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
     tile = call.plan.backward
     blocks_k = (call.K + tile.block_k - 1) // tile.block_k
-    call.launch(wide_gradients, tile, (chunks * call.H * blocks_k,), arguments, {})
+    switches = {"PARKED": parked is not None, "KEPT": kept}
+    call.launch(wide_gradients, tile, (chunks * call.H * blocks_k,), arguments, switches)
 
 
 def _backward(
@@ -141,7 +157,11 @@ def _backward(
         *inputs.strides(do), *_steps(after, before),
         call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
-    switches = {"HAS_AFTER": after is not None, "STORE_BEFORE": before is not None, "SCRATCH": run.scratch}
+    switches = {
+        "HAS_AFTER": after is not None,
+        "STORE_BEFORE": before is not None,
+        "SCRATCH": run.scratch,
+    }
     call.launch(wide_backward, WIDE_BACKWARD, (run.count * call.H,), arguments, switches)
 
 
@@ -166,13 +186,13 @@ def _forward(
         *inputs.strides(), *_steps(initial, final),
         call.T, call.H, call.sequences, run.base, run.stride, run.chunks, call.every,
     )  # fmt: skip
+    tile = forward_tile(call, run.count)
     switches = {
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,
         "STORE_STATES": states is not None,
         "STORE_CHECKPOINTS": checkpoints is not None,
     }
-    tile = forward_tile(call, run.count)
     call.launch(forward_kernel(tile), tile, (run.count * programs_a_piece(call, tile),), arguments, switches)
 
 
@@ -296,7 +316,7 @@ def run_forward(
         slots = checkpoints.unflatten(0, (call.sequences, -1))
         slots[:, 0] = 0 if initial is None else initial
         after = [*slots.unbind(1)[1:], call.new_states(inputs.q) if final is None else final]
-        for run, state in zip(slices(call), after, strict=True):
+        for run, state in zip(slices(call, call.every), after, strict=True):
             forward.run(run, slots[:, run.base], state, None)
         return
     run = choose_pieces(call) if checkpoints is None else cut(call, call.every)
@@ -328,6 +348,9 @@ def run_backward(
     """The plain form's gradients; `kept` holds the state before every chunk or, else, every `call.every`-th."""
     forward = _Direction(inputs.k, inputs.v, reverse=False)
     reverse = _Direction(inputs.q, do, reverse=True)
+    run = choose_pieces(call) if materialized else cut(call, call.every)
+    one_kernel = one_backward(call, run.count if materialized else first_run(call).count)
+    parked = parks(call)
     frames = None
     if walks(call):
         # dq and dk of a chunk are written when its frames have been read for the last time.
@@ -337,7 +360,7 @@ def run_backward(
         run: Run, after: torch.Tensor | None, before: torch.Tensor | None, states: torch.Tensor,
         dstates: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        if dstates is None:
+        if one_kernel:
             _backward(call, inputs, do, run, states, after, before, flags, failed, gradients)
             return
         if frames is not None:
@@ -346,34 +369,44 @@ def run_backward(
                 reverse=True, initial=after, end=before, states=dstates,
             )  # fmt: skip
         else:
-            _recurrence(call, inputs, reverse, run, initial=after, end=before, states=dstates, raised=failed)
+            _recurrence(
+                call, inputs, reverse, run, initial=after, end=before, states=dstates, raised=failed,
+                parked=gradients if parked else None,
+            )  # fmt: skip
             if not fused(call):
                 _readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed)
-        _gradients(call, inputs, do, run, states, dstates, flags, failed, gradients)
+        _gradients(call, inputs, do, run, states, dstates, flags, failed, gradients, kept=materialized)
+
+    def new_dstates(chunks: int) -> torch.Tensor | None:
+        """Room for the gradients of so many states, if they need any of their own."""
+        return None if one_kernel or parked else inputs.q.new_empty(call.state_shape(chunks))
 
     after = dfinal
-    run = choose_pieces(call) if materialized else cut(call, call.every)
-    carried = not materialized and carries(call)
-    if not carried and not (materialized and is_whole(call, run)):
-        after = call.new_states(inputs.q, run.count)
-        _borders(call, inputs, reverse, run, after, dfinal, dinitial)
-    if materialized:
-        dstates = None if one_backward(call, run.count) else torch.empty_like(kept)
-        do_run(run, after, dinitial if is_whole(call, run) else None, kept, dstates)
+    if materialized and is_whole(call, run) and not in_parts(call):
+        do_run(run, after, dinitial, kept, new_dstates(len(kept)))
         return
-    states = inputs.q.new_empty(call.state_shape(scratch_slots(call)))
-    dstates = None if one_backward(call, first_run(call).count) else torch.empty_like(states)
-    if carried:
+    states = kept if materialized else inputs.q.new_empty(call.state_shape(scratch_slots(call)))
+    if is_whole(call, run) if materialized else carries(call):
         before = call.new_states(inputs.q) if dinitial is None else dinitial
-        # With a gradient after the last slice as after the others, all have the same kernel to compile.
-        after = call.new_states(inputs.q, zero=True) if after is None else after
-        slots = kept.unflatten(0, (call.sequences, -1))
-        for run in reversed(list(slices(call))):
-            _recurrence(call, inputs, forward, run, initial=slots[:, run.base], states=states)
-            do_run(run, after, before, states, dstates)
+        parts = list(slices(call, part_chunks(call) if materialized else call.every))
+        dstates = new_dstates(call.sequences * parts[0].chunks)
+        if not materialized and after is None:
+            # With a gradient after the last slice as after the others, all have the same kernel to compile.
+            after = call.new_states(inputs.q, zero=True)
+        for part in reversed(parts):
+            if not materialized:
+                checkpoint = kept.unflatten(0, (call.sequences, -1))[:, part.base]
+                _recurrence(call, inputs, forward, part, initial=checkpoint, states=states)
+            do_run(part, after, before, states, dstates)
             after = before
         return
-    for run in groups(call):
-        pieces = slice(run.base, run.base + run.count)
-        _recurrence(call, inputs, forward, run, initial=kept[pieces], states=states)
-        do_run(run, None if after is None else after[pieces], None, states, dstates)
+    after = call.new_states(inputs.q, run.count)
+    _borders(call, inputs, reverse, run, after, dfinal, dinitial)
+    if materialized:
+        do_run(run, after, None, kept, new_dstates(len(kept)))
+        return
+    dstates = new_dstates(len(states))
+    for group in groups(call):
+        pieces = slice(group.base, group.base + group.count)
+        _recurrence(call, inputs, forward, group, initial=kept[pieces], states=states)
+        do_run(group, after[pieces], None, states, dstates)

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
+    begin_behind,
     copy_layout,
     fetch,
     fetch_rows,
@@ -88,6 +89,7 @@ def wide_backward(
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    begin_behind()
     pid = gl.program_id(0)
     h = pid % H
     piece = pid // H

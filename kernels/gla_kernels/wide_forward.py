@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
+    begin_behind,
     copy_layout,
     fetch_rows,
     first_slot,
@@ -91,6 +92,7 @@ def wide_forward(
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    begin_behind()
     pid = gl.program_id(0)
     v0 = pid % blocks_v * BV
     h = pid // blocks_v % H

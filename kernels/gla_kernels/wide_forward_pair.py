@@ -17,6 +17,7 @@ from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
     anew,
+    begin_behind,
     copy_layout,
     fetch_rows,
     first_slot,
@@ -88,6 +89,7 @@ def wide_forward_pair(
     copy_v: gl.constexpr = copy_layout(W, 16, WARPS)
     state_layout: gl.constexpr = accumulator(W, BK, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    begin_behind()
     pid = gl.program_id(0)
     v0 = pid % blocks_v * BV
     h = pid // blocks_v % H

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 from gla_kernels.hopper_tiles import (
     SPAN_LIMIT,
     add_product,
+    begin_behind,
     copy_layout,
     fetch,
     gate_layout,
@@ -66,6 +67,7 @@ def wide_frames(
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
     copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
     copy_p: gl.constexpr = copy_layout(C, 16, WARPS)
+    begin_behind()
     pid = gl.program_id(0)
     h = pid % H
     chunk_slot = pid // H

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
+    begin_behind,
     copy_layout,
     fetch,
     gate_layout,
@@ -42,6 +43,17 @@ from gla_kernels.wide_tiles import (
 )
 
 
+@gluon.jit
+def fetch_parked(
+    tile, dq, dk, dg, H, keys, K: gl.constexpr, V: gl.constexpr, layout: gl.constexpr, column
+):  # fmt: skip
+    """`fetch` of columns of a state that waits in the memory of its chunk's gradients; see `wide_recurrence`."""
+    C: gl.constexpr = tile.shape[0] // 2
+    lower = gl.where(column < K, dq + column, dk + (column - K))
+    fetch(tile.slice(0, C, 0), lower, H * K, keys, V, layout, column)
+    fetch(tile.slice(C, C, 0), dg + column, H * 2 * K, keys - C, V, layout, column)
+
+
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
 def wide_gradients(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
@@ -50,7 +62,8 @@ def wide_gradients(
     g,  # [B, T, H, K] float32, natural log, <= 0
     do,  # [B, T, H, V]
     states,  # [chunks, H, K, V] bfloat16: the state before each chunk that this call does
-    dstates,  # [chunks, H, K, V] bfloat16: the gradient of the state after it
+    dstates,  # [chunks, H, K, V] bfloat16: the gradient of the state after it; nothing if PARKED
+    parked,  # [B, T, H, 2 K]: if PARKED, the memory of dg as bfloat16, where with dq and dk that gradient waits
     flags,  # [N, H] int32: 1 where the plain form does not hold
     failed,  # [N, H] int32: set to 1 where the results are not finite
     dq,  # [B, T, H, K], contiguous, as dk, dv and dg
@@ -73,6 +86,8 @@ def wide_gradients(
     C: gl.constexpr,
     GATED: gl.constexpr,
     VARLEN: gl.constexpr,
+    PARKED: gl.constexpr,
+    KEPT: gl.constexpr,
 ):  # fmt: skip
     """A program does one chunk and head and BK key columns; it loops over blocks of BV value columns."""
     blocks_k: gl.constexpr = (K + BK - 1) // BK
@@ -83,6 +98,7 @@ def wide_gradients(
     # Two threads share a row of a state, so that its sums stay in a thread but for one step.
     state_rows: gl.constexpr = gl.BlockedLayout([1, BV // 2], [16, 2], [WARPS, 1], [1, 0])
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    begin_behind()
     pid = gl.program_id(0)
     k0 = pid % blocks_k * BK
     h = pid // blocks_k % H
@@ -98,9 +114,14 @@ def wide_gradients(
     v += b * v_b + t * v_t + h.to(gl.int64) * v_h
     do += b * do_b + t * do_t + h.to(gl.int64) * do_h
     state_at = ((chunk_slot.to(gl.int64) * H + h) * K + k0) * V
+    if not PARKED:
+        dstates += state_at
+    if KEPT:
+        state_at = (((n * gl.cdiv(T, C) + t // C) * H + h) * K + k0) * V
     states += state_at
-    dstates += state_at
     out = (b * T + t) * H + h
+    if PARKED:
+        parked += out * 2 * K
     dq += out * K + k0
     dk += out * K + k0
     if blocks_k == 1:
@@ -127,13 +148,17 @@ def wide_gradients(
             v += BV
             do += BV
             states += BV
-            dstates += BV
+            if not PARKED:
+                dstates += BV
         rows_there = rows_left if block < blocks_v else 0
         keys_there = K - k0 if block < blocks_v else 0
         fetch(v_tiles.index(block), v, v_t, rows_there, V, copy_v, block * BV)
         fetch(do_tiles.index(block), do, do_t, rows_there, V, copy_v, block * BV)
         fetch(S_tiles.index(block), states, V, keys_there, V, copy_v, block * BV)
-        fetch(dS_tiles.index(block), dstates, V, keys_there, V, copy_v, block * BV)
+        if PARKED:
+            fetch_parked(dS_tiles.index(block), dq, dk, parked, H, keys_there, K, V, copy_v, block * BV)
+        else:
+            fetch(dS_tiles.index(block), dstates, V, keys_there, V, copy_v, block * BV)
         async_copy.commit_group()
     async_copy.wait_group(2)
     thread_barrier()
@@ -172,11 +197,14 @@ def wide_gradients(
         v += BV
         do += BV
         states += BV
-        dstates += BV
         fetch(v_tiles.index(later), v, v_t, rows_there, V, copy_v, column)
         fetch(do_tiles.index(later), do, do_t, rows_there, V, copy_v, column)
         fetch(S_tiles.index(later), states, V, keys_there, V, copy_v, column)
-        fetch(dS_tiles.index(later), dstates, V, keys_there, V, copy_v, column)
+        if PARKED:
+            fetch_parked(dS_tiles.index(later), dq, dk, parked, H, keys_there, K, V, copy_v, column)
+        else:
+            dstates += BV
+            fetch(dS_tiles.index(later), dstates, V, keys_there, V, copy_v, column)
         async_copy.commit_group()
         v_tile = v_tiles.index(now)
         do_tile = do_tiles.index(now)

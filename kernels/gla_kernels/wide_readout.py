@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
+    begin_behind,
     copy_layout,
     fetch,
     gate_layout,
@@ -86,6 +87,7 @@ def wide_readout(
     copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     buffers: gl.constexpr = 2
+    begin_behind()
     pid = gl.program_id(0)
     h = pid % H
     chunk_slot = pid // H

@@ -6,6 +6,9 @@
 in the chunk's frame (`hopper_forward`), with S <- 2^r (...) between the lines. From these states kernels that know
 nothing of the other chunks make what no kernel makes that walks the state itself.
 
+With PARK the state of a chunk waits for such a kernel in the memory of the chunk's dq, dk and dg, which at K = BK = 128
+has just room for 256 value columns: keys 0 to C in dq, or dk for the columns from 128 on, the other keys in dg.
+
 A sequence cut into pieces has one program or more a piece. First every piece runs from zero (its local state and its
 total decay), then a scan makes the states at the pieces' borders, then every piece runs again from its own.
 """
@@ -20,6 +23,7 @@ from gla_kernels import tiles
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
+    begin_behind,
     copy_layout,
     fetch,
     first_slot,
@@ -28,6 +32,7 @@ from gla_kernels.hopper_tiles import (
     operand_layout,
     put,
     thread_barrier,
+    wide_product,
 )
 from gla_kernels.wide_tiles import (
     WARPS,
@@ -35,6 +40,7 @@ from gla_kernels.wide_tiles import (
     find_piece,
     gate_halves,
     make_ones_columns,
+    put_tile,
     raise_where_not_plain,
     start_centred_gates,
     start_total_gate,
@@ -50,7 +56,10 @@ def wide_recurrence(
     initial,  # [pieces, H, K, V] float32: the state before each piece to do; in reverse its gradient after it
     end,  # [pieces, H, K, V] float32: the state after each; in reverse its gradient before it
     decays,  # [pieces, H, K] float32: total gate of each, log2
-    states,  # [slots, H, K, V] bfloat16, one a chunk; of the pieces to do alone if SCRATCH
+    states,  # [slots, H, K, V] bfloat16, one a chunk; of the pieces to do alone if SCRATCH; nothing if PARK
+    dq,  # [B, T, H, K] bfloat16, contiguous, as dk; where states wait if PARK
+    dk,  # [B, T, H, K]
+    dg,  # [B, T, H, 2 K]: dg's memory as bfloat16
     raised,  # [N, H] int32: set to 1 where the plain form does not hold
     cu,  # [N + 1] int32 or int64: where packed sequences begin and end
     scale,
@@ -76,6 +85,7 @@ def wide_recurrence(
     STORE_DECAYS: gl.constexpr,
     STORE_STATES: gl.constexpr,
     SCRATCH: gl.constexpr,
+    PARK: gl.constexpr,
     CHECK: gl.constexpr,
 ):  # fmt: skip
     """A program does one piece and head, and a tile of BK key and BV value columns of the state."""
@@ -87,6 +97,7 @@ def wide_recurrence(
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    begin_behind(STORE_STATES or PARK)  # else `scan_pieces` comes next
     pid = gl.program_id(0)
     k0 = pid // blocks_v % blocks_k * BK
     v0 = pid % blocks_v * BV
@@ -106,7 +117,9 @@ def wide_recurrence(
     if GATED:
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
     tile_at = (h * K + k0) * V + v0
-    if STORE_STATES:
+    if PARK:
+        parked = ((b * T + t) * H + h).to(gl.int32)
+    elif STORE_STATES:
         chunk_slot = piece * piece_chunks if SCRATCH else first_slot(n, begin, length, C, VARLEN) + first
         chunk_slot += start - first
         states += ((chunk_slot.to(gl.int64) * H + h) * K + k0) * V + v0
@@ -169,7 +182,7 @@ def wide_recurrence(
             leave = half
             bx *= gl.exp2(G) if REVERSE else gl.exp2(-G)
         x_tile.store(bx.to(gl.bfloat16))
-        if STORE_STATES:
+        if STORE_STATES or PARK:
             S_tile.store(S.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
@@ -177,7 +190,15 @@ def wide_recurrence(
             fetch(g_tiles.index(0), g, g_t, rows_later, K, copy_g, k0)
             async_copy.commit_group()
         S = add_product(x_tile.permute((1, 0)), y_tiles.index(now), S)
-        if STORE_STATES:
+        if PARK:
+            for part in gl.static_range(BV // BK):
+                column = v0 + part * BK
+                lower = gl.where(column == 0, dq, dk) + wide_product(parked, K)
+                half = S_tile.slice(part * BK, BK, 1)
+                put_tile(lower, half.slice(0, C, 0), H * K, C, V, copy_k, column)
+                put_tile(dg + wide_product(parked, 2 * K) + column, half.slice(C, C, 0), H * 2 * K, C, V, copy_k, column)
+            parked += (-C if REVERSE else C) * H
+        elif STORE_STATES:
             put(states, S_tile.load(copy_v), V, K - k0, V, copy_v, v0)
             states += (-H if REVERSE else H) * K * V
         S = warpgroup_mma_wait(0, deps=[S])
@@ -209,11 +230,13 @@ def scan_pieces(
     BLOCK: tl.constexpr,
     GATED: tl.constexpr,
     VARLEN: tl.constexpr,
+    PDL: tl.constexpr,
     REVERSE: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     STORE_FINAL: tl.constexpr,
 ):
     """S <- 2^decay S + local from piece to piece. A program does BLOCK numbers of the state of a sequence and head."""
+    tiles.begin_behind(PDL)
     nh = tl.program_id(0)
     n = nh // H
     h = nh % H

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
+    begin_behind,
     copy_layout,
     fetch,
     first_slot,
@@ -102,6 +103,7 @@ def wide_walk(
     state_layout: gl.constexpr = accumulator(BV, W, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
     score_layout: gl.constexpr = left_operand(BV, C, WARPS)
+    begin_behind()
     pid = gl.program_id(0)
     v0 = pid % blocks_v * BV
     h = pid // blocks_v % H

@@ -22,12 +22,13 @@ class Player:
     def __init__(self, call, lengths):
         self.call, self.lengths = call, lengths
         self.begins = [sum(lengths[:n]) for n in range(len(lengths))]
+        self.parked = {}
 
     def launch(self, kernel, tile, programs, arguments, switches):
         a = dict(zip(kernel.arg_names, arguments, strict=False)) | switches
         if kernel.__name__ == "scan_pieces":
             named = {key: value for key, value in switches.items() if key in kernel.arg_names}
-            shape = {"K": self.call.K, "V": self.call.V, "GATED": self.call.gated, "VARLEN": self.call.varlen}
+            shape = {"K": self.call.K, "V": self.call.V, "GATED": self.call.gated, "VARLEN": self.call.varlen, "PDL": False}
             kernel[programs](*arguments, **named, **shape)
             return
         blocks_k, blocks_v = -(-self.call.K // tile.block_k), -(-self.call.V // tile.block_v)
@@ -75,6 +76,16 @@ class Player:
         state = a["initial"][number] if a["HAS_INITIAL"] else torch.zeros(self.call.H, self.call.K, self.call.V)
         return state.double()
 
+    def park(self, a, n, chunk, S):
+        """Where a state waits in memory of gradients, these are lost."""
+        self.parked[n, chunk] = S
+        for name in ("dq", "dk", "dg"):
+            self.rows(a[name].squeeze(3), n, chunk)[...] = float("nan")
+
+    def unpark(self, a, n, chunk):
+        assert all(self.rows(a[name].squeeze(3), n, chunk).isnan().all() for name in ("dq", "dk", "dg"))
+        return self.parked.pop((n, chunk))
+
     def checkpoint(self, a, n, chunk, S):
         rows = a["every"] * C
         slot = self.begins[n] // rows + n if self.call.varlen else n * -(-self.call.T // rows)
@@ -87,7 +98,9 @@ class Player:
             G, r = self.frame(a, n, chunk)
             S = S * r.exp2()[..., None]
             slot = number * a["piece_chunks"] + chunk - chunks[0] if a["SCRATCH"] else self.first_slot(n) + chunk
-            if a["STORE_STATES"]:
+            if a["PARK"]:
+                self.park(a, n, chunk, S)
+            elif a["STORE_STATES"]:
                 a["states"][slot] = S
             x = self.rows(a["x"], n, chunk)
             x = x * a["scale"] * G.exp2() if a["REVERSE"] else x * (-G).exp2()
@@ -183,7 +196,8 @@ class Player:
     def wide_gradients(self, a, number):
         n, chunk, there = self.chunk(a, number)
         if there:
-            self.gradients(a, n, chunk, a["states"][number], a["dstates"][number])
+            S = a["states"][self.first_slot(n) + chunk if a["KEPT"] else number]
+            self.gradients(a, n, chunk, S, self.unpark(a, n, chunk) if a["PARKED"] else a["dstates"][number])
 
     def gradients(self, a, n, chunk, S, dS):
         """All gradients of a chunk from the state before it and the gradient of the state after it, in its frame."""
@@ -225,11 +239,18 @@ def truth(leaves, initial, lengths, varlen, scale, do, dfinal):
     return o, final, *torch.autograd.grad([o, final], [*leaves, initial], [do, dfinal])
 
 
+# Heads of every way through the kernels; and those whose states' gradients wait in the memory of other gradients.
+SHAPES = [
+    (K, V, lengths)
+    for K, V in [(80, 32), (80, 80), (144, 32), (272, 32), (80, 256)]
+    for lengths in [(700, 700), (150, 0, 1, 450, 64), (100, 50), (64,)]
+] + [(128, 192, (640, 640)), (128, 256, (64,))]
+
+
 @pytest.mark.parametrize("materialize", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("multiprocessors", [1, 12, 132], ids="{} multiprocessors".format)
-@pytest.mark.parametrize("lengths", [(700, 700), (150, 0, 1, 450, 64), (100, 50), (64,)], ids=str)
-@pytest.mark.parametrize(("K", "V"), [(80, 32), (80, 80), (144, 32), (272, 32), (80, 256)])
+@pytest.mark.parametrize(("K", "V", "lengths"), SHAPES, ids=str)
 def test_the_launches_give_the_recurrence(K, V, lengths, multiprocessors, gated, materialize, monkeypatch):
     """Few multiprocessors: sequences stay whole. Many: they are cut in pieces that run side by side."""
     monkeypatch.setattr(wide_pieces, "MULTIPROCESSORS", multiprocessors)
