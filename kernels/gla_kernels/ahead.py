@@ -120,8 +120,7 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
             yield Variant(f"{wider}forward", False, wide.forward_kernel(tile), tile, forward)
             yield Variant(f"{wider}forward, checkpoints", False, wide.forward_kernel(tile), tile, checkpoints)
     for parked in {False, parks(call)}:
-        switches = {"PARKED": parked, "KEPT": False}
-        yield Variant("gradients" + ", parked" * parked, False, wide_gradients, call.plan.backward, switches)
+        yield Variant("gradients" + ", parked" * parked, False, wide_gradients, call.plan.backward, {"PARKED": parked})
     if parks(call):
         for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
             switches = steps | {"REVERSE": True, "PARK": True, "STORE_STATES": False, "STORE_DECAYS": False}

@@ -9,7 +9,18 @@ import triton.language as tl
 from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.forward import gla_forward_kernel
-from gla_kernels.launch import EXACT_ROWS, HOPPER_PROGRAMS, LaunchPlan, Operands, Tile, exact_tile, operands, parse_plan, plan
+from gla_kernels.launch import (
+    EXACT_ROWS,
+    HOPPER_PROGRAMS,
+    MULTIPROCESSORS,
+    LaunchPlan,
+    Operands,
+    Tile,
+    exact_tile,
+    operands,
+    parse_plan,
+    plan,
+)
 
 _TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -100,24 +111,28 @@ class Call:
             "VARLEN": self.varlen,
             "PARTS": self.gradient_parts,
             "STAGES": tile.stages,
-            "PDL": self.behind,
+            "PDL": self.pdl,
         }
 
     @property
-    def behind(self) -> bool:
-        """Whether each kernel is launched while the one before it ends (CUDA's programmatic dependent launch)."""
+    def pdl(self) -> bool:
+        """Whether kernels may begin while the one before ends: CUDA's programmatic dependent launch."""
         return self.plan.family != "triton"
 
-    def options(self, tile: Tile) -> dict[str, Any]:
+    def options(self, tile: Tile, many: bool) -> dict[str, Any]:
         """What Triton is told of a launch."""
-        return tile.options | ({"launch_pdl": True} if self.behind else {})
+        return tile.options | ({"launch_pdl": True} if self.pdl and not many else {})
 
     def launch(
-        self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any]
-    ) -> None:
-        """Launches one kernel, which gets those of the call's constants and the switches that it names."""
+        self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any],
+        *, many: bool = False,
+    ) -> None:  # fmt: skip
+        """Launches one kernel, which gets those of the call's constants and the switches that it names.
+
+        `many`: so many programs that their waits for the kernel before cost more than its early begin gains.
+        """
         constants = named(kernel, self.constants(tile) | switches)
-        kernel[programs](*arguments, **constants, **self.options(tile))
+        kernel[programs](*arguments, **constants, **self.options(tile, many))
 
 
 def named(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
@@ -246,13 +261,16 @@ def run_forward(
     rows = call.sequences * call.H
     tile = call.plan.forward
     if call.plan.family == "hopper":
-        programs = rows if call.varlen else min(rows, HOPPER_PROGRAMS)
+        # Without gates, and where states alone are made, a program a row was faster.
+        several = call.gated and o is not None and not call.varlen
+        programs = min(rows, HOPPER_PROGRAMS) if several else rows
         call.launch(forward_kernel(call), tile, (programs,), (*arguments, rows), switches)
     elif call.plan.family == "triton":
         call.launch(forward_kernel(call), tile, (rows * call.parts(tile),), arguments, switches)
     if call.gated:
         tile = exact_tile(call.K, call.V, call.dtype)
-        call.launch(gla_forward_exact, tile, (rows * call.parts(tile),), arguments, switches)
+        programs = min(rows * call.parts(tile), MULTIPROCESSORS)
+        call.launch(gla_forward_exact, tile, (programs,), (*arguments, rows), switches)
 
 
 @dataclass(frozen=True)
@@ -320,4 +338,5 @@ def run_backward(
     if call.plan.family != "wide":
         call.launch(backward_kernel(call), call.plan.backward, (rows * call.gradient_parts,), arguments, switches)
     if call.gated:
-        call.launch(gla_backward_exact, exact_tile(call.K, call.V, call.dtype), (rows,), arguments, switches)
+        tile = exact_tile(call.K, call.V, call.dtype)
+        call.launch(gla_backward_exact, tile, (min(rows, MULTIPROCESSORS),), (*arguments, rows), switches)

@@ -26,6 +26,8 @@ from gla_kernels.tiles import (
 
 # Key columns of a block in the scores of a subchunk.
 SCORE_KEYS = tl.constexpr(64)
+# Flags that a program reads in one go.
+FLAGS_AT_ONCE = tl.constexpr(32)
 
 
 @triton.jit
@@ -95,9 +97,27 @@ def advance(S, k, v, step_gates, steps, DOT: tl.constexpr, PRECISION: tl.constex
     return tl.dot(tl.trans(ks), v, S, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["T", "H", "first", "count", "every"])
-def gla_forward_exact(
-    q, k, v, g, o, initial, final, states, checkpoints, flags, cu, scale,
+@triton.jit
+def items_here(items):
+    """How many of so many items this program does."""
+    return tl.cdiv(items - tl.program_id(0), tl.num_programs(0))
+
+
+@triton.jit
+def any_raised(flags, items, PER_FLAG: tl.constexpr):
+    """Whether a flag is up for any of this program's items, PER_FLAG of which have the same."""
+    programs = tl.num_programs(0)
+    raised = tl.zeros([FLAGS_AT_ONCE], dtype=tl.int32)
+    for i in range(0, tl.cdiv(items, FLAGS_AT_ONCE * programs)):
+        mine = tl.program_id(0) + (i * FLAGS_AT_ONCE + tl.arange(0, FLAGS_AT_ONCE)) * programs
+        raised = tl.maximum(raised, tl.load(flags + mine // PER_FLAG, mask=mine < items, other=0))
+    return tl.max(raised, axis=0) != 0
+
+
+@triton.jit
+def exact_forward_row(
+    item,
+    q, k, v, g, o, initial, final, states, checkpoints, cu, scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     T, H, first, count, every,
     K: tl.constexpr,
@@ -109,7 +129,6 @@ def gla_forward_exact(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
-    PDL: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     FROM_CHECKPOINT: tl.constexpr,
     STORE_O: tl.constexpr,
@@ -117,16 +136,12 @@ def gla_forward_exact(
     STORE_STATES: tl.constexpr,
     STORE_CHECKPOINTS: tl.constexpr,
 ):  # fmt: skip
-    """`gla_forward_kernel` for the flagged sequences and heads; the same arguments, and R rows of a subchunk."""
+    """The forward of a block of value columns of a sequence and head."""
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     ratio: tl.constexpr = C // R
-    begin_behind(PDL)
-    pid = tl.program_id(0)
-    iv = pid % blocks_v
-    n = pid // blocks_v // H
-    h = pid // blocks_v % H
-    if tl.load(flags + n * H + h) == 0:
-        return
+    iv = item % blocks_v
+    n = item // blocks_v // H
+    h = item // blocks_v % H
     b, begin, length = locate(cu, n, T, VARLEN)
     rows_left = length - first * C
     subchunks = (tl.minimum(rows_left, count * C) + R - 1) // R
@@ -182,9 +197,50 @@ def gla_forward_exact(
         store_tile(final + (n.to(tl.int64) * H + h) * K * V, S, kcols, vcols, V, K, V)
 
 
-@triton.jit(do_not_specialize=["T", "H", "first", "count"])
-def gla_backward_exact(
-    q, k, v, g, do, states, flags, failed, dfinal, dq, dk, dv, dg, dinitial, cu, scale,
+@triton.jit(do_not_specialize=["T", "H", "first", "count", "every", "rows"])
+def gla_forward_exact(
+    q, k, v, g, o, initial, final, states, checkpoints, flags, cu, scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    T, H, first, count, every, rows,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    R: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    VARLEN: tl.constexpr,
+    PDL: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    FROM_CHECKPOINT: tl.constexpr,
+    STORE_O: tl.constexpr,
+    STORE_FINAL: tl.constexpr,
+    STORE_STATES: tl.constexpr,
+    STORE_CHECKPOINTS: tl.constexpr,
+):  # fmt: skip
+    """`gla_forward_kernel` for the flagged ones of `rows` sequences and heads; the same arguments, R of a subchunk.
+
+    A program does every `programs`-th block of value columns. In most calls there is nothing to do, and programs are
+    launched to find that out: no more than run at once.
+    """
+    begin_behind(PDL)
+    blocks_v: tl.constexpr = (V + BV - 1) // BV
+    items = rows * blocks_v
+    if any_raised(flags, items, blocks_v):
+        for i in range(0, items_here(items)):
+            item = tl.program_id(0) + i * tl.num_programs(0)
+            if tl.load(flags + item // blocks_v) != 0:
+                exact_forward_row(
+                    item, q, k, v, g, o, initial, final, states, checkpoints, cu, scale, q_b, q_t, q_h, k_b, k_t, k_h,
+                    v_b, v_t, v_h, g_b, g_t, g_h, T, H, first, count, every, K, V, BK, BV, C, R, DOT, PRECISION, VARLEN,
+                    HAS_INITIAL, FROM_CHECKPOINT, STORE_O, STORE_FINAL, STORE_STATES, STORE_CHECKPOINTS,
+                )  # fmt: skip
+
+
+@triton.jit
+def exact_backward_row(
+    nh, q, k, v, g, do, states, flags, dfinal, dq, dk, dv, dg, dinitial, cu, scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T, H, first, count,
     K: tl.constexpr,
@@ -197,25 +253,19 @@ def gla_backward_exact(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
-    PDL: tl.constexpr,
     FROM_CHECKPOINT: tl.constexpr,
     HAS_DFINAL: tl.constexpr,
 ):  # fmt: skip
-    """`gla_backward_kernel` for the flagged sequences and heads; the same arguments, and R rows of a subchunk.
+    """The backward of a sequence and head.
 
     A program does all value columns, block by block, so that dq, dk and dg are summed before they are rounded. The
     gradient of the state goes from subchunk to subchunk in `dinitial`. PARTS: how many parts dq, dk and dg are made
     of; the first gets everything.
     """
-    begin_behind(PDL)
     blocks_v: tl.constexpr = (V + BV - 1) // BV
-    nh = tl.program_id(0)
     n = nh // H
     h = nh % H
     flagged = tl.load(flags + nh) != 0
-    if not flagged:
-        if tl.load(failed + nh) == 0:
-            return
     b, begin, length = locate(cu, n, T, VARLEN)
     chunks = tl.maximum(tl.minimum((length + C - 1) // C - first, count), 0)
     b = b.to(tl.int64) if not VARLEN else b
@@ -315,3 +365,35 @@ def gla_backward_exact(
                 store_tile(dq + at, tl.where(part == 0, bdq, 0.0), steps, kcols, grad_stride, rows_left, K)
                 store_tile(dk + at, tl.where(part == 0, bdk, 0.0), steps, kcols, grad_stride, rows_left, K)
                 store_tile(dg + at, tl.where(part == 0, bdg, 0.0), steps, kcols, grad_stride, rows_left, K)
+
+
+@triton.jit(do_not_specialize=["T", "H", "first", "count", "rows"])
+def gla_backward_exact(
+    q, k, v, g, do, states, flags, failed, dfinal, dq, dk, dv, dg, dinitial, cu, scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
+    T, H, first, count, rows,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    R: tl.constexpr,
+    PARTS: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    VARLEN: tl.constexpr,
+    PDL: tl.constexpr,
+    FROM_CHECKPOINT: tl.constexpr,
+    HAS_DFINAL: tl.constexpr,
+):  # fmt: skip
+    """`gla_backward_kernel` for the flagged ones of `rows` sequences and heads; as `gla_forward_exact`."""
+    begin_behind(PDL)
+    if any_raised(flags, rows, 1) | any_raised(failed, rows, 1):
+        for i in range(0, items_here(rows)):
+            nh = tl.program_id(0) + i * tl.num_programs(0)
+            if (tl.load(flags + nh) != 0) | (tl.load(failed + nh) != 0):
+                exact_backward_row(
+                    nh, q, k, v, g, do, states, flags, dfinal, dq, dk, dv, dg, dinitial, cu, scale, q_b, q_t, q_h, k_b,
+                    k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, T, H, first, count, K, V, BK, BV, C, R,
+                    PARTS, DOT, PRECISION, VARLEN, FROM_CHECKPOINT, HAS_DFINAL,
+                )  # fmt: skip

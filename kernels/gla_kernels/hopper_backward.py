@@ -205,7 +205,7 @@ def gla_backward_hopper(
             bdq *= factor
             suspect += gl.sum(bdq, axis=1) * 0.0
         thread_barrier()  # dv's tile is written, and no product reads do_tile any more
-        put(dv + wide_product(token, V), anew(dv_place).load(copy_v), H * V, rows_left, V, copy_v)
+        put(dv + wide_product(token, V), anew(dv_place).load(copy_v), H * V, rows_left, V, copy_v, 0, GATED)
         do_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
         if GATED:
@@ -214,14 +214,14 @@ def gla_backward_hopper(
             suspect += gl.sum(bdk, axis=1) * 0.0
             high, low = split(balance)
         thread_barrier()  # do_tile is written, and no product reads v_tile or dS~ any more
-        put(dq + wide_product(token, K), do_tile.load(copy_k), H * K, rows_left, K, copy_k)
+        put(dq + wide_product(token, K), do_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
         v_tile.store(bdk.to(gl.bfloat16))
         if GATED:
             parts.index(0).store(high)
             parts.index(1).store(low)
             fence_async_shared()
         thread_barrier()
-        put(dk + wide_product(token, K), v_tile.load(copy_k), H * K, rows_left, K, copy_k)
+        put(dk + wide_product(token, K), v_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
         if GATED:
             before = gl.where(triangle(C, True, False), 1.0, 0.0).to(gl.bfloat16)
             before = gl.convert_layout(before, left_operand(C))
@@ -229,7 +229,7 @@ def gla_backward_hopper(
             bdg = add_product(before, parts.index(1), bdg)
             start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
             bdg = warpgroup_mma_wait(0, deps=[bdg])
-            put(dg + wide_product(token, K), bdg + start[None, :], H * K, rows_left, K, key_tile)
+            put(dg + wide_product(token, K), bdg + start[None, :], H * K, rows_left, K, key_tile, 0, GATED)
         t -= C
         slot -= 1
         rows_left = C

@@ -127,10 +127,15 @@ def fetch(tile, ptr, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, c
 
 
 @gluon.jit
-def put(ptr, x, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column=0):
-    """Writes x [R, W], held in `layout`, to ptr[0:R, 0:W] as far as rows_left and N go."""
+def put(
+    ptr, x, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column=0, EVICT: gl.constexpr = False
+):  # fmt: skip
+    """Writes x [R, W], held in `layout`, to ptr[0:R, 0:W] as far as rows_left and N go.
+
+    EVICT: the L2 cache is to let go of it before all else.
+    """
     offsets, mask = offsets_and_mask(x.shape[0], x.shape[1], stride, rows_left, N, layout, column)
-    gl.store(ptr + offsets, x.to(ptr.dtype.element_ty), mask)
+    gl.store(ptr + offsets, x.to(ptr.dtype.element_ty), mask, eviction_policy="evict_first" if EVICT else "")
 
 
 @gluon.jit

@@ -32,10 +32,11 @@ class _Rehearsal(Call):
     compiling: list[Any] = field(default_factory=list, hash=False, compare=False)
 
     def launch(
-        self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any]
-    ) -> None:
+        self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any],
+        *, many: bool = False,
+    ) -> None:  # fmt: skip
         constants = named(kernel, self.constants(tile) | switches)
-        self.compiling.append(kernel.warmup(*arguments, grid=programs, **constants, **self.options(tile)))
+        self.compiling.append(kernel.warmup(*arguments, grid=programs, **constants, **self.options(tile, many)))
 
 
 def unrehearsed(call: Call, *kind: object) -> bool:

@@ -22,11 +22,9 @@ from gla_kernels.wide_pieces import (
     first_run,
     forward_tile,
     groups,
-    in_parts,
     is_whole,
     one_backward,
     parks,
-    part_chunks,
     programs_a_piece,
     recurrence_tile,
     scratch_slots,
@@ -72,7 +70,6 @@ def _recurrence(
         *strides_of(way.x, way.y, inputs.g), *_steps(initial, end),
         call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
-    tile = recurrence_tile(call, run.count)
     switches = {
         "REVERSE": way.reverse,
         "HAS_INITIAL": initial is not None,
@@ -83,6 +80,7 @@ def _recurrence(
         "PARK": parked is not None,
         "CHECK": call.gated and raised is not None,
     }
+    tile = recurrence_tile(call, run.count)
     call.launch(wide_recurrence, tile, (run.count * programs_a_piece(call, tile),), arguments, switches)
 
 
@@ -126,12 +124,10 @@ def _readout(
 
 def _gradients(
     call: Call, inputs: Inputs, do: torch.Tensor, run: Run, states: torch.Tensor, dstates: torch.Tensor | None,
-    flags: torch.Tensor, failed: torch.Tensor, gradients: Gradients, *, kept: bool,
+    flags: torch.Tensor, failed: torch.Tensor, gradients: Gradients,
 ) -> None:  # fmt: skip
-    """`kept`: `states` has a slot for every chunk, though `dstates` may have them for the run's alone."""
     from gla_kernels.wide_gradients import wide_gradients
 
-    kept = kept and run.scratch
     run, chunks = run.of_chunks(call)
     parked = _parking(gradients)[-1] if dstates is None else None
     arguments = (
@@ -141,8 +137,8 @@ def _gradients(
     )  # fmt: skip
     tile = call.plan.backward
     blocks_k = (call.K + tile.block_k - 1) // tile.block_k
-    switches = {"PARKED": parked is not None, "KEPT": kept}
-    call.launch(wide_gradients, tile, (chunks * call.H * blocks_k,), arguments, switches)
+    switches = {"PARKED": parked is not None}
+    call.launch(wide_gradients, tile, (chunks * call.H * blocks_k,), arguments, switches, many=True)
 
 
 def _backward(
@@ -157,11 +153,7 @@ def _backward(
         *inputs.strides(do), *_steps(after, before),
         call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
-    switches = {
-        "HAS_AFTER": after is not None,
-        "STORE_BEFORE": before is not None,
-        "SCRATCH": run.scratch,
-    }
+    switches = {"HAS_AFTER": after is not None, "STORE_BEFORE": before is not None, "SCRATCH": run.scratch}
     call.launch(wide_backward, WIDE_BACKWARD, (run.count * call.H,), arguments, switches)
 
 
@@ -186,13 +178,13 @@ def _forward(
         *inputs.strides(), *_steps(initial, final),
         call.T, call.H, call.sequences, run.base, run.stride, run.chunks, call.every,
     )  # fmt: skip
-    tile = forward_tile(call, run.count)
     switches = {
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,
         "STORE_STATES": states is not None,
         "STORE_CHECKPOINTS": checkpoints is not None,
     }
+    tile = forward_tile(call, run.count)
     call.launch(forward_kernel(tile), tile, (run.count * programs_a_piece(call, tile),), arguments, switches)
 
 
@@ -316,7 +308,7 @@ def run_forward(
         slots = checkpoints.unflatten(0, (call.sequences, -1))
         slots[:, 0] = 0 if initial is None else initial
         after = [*slots.unbind(1)[1:], call.new_states(inputs.q) if final is None else final]
-        for run, state in zip(slices(call, call.every), after, strict=True):
+        for run, state in zip(slices(call), after, strict=True):
             forward.run(run, slots[:, run.base], state, None)
         return
     run = choose_pieces(call) if checkpoints is None else cut(call, call.every)
@@ -375,38 +367,33 @@ def run_backward(
             )  # fmt: skip
             if not fused(call):
                 _readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed)
-        _gradients(call, inputs, do, run, states, dstates, flags, failed, gradients, kept=materialized)
+        _gradients(call, inputs, do, run, states, dstates, flags, failed, gradients)
 
     def new_dstates(chunks: int) -> torch.Tensor | None:
         """Room for the gradients of so many states, if they need any of their own."""
         return None if one_kernel or parked else inputs.q.new_empty(call.state_shape(chunks))
 
     after = dfinal
-    if materialized and is_whole(call, run) and not in_parts(call):
-        do_run(run, after, dinitial, kept, new_dstates(len(kept)))
+    carried = not materialized and carries(call)
+    if not carried and not (materialized and is_whole(call, run)):
+        after = call.new_states(inputs.q, run.count)
+        _borders(call, inputs, reverse, run, after, dfinal, dinitial)
+    if materialized:
+        do_run(run, after, dinitial if is_whole(call, run) else None, kept, new_dstates(len(kept)))
         return
-    states = kept if materialized else inputs.q.new_empty(call.state_shape(scratch_slots(call)))
-    if is_whole(call, run) if materialized else carries(call):
+    states = inputs.q.new_empty(call.state_shape(scratch_slots(call)))
+    dstates = new_dstates(len(states))
+    if carried:
         before = call.new_states(inputs.q) if dinitial is None else dinitial
-        parts = list(slices(call, part_chunks(call) if materialized else call.every))
-        dstates = new_dstates(call.sequences * parts[0].chunks)
-        if not materialized and after is None:
-            # With a gradient after the last slice as after the others, all have the same kernel to compile.
-            after = call.new_states(inputs.q, zero=True)
-        for part in reversed(parts):
-            if not materialized:
-                checkpoint = kept.unflatten(0, (call.sequences, -1))[:, part.base]
-                _recurrence(call, inputs, forward, part, initial=checkpoint, states=states)
-            do_run(part, after, before, states, dstates)
+        # With a gradient after the last slice as after the others, all have the same kernel to compile.
+        after = call.new_states(inputs.q, zero=True) if after is None else after
+        slots = kept.unflatten(0, (call.sequences, -1))
+        for run in reversed(list(slices(call))):
+            _recurrence(call, inputs, forward, run, initial=slots[:, run.base], states=states)
+            do_run(run, after, before, states, dstates)
             after = before
         return
-    after = call.new_states(inputs.q, run.count)
-    _borders(call, inputs, reverse, run, after, dfinal, dinitial)
-    if materialized:
-        do_run(run, after, None, kept, new_dstates(len(kept)))
-        return
-    dstates = new_dstates(len(states))
-    for group in groups(call):
-        pieces = slice(group.base, group.base + group.count)
-        _recurrence(call, inputs, forward, group, initial=kept[pieces], states=states)
-        do_run(group, after[pieces], None, states, dstates)
+    for run in groups(call):
+        pieces = slice(run.base, run.base + run.count)
+        _recurrence(call, inputs, forward, run, initial=kept[pieces], states=states)
+        do_run(run, None if after is None else after[pieces], None, states, dstates)

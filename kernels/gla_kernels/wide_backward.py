@@ -198,7 +198,7 @@ def wide_backward(
         bdk = product(v_tile, dS_tile.permute((1, 0)), C, BK, WARPS)
         bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
         thread_barrier()
-        put_tile(dv + wide_product(token, V), out_tile, H * V, rows_left, V, copy_v, 0)
+        put_tile(dv + wide_product(token, V), out_tile, H * V, rows_left, V, copy_v, 0, True)
         dS, bdq = warpgroup_mma_wait(2, deps=[dS, bdq])
         if GATED:
             balance = -q_tile.load(key_tile).to(gl.float32) * bdq
@@ -227,13 +227,13 @@ def wide_backward(
             bdg = product(dA_tile, sums.index(0), C, BK, WARPS)
             bdg = add_product(dA_tile, sums.index(1), bdg)
             suspect = add_product(sums.index(0).permute((1, 0)), ones, suspect)
-        put_tile(dq + wide_product(token, K), out_tile, H * K, rows_left, K, copy_k, 0)
-        put_tile(dk + wide_product(token, K), q_tile, H * K, rows_left, K, copy_k, 0)
+        put_tile(dq + wide_product(token, K), out_tile, H * K, rows_left, K, copy_k, 0, True)
+        put_tile(dk + wide_product(token, K), q_tile, H * K, rows_left, K, copy_k, 0, True)
         if GATED:
             bdg, suspect = warpgroup_mma_wait(0, deps=[bdg, suspect])
             start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
             bdg += start[None, :]
-            put(dg + wide_product(token, K), bdg, H * K, rows_left, K, key_tile)
+            put(dg + wide_product(token, K), bdg, H * K, rows_left, K, key_tile, 0, True)
         t -= C
         rows_left = C
     async_copy.wait_group(0)

@@ -87,7 +87,6 @@ def wide_gradients(
     GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     PARKED: gl.constexpr,
-    KEPT: gl.constexpr,
 ):  # fmt: skip
     """A program does one chunk and head and BK key columns; it loops over blocks of BV value columns."""
     blocks_k: gl.constexpr = (K + BK - 1) // BK
@@ -116,8 +115,6 @@ def wide_gradients(
     state_at = ((chunk_slot.to(gl.int64) * H + h) * K + k0) * V
     if not PARKED:
         dstates += state_at
-    if KEPT:
-        state_at = (((n * gl.cdiv(T, C) + t // C) * H + h) * K + k0) * V
     states += state_at
     out = (b * T + t) * H + h
     if PARKED:

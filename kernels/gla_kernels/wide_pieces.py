@@ -19,9 +19,6 @@ from gla_kernels.limits import WIDE_KEY_BLOCK
 MIN_PIECE_CHUNKS = 4
 # How often a run of pieces fills the GPU: fewer launches against more memory for the states in it.
 ROUNDS = 4
-# Parts of the time of a backward whose states are kept: 8, 2k, 4, 256, 512 needs 0.40 of fla's memory with three, 0.51
-# with one.
-PARTS = 3
 
 
 @dataclass(frozen=True)
@@ -122,11 +119,11 @@ def carries(call: Call) -> bool:
     return not call.varlen and (call.chunks <= call.every or half_occupied(call, wide_recurrence_tile(call.V)))
 
 
-def slices(call: Call, chunks: int) -> Iterator[Run]:
-    """The first piece of so many chunks of every sequence, then the second, ..."""
-    pieces = -(-call.chunks // chunks)
+def slices(call: Call) -> Iterator[Run]:
+    """The first piece of `call.every` chunks of every sequence, then the second, ..."""
+    pieces = -(-call.chunks // call.every)
     for piece in range(pieces):
-        yield Run(piece, pieces, call.sequences, chunks, True)
+        yield Run(piece, pieces, call.sequences, call.every, True)
 
 
 def groups(call: Call) -> Iterator[Run]:
@@ -140,7 +137,7 @@ def groups(call: Call) -> Iterator[Run]:
 
 def first_run(call: Call) -> Run:
     """The first run of pieces whose states are made again, and the largest."""
-    return next(slices(call, call.every) if carries(call) else groups(call))
+    return next(slices(call) if carries(call) else groups(call))
 
 
 def parks(call: Call) -> bool:
@@ -152,20 +149,6 @@ def parks(call: Call) -> bool:
     return fits and call.gated and not call.varlen and call.T % call.plan.chunk_size == 0
 
 
-def part_chunks(call: Call) -> int:
-    """Chunks of a part of the time, where a backward has room for the states' gradients of so many."""
-    return max(-(-call.chunks // PARTS), MIN_PIECE_CHUNKS)
-
-
-def in_parts(call: Call) -> bool:
-    """Whether a backward over whole sequences and kept states goes through time in parts.
-
-    The states' gradients are as large as the states. For more than 128 keys that is as much again as all outputs and
-    gradients.
-    """
-    return call.K > WIDE_KEY_BLOCK and not call.varlen and part_chunks(call) < call.chunks
-
-
 def scratch_slots(call: Call) -> int:
     """Chunks whose states a call needs room for at once when they are not kept."""
     first = first_run(call)
@@ -175,9 +158,8 @@ def scratch_slots(call: Call) -> int:
 def form(call: Call) -> tuple[object, ...]:
     """What of a call's sizes decides which kernels it launches: how its time is cut, and the tiles for that."""
     pieces = choose_pieces(call)
-    *_, last = slices(call, call.every) if carries(call) else groups(call)
+    *_, last = slices(call) if carries(call) else groups(call)
     counts = (pieces.count, cut(call, call.every).count, first_run(call).count, last.count)
     tiles = (tile(call, count) for tile in (forward_tile, recurrence_tile) for count in counts)
     one = (one_backward(call, count) for count in counts)
-    whole_or_not = is_whole(call, pieces), call.chunks > call.every, carries(call), in_parts(call)
-    return *whole_or_not, parks(call), *tiles, *one
+    return is_whole(call, pieces), call.chunks > call.every, carries(call), parks(call), *tiles, *one

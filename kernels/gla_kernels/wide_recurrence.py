@@ -196,7 +196,9 @@ def wide_recurrence(
                 lower = gl.where(column == 0, dq, dk) + wide_product(parked, K)
                 half = S_tile.slice(part * BK, BK, 1)
                 put_tile(lower, half.slice(0, C, 0), H * K, C, V, copy_k, column)
-                put_tile(dg + wide_product(parked, 2 * K) + column, half.slice(C, C, 0), H * 2 * K, C, V, copy_k, column)
+                put_tile(
+                    dg + wide_product(parked, 2 * K) + column, half.slice(C, C, 0), H * 2 * K, C, V, copy_k, column
+                )
             parked += (-C if REVERSE else C) * H
         elif STORE_STATES:
             put(states, S_tile.load(copy_v), V, K - k0, V, copy_v, v0)

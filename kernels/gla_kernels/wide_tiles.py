@@ -131,12 +131,12 @@ def store_scaled(q_tile, scale, C: gl.constexpr, BK: gl.constexpr):
 
 @gluon.jit
 def put_tile(
-    ptr, tile, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column
+    ptr, tile, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column, EVICT: gl.constexpr = False
 ):  # fmt: skip
     """`put` of a shared tile, 32 rows at a time: fewer registers."""
     for part in gl.static_range(tile.shape[0] // 32):
         rows = tile.slice(part * 32, 32, 0).load(layout)
-        put(ptr + part * 32 * stride, rows, stride, rows_left - part * 32, N, layout, column)
+        put(ptr + part * 32 * stride, rows, stride, rows_left - part * 32, N, layout, column, EVICT)
 
 
 @gluon.jit

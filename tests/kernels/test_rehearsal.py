@@ -41,7 +41,8 @@ def test_launches_compile_and_load_a_kernel_once_and_do_not_run_it():
     with rehearsing(make_call(), torch.device("cuda", 0)) as call:
         call.launch(kernel, HOPPER.forward, (3,), ("x",), {})
         call.launch(kernel, HOPPER.forward, (3,), ("x",), {})
-    assert kernel.asked == [(("x",), {"grid": (3,), "K": 64, "BV": 64, "num_warps": 4})] * 2 + ["loaded"]
+    options = {"grid": (3,), "K": 64, "BV": 64, "num_warps": 4, "launch_pdl": True}
+    assert kernel.asked == [(("x",), options)] * 2 + ["loaded"]
 
 
 def test_an_error_leaves_the_compiler_as_it_was():

@@ -24,11 +24,12 @@ class Player:
         self.begins = [sum(lengths[:n]) for n in range(len(lengths))]
         self.parked = {}
 
-    def launch(self, kernel, tile, programs, arguments, switches):
+    def launch(self, kernel, tile, programs, arguments, switches, many=False):
         a = dict(zip(kernel.arg_names, arguments, strict=False)) | switches
         if kernel.__name__ == "scan_pieces":
             named = {key: value for key, value in switches.items() if key in kernel.arg_names}
-            shape = {"K": self.call.K, "V": self.call.V, "GATED": self.call.gated, "VARLEN": self.call.varlen, "PDL": False}
+            shape = {"K": self.call.K, "V": self.call.V, "GATED": self.call.gated, "VARLEN": self.call.varlen}
+            shape["PDL"] = False
             kernel[programs](*arguments, **named, **shape)
             return
         blocks_k, blocks_v = -(-self.call.K // tile.block_k), -(-self.call.V // tile.block_v)
@@ -196,7 +197,7 @@ class Player:
     def wide_gradients(self, a, number):
         n, chunk, there = self.chunk(a, number)
         if there:
-            S = a["states"][self.first_slot(n) + chunk if a["KEPT"] else number]
+            S = a["states"][number]
             self.gradients(a, n, chunk, S, self.unpark(a, n, chunk) if a["PARKED"] else a["dstates"][number])
 
     def gradients(self, a, n, chunk, S, dS):
@@ -265,7 +266,7 @@ def test_the_launches_give_the_recurrence(K, V, lengths, multiprocessors, gated,
     cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32) if varlen else None
     call = Call(B, T, H, K, V, N, varlen, gated, K**-0.5, torch.bfloat16, hopper_plan(K, V, torch.bfloat16))
     player = Player(call, lengths)
-    monkeypatch.setattr(Call, "launch", lambda self, *launch: player.launch(*launch))
+    monkeypatch.setattr(Call, "launch", lambda self, *launch, **how: player.launch(*launch, **how))
 
     inputs = Inputs(q, k, v, g, cu)
     flags = torch.zeros(N, H, dtype=torch.int32)
@@ -298,7 +299,7 @@ def test_calls_of_the_same_form_launch_the_same_kernels(K, V, materialize, monke
     monkeypatch.setattr(
         Call,
         "launch",
-        lambda self, kernel, tile, programs, arguments, switches: launched.add(
+        lambda self, kernel, tile, programs, arguments, switches, many=False: launched.add(
             (kernel.__name__, tile, tuple(switches.items()))
         ),
     )

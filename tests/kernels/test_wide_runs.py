@@ -60,13 +60,13 @@ def test_every_chunk_of_a_batch_is_done_once(sequences, T, H):
     call, lengths = make_call(sequences, T, H=H), [T] * sequences
     for run in (wide_pieces.whole(call), wide_pieces.choose_pieces(call), wide_pieces.cut(call, call.every)):
         assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
-    for runs in (wide_pieces.groups(call), wide_pieces.slices(call, call.every)):
+    for runs in (wide_pieces.groups(call), wide_pieces.slices(call)):
         assert sorted(chunk for run in runs for chunk in chunks_of(call, lengths, run)) == all_chunks(lengths)
 
 
 def test_a_slice_is_the_same_piece_of_every_sequence_and_slices_go_forward():
     call = make_call(3, 4097)
-    slices = [list(chunks_of(call, [4097] * 3, run)) for run in wide_pieces.slices(call, call.every)]
+    slices = [list(chunks_of(call, [4097] * 3, run)) for run in wide_pieces.slices(call)]
     assert all({n for n, _ in chunks} == {0, 1, 2} for chunks in slices)
     assert all(max(a)[1] < min(b, key=lambda chunk: chunk[1])[1] for a, b in pairwise(slices))
 
