@@ -239,32 +239,28 @@ def wide_gradients(
     intra, bdk = warpgroup_mma_wait(0, deps=[intra, bdk])
     bdq += intra
     if GATED:
-        before = k_tile.load(key_tile).to(gl.float32) * bdk - Q * intra
+        high, low = split(k_tile.load(key_tile).to(gl.float32) * bdk - Q * intra)
         bdq *= factor
         bdk *= reciprocal(factor)
-        # The constants of both sums over time: the first takes the tile of dA.
-        thread_barrier()
+        thread_barrier()  # nothing reads dA, Q~ and K~ any more
+        # The constants of both sums over time: the first takes the tile of dA. The terms of the second take those of
+        # Q~ and K~.
         dA_tile.store(gl.where(triangle(C, False, True, WARPS), 1.0, 0.0).to(gl.bfloat16))
         before_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
         before_tile.store(gl.where(triangle(C, True, False, WARPS), 1.0, 0.0).to(gl.bfloat16))
+        q_tile.store(high)
+        k_tile.store(low)
         fence_async_shared()
         thread_barrier()
         bdg = product(dA_tile, halves.index(0), C, BK, WARPS)
         bdg = add_product(dA_tile, halves.index(1), bdg)
-        bdg = warpgroup_mma_wait(0, deps=[bdg])
-        thread_barrier()
-        high, low = split(before)
-        halves.index(0).store(high)
-        halves.index(1).store(low)
-        fence_async_shared()
-        thread_barrier()
-        bdg = add_product(before_tile, halves.index(0), bdg)
-        bdg = add_product(before_tile, halves.index(1), bdg)
+        bdg = add_product(before_tile, q_tile, bdg)
+        bdg = add_product(before_tile, k_tile, bdg)
     put(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     put(dk, gl.convert_layout(bdk.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     if GATED:
         # The tiles are named, as in the loop: dq and dk are converted while the products read them.
-        bdg, _, _, _ = warpgroup_mma_wait(0, deps=[bdg, dA_tile, before_tile, halves])
+        bdg, _, _, _, _, _ = warpgroup_mma_wait(0, deps=[bdg, dA_tile, before_tile, halves, q_tile, k_tile])
         start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
         bdg += start[None, :]
         put(dg, bdg, H * K, rows_left, K, key_tile, k0)
