@@ -100,19 +100,19 @@ def test_packed_sequences_are_right(K, V, lengths, gate, materialize):
 
 @pytest.mark.parametrize("materialize", MODES)
 @pytest.mark.parametrize("gate", ["mild", "logsigmoid", "resets", None])
-@pytest.mark.parametrize(("K", "V"), [(128, 256), (256, 128), (320, 64)])
-def test_a_long_sequence_with_few_heads_is_right(K, V, gate, materialize):
-    """Cut into pieces, which run side by side."""
-    case = make_case(gate, T=2500, H=1, K=K, V=V, dtype=torch.bfloat16, device="cuda")
+@pytest.mark.parametrize(("K", "V", "T"), [(128, 256, 2500), (128, 256, 2560), (256, 128, 2500), (320, 64, 2500)])
+def test_a_long_sequence_with_few_heads_is_right(K, V, T, gate, materialize):
+    """Cut into pieces, which run side by side; where all chunks are full, states wait in the gradients' memory."""
+    case = make_case(gate, T=T, H=1, K=K, V=V, dtype=torch.bfloat16, device="cuda")
     function = chunk_linear_attn if gate is None else chunk_gla
     assert_close(run(function, case.inputs, case.grads, materialize=materialize), case, BF16_BOUND)
 
 
 @pytest.mark.parametrize("gate", ["mild", "resets", None])
-@pytest.mark.parametrize(("K", "V"), [(128, 256), (256, 256), (320, 64)])
-def test_many_wide_heads_without_kept_states_are_right(K, V, gate):
+@pytest.mark.parametrize(("K", "V", "T"), [(128, 256, 1100), (128, 192, 1088), (256, 256, 1100), (320, 64, 1100)])
+def test_many_wide_heads_without_kept_states_are_right(K, V, T, gate):
     """All sequences slice by slice, with the state and its gradient carried."""
-    case = make_case(gate, B=4, T=1100, H=9, K=K, V=V, dtype=torch.bfloat16, device="cuda")
+    case = make_case(gate, B=4, T=T, H=9, K=K, V=V, dtype=torch.bfloat16, device="cuda")
     function = chunk_linear_attn if gate is None else chunk_gla
     assert_close(run(function, case.inputs, case.grads, materialize=False), case, BF16_BOUND)
 
@@ -123,6 +123,18 @@ def test_many_wide_heads_without_kept_states_are_right(K, V, gate):
 def test_enough_heads_for_one_backward_kernel_are_right(K, V, gate, materialize):
     """K and V up to 128: whole sequences, or slices of them, whose state's gradient stays in registers."""
     case = make_case(gate, B=4, T=600, H=34, K=K, V=V, dtype=torch.bfloat16, device="cuda")
+    function = chunk_linear_attn if gate is None else chunk_gla
+    found = run(function, case.inputs, case.grads, materialize=materialize)
+    assert_close(found, case, BF16_BOUND)
+    again = run(function, case.inputs, case.grads, materialize=materialize)
+    assert all(torch.equal(found[name], again[name]) for name in found)
+
+
+@pytest.mark.parametrize("materialize", MODES)
+@pytest.mark.parametrize("gate", ["mild", "resets", None])
+def test_more_narrow_heads_than_programs_at_once_are_right(gate, materialize):
+    """A program of the forward does one sequence and head after another."""
+    case = make_case(gate, B=5, T=200, H=60, K=64, V=48, dtype=torch.bfloat16, device="cuda")
     function = chunk_linear_attn if gate is None else chunk_gla
     found = run(function, case.inputs, case.grads, materialize=materialize)
     assert_close(found, case, BF16_BOUND)
