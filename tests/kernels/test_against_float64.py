@@ -50,6 +50,16 @@ def test_not_materializing_is_right_over_several_checkpoints(gate, initial):
     assert_close(found, case, BOUND)
 
 
+@pytest.mark.parametrize("programs", [1, 3])
+def test_few_programs_find_the_flagged_sequence_and_head(programs, monkeypatch):
+    """The last of more than a program looks at in one go."""
+    monkeypatch.setattr("gla_kernels.call.MULTIPROCESSORS", programs)
+    case = make_case("mild", B=4, T=3, H=25, K=16, V=16)
+    case.inputs["g"][-1, 1, -1] = -float("inf")
+    case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
+    assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=16), case, BOUND)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("materialize", [True, False])
 def test_linear_attention_kernels_are_right(shape, materialize):
