@@ -9,7 +9,6 @@ for float16 and float32 inputs, because the scaled operands need bfloat16's or f
 
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # A gate below this is an exact reset: 2**-10000 is zero in every format, and 64 of them still sum without overflow.
@@ -18,10 +17,15 @@ RESET_LOG2 = tl.constexpr(-10000.0)
 
 @triton.jit
 def begin_behind(PDL: tl.constexpr):
-    """With programmatic dependent launch: waits for the kernel launched before, lets the next one begin so far too."""
+    """With programmatic dependent launch: waits for the kernel launched before, lets the next one begin so far too.
+
+    As Triton's `gdc_wait` and `gdc_launch_dependents`, which are in builds for NVIDIA's GPUs alone.
+    """
     if PDL:
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
+        tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit
