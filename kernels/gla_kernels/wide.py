@@ -365,7 +365,7 @@ def run_backward(
                 call, inputs, reverse, run, initial=after, end=before, states=dstates, raised=failed,
                 parked=gradients if parked else None,
             )  # fmt: skip
-            if not fused(call):
+            if dstates is not None and not fused(call):
                 _readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed)
         _gradients(call, inputs, do, run, states, dstates, flags, failed, gradients)
 
