@@ -38,7 +38,7 @@ from gla_kernels.launch import (
     wide_recurrence_tile,
 )
 from gla_kernels.limits import CHUNK_SIZES
-from gla_kernels.ptx import overflowing_pairs
+from gla_kernels.ptx import overflowing_pairs, waits_first
 from gla_kernels.sass import disassemble, faulty_descriptors
 from gla_kernels.wide_pieces import fits_one_backward, parks
 
@@ -136,7 +136,7 @@ def compile_kernel(call: Call, variant: Variant, arch: int) -> Any:
     Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin.
     """
     kernel = variant.kernel
-    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg", "decays", "half_gates"))
+    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg", "parked", "decays", "half_gates"))
     constants = named(kernel, call.constants(variant.tile) | variant.switches | absent)
     signature = {name: _type(call, name, constants) for name in kernel.arg_names}
     places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
@@ -210,6 +210,8 @@ def main() -> None:
                 line = {"arch": arch, "kernel": variant.name, "gated": gated, "exact": variant.exact}
                 line |= asdict(resources(compiled))
                 line["overflowing_pairs"] = len(overflowing_pairs(compiled.asm["ptx"]))
+                if choice.family != "triton":
+                    line["waits_first"] = waits_first(compiled.asm["ptx"])
                 if choice.family != "triton" and not variant.exact:
                     line["faulty_descriptors"] = len(faulty_descriptors(disassemble(compiled)))
                 print(json.dumps(line), flush=True)

@@ -10,9 +10,9 @@ from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.forward import gla_forward_kernel
 from gla_kernels.launch import (
+    EXACT_PROGRAMS,
     EXACT_ROWS,
     HOPPER_PROGRAMS,
-    MULTIPROCESSORS,
     LaunchPlan,
     Operands,
     Tile,
@@ -119,20 +119,21 @@ class Call:
         """Whether kernels may begin while the one before ends: CUDA's programmatic dependent launch."""
         return self.plan.family != "triton"
 
-    def options(self, tile: Tile, many: bool) -> dict[str, Any]:
+    def options(self, tile: Tile, early: bool) -> dict[str, Any]:
         """What Triton is told of a launch."""
-        return tile.options | ({"launch_pdl": True} if self.pdl and not many else {})
+        return tile.options | ({"launch_pdl": True} if self.pdl and early else {})
 
     def launch(
         self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any],
-        *, many: bool = False,
+        *, early: bool = True,
     ) -> None:  # fmt: skip
         """Launches one kernel, which gets those of the call's constants and the switches that it names.
 
-        `many`: so many programs that their waits for the kernel before cost more than its early begin gains.
+        `early`: whether it may begin while the one before ends. Every program then waits for that, also long after;
+        thousands of programs lose more by it than the launch gains.
         """
         constants = named(kernel, self.constants(tile) | switches)
-        kernel[programs](*arguments, **constants, **self.options(tile, many))
+        kernel[programs](*arguments, **constants, **self.options(tile, early))
 
 
 def named(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +262,8 @@ def run_forward(
     rows = call.sequences * call.H
     tile = call.plan.forward
     if call.plan.family == "hopper":
-        # Without gates, and where states alone are made, a program a row was faster.
+        # Packed rows have lengths of their own, and a program knows one. Without gates, and where states alone are
+        # made, a program a row was faster.
         several = call.gated and o is not None and not call.varlen
         programs = min(rows, HOPPER_PROGRAMS) if several else rows
         call.launch(forward_kernel(call), tile, (programs,), (*arguments, rows), switches)
@@ -269,7 +271,7 @@ def run_forward(
         call.launch(forward_kernel(call), tile, (rows * call.parts(tile),), arguments, switches)
     if call.gated:
         tile = exact_tile(call.K, call.V, call.dtype)
-        programs = min(rows * call.parts(tile), MULTIPROCESSORS)
+        programs = min(rows * call.parts(tile), EXACT_PROGRAMS)
         call.launch(gla_forward_exact, tile, (programs,), (*arguments, rows), switches)
 
 
@@ -339,4 +341,4 @@ def run_backward(
         call.launch(backward_kernel(call), call.plan.backward, (rows * call.gradient_parts,), arguments, switches)
     if call.gated:
         tile = exact_tile(call.K, call.V, call.dtype)
-        call.launch(gla_backward_exact, tile, (min(rows, MULTIPROCESSORS),), (*arguments, rows), switches)
+        call.launch(gla_backward_exact, tile, (min(rows, EXACT_PROGRAMS),), (*arguments, rows), switches)

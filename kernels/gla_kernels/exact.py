@@ -1,8 +1,9 @@
 """Forward and backward for the sequences and heads that the plain form cannot do: resets, huge spans, huge values.
 
-Both kernels are launched after every plain one and return at once where its flag is not up. They work on subchunks of
-R rows and never form the inverse of a decay: a tree of references (`tiles.tree_level`) makes every pair's decay from
-two factors of at most 1, and states enter and leave a subchunk by sums of their own gates. -inf is a reset.
+Both kernels are launched after every plain one, and their programs return at once if no flag of theirs is up. They
+work on subchunks of R rows and never form the inverse of a decay: a tree of references (`tiles.tree_level`) makes every
+pair's decay from two factors of at most 1, and states enter and leave a subchunk by sums of their own gates. -inf is a
+reset.
 
 States are stored raw, before every chunk of C rows as in the plain form; the backward walks the subchunks of a chunk
 in reverse and makes the state before each again from the chunk's. Clear rather than fast.
@@ -219,10 +220,10 @@ def gla_forward_exact(
     STORE_STATES: tl.constexpr,
     STORE_CHECKPOINTS: tl.constexpr,
 ):  # fmt: skip
-    """`gla_forward_kernel` for the flagged ones of `rows` sequences and heads; the same arguments, R of a subchunk.
+    """`gla_forward_kernel` for the flagged ones of `rows` sequences and heads; the same arguments, and R.
 
-    A program does every `programs`-th block of value columns. In most calls there is nothing to do, and programs are
-    launched to find that out: no more than run at once.
+    A program does every so-many-th block of value columns of all. In most calls there is nothing to do, and programs
+    are launched to find that out: no more than an H200 runs at once.
     """
     begin_behind(PDL)
     blocks_v: tl.constexpr = (V + BV - 1) // BV
@@ -386,7 +387,7 @@ def gla_backward_exact(
     FROM_CHECKPOINT: tl.constexpr,
     HAS_DFINAL: tl.constexpr,
 ):  # fmt: skip
-    """`gla_backward_kernel` for the flagged ones of `rows` sequences and heads; as `gla_forward_exact`."""
+    """`gla_backward_kernel` for the flagged ones of `rows` sequences and heads, which a program does whole."""
     begin_behind(PDL)
     if any_raised(flags, rows, 1) | any_raised(failed, rows, 1):
         for i in range(0, items_here(rows)):

@@ -122,10 +122,10 @@ def gla_forward_hopper(
     STORE_STATES: gl.constexpr,
     STORE_CHECKPOINTS: gl.constexpr,
 ):  # fmt: skip
-    """A program does chunks first .. first + count of a row, which is a sequence and head, and of every so many-th on.
+    """A program does chunks first .. first + count of a row, a sequence and head, and of every `programs`-th after it.
 
-    Copies run ahead of the work, also where a row begins. Packed sequences, whose lengths differ, have a program a
-    row: whichever ends first makes room for the next.
+    Copies run ahead of the work, also where a row begins. All rows of a program have as many chunks as its first, so
+    packed sequences must have a program a row.
     """
     copy_v: gl.constexpr = copy_layout(BV, 16)
     copy_g: gl.constexpr = copy_layout(BK, 32)
@@ -260,7 +260,7 @@ def gla_forward_hopper(
         if STORE_FINAL:
             put(final + (n.to(gl.int64) * H + h) * K * V, S, V, K, V, state_layout)
         if STORE_O and GATED:
-            # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
+            # Infinity times 0 is NaN, which no sum loses and which differs from 0.
             nothing = suspect + gl.sum(S * 0.0, axis=1)
             raise_where(flags + row, ((nothing != 0.0) | (widest > SPAN_LIMIT)) & (chunks > 0))
     async_copy.wait_group(0)

@@ -74,11 +74,14 @@ EXACT_ROWS = 16
 
 # Multiprocessors of an H100 or H200: how many programs of the wide kernels run at once.
 MULTIPROCESSORS = 132
+# Programs of the exact kernels, which fill a multiprocessor each and mostly have nothing to do. A prime number: what is
+# flagged comes at regular distances (a head in every sequence), and every so-many-th is a program's.
+EXACT_PROGRAMS = 131
 
-# The Gluon kernels for narrow heads: one program of 4 warps a sequence and head, loads one chunk ahead. What was tried
+# The Gluon kernels for narrow heads: programs of 4 warps, two a multiprocessor, loads one chunk ahead. What was tried
 # and measured on the way to them is in kernels/NOTES.md.
 HOPPER = LaunchPlan("hopper", 64, Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
-# How many programs of them run at once.
+# How many programs of these kernels run at once.
 HOPPER_PROGRAMS = 2 * MULTIPROCESSORS
 # The Gluon kernels for wide heads: 8 warps and one program a multiprocessor. Two warpgroups share the rows of a state
 # of 128 x 128; the kernels that go over a chunk's states (the second tile) hold both directions' and take half of it.

@@ -1,4 +1,4 @@
-"""Reads PTX for a fault of LLVM, without a GPU.
+"""Reads PTX for a fault of LLVM and for an order that kernels must keep, without a GPU.
 
 LLVM in Triton 3.6 joins pairs of 32-bit numbers to one of 64 bits. Of the thread's number, t, it once made
 (t << 28, (t & 3) << 1), the first only to fill the pair; being of no use it may overflow, and so reaches the second:
@@ -14,6 +14,7 @@ this looks for it in what came out, in the form above. It reads from top to bott
 
 import re
 
+_GLOBAL_ACCESS = re.compile(r"\b(?:ld\.global|st\.global|red\.global|atom\.global|cp\.async\.c[ag])")
 _INSTRUCTION = re.compile(r"\s*(?:@!?%p\d+\s+)?([a-z][\w.]*)\s+(%\w+), (.*);")
 _NUMBER = re.compile(r"\d+")
 _HALF = 32
@@ -67,3 +68,9 @@ def overflowing_pairs(ptx: str) -> list[str]:
             is_upper = operation == "shl.b64" and int(sources[-1]) >= _HALF
             (upper if is_upper else shifted).add(target)
     return faults
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether a kernel waits for the one launched before it (`griddepcontrol.wait`) ahead of every global access."""
+    wait, access = ptx.find("griddepcontrol.wait"), _GLOBAL_ACCESS.search(ptx)
+    return wait >= 0 and (access is None or wait < access.start())

@@ -33,10 +33,10 @@ class _Rehearsal(Call):
 
     def launch(
         self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any],
-        *, many: bool = False,
+        *, early: bool = True,
     ) -> None:  # fmt: skip
         constants = named(kernel, self.constants(tile) | switches)
-        self.compiling.append(kernel.warmup(*arguments, grid=programs, **constants, **self.options(tile, many)))
+        self.compiling.append(kernel.warmup(*arguments, grid=programs, **constants, **self.options(tile, early)))
 
 
 def unrehearsed(call: Call, *kind: object) -> bool:

@@ -17,7 +17,7 @@ RESET_LOG2 = tl.constexpr(-10000.0)
 
 @triton.jit
 def begin_behind(PDL: tl.constexpr):
-    """With programmatic dependent launch: waits for the kernel launched before, lets the next one begin so far too.
+    """With programmatic dependent launch: waits for the kernel launched before, and lets programs of the next one come.
 
     As Triton's `gdc_wait` and `gdc_launch_dependents`, which are in builds for NVIDIA's GPUs alone.
     """

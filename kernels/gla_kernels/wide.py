@@ -138,7 +138,7 @@ def _gradients(
     tile = call.plan.backward
     blocks_k = (call.K + tile.block_k - 1) // tile.block_k
     switches = {"PARKED": parked is not None}
-    call.launch(wide_gradients, tile, (chunks * call.H * blocks_k,), arguments, switches, many=True)
+    call.launch(wide_gradients, tile, (chunks * call.H * blocks_k,), arguments, switches, early=False)
 
 
 def _backward(

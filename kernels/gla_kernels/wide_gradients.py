@@ -45,13 +45,14 @@ from gla_kernels.wide_tiles import (
 
 @gluon.jit
 def fetch_parked(
-    tile, dq, dk, dg, H, keys, K: gl.constexpr, V: gl.constexpr, layout: gl.constexpr, column
+    tile, dq, dk, parked, H, keys, K: gl.constexpr, V: gl.constexpr, layout: gl.constexpr, column
 ):  # fmt: skip
     """`fetch` of columns of a state that waits in the memory of its chunk's gradients; see `wide_recurrence`."""
     C: gl.constexpr = tile.shape[0] // 2
+    gl.static_assert((K == 2 * C) & (V <= 2 * K))
     lower = gl.where(column < K, dq + column, dk + (column - K))
     fetch(tile.slice(0, C, 0), lower, H * K, keys, V, layout, column)
-    fetch(tile.slice(C, C, 0), dg + column, H * 2 * K, keys - C, V, layout, column)
+    fetch(tile.slice(C, C, 0), parked + column, H * 2 * K, keys - C, V, layout, column)
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])

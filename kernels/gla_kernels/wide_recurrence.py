@@ -59,7 +59,7 @@ def wide_recurrence(
     states,  # [slots, H, K, V] bfloat16, one a chunk; of the pieces to do alone if SCRATCH; nothing if PARK
     dq,  # [B, T, H, K] bfloat16, contiguous, as dk; where states wait if PARK
     dk,  # [B, T, H, K]
-    dg,  # [B, T, H, 2 K]: dg's memory as bfloat16
+    parked,  # [B, T, H, 2 K]: the memory of dg as bfloat16, the third such place
     raised,  # [N, H] int32: set to 1 where the plain form does not hold
     cu,  # [N + 1] int32 or int64: where packed sequences begin and end
     scale,
@@ -118,7 +118,8 @@ def wide_recurrence(
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
     tile_at = (h * K + k0) * V + v0
     if PARK:
-        parked = ((b * T + t) * H + h).to(gl.int32)
+        gl.static_assert((K == BK) & (K == 2 * C) & (V <= 2 * K) & (BV % BK == 0))
+        token = ((b * T + t) * H + h).to(gl.int32)
     elif STORE_STATES:
         chunk_slot = piece * piece_chunks if SCRATCH else first_slot(n, begin, length, C, VARLEN) + first
         chunk_slot += start - first
@@ -193,13 +194,12 @@ def wide_recurrence(
         if PARK:
             for part in gl.static_range(BV // BK):
                 column = v0 + part * BK
-                lower = gl.where(column == 0, dq, dk) + wide_product(parked, K)
-                half = S_tile.slice(part * BK, BK, 1)
-                put_tile(lower, half.slice(0, C, 0), H * K, C, V, copy_k, column)
-                put_tile(
-                    dg + wide_product(parked, 2 * K) + column, half.slice(C, C, 0), H * 2 * K, C, V, copy_k, column
-                )
-            parked += (-C if REVERSE else C) * H
+                columns = S_tile.slice(part * BK, BK, 1)
+                lower = gl.where(column == 0, dq, dk) + wide_product(token, K)
+                upper = parked + wide_product(token, 2 * K) + column
+                put_tile(lower, columns.slice(0, C, 0), H * K, C, V, copy_k, column)
+                put_tile(upper, columns.slice(C, C, 0), H * 2 * K, C, V, copy_k, column)
+            token += (-C if REVERSE else C) * H
         elif STORE_STATES:
             put(states, S_tile.load(copy_v), V, K - k0, V, copy_v, v0)
             states += (-H if REVERSE else H) * K * V

@@ -132,9 +132,32 @@ def test_enough_heads_for_one_backward_kernel_are_right(K, V, gate, materialize)
 
 @pytest.mark.parametrize("materialize", MODES)
 @pytest.mark.parametrize("gate", ["mild", "resets", None])
-def test_more_narrow_heads_than_programs_at_once_are_right(gate, materialize):
+@pytest.mark.parametrize("T", [192, 200])
+def test_enough_heads_for_256_value_columns_a_program_are_right(T, gate, materialize):
+    """As at most models' sizes: few heads get a narrower tile of the state."""
+    case = make_case(gate, B=4, T=T, H=25, K=128, V=256, dtype=torch.bfloat16, device="cuda")
+    function = chunk_linear_attn if gate is None else chunk_gla
+    found = run(function, case.inputs, case.grads, materialize=materialize)
+    assert_close(found, case, BF16_BOUND)
+    again = run(function, case.inputs, case.grads, materialize=materialize)
+    assert all(torch.equal(found[name], again[name]) for name in found)
+
+
+@pytest.mark.parametrize("materialize", MODES)
+@pytest.mark.parametrize("V", [192, 256])
+def test_packed_sequences_whose_total_is_whole_chunks_are_right(V, materialize):
+    lengths = [100, 28, 64]
+    case = make_case("mild", K=128, V=V, lengths=lengths, dtype=torch.bfloat16, device="cuda")
+    options = {"cu_seqlens": cumulative(lengths, torch.int32, "cuda"), "materialize": materialize}
+    assert_close(run(chunk_gla, case.inputs, case.grads, **options), case, BF16_BOUND)
+
+
+@pytest.mark.parametrize("materialize", MODES)
+@pytest.mark.parametrize("gate", ["mild", "resets", None])
+@pytest.mark.parametrize("T", [64, 200])
+def test_more_narrow_heads_than_programs_at_once_are_right(T, gate, materialize):
     """A program of the forward does one sequence and head after another."""
-    case = make_case(gate, B=5, T=200, H=60, K=64, V=48, dtype=torch.bfloat16, device="cuda")
+    case = make_case(gate, B=5, T=T, H=60, K=64, V=48, dtype=torch.bfloat16, device="cuda")
     function = chunk_linear_attn if gate is None else chunk_gla
     found = run(function, case.inputs, case.grads, materialize=materialize)
     assert_close(found, case, BF16_BOUND)
@@ -252,7 +275,7 @@ def test_the_error_does_not_grow_with_the_sequence(K, T):
     assert_close(run(chunk_gla, case.inputs, case.grads), case, BF16_BOUND)
 
 
-@pytest.mark.parametrize(("K", "H"), [(64, 2), (128, 2), (128, 64), (256, 2)])
+@pytest.mark.parametrize(("K", "H"), [(64, 2), (64, 280), (128, 2), (128, 64), (256, 2)])
 def test_one_sequence_with_resets_does_not_touch_the_others(K, H):
     case = make_case("mild", B=2, T=256, H=H, K=K, V=min(K, 128), dtype=torch.bfloat16, device="cuda")
     before = run(chunk_gla, case.inputs, case.grads)

@@ -1,7 +1,7 @@
-"""LLVM's fault is found in PTX that has it, and not in what is right."""
+"""What is looked for in PTX is found where it is, and not in what is right."""
 
 import pytest
-from gla_kernels.ptx import overflowing_pairs
+from gla_kernels.ptx import overflowing_pairs, waits_first
 
 FAULTY = """
 \tmov.u32 \t%r4, %tid.x;
@@ -38,3 +38,17 @@ def test_a_lower_half_that_may_reach_into_the_upper_one_is_a_fault(changed, faul
         assert old in ptx
         ptx = ptx.replace(old, new)
     assert len(overflowing_pairs(ptx)) == faults
+
+
+@pytest.mark.parametrize(
+    ("ptx", "right"),
+    [
+        ("griddepcontrol.wait;\nld.global.b32", True),
+        ("ld.param.b64\ngriddepcontrol.wait;", True),
+        ("st.global.b32\ngriddepcontrol.wait;", False),
+        ("cp.async.cg.shared.global\ngriddepcontrol.wait;", False),
+        ("ld.global.b32", False),
+    ],
+)
+def test_a_kernel_that_touches_memory_before_its_wait_is_found(ptx, right):
+    assert waits_first(ptx) == right

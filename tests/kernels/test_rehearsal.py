@@ -1,12 +1,13 @@
 """What a first call compiles before it launches, without a GPU: kernels here only note what is asked of them."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 from gla_kernels import rehearsal
 from gla_kernels.call import Call
-from gla_kernels.launch import HOPPER
+from gla_kernels.launch import HOPPER, triton_plan
 from gla_kernels.rehearsal import active_mode, rehearsing, unrehearsed
 
 
@@ -43,6 +44,21 @@ def test_launches_compile_and_load_a_kernel_once_and_do_not_run_it():
         call.launch(kernel, HOPPER.forward, (3,), ("x",), {})
     options = {"grid": (3,), "K": 64, "BV": 64, "num_warps": 4, "launch_pdl": True}
     assert kernel.asked == [(("x",), options)] * 2 + ["loaded"]
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_kernel_is_compiled_for_the_way_it_is_launched(early):
+    kernel = Kernel()
+    with rehearsing(make_call(), torch.device("cuda", 0)) as call:
+        call.launch(kernel, HOPPER.forward, (3,), ("x",), {}, early=early)
+    assert call.options(HOPPER.forward, early).items() <= kernel.asked[0][1].items()
+    assert ("launch_pdl" in kernel.asked[0][1]) == early
+
+
+def test_plain_triton_kernels_do_not_begin_early():
+    """GPUs before Hopper cannot."""
+    call = replace(make_call(), plan=triton_plan(64, 64, torch.bfloat16, None))
+    assert "launch_pdl" not in call.options(HOPPER.forward, early=True)
 
 
 def test_an_error_leaves_the_compiler_as_it_was():
