@@ -54,7 +54,7 @@ def test_not_materializing_is_right_over_several_checkpoints(gate, initial):
 def test_few_programs_find_the_flagged_sequence_and_head(programs, V, monkeypatch):
     """The last of more than a program looks at in one go."""
     monkeypatch.setattr("gla_kernels.call.EXACT_PROGRAMS", programs)
-    case = make_case("mild", B=4, T=3, H=25, K=16, V=V)
+    case = make_case("mild", B=3, T=3, H=11, K=16, V=V)
     case.inputs["g"][-1, 1, -1] = -float("inf")
     case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
     assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=16), case, BOUND)
