@@ -12,6 +12,14 @@ BOUNDS = {torch.bfloat16: BF16_BOUND, torch.float16: 2e-3, torch.float32: 5e-6}
 MODES = [True, False]
 
 
+def assert_right_and_the_same_twice(case, gate, materialize):
+    function = chunk_linear_attn if gate is None else chunk_gla
+    found = run(function, case.inputs, case.grads, materialize=materialize)
+    assert_close(found, case, BF16_BOUND)
+    again = run(function, case.inputs, case.grads, materialize=materialize)
+    assert all(torch.equal(found[name], again[name]) for name in found)
+
+
 @pytest.mark.parametrize("materialize", MODES)
 @pytest.mark.parametrize("gate", ["mild", "slow", "logsigmoid", "strong", "resets", "hard resets"])
 def test_bf16_is_right_over_2048_tokens(gate, materialize):
@@ -100,7 +108,9 @@ def test_packed_sequences_are_right(K, V, lengths, gate, materialize):
 
 @pytest.mark.parametrize("materialize", MODES)
 @pytest.mark.parametrize("gate", ["mild", "logsigmoid", "resets", None])
-@pytest.mark.parametrize(("K", "V", "T"), [(128, 256, 2500), (128, 256, 2560), (256, 128, 2500), (320, 64, 2500)])
+@pytest.mark.parametrize(
+    ("K", "V", "T"), [(128, 256, 2500), (128, 256, 2560), (128, 192, 2560), (256, 128, 2500), (320, 64, 2500)]
+)
 def test_a_long_sequence_with_few_heads_is_right(K, V, T, gate, materialize):
     """Cut into pieces, which run side by side; where all chunks are full, states wait in the gradients' memory."""
     case = make_case(gate, T=T, H=1, K=K, V=V, dtype=torch.bfloat16, device="cuda")
@@ -123,11 +133,7 @@ def test_many_wide_heads_without_kept_states_are_right(K, V, T, gate):
 def test_enough_heads_for_one_backward_kernel_are_right(K, V, gate, materialize):
     """K and V up to 128: whole sequences, or slices of them, whose state's gradient stays in registers."""
     case = make_case(gate, B=4, T=600, H=34, K=K, V=V, dtype=torch.bfloat16, device="cuda")
-    function = chunk_linear_attn if gate is None else chunk_gla
-    found = run(function, case.inputs, case.grads, materialize=materialize)
-    assert_close(found, case, BF16_BOUND)
-    again = run(function, case.inputs, case.grads, materialize=materialize)
-    assert all(torch.equal(found[name], again[name]) for name in found)
+    assert_right_and_the_same_twice(case, gate, materialize)
 
 
 @pytest.mark.parametrize("materialize", MODES)
@@ -136,11 +142,7 @@ def test_enough_heads_for_one_backward_kernel_are_right(K, V, gate, materialize)
 def test_enough_heads_for_256_value_columns_a_program_are_right(T, gate, materialize):
     """As at most models' sizes: few heads get a narrower tile of the state."""
     case = make_case(gate, B=4, T=T, H=25, K=128, V=256, dtype=torch.bfloat16, device="cuda")
-    function = chunk_linear_attn if gate is None else chunk_gla
-    found = run(function, case.inputs, case.grads, materialize=materialize)
-    assert_close(found, case, BF16_BOUND)
-    again = run(function, case.inputs, case.grads, materialize=materialize)
-    assert all(torch.equal(found[name], again[name]) for name in found)
+    assert_right_and_the_same_twice(case, gate, materialize)
 
 
 @pytest.mark.parametrize("materialize", MODES)
@@ -158,11 +160,7 @@ def test_packed_sequences_whose_total_is_whole_chunks_are_right(V, materialize):
 def test_more_narrow_heads_than_programs_at_once_are_right(T, gate, materialize):
     """A program of the forward does one sequence and head after another."""
     case = make_case(gate, B=5, T=T, H=60, K=64, V=48, dtype=torch.bfloat16, device="cuda")
-    function = chunk_linear_attn if gate is None else chunk_gla
-    found = run(function, case.inputs, case.grads, materialize=materialize)
-    assert_close(found, case, BF16_BOUND)
-    again = run(function, case.inputs, case.grads, materialize=materialize)
-    assert all(torch.equal(found[name], again[name]) for name in found)
+    assert_right_and_the_same_twice(case, gate, materialize)
 
 
 @pytest.mark.parametrize("materialize", MODES)
