@@ -184,11 +184,12 @@ def triton_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None, gate
     """The plain-Triton kernels' row.
 
     Chosen by forward + backward with states kept (H200, Triton 3.6). bfloat16, K = V = 64, H = 16, T = 4096, with 8
-    warps in the backward or 4, in ms (B = 32: results/h200-chunk-sweep and h200-chunk-sweep-4-warps; the rest by hand):
+    warps in the backward or 4, in ms (B = 32, with gates: results/h200-chunk-sweep and h200-chunk-sweep-4-warps;
+    without: a run as old as the second, and that; the rest by hand):
 
                  B = 32, gates    no gates       B = 8, gates
-        C = 16   4.38 or 3.84     1.85 or 1.44   1.24 or 1.58
-        C = 32   3.87 or 4.67     1.57 or 1.26   1.10 or 1.53
+        C = 16   4.43 or 3.84     1.85 or 1.44   1.24 or 1.58
+        C = 32   4.03 or 4.67     1.57 or 1.26   1.10 or 1.53
 
     With few programs 8 warps win, and a multiprocessor holds one program of 8 or two of 4. At B = 32 with gates the
     kernel had changed in between, which was 7 % at C = 128, where the tiles are the same. The other rows were compared
