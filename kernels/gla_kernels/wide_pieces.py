@@ -144,7 +144,7 @@ def parks(call: Call) -> bool:
     """Whether the gradient of a chunk's state waits in the memory of its dq, dk and dg (`wide_recurrence`).
 
     They have room for 256 value columns, with gates, and where all chunks have all of their rows: of packed sequences
-    nobody knows. Up to 128 columns `wide_backward` needs no memory at all.
+    nobody knows. Up to 128 columns, `wide_backward` needs no memory for it where programs are enough.
     """
     fits = call.K == WIDE_KEY_BLOCK and WIDE_KEY_BLOCK < call.V <= 2 * WIDE_KEY_BLOCK
     return fits and call.gated and not call.varlen and call.T % call.plan.chunk_size == 0
