@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,15 +14,18 @@ from glabench.backends import Registry, load_registry
 from glabench.cli.options import SweepOptions
 from glabench.cli.output import Messages, check_targets, print_tables, write_csv, write_json, write_records
 from glabench.errors import ExitCode, InterruptedRunError, NothingToRunError, UsageError
+from glabench.measure.ceiling import measure_ceilings
 from glabench.measure.process import ProcessWorker
 from glabench.measure.runner import run_cells
-from glabench.records import FAILED, Record, RunFolder
+from glabench.records import FAILED, Ceilings, Record, RunFolder, with_rates
 from glabench.records.environment import probe
 from glabench.report.tables import significant
 from glabench.sweeps import AXES, Cell, Sweep, expand, resolve
 from glabench.sweeps.load import dump_sweep
 
 RUNS = Path("runs")
+# What may differ between a run and its resumption.
+_OF_THE_MOMENT = frozenset({"settings", "busy", "ceilings"})
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,11 @@ def _measure_missing(
         show_errors=options.verbose,
     )
     with messages.progress(len(todo)) as progress:
+        ceilings = Ceilings(**folder.environment().get("ceilings") or {})
 
         def on_record(record: Record) -> None:
+            op = place.registry[record.cell.backend].definition()
+            record = with_rates(record, op.moved_bytes(record.cell), op.flops(record.cell), ceilings)
             folder.append(record)
             progress.add(record)
 
@@ -119,13 +125,14 @@ def _folder(sweep: Sweep, options: SweepOptions, place: Place) -> RunFolder:
         if dump_sweep(folder.sweep()) != dump_sweep(sweep):
             raise UsageError(f"--resume: '{path}' holds another sweep; give the same options, or leave out --resume")
         before = folder.environment()
-        differing = [key for key in environment if key != "settings" and before.get(key) != environment[key]]
+        differing = [key for key in environment if key not in _OF_THE_MOMENT and before.get(key) != environment[key]]
         if differing:
             what = ", ".join(differing)
             raise UsageError(f"--resume: '{path}' was measured elsewhere (it differs in: {what}); start a new run")
         return folder
     path = options.out or _new_path(sweep.name)
-    return RunFolder.create(path, sweep, environment)
+    ceilings = measure_ceilings() if place.device == "cuda" else Ceilings()
+    return RunFolder.create(path, sweep, {**environment, "ceilings": asdict(ceilings)})
 
 
 def _new_path(name: str) -> Path:

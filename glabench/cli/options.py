@@ -11,6 +11,7 @@ import typer
 
 from glabench.errors import UsageError
 from glabench.measure.settings import Settings
+from glabench.measure.timer import TIMINGS
 from glabench.sweeps import AXES
 from glabench.sweeps.axis import parse_axis
 
@@ -74,6 +75,12 @@ class SweepOptions:
     cell_timeout: Annotated[
         float, _between("--cell-timeout", 0.1, 1e5, "Seconds a whole cell may take, with starting and compiling.")
     ] = _DEFAULT.cell_timeout_s
+    timing: Annotated[
+        str, typer.Option(help="cold: caches flushed; hot: they are not; graph: cold, as a CUDA graph.")
+    ] = _DEFAULT.timing
+    energy: Annotated[bool, typer.Option("--energy/--no-energy", help="Measure joules a call where the GPU can.")] = (
+        _DEFAULT.energy
+    )
     autotune: Annotated[
         bool, typer.Option("--autotune", help="Our kernels choose their launch by timing, once a shape; kept on disk.")
     ] = False
@@ -90,9 +97,17 @@ class SweepOptions:
 
     def settings(self, device: str) -> Settings:
         """How cells are measured on a device: a CPU's samples rarely settle, so it gets less time."""
-        limit = self.time_limit or (_DEFAULT.time_limit_s if device == "cuda" else 1.0)
+        if self.timing not in TIMINGS:
+            raise UsageError(f"--timing: '{self.timing}' is not a timing (allowed: {', '.join(TIMINGS)})")
+        if self.timing == "graph" and device != "cuda":
+            raise UsageError("--timing: 'graph' needs a GPU (allowed here: cold, hot)")
         return Settings(
-            precision=self.precision, time_limit_s=limit, cell_timeout_s=self.cell_timeout, autotune=self.autotune
+            precision=self.precision,
+            time_limit_s=self.time_limit or (_DEFAULT.time_limit_s if device == "cuda" else 1.0),
+            cell_timeout_s=self.cell_timeout,
+            autotune=self.autotune,
+            timing=self.timing,
+            energy=self.energy,
         )
 
 

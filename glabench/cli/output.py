@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from glabench.errors import UsageError
 from glabench.records import Record
+from glabench.records.diagnosis import diagnose
 from glabench.report.series import choose_x
 from glabench.report.tables import UNSETTLED_NOTE, rich_tables, significant, to_frame, unsettled
 from glabench.sweeps import Cell, Sweep
@@ -74,9 +75,10 @@ class CellProgress:
         self._done += 1
         result = record.status if record.time_ms is None else f"{significant(record.time_ms)} ms"
         reason = f" ({record.reason})" if record.reason else ""
+        reason += "".join(f"\n  {diagnosis.name.lower()}: {diagnosis}" for diagnosis in diagnose(record))
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=1)
-            if record.status != "ok":
+            if record.status != "ok" or diagnose(record):
                 self._messages.say(f"{record.cell}: {result}{reason}")
             else:
                 self._messages.detail(f"{record.cell}: {result}")
