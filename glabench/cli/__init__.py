@@ -1,6 +1,7 @@
 """The command line. Each command's module parses, calls one function, prints; torch is never imported here."""
 
 import sys
+import traceback
 from typing import NoReturn
 
 from glabench.errors import ExitCode, GlabenchError
@@ -36,7 +37,8 @@ def main() -> NoReturn:
         # Usage errors of click, which newer versions of Typer ship under a name of their own.
         format_message = getattr(problem, "format_message", None)
         if format_message is None:
-            raise
+            traceback.print_exc()
+            sys.exit(ExitCode.BUG)
         _fail(" ".join(format_message().split()), getattr(problem, "exit_code", ExitCode.USAGE))
     sys.exit(code if isinstance(code, int) else ExitCode.OK)
 
