@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from glabench import __version__
-from glabench.cli import backends, baseline, check, chunk_sweep, compare, env, report, run, speed, sweeps
+from glabench.cli import backends, baseline, check, chunk_sweep, compare, env, report, run, speed, sweeps, validate
 
 _EPILOG = (
     "Exit codes: 0 fine, 1 regression (check), 2 wrong usage, 3 nothing to run, 4 some cell failed (its record says "
@@ -43,6 +43,7 @@ app.command("run", epilog=_EPILOG)(run.run)
 app.command("compare")(compare.compare)
 app.command("check", epilog=_EPILOG)(check.check)
 app.add_typer(baseline.baseline, name="baseline")
+app.command("validate")(validate.validate)
 app.command("report")(report.report)
 app.command("backends")(backends.backends)
 app.command("sweeps")(sweeps.sweeps)

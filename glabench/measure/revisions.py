@@ -83,7 +83,9 @@ def present_revision() -> str | None:
     """The commit of the repository that the working folder belongs to; None where there is none, or it was changed."""
     try:
         repository = repository_of(Path.cwd())
-        return None if _git(repository, "status", "--porcelain", "--untracked-files=no") else commit_of(repository, "HEAD")
+        return (
+            None if _git(repository, "status", "--porcelain", "--untracked-files=no") else commit_of(repository, "HEAD")
+        )
     except UsageError:
         return None
 
