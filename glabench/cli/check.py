@@ -20,12 +20,20 @@ from glabench.measure.settings import Settings
 from glabench.records import Record
 from glabench.records.baseline import Baseline
 from glabench.records.comparison import device_name, differences
-from glabench.records.gate import Finding, Limits, check_cells, check_first_calls, confirmed, exit_code, suspects
+from glabench.records.gate import (
+    CONFIRMING_ROUNDS,
+    Finding,
+    Limits,
+    check_cells,
+    check_first_calls,
+    confirmed,
+    exit_code,
+    suspects,
+)
 from glabench.report.gate import github_annotations, junit, markdown, reasons, rich_table, verdict_line
 from glabench.sweeps import Cell
 
 _DEFAULT = Limits()
-_CONFIRMING_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,7 @@ def _look_again(
     with ExitStack() as stack:
         tree = stack.enter_context(checked_out(repository, held.revision))
         before = Version(worker_variables(tree), plugins_in(tree, repository, present.plugins))
-        folders = measure_rounds(campaign.on(doubtful, "again"), {"before": before, "now": present}, _CONFIRMING_ROUNDS)
+        folders = measure_rounds(campaign.on(doubtful, "again"), {"before": before, "now": present}, CONFIRMING_ROUNDS)
     again = check_cells(records_of(folders["before"]), records_of(folders["now"]), limits, paired=True)
     found = {finding.cell: finding for finding in again}
     return [confirmed(f, found.get(f.cell)) if f.cell in doubtful else f for f in findings]

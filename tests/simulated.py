@@ -1,0 +1,42 @@
+"""Records with made-up samples: noise that remembers, drift between and within rounds, outliers, processes apart."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from glabench.records import Record
+from glabench.sweeps import Cell
+
+CELL = Cell("gla-triton", "gla", "fwd", 2, 1024, 4, 64, 64, None, True, "bf16", "logsigmoid/16", "cuda")
+
+
+@dataclass(frozen=True)
+class World:
+    """What disturbs a measurement; shares of the time, but for `memory`, the correlation of neighbouring samples."""
+
+    noise: float = 0.01
+    memory: float = 0.7
+    processes: float = 0.003
+    drift_a_round: float = 0.003
+    drift_within: float = 0.005
+    outliers: float = 0.03
+    samples: int = 60
+
+    def round(self, generator, factor=1.0, at=0):
+        """The samples of one process, milliseconds."""
+        steps = generator.normal(size=self.samples) * np.sqrt(1 - self.memory**2)
+        steps[0] = generator.normal()
+        for i in range(1, self.samples):
+            steps[i] += self.memory * steps[i - 1]
+        level = factor * (1 + self.drift_a_round * at) * np.exp(generator.normal(0, self.processes))
+        times = level * np.exp(self.noise * steps) * np.linspace(1, 1 + self.drift_within, self.samples)
+        hit = generator.random(self.samples) < self.outliers
+        times[hit] *= generator.uniform(1.2, 4, hit.sum())
+        return tuple(float(t) for t in times)
+
+
+def record(samples, cell=CELL, **fields):
+    """A record that is sound but for what is asked for."""
+    known = {"timing": "cold", "stop_reason": "precision", "peak_allocated_mib": 100.0, "rel_error": {"o": 0.003}}
+    median = float(np.median(samples))
+    return Record("run", cell, "ok", time_ms=median, samples_ms=tuple(samples), **{**known, **fields})
