@@ -1,6 +1,10 @@
 """Errors that end a command, each with its exit code; the message says what was wrong and how to mend it."""
 
+import re
 from enum import IntEnum
+
+# Control characters and halves of surrogate pairs; and what turns the direction of the text around it.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class ExitCode(IntEnum):
@@ -11,6 +15,11 @@ class ExitCode(IntEnum):
     NOTHING_TO_RUN = 3
     CELL_FAILED = 4
     INTERRUPTED = 130
+
+
+def printable(text: str) -> str:
+    """The text in one line that a terminal takes for nothing but text: no escape sequences, no lone surrogates."""
+    return _UNPRINTABLE.sub(" ", text)
 
 
 class GlabenchError(Exception):

@@ -13,7 +13,7 @@ import typer
 from glabench.backends import Registry, load_registry
 from glabench.cli.options import SweepOptions
 from glabench.cli.output import Messages, check_targets, print_tables, write_csv, write_json, write_records
-from glabench.errors import ExitCode, InterruptedRunError, NothingToRunError, UsageError
+from glabench.errors import ExitCode, GlabenchError, InterruptedRunError, NothingToRunError, UsageError
 from glabench.measure.process import ProcessWorker
 from glabench.measure.runner import run_cells
 from glabench.records import FAILED, Record, RunFolder
@@ -95,14 +95,26 @@ def _measure_missing(
     with messages.progress(len(todo)) as progress:
 
         def on_record(record: Record) -> None:
-            folder.append(record)
+            try:
+                folder.append(record)
+            except OSError as problem:
+                raise _stopped(f"the record of {record.cell} cannot be written", problem, folder) from None
             progress.add(record)
 
         try:
             run_cells(todo, start, folder.run_id, on_record, progress.start)
         except KeyboardInterrupt:
-            again = f"--resume --out {folder.path}"
-            raise InterruptedRunError(f"interrupted; what was measured is kept, go on with {again}") from None
+            raise InterruptedRunError(f"interrupted; {_kept(folder)}") from None
+        except OSError as problem:  # no process, no temporary file for a worker
+            raise _stopped("the next cell cannot be measured", problem, folder) from None
+
+
+def _stopped(what: str, problem: OSError, folder: RunFolder) -> GlabenchError:
+    return GlabenchError(f"{what}: {problem.strerror or problem}; mend that: {_kept(folder)}")
+
+
+def _kept(folder: RunFolder) -> str:
+    return f"what was measured is kept, go on with --resume --out {folder.path}"
 
 
 def _device_name(place: Place) -> str:

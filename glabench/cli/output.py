@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from glabench.errors import UsageError
+from glabench.errors import UsageError, printable
 from glabench.records import Record
 from glabench.report.series import choose_x
 from glabench.report.tables import UNSETTLED_NOTE, rich_tables, significant, to_frame, unsettled
@@ -28,7 +28,7 @@ class Messages:
     def say(self, text: str) -> None:
         """A message that a person wants to see."""
         if not self._quiet:
-            self.console.print(text, markup=False, soft_wrap=True)
+            self.console.print(printable(text), markup=False, soft_wrap=True)
 
     def detail(self, text: str) -> None:
         """A message for --verbose."""
@@ -130,7 +130,7 @@ def write_records(records: Sequence[Record], json_to: str | None, csv_to: str | 
 def print_tables(records: Sequence[Record], sweep: Sweep) -> None:
     """The sweep's title and tables, on stdout."""
     console = data_console()
-    console.print(sweep.title, markup=False, style="bold")
+    console.print(printable(sweep.title), markup=False, style="bold")
     for table in rich_tables(records, choose_x(records, sweep.x)):
         console.print(table)
     if any(unsettled(record) for record in records):
