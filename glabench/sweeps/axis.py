@@ -15,6 +15,7 @@ _NUMBER = re.compile(r"([0-9]+)([km]?)", re.IGNORECASE)
 _UNIT = {"": 1, "k": 1024, "m": 1024**2}
 _MOST_VALUES = 1000
 _LARGEST = 2**40
+_LONGEST_SHOWN = 200
 Value = TypeVar("Value")
 
 INTEGER_FORM = "a number (64, 4k), a list (1k,3k) or a range (1k..16k doubles, 1k..4k:+1k adds, 1k..1m:*4 multiplies)"
@@ -87,4 +88,8 @@ def parse_axis(option: str, text: str, parse: Callable[[str], Value], allowed: s
     try:
         return parse(text)
     except ValueError as problem:
-        raise UsageError(f"{option}: {problem} (got '{text}'; allowed: {allowed})") from None
+        raise UsageError(f"{option}: {_cut(str(problem))} (got '{_cut(text)}'; allowed: {allowed})") from None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…"

@@ -163,7 +163,7 @@ def _words(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin is tuple:
-        return f"a list, each {_words(arguments[0])}"
+        return f"a list (each {_words(arguments[0])})"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"a table, each {_words(arguments[1])}"
+        return f"a table (each {_words(arguments[1])})"
     return {str: "a text", float: "a number", int: "a whole number", bool: "true or false"}.get(hint, "null")
