@@ -17,6 +17,7 @@ from glabench.errors import UsageError
 from glabench.sweeps.expand import Traits
 
 ENTRY_POINTS = "glabench.backends"
+_PREFIX = "glabench_plugin_"
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,12 @@ def list_plugins(files: Iterable[str] = ()) -> list[Plugin]:
     for entry in metadata.entry_points(group=ENTRY_POINTS):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown package"
         packages.append(Plugin(entry.name, f"{package}: {entry.value}"))
-    return [*packages, *(Plugin(_module_spec(path).name, f"--plugin {path}") for path in files)]
+    return [*packages, *(Plugin(_module_spec(path).name.removeprefix(_PREFIX), f"--plugin {path}") for path in files)]
 
 
 def _module_spec(path: str) -> ModuleSpec:
     file = Path(path)
-    spec = importlib.util.spec_from_file_location(f"glabench_plugin_{file.stem}", file) if file.is_file() else None
+    spec = importlib.util.spec_from_file_location(f"{_PREFIX}{file.stem}", file) if file.is_file() else None
     if spec is None:
         raise UsageError(f"--plugin: there is no Python file '{path}'")
     return spec
