@@ -32,6 +32,10 @@ class UsageError(GlabenchError):
     """An option, a sweep file or a run folder is wrong."""
 
 
+class RecordNotKeptError(GlabenchError):
+    """The disk does not take a record; those before it are kept."""
+
+
 class InterruptedRunError(GlabenchError):
     """The user stopped a sweep; what was measured is kept."""
 

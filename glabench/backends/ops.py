@@ -33,6 +33,8 @@ class Op:
     """A function of named inputs, with a slow and exact reference.
 
     `corner` cuts the inputs down to their first tokens in the last sequence, and `output_corner` the output alike.
+    `forward_flops` counts the equation's multiplications and additions, exponentials left out; what an implementation
+    computes beyond that (products within a chunk, recomputation in backward) is its own affair.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Op:
     reference_name: str
     corner: Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
     output_corner: Callable[[Tensor, int], Tensor]
+    forward_flops: Callable[[Cell], int]
     gated: bool = False
 
     def make_inputs(self, cell: Cell) -> dict[str, Tensor]:
@@ -70,6 +73,11 @@ class Op:
         output = Spec(self.output(cell)).bytes(cell)
         forward, backward = inputs + output, 2 * inputs + output
         return {"infer": forward, "fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[cell.pass_]
+
+    def flops(self, cell: Cell) -> int:
+        """Floating-point operations of a pass: a backward takes two products for each one of the forward."""
+        forward = self.forward_flops(cell)
+        return {"infer": forward, "fwd": forward, "bwd": 2 * forward, "fwd+bwd": 3 * forward}[cell.pass_]
 
 
 def _generator(cell: Cell, stream: int) -> Generator:
@@ -174,6 +182,27 @@ def _mamba_output_corner(x: Tensor, tokens: int) -> Tensor:
     return x[-1:, :, :tokens]
 
 
+def _linear_flops(cell: Cell) -> int:
+    """2KV for k^T v added to the state, 2KV for q times the state."""
+    return cell.batch * cell.seqlen * cell.heads * 4 * cell.key_dim * cell.value_dim
+
+
+def _gla_flops(cell: Cell) -> int:
+    """As without a gate, and KV for the state's decay."""
+    return cell.batch * cell.seqlen * cell.heads * 5 * cell.key_dim * cell.value_dim
+
+
+def _softmax_flops(cell: Cell) -> int:
+    """2K for a score and 2V for its share of the output, for each pair of a token and one not after it."""
+    pairs = cell.seqlen * (cell.seqlen + 1) // 2
+    return cell.batch * cell.heads * pairs * 2 * (cell.key_dim + cell.value_dim)
+
+
+def _mamba_flops(cell: Cell) -> int:
+    """Six for each state (step times A, decay, input times B, sum, 2 to read it out); three a channel (step, D)."""
+    return cell.batch * cell.seqlen * cell.heads * cell.value_dim * (6 * cell.key_dim + 3)
+
+
 def _recurrent(inputs: Mapping[str, Tensor]) -> Tensor:
     from gla_kernels import naive_recurrent_gla
 
@@ -219,6 +248,7 @@ OPS: Mapping[str, Op] = {
             "naive_recurrent_gla",
             _heads_corner,
             _heads_output_corner,
+            _gla_flops,
             gated=True,
         ),
         Op(
@@ -230,6 +260,7 @@ OPS: Mapping[str, Op] = {
             "naive_recurrent_gla without a gate",
             _heads_corner,
             _heads_output_corner,
+            _linear_flops,
         ),
         Op(
             "softmax",
@@ -240,6 +271,7 @@ OPS: Mapping[str, Op] = {
             "softmax attention",
             _heads_corner,
             _heads_output_corner,
+            _softmax_flops,
         ),
         Op(
             "mamba1",
@@ -250,6 +282,7 @@ OPS: Mapping[str, Op] = {
             "selective scan, token by token",
             _mamba_corner,
             _mamba_output_corner,
+            _mamba_flops,
         ),
     )
 }

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from glabench import __version__
-from glabench.cli import backends, chunk_sweep, env, report, run, speed, sweeps
+from glabench.cli import backends, chunk_sweep, compare, env, report, run, speed, sweeps
 
 _EPILOG = (
     "Exit codes: 0 fine, 2 wrong usage, 3 nothing to run, 4 some cell failed (its record says why), 130 interrupted."
@@ -39,6 +39,7 @@ def _glabench(
 app.command("speed", epilog=_EPILOG)(speed.speed)
 app.command("chunk-sweep", epilog=_EPILOG)(chunk_sweep.chunk_sweep)
 app.command("run", epilog=_EPILOG)(run.run)
+app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("backends")(backends.backends)
 app.command("sweeps")(sweeps.sweeps)

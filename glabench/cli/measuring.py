@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -11,18 +11,29 @@ from typing import Any
 import typer
 
 from glabench.backends import Registry, load_registry
-from glabench.cli.options import SweepOptions
+from glabench.cli.options import MeasuringOptions, SweepOptions
 from glabench.cli.output import Messages, check_targets, print_tables, write_csv, write_json, write_records
-from glabench.errors import ExitCode, GlabenchError, InterruptedRunError, NothingToRunError, UsageError
+from glabench.errors import (
+    ExitCode,
+    GlabenchError,
+    InterruptedRunError,
+    NothingToRunError,
+    RecordNotKeptError,
+    UsageError,
+)
+from glabench.measure.ceiling import measure_ceilings
 from glabench.measure.process import ProcessWorker
 from glabench.measure.runner import run_cells
-from glabench.records import FAILED, Record, RunFolder
+from glabench.records import FAILED, Ceilings, Record, RunFolder, with_rates
+from glabench.records.comparison import device_name
 from glabench.records.environment import probe
 from glabench.report.tables import significant
 from glabench.sweeps import AXES, Cell, Sweep, expand, resolve
 from glabench.sweeps.load import dump_sweep
 
 RUNS = Path("runs")
+# What may differ between a run and its resumption.
+_OF_THE_MOMENT = frozenset({"settings", "busy", "ceilings"})
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,11 @@ class Place:
     device: str
     environment: Mapping[str, Any]
     registry: Registry
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The environment with the device that was chosen, as a run folder keeps it."""
+        return {"device": self.device, **self.environment}
 
 
 def find_place(device: str = "auto", plugins: Iterable[str] | None = None) -> Place:
@@ -52,14 +68,10 @@ def find_place(device: str = "auto", plugins: Iterable[str] | None = None) -> Pl
 def measure(sweep: Sweep, options: SweepOptions, place: Place) -> None:
     """Runs a sweep with the options' changes, keeps it in a run folder, prints its tables; exits 4 if a cell failed."""
     messages = Messages(options.quiet, options.verbose)
-    registry = place.registry
-    sweep = resolve(sweep, place.device, _known_axes(options, registry))
-    cells = expand(sweep, registry.traits(), place.device)
+    sweep, cells = resolved(sweep, options, place)
     check_targets(options.json_to, options.csv_to)
-    if not cells:
-        raise NothingToRunError(f"the sweep {sweep.name} has no cell")
     if options.dry_run:
-        _list_cells(cells, registry, options)
+        _list_cells(cells, place.registry, options)
         return
     folder = _folder(sweep, options, place)
     with folder.locked():
@@ -68,7 +80,16 @@ def measure(sweep: Sweep, options: SweepOptions, place: Place) -> None:
     _show([record for record in folder.records() if record.cell in wanted], sweep, options, messages)
 
 
-def _known_axes(options: SweepOptions, registry: Registry) -> dict[str, str]:
+def resolved(sweep: Sweep, options: MeasuringOptions, place: Place) -> tuple[Sweep, list[Cell]]:
+    """The sweep with the options' changes, and its cells. Raises NothingToRunError if it has none."""
+    sweep = resolve(sweep, place.device, _known_axes(options, place.registry))
+    cells = expand(sweep, place.registry.traits(), place.device)
+    if not cells:
+        raise NothingToRunError(f"the sweep {sweep.name} has no cell")
+    return sweep, cells
+
+
+def _known_axes(options: MeasuringOptions, registry: Registry) -> dict[str, str]:
     axes = options.axes()
     for name in AXES["backend"].parse(axes["backend"]) if "backend" in axes else ():
         if name not in registry:
@@ -82,7 +103,7 @@ def _measure_missing(
     """Measures the cells that have no record yet, and adds theirs."""
     done = {r.cell for r in folder.records() if r.status == "ok" or not options.retry_failed}
     todo = [cell for cell in cells if cell not in done]
-    messages.say(f"{title}: {len(todo)} cells on {_device_name(place)}, results in {folder.path}")
+    messages.say(f"{title}: {len(todo)} cells on {device_name(place.known)}, results in {folder.path}")
     if done:
         messages.say(f"{len(cells) - len(todo)} of {len(cells)} cells are done already")
     start = partial(
@@ -93,54 +114,53 @@ def _measure_missing(
         show_errors=options.verbose,
     )
     with messages.progress(len(todo)) as progress:
+        ceilings = Ceilings(**folder.environment().get("ceilings") or {})
 
         def on_record(record: Record) -> None:
-            try:
-                folder.append(record)
-            except OSError as problem:
-                raise _stopped(f"the record of {record.cell} cannot be written", problem, folder) from None
+            record = rated(record, place.registry, ceilings)
+            folder.append(record)
             progress.add(record)
 
+        go_on = f"go on with --resume --out {folder.path}"
         try:
             run_cells(todo, start, folder.run_id, on_record, progress.start)
         except KeyboardInterrupt:
-            raise InterruptedRunError(f"interrupted; {_kept(folder)}") from None
+            raise InterruptedRunError(f"interrupted; what was measured is kept, {go_on}") from None
+        except RecordNotKeptError as problem:
+            raise RecordNotKeptError(f"{problem}, {go_on}") from None
         except OSError as problem:  # no process, no temporary file for a worker
-            raise _stopped("the next cell cannot be measured", problem, folder) from None
+            why = problem.strerror or problem
+            message = f"the next cell cannot be measured: {why}; what was measured is kept, {go_on}"
+            raise GlabenchError(message) from None
 
 
-def _stopped(what: str, problem: OSError, folder: RunFolder) -> GlabenchError:
-    return GlabenchError(f"{what}: {problem.strerror or problem}; mend that: {_kept(folder)}")
-
-
-def _kept(folder: RunFolder) -> str:
-    return f"what was measured is kept, go on with --resume --out {folder.path}"
-
-
-def _device_name(place: Place) -> str:
-    gpu = place.environment["gpu"]
-    return str(gpu["name"]) if place.device == "cuda" and gpu else f"the CPU ({place.environment['cpu']})"
+def rated(record: Record, registry: Registry, ceilings: Ceilings) -> Record:
+    """The record with what its op's counts make of its time."""
+    op = registry[record.cell.backend].definition()
+    return with_rates(record, op.moved_bytes(record.cell), op.flops(record.cell), ceilings)
 
 
 def _folder(sweep: Sweep, options: SweepOptions, place: Place) -> RunFolder:
     settings = options.settings(place.device).to_json()
-    environment = {"device": place.device, **place.environment, "settings": settings}
+    environment = {**place.known, "settings": settings}
     if options.resume or options.retry_failed:
         path = options.out or _latest(sweep.name)
         folder = RunFolder.open(path)
         if dump_sweep(folder.sweep()) != dump_sweep(sweep):
             raise UsageError(f"--resume: '{path}' holds another sweep; give the same options, or leave out --resume")
         before = folder.environment()
-        differing = [key for key in environment if key != "settings" and before.get(key) != environment[key]]
+        differing = [key for key in environment if key not in _OF_THE_MOMENT and before.get(key) != environment[key]]
         if differing:
             what = ", ".join(differing)
             raise UsageError(f"--resume: '{path}' was measured elsewhere (it differs in: {what}); start a new run")
         return folder
-    path = options.out or _new_path(sweep.name)
-    return RunFolder.create(path, sweep, environment)
+    path = options.out or new_path(sweep.name)
+    ceilings = measure_ceilings() if place.device == "cuda" else Ceilings()
+    return RunFolder.create(path, sweep, {**environment, "ceilings": asdict(ceilings)})
 
 
-def _new_path(name: str) -> Path:
+def new_path(name: str) -> Path:
+    """A folder under runs/ that is not there yet."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return next(p for n in count(1) if not (p := RUNS / (stem if n == 1 else f"{stem}-{n}")).exists())
 

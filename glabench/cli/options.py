@@ -11,6 +11,7 @@ import typer
 
 from glabench.errors import UsageError
 from glabench.measure.settings import Settings
+from glabench.measure.timer import TIMINGS
 from glabench.sweeps import AXES
 from glabench.sweeps.axis import parse_axis
 
@@ -29,7 +30,9 @@ def _axis(name: str, help_text: str) -> Any:
     return typer.Option(kind.option, callback=check, help=help_text, rich_help_panel=_AXES_PANEL, metavar="VALUES")
 
 
-def _between(option: str, low: float, high: float, help_text: str) -> Any:
+def between(option: str, low: float, high: float, help_text: str) -> Any:
+    """An option for a number that must lie in a range."""
+
     def check(value: float | None) -> float | None:
         if value is not None and not low <= value <= high:
             raise UsageError(f"{option}: {value:g} is out of range (allowed: {low:g} to {high:g})")
@@ -39,8 +42,8 @@ def _between(option: str, low: float, high: float, help_text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class SweepOptions:
-    """Values of the shared options; an axis that was not given is None and stays as the sweep has it."""
+class MeasuringOptions:
+    """What to measure, and how; an axis that was not given is None and stays as the sweep has it."""
 
     seqlen: Annotated[str | None, _axis("seqlen", "Sequence length T.")] = None
     batch: Annotated[str | None, _axis("batch", "Batch size B.")] = None
@@ -54,26 +57,22 @@ class SweepOptions:
     pass_: Annotated[str | None, _axis("pass", "infer, fwd, bwd, fwd+bwd.")] = None
     gate: Annotated[str | None, _axis("gate", "Distribution of the gates.")] = None
     backend: Annotated[str | None, _axis("backend", "Backends, by name.")] = None
-    out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/<sweep>-<time>.")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or with the latest.")] = False
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Go on with a run, and measure again what is not ok.")
-    ] = False
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the cells and their memory estimate; measure none.")
-    ] = False
     device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto"
-    json_to: Annotated[str | None, typer.Option("--json", help="Write the records as JSON, - for stdout.")] = None
-    csv_to: Annotated[str | None, typer.Option("--csv", help="Write the records as CSV, - for stdout.")] = None
-    precision: Annotated[float, _between("--precision", 1e-4, 0.5, "Stop when the median is known this well.")] = (
+    precision: Annotated[float, between("--precision", 1e-4, 0.5, "Stop when the median is known this well.")] = (
         _DEFAULT.precision
     )
     time_limit: Annotated[
-        float | None, _between("--time-limit", 0.01, 3600, "Seconds of sampling a cell; by default 3, on a CPU 1.")
+        float | None, between("--time-limit", 0.01, 3600, "Seconds of sampling a cell; by default 3, on a CPU 1.")
     ] = None
     cell_timeout: Annotated[
-        float, _between("--cell-timeout", 0.1, 1e5, "Seconds a whole cell may take, with starting and compiling.")
+        float, between("--cell-timeout", 0.1, 1e5, "Seconds a whole cell may take, with starting and compiling.")
     ] = _DEFAULT.cell_timeout_s
+    timing: Annotated[
+        str, typer.Option(help="cold: caches flushed; hot: they are not; graph: cold, as a CUDA graph.")
+    ] = _DEFAULT.timing
+    energy: Annotated[bool, typer.Option("--energy/--no-energy", help="Measure joules a call where the GPU can.")] = (
+        _DEFAULT.energy
+    )
     autotune: Annotated[
         bool, typer.Option("--autotune", help="Our kernels choose their launch by timing, once a shape; kept on disk.")
     ] = False
@@ -90,27 +89,52 @@ class SweepOptions:
 
     def settings(self, device: str) -> Settings:
         """How cells are measured on a device: a CPU's samples rarely settle, so it gets less time."""
-        limit = self.time_limit or (_DEFAULT.time_limit_s if device == "cuda" else 1.0)
+        if self.timing not in TIMINGS:
+            raise UsageError(f"--timing: '{self.timing}' is not a timing (allowed: {', '.join(TIMINGS)})")
+        if self.timing == "graph" and device != "cuda":
+            raise UsageError("--timing: 'graph' needs a GPU (allowed here: cold, hot)")
         return Settings(
-            precision=self.precision, time_limit_s=limit, cell_timeout_s=self.cell_timeout, autotune=self.autotune
+            precision=self.precision,
+            time_limit_s=self.time_limit or (_DEFAULT.time_limit_s if device == "cuda" else 1.0),
+            cell_timeout_s=self.cell_timeout,
+            autotune=self.autotune,
+            timing=self.timing,
+            energy=self.energy,
         )
 
 
-def with_sweep_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command, which takes `options: SweepOptions` last, the shared options on the command line."""
-    hints = get_type_hints(SweepOptions, include_extras=True)
+@dataclass(frozen=True)
+class SweepOptions(MeasuringOptions):
+    """The options of a command that measures one run: besides what to measure and how, where its records go."""
+
+    out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/<sweep>-<time>.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or with the latest.")] = False
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Go on with a run, and measure again what is not ok.")
+    ] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells and their memory estimate; measure none.")
+    ] = False
+    json_to: Annotated[str | None, typer.Option("--json", help="Write the records as JSON, - for stdout.")] = None
+    csv_to: Annotated[str | None, typer.Option("--csv", help="Write the records as CSV, - for stdout.")] = None
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the shared options on the command line: those of the class that its `options` parameter names."""
+    own_hints = get_type_hints(command, include_extras=True)
+    kind = own_hints["options"]
+    hints = get_type_hints(kind, include_extras=True)
     shared = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-        for f in fields(SweepOptions)
+        for f in fields(kind)
     ]
-    names = {f.name for f in fields(SweepOptions)}
+    names = {f.name for f in fields(kind)}
 
     @wraps(command)
     def wrapper(**given: Any) -> None:
         own = {name: value for name, value in given.items() if name not in names}
-        command(**own, options=SweepOptions(**{name: given[name] for name in names}))
+        command(**own, options=kind(**{name: given[name] for name in names}))
 
-    own_hints = get_type_hints(command, include_extras=True)
     own = [
         p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=own_hints[p.name])
         for p in inspect.signature(command).parameters.values()

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from glabench.errors import UsageError, printable
 from glabench.records import Record
+from glabench.records.diagnosis import diagnose
 from glabench.report.series import choose_x
 from glabench.report.tables import UNSETTLED_NOTE, rich_tables, significant, to_frame, unsettled
 from glabench.sweeps import Cell, Sweep
@@ -69,19 +70,21 @@ class CellProgress:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=str(cell))
 
-    def add(self, record: Record) -> None:
-        """One more cell has its record."""
+    def add(self, record: Record, turn: str = "") -> None:
+        """One more cell has its record; `turn` says whose it was where several versions are measured."""
         self._done += 1
+        name = f"{turn} {record.cell}".strip()
         result = record.status if record.time_ms is None else f"{significant(record.time_ms)} ms"
         reason = f" ({record.reason})" if record.reason else ""
+        reason += "".join(f"\n  {diagnosis.name.lower()}: {diagnosis}" for diagnosis in diagnose(record))
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=1)
-            if record.status != "ok":
-                self._messages.say(f"{record.cell}: {result}{reason}")
+            if record.status != "ok" or diagnose(record):
+                self._messages.say(f"{name}: {result}{reason}")
             else:
-                self._messages.detail(f"{record.cell}: {result}")
+                self._messages.detail(f"{name}: {result}")
         else:
-            self._messages.say(f"[{self._done}/{self._cells}] {record.cell}: {result}{reason}")
+            self._messages.say(f"[{self._done}/{self._cells}] {name}: {result}{reason}")
 
 
 def data_console() -> Console:
@@ -99,7 +102,8 @@ def check_targets(json_to: str | None, csv_to: str | None) -> None:
             raise UsageError(f"{option}: cannot write '{to}'; it needs a file in a folder that is there, or -")
 
 
-def _write(text: str, to: str) -> None:
+def write_text(text: str, to: str) -> None:
+    """Writes text to a file, or to stdout for `-`."""
     if to == "-":
         sys.stdout.write(text)
     else:
@@ -108,14 +112,14 @@ def _write(text: str, to: str) -> None:
 
 def write_json(data: Any, to: str) -> None:
     """Writes data as JSON to a file, or to stdout for `-`."""
-    _write(json.dumps(data, indent=2) + "\n", to)
+    write_text(json.dumps(data, indent=2) + "\n", to)
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], to: str) -> None:
     """Writes rows as CSV to a file, or to stdout for `-`."""
     import pandas as pd
 
-    _write(pd.DataFrame(rows).to_csv(index=False), to)
+    write_text(pd.DataFrame(rows).to_csv(index=False), to)
 
 
 def write_records(records: Sequence[Record], json_to: str | None, csv_to: str | None) -> bool:
@@ -123,7 +127,7 @@ def write_records(records: Sequence[Record], json_to: str | None, csv_to: str | 
     if json_to is not None:
         write_json([record.to_json() for record in records], json_to)
     if csv_to is not None:
-        _write(to_frame(records).to_csv(index=False), csv_to)
+        write_text(to_frame(records).to_csv(index=False), csv_to)
     return "-" in (json_to, csv_to)
 
 

@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 from glabench.cli.measuring import find_place, measure
-from glabench.cli.options import SweepOptions, with_sweep_options
+from glabench.cli.options import SweepOptions, with_options
 from glabench.sweeps import load_sweep, preset_names
 
 
-@with_sweep_options
+@with_options
 def run(
     sweep: Annotated[
         str,

@@ -1,12 +1,12 @@
 """`glabench speed`: the main job with sensible defaults."""
 
 from glabench.cli.measuring import find_place, measure
-from glabench.cli.options import SweepOptions, with_sweep_options
+from glabench.cli.options import SweepOptions, with_options
 from glabench.cli.output import Messages
 from glabench.sweeps import load_sweep
 
 
-@with_sweep_options
+@with_options
 def speed(options: SweepOptions) -> None:
     """Time and memory against sequence length: the paper's sweep on a GPU, a small one on a CPU.
 

@@ -1,4 +1,4 @@
-"""Measuring one cell, from inputs to a record: first call, accuracy gate, memory, samples."""
+"""Measuring one cell, from inputs to a record: first call, accuracy gate, memory, samples, energy."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from itertools import count
+from statistics import median
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend, Workload
 from glabench.measure.accuracy import Accuracy, check_accuracy, first_nonfinite, output_error_at_size, small_cell
-from glabench.measure.ceiling import copy_bandwidth_gbps
+from glabench.measure.energy import energy_per_call_j
 from glabench.measure.memory import Memory, measure_memory
-from glabench.measure.sampling import collect_samples
+from glabench.measure.sampling import Samples, collect_samples
 from glabench.measure.settings import Settings
-from glabench.measure.timer import Timer
+from glabench.measure.timer import Sample, Timer
+from glabench.measure.watch import Watch
 from glabench.records import Record
+from glabench.records.nvml import Nvml
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -28,25 +30,22 @@ _LEAST_WARM_UP_CALLS = 2
 
 @dataclass(frozen=True)
 class _Steps:
-    """A pass as calls: `prepare` runs before each timed `call` and is not timed."""
+    """A pass as calls: `prepare`, where there is one, runs before each timed `call` and is not timed."""
 
-    prepare: Callable[[], object]
+    prepare: Callable[[], object] | None
     call: Callable[[], object]
     forward: Callable[[], object] | None
 
 
 def _steps(workload: Workload, cell: Cell) -> _Steps:
-    def nothing() -> None:
-        return None
-
     def both() -> tuple[Tensor, ...]:
         output = workload.forward()
         return (output, *workload.gradients(output))
 
     if not cell.has_backward:
-        return _Steps(nothing, workload.forward, None)
+        return _Steps(None, workload.forward, None)
     if cell.pass_ == "fwd+bwd":
-        return _Steps(nothing, both, workload.forward)
+        return _Steps(None, both, workload.forward)
     held: list[Tensor] = []
 
     def forward_first() -> None:
@@ -80,18 +79,20 @@ def _first_call(backend: Backend, workload: Workload, cell: Cell, timer: Timer) 
 class CellMeter:
     """Measures cells of one backend; an accuracy check is made once for all cells that share its small cell."""
 
-    def __init__(self, backend: Backend, settings: Settings, timer: Timer, run_id: str) -> None:
+    def __init__(
+        self, backend: Backend, settings: Settings, timer: Timer, run_id: str, nvml: Nvml | None = None
+    ) -> None:
         self._backend = backend
         self._settings = settings
         self._timer = timer
         self._run_id = run_id
+        self._nvml = nvml
         self._checked: dict[Cell, Accuracy] = {}
 
     def measure(self, cell: Cell) -> Record:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        copy_gbps = self._copy_gbps if cell.device == "cuda" else None
-        record = Record(self._run_id, cell, "ok", started_at=started_at, copy_gbps=copy_gbps)
+        record = Record(self._run_id, cell, "ok", started_at=started_at)
         workload = self._backend.prepare(cell)
         first = _first_call(self._backend, workload, cell, self._timer)
         launch = self._backend.launch(workload.inputs, cell)
@@ -103,28 +104,49 @@ class CellMeter:
         record = replace(record, rel_error=accuracy.rel_error, accuracy_reference=accuracy.reference)
         if accuracy.problem is not None:
             return replace(record, status="inaccurate", reason=accuracy.problem)
+        if cell.device == "cuda":
+            steps = _steps(workload, cell)
+            record = _with_memory(record, measure_memory(steps.prepare, steps.call, steps.forward))
+            del steps  # and with it a forward's nodes, which must not outlive their stream
         steps = _steps(workload, cell)
-        memory = measure_memory(steps.prepare, steps.call, steps.forward) if cell.device == "cuda" else None
-        self._warm_up(steps)
-        samples, stop_reason = collect_samples(lambda: self._timer.sample(steps.prepare, steps.call), self._settings)
-        record = _with_samples(_with_memory(record, memory), samples, stop_reason, self._timer.name)
-        return self._with_bandwidth(record)
+        record = self._sampled(record, steps)
+        return replace(record, energy_j=self._energy_j(record, steps))
 
-    @cached_property
-    def _copy_gbps(self) -> float | None:
-        """What a copy moves on the GPU, measured once, before the first cell takes memory."""
-        return copy_bandwidth_gbps(self._timer, "cuda")
+    def _sampled(self, record: Record, steps: _Steps) -> Record:
+        sample = self._timer.bind(steps.prepare, steps.call)
+        self._warm_up(sample)
+        watch = Watch(self._nvml)
 
-    def _with_bandwidth(self, record: Record) -> Record:
-        if not record.time_ms:
-            return record
-        moved = self._backend.definition().moved_bytes(record.cell)
-        return replace(record, gbps=moved / record.time_ms / 1e6)
+        def watched() -> Sample:
+            taken = sample()
+            watch.look()
+            return taken
 
-    def _warm_up(self, steps: _Steps) -> None:
+        max_clock = self._nvml.max_sm_clock_mhz() if self._nvml is not None else None
+        samples = collect_samples(watched, self._settings, max_clock)
+        record = _with_samples(record, samples, self._timer.name)
+        seen = watch.summary()
+        processes = self._nvml.processes() if self._nvml is not None else None
+        return replace(
+            record,
+            memory_clock_mhz=seen.memory_clock_mhz,
+            temperature_c=seen.temperature_c,
+            power_w=seen.power_w,
+            throttle=seen.throttle,
+            process_memory_mib=processes.own_memory_mib if processes is not None else None,
+            other_processes=processes.others if processes is not None else None,
+        )
+
+    def _energy_j(self, record: Record, steps: _Steps) -> float | None:
+        """Joules a call; None for a backward alone, which cannot be called again without its forward."""
+        if self._nvml is None or not self._settings.energy or steps.prepare is not None or not record.time_ms:
+            return None
+        return energy_per_call_j(steps.call, record.time_ms / 1e3, self._timer.mark, self._nvml.energy_j)
+
+    def _warm_up(self, sample: Callable[[], Sample]) -> None:
         end = time.monotonic() + min(self._settings.warm_up_s, self._settings.time_limit_s)
         for call in count(1):
-            self._timer.sample(steps.prepare, steps.call)
+            sample()
             if call >= _LEAST_WARM_UP_CALLS and time.monotonic() >= end:
                 return
 
@@ -135,9 +157,7 @@ class CellMeter:
         return self._checked[key]
 
 
-def _with_memory(record: Record, memory: Memory | None) -> Record:
-    if memory is None:
-        return record
+def _with_memory(record: Record, memory: Memory) -> Record:
     return replace(
         record,
         peak_allocated_mib=memory.peak_allocated_mib,
@@ -146,16 +166,21 @@ def _with_memory(record: Record, memory: Memory | None) -> Record:
     )
 
 
-def _with_samples(record: Record, samples: tuple[float, ...], stop_reason: str, timing: str) -> Record:
+def _with_samples(record: Record, samples: Samples, timing: str) -> Record:
     import numpy as np
 
-    p20, median, p80 = (float(x) for x in np.percentile(samples, (20, 50, 80)))
+    times = tuple(sample.ms for sample in samples.kept)
+    clocks = [sample.sm_clock_mhz for sample in samples.kept if sample.sm_clock_mhz is not None]
+    p20, middle, p80 = (float(x) for x in np.percentile(times, (20, 50, 80)))
     return replace(
         record,
-        time_ms=median,
+        time_ms=middle,
         time_ms_p20=p20,
         time_ms_p80=p80,
-        samples_ms=samples,
-        stop_reason=stop_reason,
+        samples_ms=times,
+        thrown_out_ms=tuple(sample.ms for sample in samples.thrown_out),
+        exposed_samples=sum(sample.exposed for sample in samples.kept),
+        sm_clock_mhz=median(clocks) if clocks else None,
+        stop_reason=samples.stop_reason,
         timing=timing,
     )

@@ -17,16 +17,16 @@ class Memory:
 
 
 def measure_memory(
-    prepare: Callable[[], object], call: Callable[[], object], forward: Callable[[], object] | None
+    prepare: Callable[[], object] | None, call: Callable[[], object], forward: Callable[[], object] | None
 ) -> Memory:
-    """Runs `prepare`, then `call` once on an emptied cache, and reads the peaks; GPU only.
+    """Runs `prepare`, if there is one, then `call` once on an emptied cache, and reads the peaks; GPU only.
 
     `forward`, where the pass has a backward, is run once more by itself: what is still allocated when it has
     returned, output included, is what is held between forward and backward.
     """
     import torch
 
-    kept = prepare()
+    kept = prepare() if prepare is not None else None
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     base = torch.cuda.memory_allocated()

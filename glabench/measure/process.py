@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -52,10 +52,17 @@ class ProcessWorker:
     """A worker in a process of its own, and in a process group of its own, which ends as a whole.
 
     What the worker says on stderr is kept for the reason of a crash, and shown in the end if `show_errors`.
+    `variables` are added to its environment.
     """
 
     def __init__(
-        self, backend: str, run_id: str, settings: Settings, plugins: Sequence[str], show_errors: bool = False
+        self,
+        backend: str,
+        run_id: str,
+        settings: Settings,
+        plugins: Sequence[str],
+        show_errors: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._show_errors = show_errors
         self._timeout_s = settings.cell_timeout_s
@@ -67,6 +74,7 @@ class ProcessWorker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,
+            env={**os.environ, **(variables or {})},
         )
         self._unread = b""
 

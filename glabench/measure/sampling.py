@@ -1,12 +1,27 @@
-"""When to stop sampling: the median's confidence interval, a time limit, a number of samples."""
+"""When to stop sampling: the median's confidence interval, a time limit, a number of samples. Which samples count."""
 
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from glabench.measure.settings import Settings
+from glabench.measure.timer import Sample
 
 _Z95 = 1.96
+# A sample whose mean SM clock is below this share of the device's maximum was throttled (nvbench's rule, too). Where
+# most are, that clock is what the work itself brings, and none is thrown out.
+THROTTLED_BELOW = 0.75
+_FEWEST_SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What sampling gave: the samples that count, those thrown out because the clock was throttled, why it stopped."""
+
+    kept: tuple[Sample, ...]
+    thrown_out: tuple[Sample, ...]
+    stop_reason: str
 
 
 class ClockError(Exception):
@@ -33,10 +48,10 @@ def relative_half_width(samples: Sequence[float]) -> float:
     return (high - low) / 2 / middle if middle > 0 else math.inf
 
 
-def _possible(sample_ms: float) -> float:
-    if not 0 < sample_ms < math.inf:
-        raise ClockError(f"the clock says that a call took {sample_ms:g} ms; it jumped or stands still, measure again")
-    return sample_ms
+def _possible(sample: Sample) -> Sample:
+    if not 0 < sample.ms < math.inf:
+        raise ClockError(f"the clock says that a call took {sample.ms:g} ms; it jumped or stands still, measure again")
+    return sample
 
 
 class _Elapsed:
@@ -54,24 +69,51 @@ class _Elapsed:
         return self._elapsed
 
 
-def collect_samples(
-    sample: Callable[[], float], settings: Settings, clock: Callable[[], float] = time.monotonic
-) -> tuple[tuple[float, ...], str]:
-    """Calls `sample` (which returns milliseconds) until enough is known; returns all samples and why it stopped.
+def is_throttled(sample: Sample, max_clock_mhz: float | None) -> bool:
+    """Whether the clock was held back during a sample; False where either clock is not known."""
+    if sample.sm_clock_mhz is None or max_clock_mhz is None:
+        return False
+    return sample.sm_clock_mhz < THROTTLED_BELOW * max_clock_mhz
 
-    The reason is `precision`, `time limit` or `sample limit`. At least three samples are taken whatever they cost.
-    Raises ClockError for a sample that no call can take: samples are never dropped, so none can be trusted then.
+
+def collect_samples(
+    sample: Callable[[], Sample],
+    settings: Settings,
+    max_clock_mhz: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Samples:
+    """Calls `sample` until enough is known.
+
+    The reason for stopping is `precision`, `time limit` or `sample limit`. At least three samples are taken whatever
+    they cost. Raises ClockError for a time that no call can take: a clock that gave one is not to be trusted with the
+    others.
     """
     time_since_start = _Elapsed(clock)
-    samples: list[float] = []
+    taken: list[Sample] = []
+    kept: list[float] = []
     while True:
-        samples.append(_possible(sample()))
-        n, elapsed = len(samples), time_since_start.seconds()
+        taken.append(_possible(sample()))
+        if not is_throttled(taken[-1], max_clock_mhz):
+            kept.append(taken[-1].ms)
+        counted = _counted(taken, kept)
+        n, elapsed = len(counted), time_since_start.seconds()
         # Checking after every sample would favour a lucky streak; checks come at every tenth.
-        enough = n >= settings.min_samples and n % 10 == 0 and elapsed >= settings.least_time_s
-        if enough and relative_half_width(samples) <= settings.precision:
-            return tuple(samples), "precision"
-        if n >= settings.max_samples:
-            return tuple(samples), "sample limit"
-        if n >= 3 and elapsed > settings.time_limit_s:
-            return tuple(samples), "time limit"
+        enough = n >= settings.min_samples and len(taken) % 10 == 0 and elapsed >= settings.least_time_s
+        if enough and relative_half_width(counted) <= settings.precision:
+            return _sorted_out(taken, max_clock_mhz, "precision")
+        if len(taken) >= settings.max_samples:
+            return _sorted_out(taken, max_clock_mhz, "sample limit")
+        if len(taken) >= _FEWEST_SAMPLES and elapsed > settings.time_limit_s:
+            return _sorted_out(taken, max_clock_mhz, "time limit")
+
+
+def _counted(taken: Sequence[Sample], kept: list[float]) -> Sequence[float]:
+    return kept if 2 * len(kept) >= len(taken) else [sample.ms for sample in taken]
+
+
+def _sorted_out(taken: Sequence[Sample], max_clock_mhz: float | None, stop_reason: str) -> Samples:
+    thrown_out = tuple(sample for sample in taken if is_throttled(sample, max_clock_mhz))
+    if 2 * len(thrown_out) > len(taken):
+        return Samples(tuple(taken), (), stop_reason)
+    kept = tuple(sample for sample in taken if not is_throttled(sample, max_clock_mhz))
+    return Samples(kept, thrown_out, stop_reason)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from glabench.measure.timer import Timing
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -13,7 +15,7 @@ class Settings:
     while the clocks still rise.
 
     `cell_timeout_s` bounds a whole cell, compiling included; the runner enforces it from outside. `autotune` lets our
-    kernels choose their launch plan by timing.
+    kernels choose their launch plan by timing. `timing` is how a sample is taken; `energy` asks for joules a call.
     """
 
     precision: float = 0.01
@@ -24,6 +26,8 @@ class Settings:
     warm_up_s: float = 0.1
     cell_timeout_s: float = 300.0
     autotune: bool = False
+    timing: Timing = "cold"
+    energy: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the worker."""

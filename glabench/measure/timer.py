@@ -1,13 +1,18 @@
-"""Timers: one sample of one call, cold. What flushes the cache and what prepares the call is never timed."""
+"""Timers: one sample of one call. What flushes the cache and what prepares the call is never timed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Timing = Literal["cold", "hot", "graph"]
+TIMINGS: tuple[Timing, ...] = get_args(Timing)
 
 _CPU_FLUSH_BYTES = 64 * 2**20
 # The device spins before the clock starts, for longer than the host took to queue the last call: all launches of the
@@ -16,6 +21,21 @@ _CPU_FLUSH_BYTES = 64 * 2**20
 _LEAST_SPIN_S, _MOST_SPIN_S = 1e-4, 5e-3
 _SPIN_MARGIN = 1.5
 _CYCLES_PER_S = 2e9
+_CALLS_BEFORE_CAPTURE = 3
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timed call: milliseconds, the mean SM clock around it in MHz, and whether launch latency may be in it.
+
+    `exposed`: the device had begun before the host had queued the whole call, so that gaps between launches count.
+    """
+
+    ms: float
+    sm_clock_mhz: float | None = None
+    exposed: bool = False
 
 
 class Timer(Protocol):
@@ -23,67 +43,136 @@ class Timer(Protocol):
 
     name: str
 
-    def sample(self, prepare: Callable[[], object], call: Callable[[], object]) -> float:
-        """Runs `prepare`, flushes the cache, then times `call`; milliseconds."""
+    def bind(self, prepare: Step | None, call: Step) -> Callable[[], Sample]:
+        """A function that runs `prepare`, flushes the cache if the timing is a cold one, then times `call`."""
 
     def synchronize(self) -> None:
         """Waits until the device has done all of its work."""
 
+    def mark(self) -> Callable[[], None]:
+        """A function that waits until the device has done all that was queued before this call."""
+
 
 class WallTimer:
-    """The process' clock, on a CPU. A buffer larger than most last-level caches is written before each sample."""
+    """The process' clock, on a CPU. Cold: a buffer larger than most last-level caches is written before each sample."""
 
-    name = "cold, wall clock"
-
-    def __init__(self) -> None:
+    def __init__(self, timing: Timing = "cold") -> None:
         import torch
 
-        self._flush = torch.empty(_CPU_FLUSH_BYTES, dtype=torch.int8)
+        self.name = f"{timing}, wall clock"
+        self._flush = torch.empty(_CPU_FLUSH_BYTES, dtype=torch.int8) if timing == "cold" else None
 
-    def sample(self, prepare: Callable[[], object], call: Callable[[], object]) -> float:
-        prepare()
-        self._flush.zero_()
+    def bind(self, prepare: Step | None, call: Step) -> Callable[[], Sample]:
+        return partial(self._sample, prepare, call)
+
+    def _sample(self, prepare: Step | None, call: Step) -> Sample:
+        if prepare is not None:
+            prepare()
+        if self._flush is not None:
+            self._flush.zero_()
         start = time.perf_counter_ns()
         call()
-        return (time.perf_counter_ns() - start) / 1e6
+        return Sample((time.perf_counter_ns() - start) / 1e6)
 
     def synchronize(self) -> None:
         pass
 
+    def mark(self) -> Callable[[], None]:
+        return self.synchronize
+
 
 class CudaTimer:
-    """Device events on a GPU, launches hidden. A buffer of four times the L2 is written before each sample."""
+    """Device events on a GPU, launches hidden behind a spin, the SM clock read before and after.
 
-    name = "cold, device events behind a spin"
+    `cold`: a buffer of four times the L2 is written before each sample; as with Triton's do_bench and NVIDIA's nvbench
+    the call then also waits for dirty lines to leave the L2, as it would behind any kernel that writes. `hot`: nothing
+    is flushed, and the call finds what the last one left. `graph`: cold, and the call is replayed from a CUDA graph.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, timing: Timing = "cold") -> None:
         import torch
 
-        self._torch = torch
-        l2 = torch.cuda.get_device_properties(0).L2_cache_size
-        self._flush: Tensor = torch.empty(4 * max(l2, 2**24), dtype=torch.int8, device="cuda")
-        self._start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._spin_s = _LEAST_SPIN_S
-        self._end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        from glabench.measure.clock import sm_clock
 
-    def sample(self, prepare: Callable[[], object], call: Callable[[], object]) -> float:
-        prepare()
-        self._flush.zero_()
+        self.name = {
+            "cold": "cold, device events behind a spin",
+            "hot": "hot, device events behind a spin",
+            "graph": "graph, cold, device events behind a spin",
+        }[timing]
+        self._torch = torch
+        self._captures = timing == "graph"
+        l2 = torch.cuda.get_device_properties(0).L2_cache_size
+        self._flush: Tensor | None = None
+        if timing != "hot":
+            self._flush = torch.empty(4 * max(l2, 2**24), dtype=torch.int8, device="cuda")
+        self._start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._spin_s = _LEAST_SPIN_S
+        self._clock = sm_clock()
+
+    def bind(self, prepare: Step | None, call: Step) -> Callable[[], Sample]:
+        if self._captures:
+            prepare, call = captured(prepare, call)
+        return partial(self._sample, prepare, call)
+
+    def _sample(self, prepare: Step | None, call: Step) -> Sample:
+        if prepare is not None:
+            prepare()
+        if self._flush is not None:
+            self._flush.zero_()
+        if self._clock is not None:
+            self._clock.begin()
         self._torch.cuda._sleep(int(self._spin_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
         self._start.record()
         queued_at = time.perf_counter()
         kept = call()
         host_s = time.perf_counter() - queued_at
         self._end.record()
+        exposed = bool(self._start.query())
+        if self._clock is not None:
+            self._clock.end()
         self._spin_s = min(max(_SPIN_MARGIN * host_s, _LEAST_SPIN_S), _MOST_SPIN_S)
         self._end.synchronize()
         del kept  # freeing is the next call's business, not this one's
-        return float(self._start.elapsed_time(self._end))
+        mhz = self._clock.mhz() if self._clock is not None else None
+        return Sample(float(self._start.elapsed_time(self._end)), mhz, exposed)
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()
 
+    def mark(self) -> Callable[[], None]:
+        event: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event.synchronize  # type: ignore[no-any-return]
 
-def timer_for(device: str) -> Timer:
+
+def captured(prepare: Step | None, call: Step) -> tuple[Step | None, Step]:
+    """Both steps as replays of CUDA graphs that share their memory. Raises RuntimeError if one cannot be captured."""
+    import torch
+
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_CALLS_BEFORE_CAPTURE):
+            if prepare is not None:
+                prepare()
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(step: Step) -> Step:
+        graph = torch.cuda.CUDAGraph()
+        # On the stream of the calls before: a backward runs where its forward's nodes were made.
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            step()
+        return graph.replay
+
+    try:
+        return (None if prepare is None else capture(prepare)), capture(call)
+    except RuntimeError as problem:
+        raise RuntimeError(f"the call cannot be captured in a CUDA graph: {problem}") from problem
+
+
+def timer_for(device: str, timing: Timing = "cold") -> Timer:
     """The timer of a device, "cuda" or "cpu"."""
-    return CudaTimer() if device == "cuda" else WallTimer()
+    return CudaTimer(timing) if device == "cuda" else WallTimer(timing)

@@ -22,6 +22,7 @@ from glabench.measure.outcome import failure, failure_of
 from glabench.measure.settings import Settings
 from glabench.measure.timer import timer_for
 from glabench.records import Record
+from glabench.records.nvml import open_nvml
 from glabench.sweeps.model import Cell
 
 
@@ -80,7 +81,9 @@ class _Cells:
                 reason = f"its tensors alone take {needed / 2**30:.1f} GiB; {free / 2**30:.1f} GiB are free"
                 return failure(self._run_id, cell, "oom", reason)
             if self._meter is None:
-                self._meter = CellMeter(self._backend, self._settings, timer_for(cell.device), self._run_id)
+                timer = timer_for(cell.device, self._settings.timing)
+                nvml = open_nvml() if cell.device == "cuda" else None
+                self._meter = CellMeter(self._backend, self._settings, timer, self._run_id, nvml)
             return self._meter.measure(cell)
         except Exception as problem:
             traceback.print_exc()  # to stderr, which --verbose shows

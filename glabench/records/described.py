@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from glabench.errors import printable
+from glabench.records.rates import Ceilings
 from glabench.sweeps.fields import read_fields
+
+_DEEPEST = 8
 
 
 @dataclass(frozen=True)
@@ -21,12 +25,25 @@ class _Described:
 
 def check_environment(data: Any) -> dict[str, Any]:
     """An environment that was read from a file, good to be described. Raises ValueError that names a wrong key."""
-    environment = _checked(_Described, data)
-    if environment.get("gpu") is not None:
-        environment["gpu"] = _checked(_Gpu, environment["gpu"])
+    environment = _checked(_Described, _printable(data))
+    for key, owner in (("gpu", _Gpu), ("ceilings", Ceilings)):
+        if environment.get(key) is not None:
+            environment[key] = _checked(owner, environment[key])
     return environment
 
 
 def _checked(owner: type, data: Any) -> dict[str, Any]:
     values = read_fields(owner, data)
     return {**data, **values}
+
+
+def _printable(value: Any, depth: int = 0) -> Any:
+    if depth > _DEEPEST:
+        raise ValueError(f"tables or lists in one another, more than {_DEEPEST} deep")
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_printable(item, depth + 1) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): _printable(item, depth + 1) for key, item in value.items()}
+    return value

@@ -14,6 +14,7 @@ from typing import Any
 
 from glabench import __version__
 from glabench.errors import GlabenchError
+from glabench.records.nvml import Nvml, open_nvml
 
 _PACKAGES = ("torch", "triton", "numpy", "pandas", "flash-attn", "mamba-ssm", "causal-conv1d", "fla-core")
 
@@ -33,7 +34,7 @@ def _cpu_name() -> str | None:
         return platform.processor() or None
 
 
-def _gpu() -> dict[str, Any] | None:
+def _gpu(nvml: Nvml | None) -> dict[str, Any] | None:
     import torch
 
     if not torch.cuda.is_available():
@@ -46,22 +47,24 @@ def _gpu() -> dict[str, Any] | None:
         "memory_mib": properties.total_memory // 2**20,
         "l2_mib": properties.L2_cache_size / 2**20,
         "cuda": torch.version.cuda,
-        "driver": _driver(),
+        "driver": nvml.driver() if nvml is not None else None,
+        **(nvml.settings() if nvml is not None else {}),
     }
 
 
-def _driver() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip() or None
-    except (OSError, subprocess.SubprocessError):
-        return None
+def _busy(nvml: Nvml) -> dict[str, Any]:
+    """Who uses the GPU before the run."""
+    return {
+        "other_processes": nvml.processes(computes=False).others,
+        "utilization_pct": nvml.utilization_pct(),
+    }
 
 
 def collect() -> dict[str, Any]:
     """The environment of this process. Imports torch."""
     import torch
 
+    nvml = open_nvml() if torch.cuda.is_available() else None
     return {
         "glabench": __version__,
         "python": platform.python_version(),
@@ -69,7 +72,8 @@ def collect() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cpu_cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "gpu": _gpu(),
+        "gpu": _gpu(nvml),
+        "busy": _busy(nvml) if nvml is not None else None,
         "packages": {package: _version(package) for package in _PACKAGES},
     }
 

@@ -20,10 +20,16 @@ class Record:
     `time_ms` is the median of `samples_ms`, which keeps every sample; `stop_reason` says why there are no more of
     them. `first_call_s` is the cell's first call in its worker: compiling, autotuning and allocation, as far as
     earlier cells of the worker and caches on disk have not done them already. `peak_*_mib` is what the pass takes
-    above its inputs; `saved_mib` what is held between forward and backward, output included. `rel_error` is per
-    tensor, against `accuracy_reference`; its `o_at_size` is of the output at the cell's own size. `gbps` is what a
-    perfect pass would move over the time it took, and `copy_gbps` what a large copy moved in the same worker. `launch`
-    is what the backend says of its kernels.
+    above its inputs; `saved_mib` what is held between forward and backward, output included; `process_memory_mib` what
+    the driver counts for the worker, its context and caches included. `rel_error` is per tensor, against
+    `accuracy_reference`; its `o_at_size` is of the output at the cell's own size. `gbps` and `tflops` are what a
+    perfect pass would move and compute over the time it took, `copy_gbps` and `product_tflops` what a large copy and a
+    large product reached in the same run, `roofline_pct` the share of the nearer one. `launch` is what the backend says
+    of its kernels.
+
+    `thrown_out_ms` are samples during which the clock was throttled; `exposed_samples` counts those that may hold
+    launch latency. `sm_clock_mhz` is the median over the samples, `temperature_c` the highest, `throttle` every reason
+    that NVML gave, `other_processes` who else computed on the GPU. `energy_j` is the whole board's, a call.
     """
 
     run_id: str
@@ -34,18 +40,26 @@ class Record:
     time_ms_p20: Amount | None = None
     time_ms_p80: Amount | None = None
     samples_ms: tuple[Amount, ...] | None = None
+    thrown_out_ms: tuple[Amount, ...] | None = None
+    exposed_samples: int | None = None
     stop_reason: str | None = None
     timing: str | None = None
     first_call_s: float | None = None
     peak_allocated_mib: float | None = None
     peak_reserved_mib: float | None = None
     saved_mib: float | None = None
+    process_memory_mib: float | None = None
     tflops: float | None = None
     gbps: Amount | None = None
     copy_gbps: Amount | None = None
+    product_tflops: Amount | None = None
     roofline_pct: float | None = None
     energy_j: float | None = None
     sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    other_processes: int | None = None
     throttle: str | None = None
     rel_error: Mapping[str, float | None] | None = None
     accuracy_reference: str | None = None

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from glabench.errors import UsageError
+from glabench.errors import RecordNotKeptError, UsageError
 from glabench.records.described import check_environment
 from glabench.records.record import Record
 from glabench.sweeps.load import dump_sweep, read_sweep
@@ -91,9 +91,17 @@ class RunFolder:
     def append(self, record: Record) -> None:
         """Adds a record and waits until it is on the disk. A line cut off by a kill is replaced, not glued to.
 
-        Raises OSError if the disk does not take the record; the file is then as it was before.
+        Raises RecordNotKeptError if the disk does not take it; the file is then as it was before.
         """
-        left = memoryview(record.to_line().encode() + b"\n")
+        try:
+            self._append(record.to_line().encode() + b"\n")
+        except OSError as problem:
+            why = problem.strerror or problem
+            message = f"the record of {record.cell} cannot be written: {why}; what was measured is kept"
+            raise RecordNotKeptError(message) from None
+
+    def _append(self, line: bytes) -> None:
+        left = memoryview(line)
         # Without a buffer: one would try again to write what did not fit when the file is closed.
         with self._records_file.open("rb+", buffering=0) as file:
             # Most often the file ends with a line's end, and one byte tells so.

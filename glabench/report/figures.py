@@ -254,14 +254,13 @@ def _frame(axes: Axes, panel: Panel, field: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def save(figure: Figure, folder: Path, stem: str) -> list[Path]:
-    """Writes the figure as PNG and SVG; the same figure gives the same bytes."""
+def save(figure: Figure, folder: Path, stem: str, suffixes: Sequence[str] = (".png", ".svg")) -> list[Path]:
+    """Writes the figure as PNG, SVG or both; the same figure gives the same bytes."""
     import matplotlib as mpl
 
-    paths = []
+    metadata = {".png": {"Software": None}, ".svg": {"Date": None}}
+    paths = [folder / f"{stem}{suffix}" for suffix in suffixes]
     with mpl.rc_context({"svg.hashsalt": "glabench", **_PLAIN_TEXT}):
-        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
-            path = folder / f"{stem}{suffix}"
-            figure.savefig(path, dpi=160, metadata=metadata)
-            paths.append(path)
+        for path in paths:
+            figure.savefig(path, dpi=160, metadata=metadata[path.suffix])
     return paths

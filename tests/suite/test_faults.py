@@ -17,10 +17,11 @@ import pytest
 from conftest import FAKES
 from test_records import CELL, record
 
-from glabench.errors import UsageError
+from glabench.errors import RecordNotKeptError, UsageError
 from glabench.measure.outcome import failure_of
 from glabench.measure.sampling import ClockError, collect_samples, relative_half_width
 from glabench.measure.settings import Settings
+from glabench.measure.timer import Sample
 from glabench.records import RunFolder
 from glabench.sweeps import load_sweep
 
@@ -90,7 +91,10 @@ OTHER = replace(CELL, seqlen=7)
 def test_a_record_that_fits_in_part_leaves_the_file_as_it_was(folder):
     folder.append(record())
     before = (folder.path / "records.jsonl").read_bytes()
-    with hardly_any_disk(len(before) + 100), pytest.raises(OSError, match="File too large"):
+    with (
+        hardly_any_disk(len(before) + 100),
+        pytest.raises(RecordNotKeptError, match="File too large; what was"),
+    ):
         folder.append(replace(record(), cell=OTHER))
     assert (folder.path / "records.jsonl").read_bytes() == before
     folder.append(replace(record(time_ms=2.0), cell=OTHER))
@@ -103,7 +107,7 @@ def test_a_record_that_the_disk_gives_back_late_leaves_the_file_as_it_was(folder
 
     folder.append(record())
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(RecordNotKeptError, match="No space left"):
         folder.append(replace(record(), cell=OTHER))
     assert [r.cell for r in folder.records()] == [CELL]
 
@@ -256,7 +260,7 @@ def processes():
 def test_a_sample_that_no_call_can_take_ends_as_an_error_and_not_as_a_time(bad, at):
     times = iter([1.0] * at + [bad] + [1.0] * 100)
     with pytest.raises(ClockError) as caught:
-        collect_samples(lambda: next(times), Settings(least_time_s=0))
+        collect_samples(lambda: Sample(next(times)), Settings(least_time_s=0))
     failed = failure_of("run", CELL, caught.value)
     assert failed.status == "error"
     assert failed.reason.startswith("ClockError: the clock says that a call took ")
@@ -268,14 +272,14 @@ def test_samples_without_a_size_never_count_as_settled():
 
 def test_a_clock_that_goes_back_does_not_prolong_the_sampling():
     ticks = iter([*range(0, 3), *range(-1000, 1000)])
-    samples, reason = collect_samples(lambda: 5.0, Settings(time_limit_s=5, least_time_s=99), clock=lambda: next(ticks))
-    assert (len(samples), reason) == (7, "time limit")
+    found = collect_samples(lambda: Sample(5.0), Settings(time_limit_s=5, least_time_s=99), clock=lambda: next(ticks))
+    assert (len(found.kept), found.stop_reason) == (7, "time limit")
 
 
 def test_a_clock_that_leaps_ends_the_sampling_as_one_that_did_not_settle():
     ticks = iter([0.0, 0.1, 0.2, *(1e9 + i for i in range(100))])
-    samples, reason = collect_samples(lambda: 5.0, Settings(time_limit_s=5), clock=lambda: next(ticks))
-    assert (len(samples), reason) == (3, "time limit")
+    found = collect_samples(lambda: Sample(5.0), Settings(time_limit_s=5), clock=lambda: next(ticks))
+    assert (len(found.kept), found.stop_reason) == (3, "time limit")
 
 
 # Plugins

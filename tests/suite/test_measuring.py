@@ -6,96 +6,20 @@ from dataclasses import replace
 import fake_backends
 import pytest
 import torch
+from fake_timer import FakeTimer, constant
 
 from glabench.backends import load_registry
-from glabench.backends.ops import OPS
 from glabench.measure.accuracy import check_accuracy, relative_error, small_cell
-from glabench.measure.ceiling import copy_bandwidth_gbps
 from glabench.measure.cell import CellMeter
 from glabench.measure.outcome import failure_of, one_line
 from glabench.measure.process import WorkerDiedError, WorkerTimeoutError
 from glabench.measure.runner import run_cells
-from glabench.measure.sampling import collect_samples, median_interval, relative_half_width
 from glabench.measure.settings import Settings
-from glabench.measure.timer import WallTimer
 from glabench.records import Record
 from glabench.sweeps import Cell
 
 CELL = Cell("linear-torch", "linear", "fwd+bwd", 2, 40, 2, 16, 16, None, None, "fp32", None, "cpu")
 QUICK = Settings(min_samples=3, max_samples=5, time_limit_s=60, least_time_s=0, warm_up_s=0)
-
-
-class FakeTimer:
-    """Runs the calls, and says that they took the times that it was given."""
-
-    name = "made up"
-
-    def __init__(self, times):
-        self._times = iter(times)
-        self.calls = 0
-
-    def sample(self, prepare, call):
-        prepare()
-        call()
-        self.calls += 1
-        return next(self._times)
-
-    def synchronize(self):
-        pass
-
-
-def constant(value=2.0):
-    while True:
-        yield value
-
-
-# Sampling
-
-
-def test_equal_samples_stop_at_the_first_check():
-    samples, reason = collect_samples(lambda: 3.0, Settings(least_time_s=0))
-    assert (samples, reason) == ((3.0,) * 10, "precision")
-
-
-def test_noise_goes_on_to_the_sample_limit():
-    noise = iter([1.0, 2.0] * 100)
-    samples, reason = collect_samples(lambda: next(noise), Settings(max_samples=50), clock=lambda: 0.0)
-    assert (len(samples), reason) == (50, "sample limit")
-
-
-def test_a_slow_call_stops_at_the_time_limit_with_three_samples():
-    ticks = iter(range(0, 1000, 5))
-    samples, reason = collect_samples(lambda: 5000.0, Settings(time_limit_s=3), clock=lambda: next(ticks))
-    assert (len(samples), reason) == (3, "time limit")
-
-
-def test_a_short_call_is_not_judged_before_the_least_time_is_over():
-    ticks = iter([i / 100 for i in range(1000)])
-    samples, reason = collect_samples(lambda: 1.0, Settings(least_time_s=0.25), clock=lambda: next(ticks))
-    assert (len(samples), reason) == (30, "precision")
-
-
-def test_outliers_are_kept():
-    times = iter([1.0] * 9 + [100.0] + [1.0] * 10)
-    samples, reason = collect_samples(lambda: next(times), Settings(least_time_s=0))
-    assert max(samples) == 100.0
-    assert (len(samples), reason) == (20, "precision")
-
-
-def test_the_medians_interval_holds_it_95_times_in_100():
-    """Checked by simulation on a lopsided distribution whose median is known."""
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.empty(2000, 50, dtype=torch.float64).exponential_(generator=generator).sort(dim=1).values
-    hits = 0
-    for row in draws.tolist():
-        low, high = median_interval(row)
-        hits += low <= math.log(2) <= high
-    assert 0.945 <= hits / 2000 <= 0.985
-
-
-def test_the_interval_narrows_with_more_samples():
-    few = [1.0 + i / 10 for i in range(10)]
-    assert relative_half_width(few * 20) < relative_half_width(few)
 
 
 # Accuracy
@@ -257,13 +181,6 @@ def test_the_gate_runs_once_for_cells_that_share_it(monkeypatch):
     assert [c.key_dim for c in calls] == [16, 32]
 
 
-def test_the_wall_timer_measures_the_call_and_not_its_preparation():
-    import time
-
-    timer = WallTimer()
-    assert timer.sample(lambda: time.sleep(0.2), lambda: time.sleep(0.01)) < 150
-
-
 # The runner
 
 
@@ -393,32 +310,3 @@ def test_a_forward_without_gradients_is_estimated_to_hold_all_states_where_no_pr
     cell = Cell("gla-triton", "gla", "infer", 8, 4096, 4, K, 64, None, None, "bf16", "logsigmoid/16", "cuda")
     kept = load_registry()["gla-triton"].working_bytes(replace(cell, pass_="fwd", materialize=True))
     assert (load_registry()["gla-triton"].working_bytes(cell) == kept) == keeps_all
-
-
-# A token and head at K = 8 and V = 16, by hand: q, k 16 bytes each and v, o 32 in bf16, g 32 in float32.
-@pytest.mark.parametrize(
-    ("op", "pass_", "per_token"),
-    [
-        ("gla", "infer", 16 + 16 + 32 + 32 + 32),
-        ("gla", "fwd", 16 + 16 + 32 + 32 + 32),
-        ("gla", "bwd", 2 * (16 + 16 + 32 + 32) + 32),
-        ("gla", "fwd+bwd", 3 * (16 + 16 + 32 + 32) + 2 * 32),
-        ("linear", "fwd", 16 + 16 + 32 + 32),
-        ("linear", "fwd+bwd", 3 * (16 + 16 + 32) + 2 * 32),
-    ],
-)
-def test_a_perfect_pass_moves_every_tensor_once(op, pass_, per_token):
-    cell = Cell("any", op, pass_, 2, 40, 3, 8, 16, None, None, "bf16", "logsigmoid/16", "cpu")
-    assert OPS[op].moved_bytes(cell) == 2 * 40 * 3 * per_token
-
-
-def test_a_copy_counts_what_it_reads_and_writes_at_its_median_time():
-    timer = FakeTimer([9.0, 9.0, 9.0, *[2.0] * 7, *[1.0] * 4, *[3.0] * 4])
-    assert copy_bandwidth_gbps(timer, "cpu", buffer_bytes=4000) == pytest.approx(2 * 4000 / 2.0 / 1e6)
-
-
-def test_a_record_holds_what_a_perfect_pass_would_have_moved_in_its_time():
-    meter = CellMeter(load_registry().get("linear-torch"), QUICK, FakeTimer([2.0] * 20), "run")
-    record = meter.measure(CELL)
-    assert record.gbps == pytest.approx(OPS["linear"].moved_bytes(CELL) / 2.0 / 1e6)
-    assert record.copy_gbps is None

@@ -1,8 +1,8 @@
 """A sweep of 10,000 cells: what the suite itself takes for a cell, and that its memory does not grow.
 
 A made-up worker answers at once, over the JSON that a real one speaks. Counted is everything that the suite does
-between two cells: choosing the worker, reading its answer, keeping the record, telling of it. It is counted as processor
-time: how long the disk takes to confirm a record is the disk's affair, and on a busy machine others' too.
+between two cells: choosing the worker, reading its answer, keeping the record, telling of it. It is counted as time of
+the processor: how long the disk takes to confirm a record is the disk's affair, and on a busy machine others' too.
 """
 
 import gc

@@ -1,0 +1,117 @@
+"""`glabench compare`."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glabench.cli.measuring import Place, find_place, resolved
+from glabench.cli.options import MeasuringOptions, between, with_options
+from glabench.cli.output import Messages, data_console, write_json, write_text
+from glabench.cli.rounds import Campaign, Version, campaign_folder, measure_rounds, records_of
+from glabench.errors import UsageError
+from glabench.measure.revisions import checked_out, commit_of, parse_range, plugins_in, repository_of, worker_variables
+from glabench.records import RunFolder
+from glabench.records.comparison import check_same_device, clocks, compare_runs, device_name, differences
+from glabench.report.comparison import Comparison, draw_ratios, markdown, rich_table, summary, surroundings
+from glabench.report.figures import save
+from glabench.sweeps import load_sweep
+
+_SHORT_COMMIT = 10
+
+
+@with_options
+def compare(
+    options: MeasuringOptions,
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN_A RUN_B", help="Two run folders.", show_default=False)
+    ] = None,
+    rev: Annotated[
+        str | None, typer.Option(help="Measure two git revisions in turns: main..HEAD, HEAD..WORKTREE, WORKTREE.")
+    ] = None,
+    sweep: Annotated[str, typer.Option(help="What --rev measures: a preset, or a .toml file.")] = "gate",
+    rounds: Annotated[int, between("--rounds", 1, 100, "Times that --rev measures each revision, in turns.")] = 4,
+    same_within: Annotated[
+        float, between("--same-within", 0.0, 1.0, "Share within which times count as the same.")
+    ] = 0.01,
+    any_device: Annotated[bool, typer.Option("--any-device", help="Compare runs of different GPUs all the same.")] = (
+        False
+    ),
+    out: Annotated[Path | None, typer.Option(help="With --rev: where its runs go, by default under runs/.")] = None,
+    json_to: Annotated[str | None, typer.Option("--json", help="Write as JSON, - for stdout.")] = None,
+    markdown_to: Annotated[str | None, typer.Option("--markdown", help="Write as Markdown, - for stdout.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the ratios: a path that ends in .png or .svg.")] = None,
+) -> None:
+    """Compare two runs, or two git revisions, cell by cell: faster, slower, same, or unclear.
+
+    With --rev both revisions are checked out side by side, and their kernels (kernels/, and plugins of the repository)
+    are measured by this glabench in fresh processes, in turns: A B, B A, and so on.
+    """
+    messages = Messages(options.quiet, options.verbose)
+    if figure is not None and figure.suffix not in (".png", ".svg"):
+        raise UsageError(f"--figure: '{figure}' ends in neither .png nor .svg")
+    if rev is None:
+        found = _compare_folders(runs or [], same_within, any_device)
+    elif runs:
+        raise UsageError("RUN_A RUN_B: give either two run folders or --rev, not both")
+    else:
+        place = find_place(options.device, options.plugin)
+        found = _compare_revisions(rev, sweep, rounds, same_within, campaign_folder(out, "compare"), options, place)
+    if json_to is not None:
+        write_json(found.to_json(), json_to)
+    if markdown_to is not None:
+        write_text(markdown(found), markdown_to)
+    if figure is not None:
+        save(draw_ratios(found), figure.parent, figure.stem, (figure.suffix,))
+    if "-" not in (json_to, markdown_to) and not options.quiet:
+        console = data_console()
+        console.print(rich_table(found))
+        for line in surroundings(found):
+            console.print(line, markup=False)
+        console.print(summary(found), markup=False, style="bold")
+    messages.detail(f"{len(found.cells)} cells")
+
+
+def _compare_folders(runs: list[Path], same_within: float, any_device: bool) -> Comparison:
+    if len(runs) != 2:
+        raise UsageError(f"RUN_A RUN_B: needs two run folders, or --rev A..B; got {len(runs)}")
+    a, b = (RunFolder.open(path) for path in runs)
+    environment_a, environment_b = a.environment(), b.environment()
+    check_same_device(environment_a, environment_b, any_device)
+    records_a, records_b = [a.records()], [b.records()]
+    if not records_a[0] or not records_b[0]:
+        raise UsageError(f"RUN_A RUN_B: '{runs[0] if not records_a[0] else runs[1]}' has no records yet")
+    return Comparison(
+        str(runs[0]),
+        str(runs[1]),
+        compare_runs(records_a, records_b, same_within),
+        differences(environment_a, environment_b),
+        (clocks(records_a), clocks(records_b)),
+    )
+
+
+def _compare_revisions(
+    rev: str, sweep_name: str, rounds: int, same_within: float, folder: Path, options: MeasuringOptions, place: Place
+) -> Comparison:
+    name_a, name_b = parse_range(rev)
+    repository = repository_of(Path.cwd())
+    commits = {name: commit_of(repository, name) for name in (name_a, name_b)}
+    sweep, cells = resolved(load_sweep(sweep_name), options, place)
+    messages = Messages(options.quiet, options.verbose)
+    messages.say(f"{sweep.title}: {len(cells)} cells, {rounds} rounds of each revision on {device_name(place.known)}")
+    with ExitStack() as stack:
+        versions = {}
+        for side, name in (("A", name_a), ("B", name_b)):
+            tree = stack.enter_context(checked_out(repository, name))
+            versions[side] = Version(worker_variables(tree), plugins_in(tree, repository, options.plugin or ()))
+        campaign = Campaign(sweep, cells, options.settings(place.device), place, folder, messages, options.verbose)
+        folders = measure_rounds(campaign, versions, rounds)
+    a, b = records_of(folders["A"]), records_of(folders["B"])
+    return Comparison(
+        f"{name_a} ({commits[name_a][:_SHORT_COMMIT]})",
+        f"{name_b} ({commits[name_b][:_SHORT_COMMIT]})",
+        compare_runs(a, b, same_within, paired=True),
+        (),
+        (clocks(a), clocks(b)),
+    )

@@ -1,0 +1,95 @@
+"""Measuring in rounds: every round is a run folder of its own, and every cell of it was measured in a fresh process."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from glabench.cli.measuring import Place, new_path, rated
+from glabench.cli.output import Messages
+from glabench.errors import InterruptedRunError
+from glabench.measure.ceiling import measure_ceilings
+from glabench.measure.process import ProcessWorker
+from glabench.measure.rounds import Turn, run_turns, turns
+from glabench.measure.settings import Settings
+from glabench.records import Ceilings, Record, RunFolder
+from glabench.sweeps import Cell, Sweep
+
+
+@dataclass(frozen=True)
+class Version:
+    """One side of a measurement: what its workers find in their environment, and the plugins that they load."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What is measured in rounds, where and how."""
+
+    sweep: Sweep
+    cells: Sequence[Cell]
+    settings: Settings
+    place: Place
+    folder: Path
+    messages: Messages
+    verbose: bool = False
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Hardware, versions and settings, as a run folder keeps them."""
+        return {**self.place.known, "settings": self.settings.to_json()}
+
+
+def measure_rounds(
+    campaign: Campaign, versions: Mapping[str, Version], rounds: int, ceilings: Ceilings | None = None
+) -> dict[str, list[RunFolder]]:
+    """Measures the cells of a campaign, `rounds` times each version, in turns; the run folders of each version."""
+    if ceilings is None:
+        ceilings = measure_ceilings() if campaign.place.device == "cuda" else Ceilings()
+    order = turns(list(versions), rounds)
+    environment = {**campaign.environment, "ceilings": asdict(ceilings)}
+    folders = {
+        turn: RunFolder.create(campaign.folder / f"{turn.side}-{turn.round}", campaign.sweep, environment)
+        for turn in order
+    }
+
+    def start(turn: Turn, backend: str) -> ProcessWorker:
+        version = versions[turn.side]
+        return ProcessWorker(
+            backend,
+            folders[turn].run_id,
+            campaign.settings,
+            version.plugins,
+            campaign.verbose,
+            version.variables,
+        )
+
+    with campaign.messages.progress(len(order) * len(campaign.cells)) as progress:
+
+        def keep(turn: Turn, record: Record) -> None:
+            record = rated(record, campaign.place.registry, ceilings)
+            folders[turn].append(record)
+            progress.add(record, f"{turn.side}-{turn.round}")
+
+        try:
+            run_turns(campaign.cells, order, start, lambda turn: folders[turn].run_id, keep, progress.start)
+        except KeyboardInterrupt:
+            raise InterruptedRunError(f"interrupted; what was measured is in {campaign.folder}") from None
+    return {side: [folders[turn] for turn in sorted_turns(order, side)] for side in versions}
+
+
+def sorted_turns(order: Sequence[Turn], side: str) -> list[Turn]:
+    """A side's turns by their round."""
+    return sorted((turn for turn in order if turn.side == side), key=lambda turn: turn.round)
+
+
+def records_of(folders: Sequence[RunFolder]) -> list[list[Record]]:
+    """The records of every round."""
+    return [folder.records() for folder in folders]
+
+
+def campaign_folder(out: Path | None, name: str) -> Path:
+    """Where rounds go: the folder that was asked for, or a new one under runs/."""
+    return out or new_path(name)

@@ -1,0 +1,101 @@
+"""Work of a known size, to hold the timers against: a kernel that spins, a copy of known bytes, a product."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+_REPEATS = 9
+_REST_S = 0.05  # between bursts, so that they do not meet the power limit where single calls do not
+_BURST_S = 0.01
+
+
+@triton.jit
+def _spin(out, nanoseconds):  # type: ignore[no-untyped-def]
+    """Spins until the device's global timer has gone on by so many nanoseconds, and writes how many they were."""
+    start = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], tl.int64, False, 1)
+    now = start
+    while now - start < nanoseconds:
+        now = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], tl.int64, False, 1)
+    tl.store(out, now - start)
+
+
+@dataclass(frozen=True)
+class KnownWork:
+    """A call, what it is, and its true time in milliseconds as something else than the timers tells it."""
+
+    name: str
+    what: str
+    call: Callable[[], object]
+    true_ms: Callable[[], float]
+
+
+def spin(milliseconds: float) -> KnownWork:
+    """A kernel that spins for a time; the truth is what the device's own timer counted within it."""
+    out = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    def call() -> None:
+        _spin[(1,)](out, int(milliseconds * 1e6), num_warps=1)
+
+    def true_ms() -> float:
+        call()
+        return out.item() / 1e6
+
+    return KnownWork(f"spin {milliseconds:g} ms", "one program that waits for the device's timer", call, true_ms)
+
+
+def copy(mebibytes: int) -> KnownWork:
+    """A copy within the device's memory; the truth is the host's clock over many, back to back."""
+    source = torch.randint(-(2**31), 2**31, (mebibytes * 2**18,), dtype=torch.int32, device="cuda")
+    target = torch.empty_like(source)
+
+    def call() -> object:
+        return target.copy_(source)
+
+    return KnownWork(f"copy {mebibytes} MiB", f"{2 * mebibytes} MiB moved", call, lambda: back_to_back_ms(call))
+
+
+def product(size: int) -> KnownWork:
+    """A square bf16 product; the truth is the host's clock over many, back to back."""
+    a, b, out = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+
+    def call() -> object:
+        return torch.mm(a, b, out=out)
+
+    return KnownWork(f"product {size}", f"{2 * size**3 / 1e9:.0f} GFLOP in bf16", call, lambda: back_to_back_ms(call))
+
+
+def back_to_back_ms(call: Callable[[], object]) -> float:
+    """A call's time by the host's clock alone: what 2N calls in a row take longer than N, over N."""
+    call()
+    once = _burst_s(call, 1)
+    calls = max(4, round(_BURST_S / once))
+    longer = []
+    for _ in range(_REPEATS):
+        time.sleep(_REST_S)
+        short = _burst_s(call, calls)
+        time.sleep(_REST_S)
+        longer.append(_burst_s(call, 2 * calls) - short)
+    return 1e3 * median(longer) / calls
+
+
+def _burst_s(call: Callable[[], object], calls: int) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def known_works() -> Sequence[KnownWork]:
+    """What the timers are validated with."""
+    works: list[Any] = [spin(0.25), spin(1), spin(10), copy(256), copy(1024), product(4096), product(8192)]
+    return works

@@ -1,0 +1,99 @@
+"""Holds the timers against work of a known size, and against other people's timers.
+
+    python -m glabench.measure.validation
+
+prints, as JSON, one object a work: its name, what it is, its true time, and the median of each timer, milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from glabench.measure.timer import TIMINGS, CudaTimer
+
+_BURSTS, _REST_S = 5, 0.1
+_WARM_UP_CALLS, _SAMPLES = 2, 10
+_CUDA_BENCH_TIMEOUT_S = 300
+
+
+def measure_known_work() -> list[dict[str, Any]]:
+    """One row a work; `cuda_bench` is None where the package is not installed or does not run."""
+    from glabench.measure.known import KnownWork, known_works
+
+    timers = {timing: CudaTimer(timing) for timing in TIMINGS}
+    theirs = cuda_bench_ms()
+
+    def row(work: KnownWork) -> dict[str, Any]:
+        rows: dict[str, Any] = {"work": work.name, "what": work.what, "true_ms": _rested(work.true_ms)}
+        for timing, timer in timers.items():
+            rows[f"{timing}_ms"] = _rested(lambda timer=timer: _median_ms(timer, work.call))  # type: ignore[misc]
+        rows["do_bench_ms"] = _rested(lambda: _do_bench_ms(work.call))
+        rows["cuda_bench_ms"] = theirs.get(work.name)
+        return rows
+
+    return [row(work) for work in known_works()]
+
+
+def _rested(measure: Callable[[], float]) -> float:
+    """The median of short bursts, each from a GPU that has rested, so that all timers meet the same clock.
+
+    A large product that runs for longer meets the power limit, and then takes longer by up to a sixth.
+    """
+    found = []
+    for _ in range(_BURSTS):
+        time.sleep(_REST_S)
+        found.append(measure())
+    return median(found)
+
+
+def _median_ms(timer: CudaTimer, call: Callable[[], object]) -> float:
+    sample = timer.bind(None, call)
+    return median([sample().ms for _ in range(_WARM_UP_CALLS + _SAMPLES)][_WARM_UP_CALLS:])
+
+
+def _do_bench_ms(call: Callable[[], object]) -> float:
+    from triton.testing import do_bench
+
+    return float(do_bench(call, warmup=1, rep=15, return_mode="median"))
+
+
+def cuda_bench_ms() -> Mapping[str, float]:
+    """Median GPU time of each work by NVIDIA's cuda-bench, in a process of its own; empty where it is not installed."""
+    try:
+        if find_spec("cuda.bench") is None:
+            return {}
+    except ModuleNotFoundError:
+        return {}
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "cuda-bench.json"
+        command = [sys.executable, "-m", "glabench.measure.cuda_bench", "--json", str(out)]
+        command += ["--stopping-criterion", "sample-count", "--target-samples", str(_SAMPLES)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=_CUDA_BENCH_TIMEOUT_S)
+            found = json.loads(out.read_text(encoding="utf-8"))
+        except (OSError, subprocess.SubprocessError, ValueError) as problem:
+            print(f"cuda-bench did not run: {problem}", file=sys.stderr)
+            return {}
+    return {name: 1e3 * seconds for name, seconds in _medians(found)}
+
+
+def _medians(found: Mapping[str, Any]) -> list[tuple[str, float]]:
+    pairs = []
+    for benchmark in found["benchmarks"]:
+        for summary in benchmark["states"][0]["summaries"]:
+            if summary["tag"] == "nv/cold/time/gpu/median":
+                pairs.append((benchmark["name"], float(summary["data"][0]["value"])))
+    return pairs
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_known_work()))

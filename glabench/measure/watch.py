@@ -1,0 +1,58 @@
+"""Watches the device while a cell is sampled: a reading every so often, between samples, in the same thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from glabench.records.nvml import DeviceState, Nvml
+
+_BETWEEN_READINGS_S = 0.05
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What the readings have in common: median clocks and power, the highest temperature, every throttle reason seen.
+
+    `throttle` is a text, reasons joined by commas, `none` where none was seen; fields are None where nothing was read.
+    """
+
+    memory_clock_mhz: float | None
+    temperature_c: float | None
+    power_w: float | None
+    throttle: str | None
+
+
+class Watch:
+    """Collects readings; `look` is to be called after every sample."""
+
+    def __init__(self, nvml: Nvml | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._nvml = nvml
+        self._clock = clock
+        self._readings: list[DeviceState] = []
+        self._next_at = -float("inf")
+
+    def look(self) -> None:
+        """Reads the device, unless it did so a moment ago."""
+        if self._nvml is None or self._clock() < self._next_at:
+            return
+        self._readings.append(self._nvml.state())
+        self._next_at = self._clock() + _BETWEEN_READINGS_S
+
+    def summary(self) -> Watched:
+        """The readings so far as one."""
+        reasons = [reading.throttle for reading in self._readings if reading.throttle is not None]
+        seen = sorted(frozenset[str]().union(*reasons))
+        return Watched(
+            _middle(reading.memory_clock_mhz for reading in self._readings),
+            max((r.temperature_c for r in self._readings if r.temperature_c is not None), default=None),
+            _middle(reading.power_w for reading in self._readings),
+            (", ".join(seen) or "none") if reasons else None,
+        )
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -1,0 +1,125 @@
+"""The state of a GPU as NVIDIA's management library (NVML) tells it. Everything is None where it cannot be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+# Reasons for a clock below the maximum that say something of the device; idling and settings of an application do not.
+_REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "temperature",
+    0x40: "hardware temperature",
+    0x80: "power brake",
+}
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """One reading: clocks in MHz, temperature in degrees Celsius, power in watts, and why the clock is held back."""
+
+    sm_clock_mhz: float | None
+    memory_clock_mhz: float | None
+    temperature_c: float | None
+    power_w: float | None
+    throttle: frozenset[str] | None
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Who computes on the GPU: memory of this process as the driver counts it, MiB, and how many others there are."""
+
+    own_memory_mib: float | None
+    others: int | None
+
+
+class Nvml:
+    """Readings of one GPU; each is microseconds, but for the energy counter (3 ms)."""
+
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library = library
+        self._handle = handle
+
+    def _read(self, function: str, *arguments: Any) -> Any:
+        """A reading by the library's function; None where the device, the driver or a container does not give it."""
+        try:
+            return getattr(self._library, function)(self._handle, *arguments)
+        except (self._library.NVMLError, AttributeError):
+            return None
+
+    def state(self) -> DeviceState:
+        """Clocks, temperature, power and throttle reasons of this moment."""
+        library = self._library
+        reasons = self._read("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return DeviceState(
+            _as(float, self._read("nvmlDeviceGetClockInfo", library.NVML_CLOCK_SM)),
+            _as(float, self._read("nvmlDeviceGetClockInfo", library.NVML_CLOCK_MEM)),
+            _as(float, self._read("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU)),
+            _as(lambda milliwatts: milliwatts / 1e3, self._read("nvmlDeviceGetPowerUsage")),
+            _as(lambda bits: frozenset(name for bit, name in _REASONS.items() if bits & bit), reasons),
+        )
+
+    def energy_j(self) -> float | None:
+        """What the board has used since the driver was loaded, joules."""
+        return _as(lambda millijoules: millijoules / 1e3, self._read("nvmlDeviceGetTotalEnergyConsumption"))
+
+    def max_sm_clock_mhz(self) -> float | None:
+        """The SM clock that the device reaches when nothing holds it back."""
+        return _as(float, self._read("nvmlDeviceGetMaxClockInfo", self._library.NVML_CLOCK_SM))
+
+    def processes(self, computes: bool = True) -> Processes:
+        """Own memory and other processes; `computes` says that this process has memory on the GPU, too.
+
+        In a container the driver may show processes under numbers that are not the container's. One of them is then
+        this process, and all but one are others.
+        """
+        found = self._read("nvmlDeviceGetComputeRunningProcesses")
+        if found is None:
+            return Processes(None, None)
+        own = next((p for p in found if p.pid == os.getpid()), None)
+        memory = _as(lambda size: size / 2**20, own.usedGpuMemory) if own is not None else None
+        return Processes(memory, max(0, len(found) - (1 if computes or own is not None else 0)))
+
+    def utilization_pct(self) -> float | None:
+        """Share of the last moments in which some kernel ran."""
+        return _as(lambda rates: float(rates.gpu), self._read("nvmlDeviceGetUtilizationRates"))
+
+    def settings(self) -> dict[str, Any]:
+        """What the device is set to: ECC, MIG, its highest SM clock and its power limit."""
+        return {
+            "ecc": _as(lambda modes: bool(modes[0]), self._read("nvmlDeviceGetEccMode")),
+            "mig": _as(lambda modes: bool(modes[0]), self._read("nvmlDeviceGetMigMode")),
+            "max_sm_clock_mhz": self.max_sm_clock_mhz(),
+            "power_limit_w": _as(lambda milliwatts: milliwatts / 1e3, self._read("nvmlDeviceGetEnforcedPowerLimit")),
+        }
+
+    def driver(self) -> str | None:
+        """Version of the driver."""
+        try:
+            return str(self._library.nvmlSystemGetDriverVersion())
+        except self._library.NVMLError:
+            return None
+
+
+def _as(convert: Callable[[Any], Value], reading: Any) -> Value | None:
+    return None if reading is None else convert(reading)
+
+
+def open_nvml() -> Nvml | None:
+    """NVML of the GPU that torch uses; None without NVML (AMD, WSL, some containers) or without the package."""
+    import torch
+
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        return Nvml(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}"))
+    except (pynvml.NVMLError, AttributeError, RuntimeError, AssertionError, OSError):
+        return None
