@@ -11,9 +11,13 @@ class ExitCode(IntEnum):
     """What a command's exit code means."""
 
     OK = 0
+    REGRESSION = 1
     USAGE = 2
     NOTHING_TO_RUN = 3
     CELL_FAILED = 4
+    ACCURACY = 5
+    UNCLEAR = 6
+    BUG = 70
     INTERRUPTED = 130
 
 

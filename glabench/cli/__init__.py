@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import traceback
 from typing import Any, NoReturn
 
 from glabench.errors import ExitCode, GlabenchError, printable
@@ -60,7 +61,8 @@ def main() -> NoReturn:
         # Usage errors of click, which newer versions of Typer ship under a name of their own.
         format_message = getattr(problem, "format_message", None)
         if format_message is None:
-            raise
+            traceback.print_exc()
+            sys.exit(ExitCode.BUG)
         _fail(" ".join(format_message().split()), getattr(problem, "exit_code", ExitCode.USAGE))
     sys.exit(code if isinstance(code, int) else ExitCode.OK)
 

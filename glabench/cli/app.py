@@ -5,10 +5,11 @@ from typing import Annotated
 import typer
 
 from glabench import __version__
-from glabench.cli import backends, chunk_sweep, compare, env, report, run, speed, sweeps
+from glabench.cli import backends, baseline, check, chunk_sweep, compare, env, report, run, speed, sweeps, validate
 
 _EPILOG = (
-    "Exit codes: 0 fine, 2 wrong usage, 3 nothing to run, 4 some cell failed (its record says why), 130 interrupted."
+    "Exit codes: 0 fine, 1 regression (check), 2 wrong usage, 3 nothing to run, 4 some cell failed (its record says "
+    "why), 5 accuracy (check), 6 unclear (check --strict), 130 interrupted."
 )
 
 app = typer.Typer(
@@ -40,6 +41,9 @@ app.command("speed", epilog=_EPILOG)(speed.speed)
 app.command("chunk-sweep", epilog=_EPILOG)(chunk_sweep.chunk_sweep)
 app.command("run", epilog=_EPILOG)(run.run)
 app.command("compare")(compare.compare)
+app.command("check", epilog=_EPILOG)(check.check)
+app.add_typer(baseline.baseline, name="baseline")
+app.command("validate")(validate.validate)
 app.command("report")(report.report)
 app.command("backends")(backends.backends)
 app.command("sweeps")(sweeps.sweeps)

@@ -41,6 +41,27 @@ def between(option: str, low: float, high: float, help_text: str) -> Any:
     return typer.Option(option, callback=check, help=help_text)
 
 
+def parse_share(text: str) -> float:
+    """A share as a number: 5% and 0.05 are the same. Raises ValueError for what is no number, or below 0."""
+    number = text.strip()
+    value = float(number[:-1]) / 100 if number.endswith("%") else float(number)
+    if not 0 <= value < float("inf"):
+        raise ValueError("out of range")
+    return value
+
+
+def share(option: str, help_text: str) -> Any:
+    """An option for a share, given as 5% or 0.05."""
+
+    def parse(text: str | float) -> float:
+        try:
+            return parse_share(str(text))
+        except ValueError:
+            raise UsageError(f"{option}: '{text}' is not a share (allowed: 5%, 0.05, from 0 up)") from None
+
+    return typer.Option(option, parser=parse, help=help_text, metavar="SHARE")
+
+
 @dataclass(frozen=True)
 class MeasuringOptions:
     """What to measure, and how; an axis that was not given is None and stays as the sweep has it."""

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,11 @@ class Messages:
         """A message that a person wants to see."""
         if not self._quiet:
             self.console.print(printable(text), markup=False, soft_wrap=True)
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """Lines for a program that reads this one's log, whether quiet or not, and not wrapped."""
+        for text in texts:
+            print(text, file=sys.stderr)
 
     def detail(self, text: str) -> None:
         """A message for --verbose."""

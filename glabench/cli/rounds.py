@@ -1,7 +1,7 @@
 """Measuring in rounds: every round is a run folder of its own, and every cell of it was measured in a fresh process."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ class Campaign:
     folder: Path
     messages: Messages
     verbose: bool = False
+
+    def on(self, cells: Sequence[Cell], name: str) -> "Campaign":
+        """The same with other cells, in a folder within this one's."""
+        return replace(self, cells=cells, folder=self.folder / name)
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -93,3 +97,8 @@ def records_of(folders: Sequence[RunFolder]) -> list[list[Record]]:
 def campaign_folder(out: Path | None, name: str) -> Path:
     """Where rounds go: the folder that was asked for, or a new one under runs/."""
     return out or new_path(name)
+
+
+def compile_cache(folder: str) -> dict[str, str]:
+    """What makes a worker keep its compiled kernels in a folder, and find none there of an earlier run."""
+    return {"TRITON_CACHE_DIR": folder}

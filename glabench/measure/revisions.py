@@ -77,3 +77,23 @@ def plugins_in(tree: Path, repository: Path, plugins: Sequence[str]) -> tuple[st
         return str(tree / absolute.relative_to(top)) if absolute.is_relative_to(top) else str(path)
 
     return tuple(within(Path(plugin)) for plugin in plugins)
+
+
+def present_revision() -> str | None:
+    """The commit of the repository that the working folder belongs to; None where there is none, or it was changed."""
+    try:
+        repository = repository_of(Path.cwd())
+        return (
+            None if _git(repository, "status", "--porcelain", "--untracked-files=no") else commit_of(repository, "HEAD")
+        )
+    except UsageError:
+        return None
+
+
+def repository_with(commit: str | None) -> Path | None:
+    """The repository that the working folder belongs to, if it has a commit."""
+    try:
+        repository = repository_of(Path.cwd())
+        return repository if commit is not None and commit_of(repository, commit) else None
+    except UsageError:
+        return None

@@ -68,7 +68,7 @@ def by_cell(rounds: Iterable[Iterable[Record]]) -> dict[Cell, list[Record]]:
 def compare_runs(
     a: Sequence[Sequence[Record]],
     b: Sequence[Sequence[Record]],
-    same_within: float = 0.01,
+    same_within: float = 0.02,
     paired: bool = False,
 ) -> list[CellComparison]:
     """Compares the cells that either side has; each side is a row of rounds, which are the records of one process each.

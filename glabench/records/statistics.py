@@ -38,12 +38,20 @@ class Ratio:
     p_value: float
 
 
-def compare_samples(a: Rounds, b: Rounds, paired: bool = False, confidence: float = 0.95, seed: int = 0) -> Ratio:
+def compare_samples(
+    a: Rounds,
+    b: Rounds,
+    paired: bool = False,
+    confidence: float = 0.95,
+    seed: int = 0,
+    spread: float = PROCESS_SPREAD,
+) -> Ratio:
     """The ratio of b's time to a's.
 
     Each is a row of rounds, each round the samples of one process, in the order in which they were taken. `paired`:
-    round i of a and of b ran next to each other, so that what drifts between rounds is common to both. Raises
-    ValueError for a side without samples, or for pairs that do not match.
+    round i of a and of b ran next to each other, so that what drifts between rounds is common to both. `spread` is the
+    standard deviation between rounds that every round carries besides what the samples show. Raises ValueError for a
+    side without samples, or for pairs that do not match.
     """
     if not a or not b or not all(map(len, [*a, *b])):
         raise ValueError("each side needs at least one round, and each round a sample")
@@ -56,10 +64,10 @@ def compare_samples(a: Rounds, b: Rounds, paired: bool = False, confidence: floa
     center = _mean_median(logs_b) - _mean_median(logs_a)
     drawn_a, drawn_b = (np.stack([_median_draws(x, generator) for x in side]) for side in (logs_a, logs_b))
     if paired:
-        draws = _resampled_rounds(drawn_b - drawn_a, math.sqrt(2) * PROCESS_SPREAD, generator)
+        draws = _resampled_rounds(drawn_b - drawn_a, math.sqrt(2) * spread, generator)
     else:
-        draws = _resampled_rounds(drawn_b, PROCESS_SPREAD, generator)
-        draws = draws - _resampled_rounds(drawn_a, PROCESS_SPREAD, generator)
+        draws = _resampled_rounds(drawn_b, spread, generator)
+        draws = draws - _resampled_rounds(drawn_a, spread, generator)
     tail = 50 * (1 - confidence)
     low, high = np.percentile(draws, (tail, 100 - tail))
     return Ratio(math.exp(center), math.exp(low), math.exp(high), _rank_test(logs_a, logs_b, paired))

@@ -13,7 +13,9 @@ from rich.console import Console
 
 from glabench.backends import load_registry
 from glabench.errors import UsageError
+from glabench.measure.settings import Settings
 from glabench.records import Ceilings, Record, RunFolder
+from glabench.records.baseline import Baseline
 from glabench.records.comparison import clocks, compare_runs, differences
 from glabench.report import comparison
 from glabench.report.comparison import Comparison
@@ -21,6 +23,7 @@ from glabench.report.series import choose_x
 from glabench.report.tables import markdown, rich_tables, to_frame
 from glabench.report.write import write_report
 from glabench.sweeps import Cell, load_sweep
+from glabench.sweeps.load import dump_sweep
 
 ROOT = Path(__file__).parents[2]
 TRAITS = load_registry().traits()
@@ -232,6 +235,43 @@ def test_an_odd_environment_is_described_or_refused(folder, environment):
         assert "environment.json: not an environment" in words
     finally:
         (folder.path / "environment.json").unlink()
+
+
+@settings(FIXED, max_examples=60)
+@given(
+    rows=mutated_records(),
+    changes=st.dictionaries(st.sampled_from(["environment", "sweep", "rounds", "revision", "format"]), ODD, max_size=2),
+)
+def test_an_odd_baseline_is_read_or_refused_by_name(folder, rows, changes):
+    sweep = {"name": "gate", "toml": dump_sweep(load_sweep("gate"))}
+    data = {"format": 1, "environment": {}, "sweep": sweep, "revision": None, "rounds": [rows]}
+    path = folder.path / "baseline.json"
+    path.write_text(json.dumps(data | changes))
+    try:
+        Baseline.load(path)
+    except UsageError as problem:
+        words = str(problem)
+        assert words.startswith("--baseline: ")
+
+
+@pytest.mark.parametrize("revision", ["main", "--upload-pack=x", "WORKTREE", "HEAD~1", 3])
+def test_a_baseline_names_the_code_that_it_came_from_by_its_hash_alone(folder, revision):
+    path = folder.path / "baseline.json"
+    Baseline(load_sweep("gate"), {}, "0123456789abcdef", [[Record.from_json(record_at(1024))]]).save(path)
+    assert Baseline.load(path).revision == "0123456789abcdef"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"revision": revision}))
+    with pytest.raises(UsageError, match="revision needs the hash of a commit"):
+        Baseline.load(path)
+
+
+@FIXED
+@given(data=st.dictionaries(st.sampled_from(sorted(Settings().to_json())), ODD))
+def test_odd_settings_are_refused_by_name(data):
+    try:
+        Settings.from_json(data)
+    except ValueError as problem:
+        words = str(problem)
+        assert any(words.startswith(name) for name in data)
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"[" * 100_000, b" " * 2**21, b"", b"{", b"9" * 5000])

@@ -1,0 +1,290 @@
+"""The gate: decides on new measurements against a baseline. It may not pass what it cannot tell."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+from glabench.errors import ExitCode
+from glabench.records.comparison import SIGNIFICANCE, by_cell, largest_error, peak_memory, time_ms
+from glabench.records.diagnosis import Diagnosis, diagnose
+from glabench.records.record import Record
+from glabench.records.statistics import PROCESS_SPREAD, Ratio, compare_samples, false_discovery
+from glabench.sweeps.model import Cell
+
+# An interval this wide lets an unchanged cell be blamed, or a slow-down of just the limit be missed, once in 200 times.
+_CONFIDENCE = 0.99
+_FIRST_CALL_SLACK_S = 1.0
+_YARDSTICK_SPREAD = 0.03
+_UNTRUSTED = frozenset({Diagnosis.UNSETTLED, Diagnosis.HOT, Diagnosis.SHARED, Diagnosis.OUTLIERS})
+
+
+class Outcome(StrEnum):
+    """What the gate says of a cell, the worst last."""
+
+    FINE = "fine"
+    UNCLEAR = "unclear"
+    REGRESSION = "regression"
+    FAILED = "failed"
+    ACCURACY = "accuracy"
+
+
+_EXIT = {
+    Outcome.FINE: ExitCode.OK,
+    Outcome.REGRESSION: ExitCode.REGRESSION,
+    Outcome.FAILED: ExitCode.CELL_FAILED,
+    Outcome.ACCURACY: ExitCode.ACCURACY,
+}
+_ORDER = list(Outcome)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """By how much a cell may become worse, as shares: 0.05 allows 5 % more."""
+
+    slowdown: float = 0.05
+    memory: float = 0.02
+    error: float = 0.5
+    first_call: float = 0.5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the gate says of a cell, or of all first calls of a backend, and why."""
+
+    name: str
+    outcome: Outcome
+    reason: str
+    cell: Cell | None = None
+    ratio: Ratio | None = None
+    before_ms: float | None = None
+    now_ms: float | None = None
+    memory_ratio: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat dict."""
+        ratio = self.ratio
+        return {
+            "name": self.name,
+            "outcome": str(self.outcome),
+            "reason": self.reason,
+            "ratio": ratio.ratio if ratio else None,
+            "ratio_low": ratio.low if ratio else None,
+            "ratio_high": ratio.high if ratio else None,
+            "before_ms": self.before_ms,
+            "now_ms": self.now_ms,
+            "memory_ratio": self.memory_ratio,
+        }
+
+
+def worst(findings: Iterable[Finding]) -> Outcome:
+    """The worst outcome."""
+    return max((finding.outcome for finding in findings), key=_ORDER.index, default=Outcome.FINE)
+
+
+def exit_code(findings: Sequence[Finding], strict: bool) -> ExitCode:
+    """0 fine, 1 regression, 4 a cell failed, 5 accuracy; what is unclear passes unless `strict`, and is then 6."""
+    outcome = worst(findings)
+    if outcome is Outcome.UNCLEAR:
+        return ExitCode.UNCLEAR if strict else ExitCode.OK
+    return _EXIT[outcome]
+
+
+def judge_time(ratio: Ratio, p_value: float, limit: float) -> Outcome:
+    """Fine: shown to be within the limit. Regression: shown to be slower, and not shown to be within the limit.
+
+    So a slow-down of the limit itself is caught as surely as the interval holds the truth, and a change that is within
+    the limit passes once it is known well enough. Unclear: neither is shown.
+    """
+    if ratio.high <= 1 + limit:
+        return Outcome.FINE
+    return Outcome.REGRESSION if ratio.low > 1 and p_value < SIGNIFICANCE else Outcome.UNCLEAR
+
+
+def check_cells(
+    before: Sequence[Sequence[Record]],
+    now: Sequence[Sequence[Record]],
+    limits: Limits,
+    yardstick: str | None = None,
+    paired: bool = False,
+) -> list[Finding]:
+    """A finding for every cell that the baseline has a time of, but for the yardstick's own.
+
+    With a yardstick, times are divided by that backend's in the same round and shape.
+    """
+    cells_before, cells_now = by_cell(before), by_cell(now)
+    held = [cell for cell, records in cells_before.items() if all(r.samples_ms for r in records)]
+    findings: dict[Cell, Finding] = {}
+    ratios: dict[Cell, Ratio] = {}
+    for cell in held:
+        if cell.backend == yardstick:
+            continue
+        problem = _broken(cell, cells_now.get(cell, []))
+        if problem is not None:
+            findings[cell] = problem
+            continue
+        try:
+            ratios[cell] = _time_ratio(cell, cells_before, cells_now, yardstick, paired)
+        except _NoYardstickError as reason:
+            findings[cell] = Finding(str(cell), Outcome.UNCLEAR, str(reason), cell)
+    adjusted = dict(zip(ratios, false_discovery([r.p_value for r in ratios.values()]), strict=True))
+    for cell, ratio in ratios.items():
+        findings[cell] = _found(cell, ratio, adjusted[cell], cells_before[cell], cells_now[cell], limits)
+    return [findings[cell] for cell in held if cell in findings]
+
+
+def _broken(cell: Cell, records: Sequence[Record]) -> Finding | None:
+    """What is wrong with a cell that has no time now."""
+    if not records:
+        return Finding(str(cell), Outcome.FAILED, "it was not measured", cell)
+    bad = next((record for record in records if not record.samples_ms), None)
+    if bad is None:
+        return None
+    outcome = Outcome.ACCURACY if bad.status == "inaccurate" else Outcome.FAILED
+    return Finding(str(cell), outcome, f"{bad.status}: {bad.reason}", cell)
+
+
+def _found(
+    cell: Cell, ratio: Ratio, p_value: float, before: Sequence[Record], now: Sequence[Record], limits: Limits
+) -> Finding:
+    """The worst of what time, memory and accuracy say, with every reason that is not fine."""
+    time = judge_time(ratio, p_value, limits.slowdown)
+    words = f"time x {ratio.ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), allowed {1 + limits.slowdown:.3g}"
+    reasons = [(time, words)]
+    memory = _quotient(peak_memory(now), peak_memory(before))
+    if memory is not None and memory > 1 + limits.memory:
+        reasons.append((Outcome.REGRESSION, f"peak memory x {memory:.3f}, allowed {1 + limits.memory:.3g}"))
+    error = _quotient(largest_error(now), largest_error(before))
+    if error is not None and error > 1 + limits.error:
+        reasons.append((Outcome.ACCURACY, f"largest error x {error:.2f}, allowed {1 + limits.error:.3g}"))
+    outcome = max((outcome for outcome, _ in reasons), key=_ORDER.index)
+    shown = [words for found, words in reasons if found is not Outcome.FINE] or [words]
+    return Finding(str(cell), outcome, "; ".join(shown), cell, ratio, time_ms(before), time_ms(now), memory)
+
+
+def _quotient(now: float | None, before: float | None) -> float | None:
+    return now / before if before and now is not None else None
+
+
+class _NoYardstickError(Exception):
+    """A cell has no yardstick that can be trusted; the message says why."""
+
+
+def _time_ratio(
+    cell: Cell,
+    before: Mapping[Cell, Sequence[Record]],
+    now: Mapping[Cell, Sequence[Record]],
+    yardstick: str | None,
+    paired: bool,
+) -> Ratio:
+    if yardstick is None:
+        return compare_samples(_samples(before[cell]), _samples(now[cell]), paired, _CONFIDENCE)
+    beside = yardstick_of(cell, yardstick, before)
+    sides = []
+    for cells, when in ((before, "in the baseline"), (now, "now")):
+        times = _trusted_times(beside, cells.get(beside, []), len(cells[cell]), when)
+        pairs = zip(_samples(cells[cell]), times, strict=True)
+        sides.append([[ms / unit for ms in samples] for samples, unit in pairs])
+    # Both a cell and its yardstick carry the spread between processes.
+    return compare_samples(sides[0], sides[1], paired, _CONFIDENCE, spread=2**0.5 * PROCESS_SPREAD)
+
+
+def yardstick_of(cell: Cell, backend: str, cells: Iterable[Cell]) -> Cell:
+    """The backend's cell of the same batch, length, pass and type: that of the same heads, else the only one.
+
+    Raises an error, which makes the cell unclear, if there is none or the choice is not plain.
+    """
+    beside = [
+        other
+        for other in cells
+        if other.backend == backend
+        and (other.batch, other.seqlen, other.pass_, other.dtype, other.device)
+        == (cell.batch, cell.seqlen, cell.pass_, cell.dtype, cell.device)
+    ]
+    heads = (cell.heads, cell.key_dim, cell.value_dim)
+    same = [other for other in beside if (other.heads, other.key_dim, other.value_dim) == heads]
+    chosen = same or beside
+    if len(chosen) != 1:
+        how_many = "no" if not chosen else f"{len(chosen)}"
+        raise _NoYardstickError(f"{how_many} cells of {backend} at this batch, length, pass and dtype to measure it by")
+    return chosen[0]
+
+
+def _trusted_times(cell: Cell, records: Sequence[Record], rounds: int, when: str) -> list[float]:
+    """The yardstick's median in each round, if it can be trusted."""
+    if len(records) != rounds or not all(record.time_ms for record in records):
+        raise _NoYardstickError(f"the yardstick {cell} has no time {when}")
+    doubts = sorted({doubt.name.lower() for record in records for doubt in diagnose(record) if doubt in _UNTRUSTED})
+    if doubts:
+        raise _NoYardstickError(f"the yardstick {cell} cannot be trusted {when}: {', '.join(doubts)}")
+    times = [record.time_ms for record in records if record.time_ms]
+    if max(times) > (1 + _YARDSTICK_SPREAD) * min(times):
+        raise _NoYardstickError(f"the yardstick {cell} varies by more than {_YARDSTICK_SPREAD:.0%} {when}")
+    return times
+
+
+def _samples(records: Sequence[Record]) -> list[tuple[float, ...]]:
+    return [record.samples_ms for record in records if record.samples_ms]
+
+
+def check_first_calls(
+    before: Sequence[Sequence[Record]], now: Sequence[Sequence[Record]], limits: Limits, yardstick: str | None = None
+) -> list[Finding]:
+    """A finding for every backend: all its first calls together, in the first round, which compiles everything.
+
+    One cell's first call says little: what it compiles depends on the cells before it.
+    """
+    sums_before, sums_now = (_first_calls(side[0]) for side in (before, now))
+    findings = []
+    for backend, seconds in sums_before.items():
+        later = sums_now.get(backend)
+        if backend == yardstick or later is None:
+            continue
+        allowed = seconds * (1 + limits.first_call) + _FIRST_CALL_SLACK_S
+        outcome = Outcome.FINE if later <= allowed else Outcome.REGRESSION
+        reason = f"{seconds:.1f} s -> {later:.1f} s, allowed {allowed:.1f} s"
+        findings.append(Finding(f"first calls of {backend}", outcome, reason))
+    return findings
+
+
+def _first_calls(records: Iterable[Record]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for record in records:
+        if record.first_call_s is not None:
+            found[record.cell.backend] = found.get(record.cell.backend, 0.0) + record.first_call_s
+    return found
+
+
+def suspects(findings: Iterable[Finding], limits: Limits) -> list[Cell]:
+    """The cells whose time is not shown to be within the limit, and which one more round may clear."""
+    return [
+        finding.cell
+        for finding in findings
+        if finding.cell is not None
+        and finding.ratio is not None
+        and finding.ratio.high > 1 + limits.slowdown
+        and finding.outcome in (Outcome.REGRESSION, Outcome.UNCLEAR)
+    ]
+
+
+def confirmed(suspected: Finding, again: Finding | None) -> Finding:
+    """A suspicion after old and new code were measured in turns: what that says counts, with both reasons."""
+    if again is None:
+        return suspected
+    reason = f"{again.reason}, measured in turns with the baseline's revision; before that: {suspected.reason}"
+    return Finding(
+        again.name, again.outcome, reason, again.cell, again.ratio, again.before_ms, again.now_ms, again.memory_ratio
+    )
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """One line: how many findings have which outcome."""
+    counts = {outcome: sum(f.outcome is outcome for f in findings) for outcome in reversed(_ORDER)}
+    return ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
+
+
+def middle_ratio(findings: Iterable[Finding]) -> float | None:
+    """The median ratio of all cells: far from 1, it is the machine that changed and not a kernel."""
+    ratios = [finding.ratio.ratio for finding in findings if finding.ratio is not None]
+    return median(ratios) if ratios else None

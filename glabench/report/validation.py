@@ -1,0 +1,78 @@
+"""What validating the harness gave, as Markdown: timers against the truth, and the spread between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, stdev
+from typing import Any
+
+from glabench.records import Record
+from glabench.records.comparison import by_cell
+from glabench.report.tables import significant
+
+_TIMERS = (
+    ("cold_ms", "cold"),
+    ("hot_ms", "hot"),
+    ("graph_ms", "graph"),
+    ("do_bench_ms", "do_bench"),
+    ("cuda_bench_ms", "cuda-bench"),
+)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far fresh processes are apart in a cell: their medians' median (ms), standard deviation and range, shares."""
+
+    cell: str
+    processes: int
+    time_ms: float
+    deviation: float
+    range: float
+
+
+def spreads(rounds: Sequence[Sequence[Record]]) -> list[Spread]:
+    """One for each cell that every process has a time of."""
+    found = []
+    for cell, records in by_cell(rounds).items():
+        times = [record.time_ms for record in records if record.time_ms]
+        if len(times) == len(records) > 1:
+            middle = median(times)
+            found.append(
+                Spread(str(cell), len(times), middle, stdev(times) / middle, (max(times) - min(times)) / middle)
+            )
+    return found
+
+
+def markdown(known: Sequence[Mapping[str, Any]], spread: Sequence[Spread], surroundings: str) -> str:
+    """The page: two tables and how to read them."""
+    heads = " | ".join(name for _, name in _TIMERS)
+    lines = ["# Validation of the timers", "", surroundings, "", "## Against work of a known size", ""]
+    lines += [
+        "The truth is the device's own timer within a kernel that spins; for copies and products the host's clock over "
+        "calls back to back, no device event involved. Other columns: median ms, and its distance from the truth.",
+        "",
+        f"| work | truth, ms | {heads} |",
+        "| --- | ---: |" + " ---: |" * len(_TIMERS),
+    ]
+    for row in known:
+        cells = " | ".join(_against(row.get(key), row["true_ms"]) for key, _ in _TIMERS)
+        lines.append(f"| {row['work']} ({row['what']}) | {significant(row['true_ms'], 4)} | {cells} |")
+    lines += [
+        "",
+        "## Between fresh processes",
+        "",
+        "Medians of the same cell in processes of their own: their standard deviation, and the distance from the "
+        "lowest to the highest, as shares of their median.",
+        "",
+        "| cell | processes | median, ms | standard deviation | lowest to highest |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {s.cell} | {s.processes} | {significant(s.time_ms)} | {s.deviation:.2%} | {s.range:.2%} |" for s in spread
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _against(value: float | None, truth: float) -> str:
+    return "" if value is None else f"{significant(value, 4)} ({value / truth - 1:+.1%})"
