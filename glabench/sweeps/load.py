@@ -92,7 +92,7 @@ def parse_sweep(name: str, text: str, where: str) -> Sweep:
             raise UsageError(f"{where}: {key} needs a text, got {shown(data[key])}")
     backends = data.get("backends")
     tables = isinstance(backends, list) and all(
-        isinstance(b, dict) and isinstance(b.get("name"), str) for b in backends
+        isinstance(b, dict) and isinstance(b.get("name"), str) and b["name"] for b in backends
     )
     if not backends or not tables:
         raise UsageError(f"{where}: needs one [[backends]] table a backend, each with a name")
@@ -112,7 +112,7 @@ def parse_sweep(name: str, text: str, where: str) -> Sweep:
             Variant(b["name"], _axes({k: v for k, v in b.items() if k != "name"}, f"{where}: backend {b['name']}"))
             for b in backends
         ),
-        title=data.get("title", name),
+        title=data.get("title") or name,
         description=data.get("description", ""),
         x=x,
         baseline=baseline,

@@ -90,6 +90,11 @@ def test_odd_sweeps_are_expanded_or_refused(text):
     check_sweep(text)
 
 
+def test_a_sweep_without_a_title_can_be_resumed():
+    untitled = parse_sweep("name", GOOD.replace("a title", ""), "mine.toml")
+    assert parse_sweep("name", dump_sweep(untitled), "again") == untitled
+
+
 @FIXED
 @given(text=st.text())
 def test_any_text_as_a_sweep_is_refused(text):
