@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +16,12 @@ Timing = Literal["cold", "hot", "graph"]
 TIMINGS: tuple[Timing, ...] = get_args(Timing)
 
 _CPU_FLUSH_BYTES = 64 * 2**20
-# The device spins before the clock starts, for longer than the host took to queue the last call: all launches of the
-# timed call then wait in the queue, and what is timed is the device's work and not the gaps between launches.
+# The device spins before the clock starts, for longer than the host took to queue any of the last calls: all launches
+# of the timed call then wait in the queue, and what is timed is the device's work and not the gaps between launches.
 # Calls that keep the host busy for longer than the bound are host-bound in real use, and are timed as such.
 _LEAST_SPIN_S, _MOST_SPIN_S = 1e-4, 5e-3
 _SPIN_MARGIN = 1.5
+_CALLS_LOOKED_BACK = 16
 _CYCLES_PER_S = 2e9
 _CALLS_BEFORE_CAPTURE = 3
 
@@ -101,13 +103,17 @@ class CudaTimer:
         }[timing]
         self._torch = torch
         self._captures = timing == "graph"
+        if self._captures:
+            # The default stream cannot be captured, and a backward runs on the stream that its inputs' nodes were made
+            # on: from here on all work of this process goes to a stream of its own.
+            torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
         self._flush: Tensor | None = None
         if timing != "hot":
             self._flush = torch.empty(4 * max(l2, 2**24), dtype=torch.int8, device="cuda")
         self._start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._spin_s = _LEAST_SPIN_S
+        self._host_s: deque[float] = deque(maxlen=_CALLS_LOOKED_BACK)
         self._clock = sm_clock()
 
     def bind(self, prepare: Step | None, call: Step) -> Callable[[], Sample]:
@@ -122,16 +128,16 @@ class CudaTimer:
             self._flush.zero_()
         if self._clock is not None:
             self._clock.begin()
-        self._torch.cuda._sleep(int(self._spin_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
+        spin_s = min(max(_SPIN_MARGIN * max(self._host_s, default=0.0), _LEAST_SPIN_S), _MOST_SPIN_S)
+        self._torch.cuda._sleep(int(spin_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
         self._start.record()
         queued_at = time.perf_counter()
         kept = call()
-        host_s = time.perf_counter() - queued_at
+        self._host_s.append(time.perf_counter() - queued_at)
         self._end.record()
         exposed = bool(self._start.query())
         if self._clock is not None:
             self._clock.end()
-        self._spin_s = min(max(_SPIN_MARGIN * host_s, _LEAST_SPIN_S), _MOST_SPIN_S)
         self._end.synchronize()
         del kept  # freeing is the next call's business, not this one's
         mhz = self._clock.mhz() if self._clock is not None else None
@@ -150,20 +156,16 @@ def captured(prepare: Step | None, call: Step) -> tuple[Step | None, Step]:
     """Both steps as replays of CUDA graphs that share their memory. Raises RuntimeError if one cannot be captured."""
     import torch
 
-    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_CALLS_BEFORE_CAPTURE):
-            if prepare is not None:
-                prepare()
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
+    for _ in range(_CALLS_BEFORE_CAPTURE):
+        if prepare is not None:
+            prepare()
+        call()
+    torch.cuda.synchronize()
     pool = torch.cuda.graph_pool_handle()
 
     def capture(step: Step) -> Step:
         graph = torch.cuda.CUDAGraph()
-        # On the stream of the calls before: a backward runs where its forward's nodes were made.
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
             step()
         return graph.replay
 

@@ -5,7 +5,8 @@ from statistics import median
 
 from glabench.records.record import Record
 
-_MANY = 0.05  # share of samples that makes an outlier or an exposed launch worth a word
+_MANY_OUTLIERS = 0.05
+_MANY_EXPOSED = 0.25  # of the samples; fewer cannot move their median far
 _FAR = 1.5  # times the median
 _DRIFT = 0.02
 _FEWEST_FOR_DRIFT = 20
@@ -32,11 +33,11 @@ def diagnose(record: Record) -> list[Diagnosis]:
     causes = (record.throttle or "").split(", ")
     found = {
         Diagnosis.UNSETTLED: record.stop_reason == "time limit",
-        Diagnosis.EXPOSED: (record.exposed_samples or 0) > _MANY * len(samples),
+        Diagnosis.EXPOSED: (record.exposed_samples or 0) > _MANY_EXPOSED * len(samples),
         Diagnosis.THROTTLED: bool(record.thrown_out_ms),
         Diagnosis.HOT: any(cause not in ("", "none", "power cap") for cause in causes),
         Diagnosis.SHARED: bool(record.other_processes),
-        Diagnosis.OUTLIERS: slow > _MANY * len(samples),
+        Diagnosis.OUTLIERS: slow > _MANY_OUTLIERS * len(samples),
         Diagnosis.DRIFT: abs(drift(samples)) > _DRIFT,
     }
     return [diagnosis for diagnosis, holds in found.items() if holds]

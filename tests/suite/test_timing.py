@@ -310,7 +310,7 @@ def measured(**fields):
     ("fields", "diagnosis"),
     [
         ({"stop_reason": "time limit"}, Diagnosis.UNSETTLED),
-        ({"exposed_samples": 3}, Diagnosis.EXPOSED),
+        ({"exposed_samples": 11}, Diagnosis.EXPOSED),
         ({"thrown_out_ms": (2.0,)}, Diagnosis.THROTTLED),
         ({"throttle": "power cap, temperature"}, Diagnosis.HOT),
         ({"other_processes": 1}, Diagnosis.SHARED),
@@ -326,7 +326,7 @@ def test_each_doubt_is_named_alone(fields, diagnosis):
     "fields",
     [
         {},
-        {"stop_reason": "precision", "exposed_samples": 2, "thrown_out_ms": (), "throttle": "power cap"},
+        {"stop_reason": "precision", "exposed_samples": 10, "thrown_out_ms": (), "throttle": "power cap"},
         {"throttle": "none", "other_processes": 0, "samples_ms": (1.0,) * 38 + (9.0,) * 2},
     ],
 )
