@@ -1,6 +1,10 @@
 """Errors that end a command, each with its exit code; the message says what was wrong and how to mend it."""
 
+import re
 from enum import IntEnum
+
+# Control characters and halves of surrogate pairs; and what turns the direction of the text around it.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class ExitCode(IntEnum):
@@ -17,6 +21,11 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def printable(text: str) -> str:
+    """The text in one line that a terminal takes for nothing but text: no escape sequences, no lone surrogates."""
+    return _UNPRINTABLE.sub(" ", text)
+
+
 class GlabenchError(Exception):
     """An error of the user's making or surroundings: printed as one line, without a traceback."""
 
@@ -25,6 +34,10 @@ class GlabenchError(Exception):
 
 class UsageError(GlabenchError):
     """An option, a sweep file or a run folder is wrong."""
+
+
+class RecordNotKeptError(GlabenchError):
+    """The disk does not take a record; those before it are kept."""
 
 
 class InterruptedRunError(GlabenchError):

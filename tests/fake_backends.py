@@ -1,10 +1,12 @@
 """Backends that misbehave, each in one way, as a plugin: `--plugin tests/fake_backends.py`."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 from gla_kernels import unaware_chunk_linear_attn
@@ -86,6 +88,54 @@ class OutOfMemory(Fake):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
 
+class Sticky(Fake):
+    """What an illegal access leaves behind: every later call in the process fails like the first."""
+
+    name = "fake-sticky"
+    broken = False
+
+    def bind(self, inputs, cell):
+        def call():
+            Sticky.broken = Sticky.broken or cell.seqlen == self.bad_seqlen
+            if Sticky.broken:
+                raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nand more")
+            return correct(inputs)
+
+        return call
+
+
+class Hungry(Fake):
+    name = "fake-hungry"
+
+    def act(self, inputs):
+        # A host with 64 MiB to spare, without taking the rest from the machine that runs the test.
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + 2**26
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        return bytearray(2**33)
+
+
+class Killed(Fake):
+    """What the kernel does to the process with the highest score when the host's memory is gone."""
+
+    name = "fake-killed"
+
+    def act(self, inputs):
+        if Path("/proc/self/oom_score_adj").read_text().strip() == "1000":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("another process would have been killed")
+
+
+class Babbling(Fake):
+    name = "fake-babbling"
+
+    def act(self, inputs):
+        for _ in range(64):
+            os.write(2, b"noise " * 2**18)
+        os.write(2, b"\nthe last words\n")
+        os._exit(9)
+
+
 class NotANumber(Fake):
     name = "fake-nan"
 
@@ -127,5 +177,4 @@ class Slow(Fake):
         return correct(inputs)
 
 
-_CLASSES = (Good, Raising, Dying, Leaving, Hanging, Forking, OutOfMemory, NotANumber, Wrong, Chatty, Picky, Slow)
-BACKENDS = [fake() for fake in _CLASSES]
+BACKENDS = [fake() for fake in Fake.__subclasses__()]

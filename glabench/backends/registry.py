@@ -4,7 +4,9 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +17,15 @@ from glabench.errors import UsageError
 from glabench.sweeps.expand import Traits
 
 ENTRY_POINTS = "glabench.backends"
+_PREFIX = "glabench_plugin_"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Code that brings backends: its name, and where it comes from."""
+
+    name: str
+    origin: str
 
 
 class Registry(Mapping[str, Backend]):
@@ -48,17 +59,45 @@ class Registry(Mapping[str, Backend]):
         return {name: backend.traits() for name, backend in self._backends.items()}
 
 
-def _load_file(path: str) -> ModuleType:
+def list_plugins(files: Iterable[str] = ()) -> list[Plugin]:
+    """All code besides glabench's own that `load_registry` would load; none of it is loaded here.
+
+    Raises UsageError for a file that is not there.
+    """
+    packages = []
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown package"
+        packages.append(Plugin(entry.name, f"{package}: {entry.value}"))
+    return [*packages, *(Plugin(_module_spec(path).name.removeprefix(_PREFIX), f"--plugin {path}") for path in files)]
+
+
+def _module_spec(path: str) -> ModuleSpec:
     file = Path(path)
-    spec = importlib.util.spec_from_file_location(f"glabench_plugin_{file.stem}", file) if file.is_file() else None
-    if spec is None or spec.loader is None:
+    spec = importlib.util.spec_from_file_location(f"{_PREFIX}{file.stem}", file) if file.is_file() else None
+    if spec is None:
         raise UsageError(f"--plugin: there is no Python file '{path}'")
+    return spec
+
+
+def _load_file(path: str) -> ModuleType:
+    spec = _module_spec(path)
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:
         with redirect_stdout(sys.stderr):  # stdout is for data
             spec.loader.exec_module(module)
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise UsageError(f"--plugin: '{path}' cannot be loaded: {type(problem).__name__}: {problem}") from problem
+    return module
+
+
+def _load_entry(entry: metadata.EntryPoint) -> ModuleType:
+    try:
+        with redirect_stdout(sys.stderr):
+            module: ModuleType = entry.load()
+    except (Exception, SystemExit) as problem:
+        reason = f"{type(problem).__name__}: {problem}"
+        raise UsageError(f"package {entry.name} cannot be loaded; mend or uninstall it: {reason}") from problem
     return module
 
 
@@ -78,7 +117,7 @@ def load_registry(plugins: Iterable[str] = ()) -> Registry:
     for backend in builtin.BACKENDS:
         registry.add(backend, "glabench")
     for entry in metadata.entry_points(group=ENTRY_POINTS):
-        for backend in _backends_of(entry.load(), f"package {entry.name}"):
+        for backend in _backends_of(_load_entry(entry), f"package {entry.name}"):
             registry.add(backend, f"package {entry.name}")
     for path in plugins:
         for backend in _backends_of(_load_file(path), f"--plugin {path}"):

@@ -1,16 +1,38 @@
 """The command line. Each command's module parses, calls one function, prints; torch is never imported here."""
 
+import os
+import signal
 import sys
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from glabench.errors import ExitCode, GlabenchError
+from glabench.errors import ExitCode, GlabenchError, printable
 
 
 def _fail(message: str, code: int) -> NoReturn:
     if message:
-        print(f"glabench: error: {message}", file=sys.stderr)
+        print(f"glabench: error: {printable(message)}", file=sys.stderr)
     sys.exit(code)
+
+
+def _interrupt(*_: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _end_like_an_interruption() -> None:
+    """A batch system's SIGTERM and a closed terminal's SIGHUP end a run as Ctrl-C does: workers go, records stay."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup has SIGHUP ignored, and means it
+            signal.signal(number, _interrupt)
+
+
+def _flush_stdout() -> None:
+    """Writes what is left now, where it can fail with a message: at the interpreter's end it cannot."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 def main() -> NoReturn:
@@ -22,13 +44,15 @@ def main() -> NoReturn:
         # Imported here, so that an interruption during imports ends like any other.
         from glabench.cli.app import app
 
+        _end_like_an_interruption()
         code = app(standalone_mode=False)
+        _flush_stdout()
     except GlabenchError as problem:
         _fail(str(problem), problem.exit_code)
     except KeyboardInterrupt:
         _fail("interrupted", ExitCode.INTERRUPTED)
     except OSError as problem:
-        named = f"'{problem.filename}': " if problem.filename else ""
+        named = f"'{problem.filename}': " if problem.filename else "cannot write: "
         _fail(f"{named}{problem.strerror or problem}", ExitCode.USAGE)
     except SystemExit as end:
         # Typer turns an interruption into an exit of its own, without a word.

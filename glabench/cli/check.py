@@ -129,7 +129,7 @@ def _surroundings(held: Baseline, place: Place) -> list[tuple[str, object, objec
 def _settings(held: Baseline) -> Settings:
     try:
         return Settings.from_json(held.environment["settings"])
-    except (KeyError, TypeError):
+    except (KeyError, ValueError):
         raise UsageError(
             "--baseline: its settings are not those of this glabench; make one anew with: glabench baseline save"
         ) from None

@@ -13,7 +13,14 @@ import typer
 from glabench.backends import Registry, load_registry
 from glabench.cli.options import MeasuringOptions, SweepOptions
 from glabench.cli.output import Messages, check_targets, print_tables, write_csv, write_json, write_records
-from glabench.errors import ExitCode, InterruptedRunError, NothingToRunError, UsageError
+from glabench.errors import (
+    ExitCode,
+    GlabenchError,
+    InterruptedRunError,
+    NothingToRunError,
+    RecordNotKeptError,
+    UsageError,
+)
 from glabench.measure.ceiling import measure_ceilings
 from glabench.measure.process import ProcessWorker
 from glabench.measure.runner import run_cells
@@ -114,11 +121,17 @@ def _measure_missing(
             folder.append(record)
             progress.add(record)
 
+        go_on = f"go on with --resume --out {folder.path}"
         try:
             run_cells(todo, start, folder.run_id, on_record, progress.start)
         except KeyboardInterrupt:
-            again = f"--resume --out {folder.path}"
-            raise InterruptedRunError(f"interrupted; what was measured is kept, go on with {again}") from None
+            raise InterruptedRunError(f"interrupted; what was measured is kept, {go_on}") from None
+        except RecordNotKeptError as problem:
+            raise RecordNotKeptError(f"{problem}, {go_on}") from None
+        except OSError as problem:  # no process, no temporary file for a worker
+            why = problem.strerror or problem
+            message = f"the next cell cannot be measured: {why}; what was measured is kept, {go_on}"
+            raise GlabenchError(message) from None
 
 
 def rated(record: Record, registry: Registry, ceilings: Ceilings) -> Record:

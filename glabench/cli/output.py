@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from glabench.errors import UsageError
+from glabench.errors import UsageError, printable
 from glabench.records import Record
 from glabench.records.diagnosis import diagnose
 from glabench.report.series import choose_x
@@ -29,7 +29,7 @@ class Messages:
     def say(self, text: str) -> None:
         """A message that a person wants to see."""
         if not self._quiet:
-            self.console.print(text, markup=False, soft_wrap=True)
+            self.console.print(printable(text), markup=False, soft_wrap=True)
 
     def lines(self, texts: Iterable[str]) -> None:
         """Lines for a program that reads this one's log, whether quiet or not, and not wrapped."""
@@ -139,7 +139,7 @@ def write_records(records: Sequence[Record], json_to: str | None, csv_to: str | 
 def print_tables(records: Sequence[Record], sweep: Sweep) -> None:
     """The sweep's title and tables, on stdout."""
     console = data_console()
-    console.print(sweep.title, markup=False, style="bold")
+    console.print(printable(sweep.title), markup=False, style="bold")
     for table in rich_tables(records, choose_x(records, sweep.x)):
         console.print(table)
     if any(unsettled(record) for record in records):

@@ -2,6 +2,7 @@
 
 import re
 
+from glabench.errors import printable
 from glabench.records import Record, Status
 from glabench.sweeps.model import Cell
 
@@ -17,7 +18,7 @@ def one_line(text: str) -> str:
     line = lines[0]
     if re.search(r"\bat \d+:\d+:?$", line):
         line = f"{line} {lines[-1]}"
-    line = re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", line)
+    line = re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", printable(line))
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
 

@@ -19,6 +19,8 @@ from glabench.sweeps.model import Cell
 
 _LOOK_AGAIN_S = 1.0
 _LAST_WAIT_S = 10.0
+# Of a worker that says something without end, what it said last.
+_MOST_ERRORS = 2**20
 
 
 class WorkerDiedError(Exception):
@@ -83,7 +85,7 @@ class ProcessWorker:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise WorkerDiedError(self._how_it_died()) from None
-        return Record.from_json(json.loads(self._read_line()))
+        return Record.from_line(self._read_line())
 
     def _read_line(self) -> bytes:
         assert self._process.stdout is not None
@@ -109,11 +111,14 @@ class ProcessWorker:
     def _how_it_died(self) -> str:
         code = self._process.wait()
         end = f"was killed by signal {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        if code == -signal.SIGKILL:
+            end += ", perhaps by the system, because the host's memory ran out"
         said = self._stderr().splitlines()
         return f"the worker {end}" + (f": {one_line(said[-1])}" if said else "")
 
     def _stderr(self) -> str:
-        self._errors.seek(0)
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - _MOST_ERRORS))
         return self._errors.read().decode(errors="replace").strip()
 
     def close(self) -> None:

@@ -48,8 +48,8 @@ def _measure(worker: Worker, cell: Cell, run_id: str) -> Record:
         return failure(run_id, cell, "timeout", str(problem))
     except WorkerDiedError as problem:
         return failure(run_id, cell, "crashed", str(problem))
-    except (ValueError, KeyError, TypeError) as problem:  # not a record at all
-        return failure(run_id, cell, "crashed", f"the worker's answer makes no sense: {problem!r}")
+    except ValueError as problem:  # not a record at all
+        return failure(run_id, cell, "crashed", f"the worker's answer makes no sense: {problem}")
     if record.cell != cell:
         return failure(run_id, cell, "crashed", "the worker answered for another cell")
     return record

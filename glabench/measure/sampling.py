@@ -24,6 +24,10 @@ class Samples:
     stop_reason: str
 
 
+class ClockError(Exception):
+    """The clock gave a time that no call can take."""
+
+
 def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
     """A 95 % confidence interval of the median from sorted samples, by ranks: no shape of distribution is assumed.
 
@@ -41,7 +45,28 @@ def relative_half_width(samples: Sequence[float]) -> float:
     ordered = sorted(samples)
     low, high = median_interval(ordered)
     middle = ordered[len(ordered) // 2]
-    return (high - low) / 2 / middle if middle > 0 else 0.0
+    return (high - low) / 2 / middle if middle > 0 else math.inf
+
+
+def _possible(sample: Sample) -> Sample:
+    if not 0 < sample.ms < math.inf:
+        raise ClockError(f"the clock says that a call took {sample.ms:g} ms; it jumped or stands still, measure again")
+    return sample
+
+
+class _Elapsed:
+    """Seconds since it was made; a clock that goes back stands still for a while instead."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last = clock()
+        self._elapsed = 0.0
+
+    def seconds(self) -> float:
+        now = self._clock()
+        self._elapsed += max(0.0, now - self._last)
+        self._last = now
+        return self._elapsed
 
 
 def is_throttled(sample: Sample, max_clock_mhz: float | None) -> bool:
@@ -60,17 +85,18 @@ def collect_samples(
     """Calls `sample` until enough is known.
 
     The reason for stopping is `precision`, `time limit` or `sample limit`. At least three samples are taken whatever
-    they cost.
+    they cost. Raises ClockError for a time that no call can take: a clock that gave one is not to be trusted with the
+    others.
     """
-    start = clock()
+    time_since_start = _Elapsed(clock)
     taken: list[Sample] = []
     kept: list[float] = []
     while True:
-        taken.append(sample())
+        taken.append(_possible(sample()))
         if not is_throttled(taken[-1], max_clock_mhz):
             kept.append(taken[-1].ms)
         counted = _counted(taken, kept)
-        n, elapsed = len(counted), clock() - start
+        n, elapsed = len(counted), time_since_start.seconds()
         # Checking after every sample would favour a lucky streak; checks come at every tenth.
         enough = n >= settings.min_samples and len(taken) % 10 == 0 and elapsed >= settings.least_time_s
         if enough and relative_half_width(counted) <= settings.precision:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from glabench.measure.timer import Timing
+from glabench.sweeps.fields import read_fields, shown
 
 
 @dataclass(frozen=True)
@@ -35,5 +36,8 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Settings":
-        """The way back of `to_json`."""
-        return cls(**data)
+        """The way back of `to_json`. Raises ValueError for a wrong value, or one that this version does not know."""
+        values = read_fields(cls, data)
+        if unknown := set(data) - set(values):
+            raise ValueError(f"unknown settings: {shown(sorted(unknown))}")
+        return cls(**values)

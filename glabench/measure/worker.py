@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from glabench.backends import Backend, load_registry
@@ -56,6 +56,12 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
+def _die_first() -> None:
+    """Asks the kernel (Linux) to kill this process, and no other, when the host's memory runs out."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:  # noqa: PTH123
+        file.write("1000")
+
+
 class _Cells:
     """Measures cell after cell; the meter is made when the first cell needs it: torch is not loaded for none."""
 
@@ -87,6 +93,7 @@ class _Cells:
 def main(arguments: Sequence[str]) -> None:
     """Serves requests until stdin ends."""
     _end_with_parent()
+    _die_first()
     name, run_id, settings_json, *plugins = arguments
     settings = Settings.from_json(json.loads(settings_json))
     if settings.autotune:

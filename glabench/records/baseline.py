@@ -1,17 +1,21 @@
 """A baseline: what a gate holds later measurements against. One JSON file, tied to the device that it was made on."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from glabench.errors import UsageError
+from glabench.records.described import check_environment
 from glabench.records.record import Record
+from glabench.sweeps.fields import shown
 from glabench.sweeps.load import dump_sweep, parse_sweep
 from glabench.sweeps.model import Sweep
 
 _FORMAT = 1
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _KEYS = ("format", "environment", "sweep", "rounds")
 
 
@@ -56,7 +60,7 @@ class Baseline:
             raise UsageError(f"--baseline: '{path}' is not JSON: {problem}") from None
         try:
             return cls._from_json(data, str(path))
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as problem:
             reason = f"{type(problem).__name__}: {problem}"
             raise UsageError(
                 f"--baseline: '{path}' is not a baseline of this glabench ({reason}); make one with: "
@@ -68,12 +72,13 @@ class Baseline:
         if not isinstance(data, dict) or any(key not in data for key in _KEYS):
             raise ValueError(f"it needs the keys {', '.join(_KEYS)}")
         if data["format"] != _FORMAT:
-            raise ValueError(f"its format is {data['format']!r}, known is {_FORMAT}")
+            raise ValueError(f"its format is {shown(data['format'])}, known is {_FORMAT}")
         environment, revision = data["environment"], data.get("revision")
-        if not isinstance(environment, dict) or not isinstance(revision, str | None):
-            raise ValueError("environment needs an object, revision a text")
+        # Its code is measured anew: a commit by its hash, and not by a name that stands for another one here.
+        if revision is not None and not (isinstance(revision, str) and _COMMIT.fullmatch(revision)):
+            raise ValueError(f"revision needs the hash of a commit, got {shown(revision)}")
         sweep = parse_sweep(str(data["sweep"]["name"]), str(data["sweep"]["toml"]), where)
         rounds = [[Record.from_json(line) for line in records] for records in data["rounds"]]
         if not rounds or not all(rounds):
             raise ValueError("it holds no records")
-        return cls(sweep, environment, revision, rounds)
+        return cls(sweep, check_environment(environment), revision, rounds)

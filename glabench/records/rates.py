@@ -3,14 +3,15 @@
 from dataclasses import dataclass, replace
 
 from glabench.records.record import Record
+from glabench.sweeps.fields import Amount
 
 
 @dataclass(frozen=True)
 class Ceilings:
     """What the device can do: GB/s (10^9) of a large copy, read and written; TFLOP/s of a large bf16 product."""
 
-    copy_gbps: float | None = None
-    product_tflops: float | None = None
+    copy_gbps: Amount | None = None
+    product_tflops: Amount | None = None
 
 
 def with_rates(record: Record, moved_bytes: int, flops: int, ceilings: Ceilings) -> Record:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from glabench.sweeps.fields import Amount, read_fields
 from glabench.sweeps.model import Cell
 
 Status = Literal["ok", "oom", "unsupported", "inaccurate", "timeout", "crashed", "error"]
@@ -35,11 +36,11 @@ class Record:
     cell: Cell
     status: Status
     reason: str | None = None
-    time_ms: float | None = None
-    time_ms_p20: float | None = None
-    time_ms_p80: float | None = None
-    samples_ms: tuple[float, ...] | None = None
-    thrown_out_ms: tuple[float, ...] | None = None
+    time_ms: Amount | None = None
+    time_ms_p20: Amount | None = None
+    time_ms_p80: Amount | None = None
+    samples_ms: tuple[Amount, ...] | None = None
+    thrown_out_ms: tuple[Amount, ...] | None = None
     exposed_samples: int | None = None
     stop_reason: str | None = None
     timing: str | None = None
@@ -49,9 +50,9 @@ class Record:
     saved_mib: float | None = None
     process_memory_mib: float | None = None
     tflops: float | None = None
-    gbps: float | None = None
-    copy_gbps: float | None = None
-    product_tflops: float | None = None
+    gbps: Amount | None = None
+    copy_gbps: Amount | None = None
+    product_tflops: Amount | None = None
     roofline_pct: float | None = None
     energy_j: float | None = None
     sm_clock_mhz: float | None = None
@@ -60,7 +61,7 @@ class Record:
     power_w: float | None = None
     other_processes: int | None = None
     throttle: str | None = None
-    rel_error: Mapping[str, float] | None = None
+    rel_error: Mapping[str, float | None] | None = None
     accuracy_reference: str | None = None
     launch: str | None = None
     started_at: str | None = None
@@ -79,12 +80,17 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Record":
-        """The way back of `to_json`; keys of later versions are passed over. Raises KeyError, TypeError."""
-        own = {f.name: data[f.name] for f in fields(cls) if f.name != "cell" and f.name in data}
-        for name in ("samples_ms", "thrown_out_ms"):
-            if own.get(name) is not None:
-                own[name] = tuple(own[name])
+        """The way back of `to_json`; keys of later versions are passed over. Raises ValueError naming a wrong one."""
+        own = read_fields(cls, data, skip=("cell",))
         return cls(cell=Cell.from_json(data), **own)
+
+    @classmethod
+    def from_line(cls, line: str | bytes) -> "Record":
+        """The way back of `to_line`. Raises ValueError for anything that is not a record."""
+        try:
+            return cls.from_json(json.loads(line))
+        except RecursionError:
+            raise ValueError("tables or lists in one another without end") from None
 
 
 def _plain(value: Any) -> Any:
@@ -92,4 +98,4 @@ def _plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -4,14 +4,20 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from glabench.errors import UsageError
+from glabench.errors import RecordNotKeptError, UsageError
+from glabench.records.described import check_environment
 from glabench.records.record import Record
-from glabench.sweeps.load import dump_sweep, parse_sweep
+from glabench.sweeps.load import dump_sweep, read_sweep
 from glabench.sweeps.model import Cell, Sweep
+
+# A record of many thousand samples has less; what is longer is no record, and may be no run at all.
+_LONGEST_LINE = 16 * 2**20
+_LARGEST_ENVIRONMENT = 2**20
 
 
 class RunFolder:
@@ -29,15 +35,22 @@ class RunFolder:
     def create(cls, path: Path, sweep: Sweep, environment: Mapping[str, Any]) -> "RunFolder":
         """Makes a new run folder. Raises UsageError if it holds a run already or cannot be made."""
         folder = cls(path)
-        if folder._records_file.exists():
-            raise UsageError(f"--out: '{path}' holds a run already; go on with it (--resume) or name another folder")
         try:
             path.mkdir(parents=True, exist_ok=True)
+            folder._records_file.open("xb").close()  # the folder's first file: of two runs that start, one gets it
+        except FileExistsError:
+            if not path.is_dir():
+                raise UsageError(f"--out: cannot write to '{path}': it is not a folder") from None
+            message = f"--out: '{path}' holds a run already; go on with it (--resume) or name another folder"
+            raise UsageError(message) from None
+        except OSError as problem:
+            raise _cannot_write(path, problem) from None
+        try:
             (path / "sweep.toml").write_text(dump_sweep(sweep), encoding="utf-8")
             (path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
-            folder._records_file.touch()
         except OSError as problem:
-            raise UsageError(f"--out: cannot write to '{path}': {problem.strerror}") from None
+            folder._records_file.unlink()  # no run, so that the same command works when there is room
+            raise _cannot_write(path, problem) from None
         return folder
 
     @classmethod
@@ -57,36 +70,66 @@ class RunFolder:
         file = self.path / "sweep.toml"
         if not file.is_file():
             raise UsageError(f"RUN: '{self.path}' has no sweep.toml")
-        return parse_sweep(self.run_id, file.read_text(encoding="utf-8"), str(file))
+        return read_sweep(self.run_id, file, str(file))
 
     def environment(self) -> dict[str, Any]:
-        """Hardware and versions of the run; empty if the file is missing."""
-        file = self.path / "environment.json"
+        """Hardware and versions of the run; empty if the file is missing. Raises UsageError."""
+        path = self.path / "environment.json"
+        if not path.is_file():
+            return {}
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_ENVIRONMENT + 1)
+        if len(text) > _LARGEST_ENVIRONMENT:
+            raise UsageError(f"{path}: too large for an environment")
         try:
-            data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            return check_environment(json.loads(text))
         except ValueError as problem:
-            raise UsageError(f"{file}: not JSON: {problem}") from None
-        return data
+            raise UsageError(f"{path}: not an environment: {problem}") from None
+        except RecursionError:
+            raise UsageError(f"{path}: not an environment: tables or lists in one another without end") from None
 
     def append(self, record: Record) -> None:
-        """Adds a record and waits until it is on the disk. A line cut off by a kill is replaced, not glued to."""
-        with self._records_file.open("rb+") as file:
+        """Adds a record and waits until it is on the disk. A line cut off by a kill is replaced, not glued to.
+
+        Raises RecordNotKeptError if the disk does not take it; the file is then as it was before.
+        """
+        try:
+            self._append(record.to_line().encode() + b"\n")
+        except OSError as problem:
+            why = problem.strerror or problem
+            message = f"the record of {record.cell} cannot be written: {why}; what was measured is kept"
+            raise RecordNotKeptError(message) from None
+
+    def _append(self, line: bytes) -> None:
+        left = memoryview(line)
+        # Without a buffer: one would try again to write what did not fit when the file is closed.
+        with self._records_file.open("rb+", buffering=0) as file:
             # Most often the file ends with a line's end, and one byte tells so.
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
-            if size and file.read() != b"\n":
+            if size and file.read(1) != b"\n":
                 file.seek(0)
-                whole = file.read().rfind(b"\n") + 1
-                file.seek(whole)
-                file.truncate()
-            file.write(record.to_line().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+                size = file.readall().rfind(b"\n") + 1
+                file.truncate(size)
+            file.seek(size)
+            try:
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(size)
+                raise
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the run for this process. Raises UsageError if another one is measuring into it."""
-        with self._records_file.open("rb") as file:
+        try:
+            # For writing: a folder that takes no record is found out before a cell is measured for it.
+            opened = self._records_file.open("rb+")
+        except OSError as problem:
+            raise _cannot_write(self.path, problem) from None
+        with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -99,11 +142,17 @@ class RunFolder:
         The last line is passed over if a kill cut it off; another bad line raises UsageError.
         """
         latest: dict[Cell, Record] = {}
-        whole, _, _cut = self._records_file.read_bytes().rpartition(b"\n")
-        for number, line in enumerate(whole.splitlines(), start=1):
-            try:
-                record = Record.from_json(json.loads(line))
-            except (ValueError, KeyError, TypeError) as problem:
-                raise UsageError(f"{self._records_file}: line {number} is not a record: {problem!r}") from None
-            latest[record.cell] = record
+        with self._records_file.open("rb") as file:
+            for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), start=1):
+                if len(line) < _LONGEST_LINE and not line.endswith(b"\n"):
+                    break
+                try:
+                    record = Record.from_line(line)
+                except ValueError as problem:
+                    raise UsageError(f"{self._records_file}: line {number} is not a record: {problem}") from None
+                latest[record.cell] = record
         return list(latest.values())
+
+
+def _cannot_write(path: Path, problem: OSError) -> UsageError:
+    return UsageError(f"--out: cannot write to '{path}': {problem.strerror or problem}")

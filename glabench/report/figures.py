@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from glabench.errors import printable
 from glabench.records import FAILED, Record
 from glabench.report.series import Panel, Series, make_panels, show_x
 from glabench.report.tables import PASS_TITLES, significant
@@ -35,6 +36,8 @@ _FAILURE_MARKS = {
     "error": ("2", "failed"),
 }
 _MOST_TICKS = 8
+# Titles and names are text: a dollar sign in them starts no formula.
+_PLAIN_TEXT: Any = {"text.parse_math": False}
 _AXIS_TITLES = {
     "seqlen": "sequence length T",
     "chunk": "chunk size C",
@@ -59,11 +62,13 @@ class _Break:
 
 def draw(records: Sequence[Record], x_axis: str, title: str, subtitle: str) -> Figure:
     """One row of panels a pass: time with its p20 to p80, and memory where it is known. Nothing goes to a screen."""
+    import matplotlib as mpl
+
     panels = make_panels(records, x_axis)
     fields = ["time_ms", "peak_allocated_mib"] if any(p.knows_memory for p in panels) else ["time_ms"]
-    if panels and all(len(panel.x_values) == 1 for panel in panels):
-        return _draw_bars(panels, fields, title, subtitle)
-    return _draw_lines(panels, fields, title, subtitle)
+    bars = panels and all(len(panel.x_values) == 1 for panel in panels)
+    with mpl.rc_context(_PLAIN_TEXT):
+        return (_draw_bars if bars else _draw_lines)(panels, fields, printable(title), printable(subtitle))
 
 
 def _titled(figure: Figure, height: float, title: str, subtitle: str) -> None:
@@ -255,7 +260,7 @@ def save(figure: Figure, folder: Path, stem: str, suffixes: Sequence[str] = (".p
 
     metadata = {".png": {"Software": None}, ".svg": {"Date": None}}
     paths = [folder / f"{stem}{suffix}" for suffix in suffixes]
-    with mpl.rc_context({"svg.hashsalt": "glabench"}):
+    with mpl.rc_context({"svg.hashsalt": "glabench", **_PLAIN_TEXT}):
         for path in paths:
             figure.savefig(path, dpi=160, metadata=metadata[path.suffix])
     return paths

@@ -98,7 +98,7 @@ def _rich_table(table: Table, panel: Panel, show: Any) -> Table:
 
     table.add_column(f"backend / {panel.x_name}", no_wrap=True)
     for x in panel.x_values:
-        table.add_column(show_x(x), justify="right", no_wrap=True, min_width=4)
+        table.add_column(escape(show_x(x)), justify="right", no_wrap=True, min_width=4)
     for series in panel.series:
         found = [_at(series, x) for x in panel.x_values]
         table.add_row(escape(series.label), *("" if r is None else _colored(show(r), r) for r in found))

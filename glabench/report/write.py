@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from glabench.errors import printable
 from glabench.records import Record, RunFolder
 from glabench.report.figures import draw, save
 from glabench.report.series import LABELS, choose_x, x_field
 from glabench.report.tables import markdown, to_frame
 from glabench.sweeps import Sweep
 
+_WRITTEN = ("records.csv", "report.md", "figure.png", "figure.svg")
 _SHAPE = ("batch", "heads", "key_dim", "value_dim", "seqlen", "dtype")
 
 
@@ -38,11 +40,15 @@ def write_report(folder: RunFolder, sweep: Sweep, records: Sequence[Record], bas
     `sweep` and `records` are the folder's own; `baseline` None stands for the sweep's.
     """
     surroundings = describe_environment(folder.environment())
+    for name in _WRITTEN:
+        if (folder.path / name).is_symlink():
+            (folder.path / name).unlink()  # it may have come with the run, and lead to any file of the user's
     csv = folder.path / "records.csv"
     to_frame(records).to_csv(csv, index=False)
     page = folder.path / "report.md"
     x = choose_x(records, sweep.x)
-    text = f"# {sweep.title}\n\n{sweep.description}\n\n{surroundings}\n\n![time and memory](figure.png)\n\n"
+    description = "\n".join(map(printable, sweep.description.splitlines()))
+    text = f"# {printable(sweep.title)}\n\n{description}\n\n{surroundings}\n\n![time and memory](figure.png)\n\n"
     page.write_text(text + markdown(records, x, baseline or sweep.baseline), encoding="utf-8")
     figure = draw(records, x, sweep.title, "; ".join(filter(None, [describe_shape(records, x), surroundings])))
     return [csv, page, *save(figure, folder.path, "figure")]

@@ -14,17 +14,23 @@ from glabench.errors import UsageError
 _NUMBER = re.compile(r"([0-9]+)([km]?)", re.IGNORECASE)
 _UNIT = {"": 1, "k": 1024, "m": 1024**2}
 _MOST_VALUES = 1000
+_LARGEST = 2**40
+_LONGEST_SHOWN = 200
 Value = TypeVar("Value")
 
 INTEGER_FORM = "a number (64, 4k), a list (1k,3k) or a range (1k..16k doubles, 1k..4k:+1k adds, 1k..1m:*4 multiplies)"
 
 
 def parse_number(text: str) -> int:
-    """`64` -> 64, `4k` -> 4096, `1m` -> 1048576. Raises ValueError for anything else and for 0."""
+    """`64` -> 64, `4k` -> 4096, `1m` -> 1048576. Raises ValueError for anything else, for 0 and beyond 2**40."""
     found = _NUMBER.fullmatch(text.strip())
-    if not found or int(found[1]) == 0:
+    if not found or not found[1].strip("0"):
         raise ValueError(f"'{text.strip()}' is not a positive number")
-    return int(found[1]) * _UNIT[found[2].lower()]
+    # Python refuses to read a number of thousands of digits, in words of its own.
+    value = int(found[1]) * _UNIT[found[2].lower()] if len(found[1]) < 30 else _LARGEST + 1
+    if value > _LARGEST:
+        raise ValueError(f"'{text.strip()}' is too large; the largest number is {format_number(_LARGEST)}")
+    return value
 
 
 def format_number(value: int) -> str:
@@ -62,6 +68,8 @@ def parse_integers(text: str) -> tuple[int, ...]:
     values: list[int] = []
     for item in text.split(","):
         values += _parse_range(item) if ".." in item else [parse_number(item)]
+        if len(values) > _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES} values")
     return tuple(dict.fromkeys(values))
 
 
@@ -80,4 +88,8 @@ def parse_axis(option: str, text: str, parse: Callable[[str], Value], allowed: s
     try:
         return parse(text)
     except ValueError as problem:
-        raise UsageError(f"{option}: {problem} (got '{text}'; allowed: {allowed})") from None
+        raise UsageError(f"{option}: {_cut(str(problem))} (got '{_cut(text)}'; allowed: {allowed})") from None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…"

@@ -96,6 +96,7 @@ def expand(sweep: Sweep, traits: Mapping[str, Traits], device: str) -> list[Cell
     backend that `traits` does not know.
     """
     cells: dict[Cell, None] = {}
+    visited = 0
     for variant in sweep.variants:
         if variant.backend not in traits:
             known = ", ".join(sorted(traits))
@@ -103,6 +104,7 @@ def expand(sweep: Sweep, traits: Mapping[str, Traits], device: str) -> list[Cell
         axes = override(_DEFAULTS | dict(sweep.axes), variant.axes)
         for cell in _variant_cells(axes, variant.backend, traits[variant.backend], sweep.name, device):
             cells[cell] = None
-            if len(cells) > MOST_CELLS:
+            visited += 1  # repeats too: a sweep of nothing else would be gone through for ever
+            if visited > MOST_CELLS:
                 raise UsageError(f"sweep {sweep.name}: it has more than {MOST_CELLS} cells; give fewer values an axis")
     return list(cells)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 from glabench.sweeps.axis import INTEGER_FORM, parse_choices, parse_integers
+from glabench.sweeps.fields import Count, read_fields
 
 Pass = Literal["infer", "fwd", "bwd", "fwd+bwd"]
 PASSES = ("infer", "fwd", "bwd", "fwd+bwd")
@@ -83,12 +84,12 @@ class Cell:
     backend: str
     op: str
     pass_: Pass
-    batch: int
-    seqlen: int
-    heads: int
-    key_dim: int
-    value_dim: int
-    chunk: int | None
+    batch: Count
+    seqlen: Count
+    heads: Count
+    key_dim: Count
+    value_dim: Count
+    chunk: Count | None
     materialize: bool | None
     dtype: str
     gate: str | None
@@ -108,9 +109,8 @@ class Cell:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Cell":
-        """The way back of `to_json`; other keys are passed over."""
-        names = {f: "pass" if f == "pass_" else f for f in cls.__dataclass_fields__}
-        return cls(**{f: data[key] for f, key in names.items()})
+        """The way back of `to_json`; other keys are passed over. Raises ValueError that names a wrong key."""
+        return cls(**read_fields(cls, data, names={"pass_": "pass"}))
 
     def __str__(self) -> str:
         parts = [self.backend, self.pass_, f"B={self.batch} T={self.seqlen} H={self.heads}"]

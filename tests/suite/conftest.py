@@ -13,9 +13,10 @@ FAKES = Path(__file__).parent.parent / "fake_backends.py"
 def glabench(tmp_path):
     """Runs the command line as a process in an empty folder; gives (exit code, stdout, stderr)."""
 
-    def call(*arguments, timeout=120):
+    def call(*arguments, timeout=120, **options):
         command = [sys.executable, "-m", "glabench", *map(str, arguments)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=timeout)
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        done = subprocess.run(command, cwd=tmp_path, text=True, timeout=timeout, **options)
         return done.returncode, done.stdout, done.stderr
 
     return call
