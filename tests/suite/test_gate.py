@@ -304,7 +304,7 @@ def test_the_page_counts_outcomes_and_puts_the_worst_first():
 def baseline():
     generator = np.random.default_rng(0)
     environment = {"device": "cuda", "gpu": {"name": "NVIDIA H200"}, "settings": {"timing": "cold"}}
-    return Baseline(load_sweep("gate"), environment, "abc", side(World(samples=5), generator, rounds=2))
+    return Baseline(load_sweep("gate"), environment, "abc1234", side(World(samples=5), generator, rounds=2))
 
 
 def test_a_baseline_is_read_back_as_it_was_written(baseline, tmp_path):
