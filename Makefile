@@ -5,8 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 ARGS ?=
+BASELINE ?= results/baselines/nvidia-h200.json
+CHECK_OUT ?= runs/check-gpu
 
-.PHONY: speed test test-gpu lint types clean
+.PHONY: speed test test-gpu check-gpu lint types workflows clean
 
 # On a machine with an NVIDIA GPU torch comes with CUDA; a CPU build brings no Triton of its own.
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
@@ -25,12 +27,26 @@ test: $(VENV)/.installed lint types
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
+# Correctness first: what computes something else may well be faster. ARGS are those of `glabench check`. Its runs go to a
+# new folder each time; reports of an earlier check go, so that none can pass for this one's.
+check-gpu: $(VENV)/.installed
+	@test -f $(BASELINE) || { echo "no $(BASELINE); make it with: $(BIN)/glabench baseline save --out $(BASELINE)"; exit 2; }
+	mkdir -p $(CHECK_OUT)
+	rm -f $(CHECK_OUT)/tests.xml $(CHECK_OUT)/check.md $(CHECK_OUT)/check.json $(CHECK_OUT)/check.xml
+	$(MAKE) test-gpu ARGS=--junitxml=$(CHECK_OUT)/tests.xml
+	$(BIN)/glabench check --baseline $(BASELINE) --out $(CHECK_OUT)/$$(date +%Y%m%d-%H%M%S) \
+		--markdown $(CHECK_OUT)/check.md --json $(CHECK_OUT)/check.json --junit $(CHECK_OUT)/check.xml $(ARGS)
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
+
+# actionlint is no Python package, and stays optional here; CI has it in a container.
+workflows:
+	@if command -v actionlint > /dev/null; then actionlint; else echo "actionlint is not installed: workflows not checked"; fi
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
