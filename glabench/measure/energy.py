@@ -38,15 +38,18 @@ def energy_per_call_j(
         wait_for_next = queue_batch()
         wait()
         wait = wait_for_next
-        now, reading = clock(), counter()
-        if last is None or reading is None or now - began > _MOST_S:
-            return None
-        if reading == last:
+        now = clock()
+        if first is not None and now - first[0] < _LEAST_S:
+            last = None  # reading the counter takes milliseconds, in which a host-bound call leaves the device idle
             continue
+        reading = counter()
+        if reading is None or now - began > _MOST_S:
+            return None
+        stepped = last is not None and reading != last
         last = reading
-        if first is None:
-            first = (now, reading, batches)
-        elif now - first[0] >= _LEAST_S:
+        if stepped and first is not None:
             wait()
             return (reading - first[1]) / (batch * (batches - first[2]))
+        if stepped:
+            first = (now, reading, batches)
     raise AssertionError("unreachable")

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 import triton
@@ -62,6 +61,18 @@ def copy(mebibytes: int) -> KnownWork:
     return KnownWork(f"copy {mebibytes} MiB", f"{2 * mebibytes} MiB moved", call, lambda: back_to_back_ms(call))
 
 
+def kernel_copy(mebibytes: int) -> KnownWork:
+    """The same bytes moved by a kernel (a bitwise not); CUDA graphs replay plain copies by other means."""
+    source = torch.randint(-(2**31), 2**31, (mebibytes * 2**18,), dtype=torch.int32, device="cuda")
+    target = torch.empty_like(source)
+
+    def call() -> object:
+        return torch.bitwise_not(source, out=target)
+
+    what = f"{2 * mebibytes} MiB moved by a kernel"
+    return KnownWork(f"bitwise not {mebibytes} MiB", what, call, lambda: back_to_back_ms(call))
+
+
 def product(size: int) -> KnownWork:
     """A square bf16 product; the truth is the host's clock over many, back to back."""
     a, b, out = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -97,5 +108,9 @@ def _burst_s(call: Callable[[], object], calls: int) -> float:
 
 def known_works() -> Sequence[KnownWork]:
     """What the timers are validated with."""
-    works: list[Any] = [spin(0.25), spin(1), spin(10), copy(256), copy(1024), product(4096), product(8192)]
-    return works
+    return [
+        *(spin(milliseconds) for milliseconds in (0.25, 1, 10)),
+        *(copy(mebibytes) for mebibytes in (256, 1024)),
+        kernel_copy(1024),
+        *(product(size) for size in (4096, 6144, 8192)),
+    ]

@@ -204,24 +204,41 @@ def test_other_processes_are_counted_whether_or_not_numbers_are_those_of_a_conta
     assert processes.own_memory_mib == (1024 if "own" in pids else None)
 
 
-def energy(readings, ticks, call_s=0.002):
-    calls, readings, ticks = [], iter(readings), iter(ticks)
-    found = energy_per_call_j(
-        lambda: calls.append(1), call_s, lambda: lambda: None, lambda: next(readings), lambda: next(ticks)
-    )
-    return found, len(calls)
+class Board:
+    """A device on which ten calls of 2 ms make a batch; its counter steps every fifth batch, 0.1 s."""
+
+    def __init__(self, joules_a_step):
+        self._joules = joules_a_step
+        self.batches = self.calls = 0
+
+    def call(self):
+        self.calls += 1
+
+    def mark(self):
+        return self.finish_batch
+
+    def finish_batch(self):
+        self.batches += 1
+
+    def clock(self):
+        return 0.02 * self.batches
+
+    def counter(self):
+        return None if self._joules is None else 1000.0 + self._joules * (self.batches // 5)
 
 
 def test_energy_is_counted_between_two_steps_of_the_counter():
-    # Batches of ten calls of 2 ms; the counter steps every fifth batch, 0.1 s, by 50 J: one joule a call.
-    readings = [0.0, *(50.0 * (n // 5) for n in range(1, 99))]
-    found, _ = energy(readings, (n * 0.02 for n in range(999)))
+    board = Board(50.0)  # a step for fifty calls
+    found = energy_per_call_j(board.call, 0.002, board.mark, board.counter, board.clock)
     assert found == pytest.approx(1.0)
+    assert 0.5 <= board.clock() <= 0.9
+    assert board.calls == 10 * board.batches
 
 
-def test_a_counter_that_stands_still_or_is_not_there_gives_no_energy():
-    assert energy([5.0] * 999, (n * 0.02 for n in range(999)))[0] is None
-    assert energy([None] * 999, (n * 0.02 for n in range(999)))[0] is None
+@pytest.mark.parametrize("joules", [0.0, None])
+def test_a_counter_that_stands_still_or_is_not_there_gives_no_energy(joules):
+    board = Board(joules)
+    assert energy_per_call_j(board.call, 0.002, board.mark, board.counter, board.clock) is None
 
 
 # The wall clock

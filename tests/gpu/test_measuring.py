@@ -1,0 +1,124 @@
+"""The harness on a GPU: its clocks, every timing of every pass, and cells that break the device's context."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from glabench.measure.ceiling import measure_ceilings
+from glabench.measure.clock import sm_clock
+from glabench.measure.known import spin
+from glabench.measure.timer import TIMINGS, CudaTimer
+from glabench.records.nvml import open_nvml
+
+SMALL = ["--batch", "2", "--heads", "4", "--head-dim", "64", "--time-limit", "0.2"]
+
+WILD = """
+import torch, triton, triton.language as tl
+from gla_kernels import unaware_chunk_linear_attn
+from glabench.backends import Backend
+
+@triton.jit
+def write_far_away(out):
+    far = tl.full([], 1 << 44, tl.int64)
+    tl.store(out + far, 1.0)
+
+class Wild(Backend):
+    op, title = "linear", "a fake"
+    def bind(self, inputs, cell):
+        def call():
+            output = unaware_chunk_linear_attn(inputs["q"], inputs["k"], inputs["v"])[0]
+            if cell.seqlen == 64:
+                self.harm(output)
+            return output
+        return call
+
+class Illegal(Wild):
+    name = "illegal"
+    def harm(self, output):
+        write_far_away[(1,)](output)
+
+class Asserting(Wild):
+    name = "asserting"
+    def harm(self, output):
+        output[torch.tensor([10**6], device="cuda")].sum()
+
+class Swallowing(Wild):
+    name = "swallowing"
+    def harm(self, output):
+        write_far_away[(1,)](output)
+        try:
+            torch.cuda.synchronize()
+        except Exception:
+            pass
+
+BACKENDS = [Illegal(), Asserting(), Swallowing()]
+"""
+
+
+def glabench(folder, *arguments):
+    command = [sys.executable, "-m", "glabench", *arguments, "--json", "-", "--out", str(folder / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("milliseconds", [0.5, 2.0])
+def test_every_timing_tells_how_long_a_kernel_spins(milliseconds):
+    work = spin(milliseconds)
+    for timing in TIMINGS[:2]:
+        sample = CudaTimer(timing).bind(None, work.call)
+        times = sorted(sample().ms for _ in range(15))
+        assert times[7] == pytest.approx(milliseconds, rel=0.02)
+
+
+def test_the_clock_counts_what_the_device_can_reach():
+    clock, nvml = sm_clock(), open_nvml()
+    work = spin(1)
+    work.call()
+    clock.begin()
+    work.call()
+    clock.end()
+    limit = nvml.max_sm_clock_mhz() if nvml is not None else 4000
+    assert 200 < clock.mhz() <= 1.01 * limit
+
+
+def test_ceilings_are_those_of_a_gpu():
+    found = measure_ceilings()
+    assert found.copy_gbps > 100
+    assert found.product_tflops > 10
+
+
+@pytest.mark.parametrize("backend", ["gla-triton", "sdpa-flash", "linear-torch"])
+def test_every_pass_is_timed_from_a_graph_as_well_and_in_a_fresh_process(tmp_path, backend):
+    axes = ["speed", "--seqlen", "256", "--backend", backend, "--pass", "bwd,fwd,fwd+bwd", "--timing", "graph"]
+    records, stderr = glabench(tmp_path, *axes, *SMALL, "--no-energy")
+    assert [record["status"] for record in records] == ["ok"] * len(records), stderr
+    assert all(record["timing"].startswith("graph") for record in records)
+
+
+def test_a_record_says_under_what_circumstances_it_was_taken(tmp_path):
+    nvml = open_nvml()
+    if nvml is None:
+        pytest.skip("no NVML here")
+    axes = ["speed", "--seqlen", "2k", "--backend", "gla-triton", "--pass", "fwd", "--materialize", "on"]
+    (record,), _ = glabench(tmp_path, *axes, *SMALL)
+    assert 200 < record["sm_clock_mhz"] <= 1.01 * nvml.max_sm_clock_mhz()
+    assert record["throttle"] is not None
+    assert record["other_processes"] == 0
+    assert record["temperature_c"] > 0
+    assert record["process_memory_mib"] > record["peak_allocated_mib"]
+    assert 0 < record["roofline_pct"] < 105
+    if nvml.energy_j() is not None:
+        assert 0 < record["energy_j"] < 1
+
+
+@pytest.mark.parametrize("backend", ["illegal", "asserting", "swallowing"])
+def test_a_cell_that_breaks_the_devices_context_costs_itself_only(tmp_path, backend):
+    plugin = tmp_path / "wild.py"
+    plugin.write_text(WILD)
+    axes = ["speed", "--seqlen", "32,64,128", "--backend", backend, "--plugin", str(plugin), "--pass", "fwd"]
+    records, stderr = glabench(tmp_path, *axes, *SMALL, "--dtype", "fp32", "--no-energy")
+    assert [r["seqlen"] for r in records] == [32, 64, 128]
+    assert [r["status"] == "ok" for r in records] == [True, False, True], stderr
+    assert "CUDA error" in records[1]["reason"] or "crashed" in records[1]["status"]
