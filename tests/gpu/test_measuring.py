@@ -105,7 +105,7 @@ def test_a_record_says_under_what_circumstances_it_was_taken(tmp_path):
     (record,), _ = glabench(tmp_path, *axes, *SMALL)
     assert 200 < record["sm_clock_mhz"] <= 1.01 * nvml.max_sm_clock_mhz()
     assert record["throttle"] is not None
-    assert record["other_processes"] == 0
+    assert record["other_processes"] in (None, 1)  # this one: a test holds memory on the GPU, too
     assert record["temperature_c"] > 0
     assert record["process_memory_mib"] > record["peak_allocated_mib"]
     assert 0 < record["roofline_pct"] < 105
