@@ -9,10 +9,9 @@ import typer
 from glabench.cli.measuring import Place, find_place, resolved
 from glabench.cli.options import MeasuringOptions, between, with_options
 from glabench.cli.output import Messages, data_console, write_json, write_text
-from glabench.cli.rounds import Campaign, Version, campaign_folder, measure_rounds, records_of
+from glabench.cli.rounds import Campaign, Version, campaign_folder, measure_rounds, records_of, rounds_in, turns_in
 from glabench.errors import UsageError
 from glabench.measure.revisions import checked_out, commit_of, parse_range, plugins_in, repository_of, worker_variables
-from glabench.records import RunFolder
 from glabench.records.comparison import check_same_device, clocks, compare_runs, device_name, differences
 from glabench.report.comparison import Comparison, draw_ratios, markdown, rich_table, summary, surroundings
 from glabench.report.figures import save
@@ -25,7 +24,8 @@ _SHORT_COMMIT = 10
 def compare(
     options: MeasuringOptions,
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN_A RUN_B", help="Two run folders.", show_default=False)
+        list[Path] | None,
+        typer.Argument(metavar="RUN_A RUN_B", help="Two run folders, or one that --rev made.", show_default=False),
     ] = None,
     rev: Annotated[
         str | None, typer.Option(help="Measure two git revisions in turns: main..HEAD, HEAD..WORKTREE, WORKTREE.")
@@ -46,7 +46,8 @@ def compare(
     """Compare two runs, or two git revisions, cell by cell: faster, slower, same, or unclear.
 
     With --rev both revisions are checked out side by side, and their kernels (kernels/, and plugins of the repository)
-    are measured by this glabench in fresh processes, in turns: A B, B A, and so on.
+    are measured by this glabench in fresh processes, in turns: A B, B A, and so on. A run folder may also be a folder
+    of rounds, each a run of the same cells.
     """
     messages = Messages(options.quiet, options.verbose)
     if figure is not None and figure.suffix not in (".png", ".svg"):
@@ -74,20 +75,29 @@ def compare(
 
 
 def _compare_folders(runs: list[Path], same_within: float, any_device: bool) -> Comparison:
-    if len(runs) != 2:
-        raise UsageError(f"RUN_A RUN_B: needs two run folders, or --rev A..B; got {len(runs)}")
-    a, b = (RunFolder.open(path) for path in runs)
-    environment_a, environment_b = a.environment(), b.environment()
-    check_same_device(environment_a, environment_b, any_device)
-    records_a, records_b = [a.records()], [b.records()]
-    if not records_a[0] or not records_b[0]:
-        raise UsageError(f"RUN_A RUN_B: '{runs[0] if not records_a[0] else runs[1]}' has no records yet")
+    if len(runs) == 1:
+        sides = [turns_in(runs[0], side) for side in ("A", "B")]
+        paired = len(sides[0]) == len(sides[1])
+    elif len(runs) == 2:
+        sides, paired = [rounds_in(path) for path in runs], False
+    else:
+        raise UsageError(
+            f"RUN_A RUN_B: needs two run folders, the folder of an earlier --rev, or --rev; got {len(runs)}"
+        )
+    environments = [side[0].environment() for side in sides]
+    check_same_device(environments[0], environments[1], any_device)
+    records = [records_of(side) for side in sides]
+    for side, found in zip(sides, records, strict=True):
+        if not all(found):
+            raise UsageError(f"RUN_A RUN_B: '{side[0].path}' has no records yet")
+    shown = [f"{runs[0]}, A", f"{runs[0]}, B"] if len(runs) == 1 else [str(path) for path in runs]
+    names = [str(environment.get("version") or name) for environment, name in zip(environments, shown, strict=True)]
     return Comparison(
-        str(runs[0]),
-        str(runs[1]),
-        compare_runs(records_a, records_b, same_within),
-        differences(environment_a, environment_b),
-        (clocks(records_a), clocks(records_b)),
+        names[0],
+        names[1],
+        compare_runs(records[0], records[1], same_within, paired),
+        differences(environments[0], environments[1]),
+        (clocks(records[0]), clocks(records[1])),
     )
 
 
@@ -104,14 +114,14 @@ def _compare_revisions(
         versions = {}
         for side, name in (("A", name_a), ("B", name_b)):
             tree = stack.enter_context(checked_out(repository, name))
-            versions[side] = Version(worker_variables(tree), plugins_in(tree, repository, options.plugin or ()))
+            plugins = plugins_in(tree, repository, options.plugin or ())
+            versions[side] = Version(worker_variables(tree), plugins, f"{name} ({commits[name][:_SHORT_COMMIT]})")
         campaign = Campaign(sweep, cells, options.settings(place.device), place, folder, messages, options.verbose)
         folders = measure_rounds(campaign, versions, rounds)
     a, b = records_of(folders["A"]), records_of(folders["B"])
     return Comparison(
-        f"{name_a} ({commits[name_a][:_SHORT_COMMIT]})",
-        f"{name_b} ({commits[name_b][:_SHORT_COMMIT]})",
+        str(versions["A"].label),
+        str(versions["B"].label),
         compare_runs(a, b, same_within, paired=True),
-        (),
-        (clocks(a), clocks(b)),
+        clocks_mhz=(clocks(a), clocks(b)),
     )

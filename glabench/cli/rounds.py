@@ -7,7 +7,7 @@ from typing import Any
 
 from glabench.cli.measuring import Place, new_path, rated
 from glabench.cli.output import Messages
-from glabench.errors import InterruptedRunError
+from glabench.errors import InterruptedRunError, UsageError
 from glabench.measure.ceiling import measure_ceilings
 from glabench.measure.process import ProcessWorker
 from glabench.measure.rounds import Turn, run_turns, turns
@@ -18,10 +18,11 @@ from glabench.sweeps import Cell, Sweep
 
 @dataclass(frozen=True)
 class Version:
-    """One side of a measurement: what its workers find in their environment, and the plugins that they load."""
+    """One side of a measurement: what its workers find in their environment, the plugins that they load, its name."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
+    label: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,11 @@ def measure_rounds(
     order = turns(list(versions), rounds)
     environment = {**campaign.environment, "ceilings": asdict(ceilings)}
     folders = {
-        turn: RunFolder.create(campaign.folder / f"{turn.side}-{turn.round}", campaign.sweep, environment)
+        turn: RunFolder.create(
+            campaign.folder / f"{turn.side}-{turn.round}",
+            campaign.sweep,
+            {**environment, "version": versions[turn.side].label},
+        )
         for turn in order
     }
 
@@ -92,6 +97,33 @@ def sorted_turns(order: Sequence[Turn], side: str) -> list[Turn]:
 def records_of(folders: Sequence[RunFolder]) -> list[list[Record]]:
     """The records of every round."""
     return [folder.records() for folder in folders]
+
+
+def rounds_in(path: Path) -> list[RunFolder]:
+    """A run folder, or the rounds in a folder of rounds, by their numbers. Raises UsageError if there are none."""
+    if not path.is_dir() or (path / "records.jsonl").exists():
+        return [RunFolder.open(path)]
+    found = [RunFolder.open(run) for run in path.iterdir() if (run / "records.jsonl").exists()]
+    if not found:
+        raise UsageError(f"RUN: '{path}' is not a run folder (it has no records.jsonl), nor a folder of some")
+    if len({_name_and_round(folder.path)[0] for folder in found}) > 1:
+        raise UsageError(
+            f"RUN: '{path}' holds rounds of several versions; name it alone, or two folders of one version"
+        )
+    return sorted(found, key=lambda folder: _name_and_round(folder.path))
+
+
+def turns_in(path: Path, side: str) -> list[RunFolder]:
+    """One side's rounds in the folder of a comparison. Raises UsageError if there are none."""
+    runs = [run for run in path.glob(f"{side}-*") if (run / "records.jsonl").exists()]
+    if not runs:
+        raise UsageError(f"RUN_A RUN_B: needs two run folders; '{path}' alone is none that --rev made")
+    return [RunFolder.open(run) for run in sorted(runs, key=_name_and_round)]
+
+
+def _name_and_round(path: Path) -> tuple[str, int, str]:
+    name, _, number = path.name.rpartition("-")
+    return (name, int(number), "") if number.isdecimal() else ("", 0, path.name)
 
 
 def campaign_folder(out: Path | None, name: str) -> Path:

@@ -15,7 +15,7 @@ VERDICTS: tuple[Verdict, ...] = ("slower", "unclear", "same", "faster")
 
 SIGNIFICANCE = 0.05
 # What differs from moment to moment, or was not asked for, is no difference between machines.
-_OF_THE_MOMENT = frozenset({"busy", "ceilings", "glabench"})
+_OF_THE_MOMENT = frozenset({"busy", "ceilings", "glabench", "version"})
 
 
 @dataclass(frozen=True)

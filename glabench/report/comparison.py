@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 _COLORS = {"slower": "#D55E00", "faster": "#009E73", "same": "#666666", "unclear": "#E69F00"}
 _STYLES = {"slower": "red", "faster": "green", "same": "dim", "unclear": "yellow"}
+_MARGIN = 1.01
+_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2)
+_MOST_TICKS = 10
 _HEADS = ("cell", "A, ms", "B, ms", "B / A", "95 % interval", "verdict", "memory B / A", "error B / A")
 
 
@@ -110,11 +114,11 @@ def _quotient(value: float | None) -> str:
 def draw_ratios(comparison: Comparison) -> Figure:
     """The ratios with their intervals, sorted, on a log axis; colour and marker by verdict."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
     known = [(cell, cell.ratio) for cell in comparison.cells if cell.ratio is not None]
     known.sort(key=lambda pair: pair[1].ratio)
-    height = 1.5 + 0.26 * max(1, len(known))
+    height = 1.9 + 0.26 * max(1, len(known))
     figure = Figure(figsize=(9.5, height), layout="constrained")
     axes = figure.subplots()
     for place, (cell, ratio) in enumerate(known):
@@ -125,17 +129,17 @@ def draw_ratios(comparison: Comparison) -> Figure:
     axes.set_xscale("log")
     low = min((ratio.low for _, ratio in known), default=0.99)
     high = max((ratio.high for _, ratio in known), default=1.01)
-    edge = max(1.02, 1.04 * high, 1.04 / low)
-    axes.set_xlim(1 / edge, edge)
-    steps = _steps(edge)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,)))
-    axes.set_xticks(steps)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    low, high = min(low, 0.99) / _MARGIN, max(high, 1.01) * _MARGIN
+    axes.set_xlim(low, high)
+    axes.set_xticks(_ticks(low, high))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks(range(len(known)), [str(cell.cell) for cell, _ in known], fontsize=7.5)
     axes.set_ylim(-0.8, len(known) - 0.2)
     axes.set_xlabel("time of B over time of A, with its 95 % interval (left of 1: B is faster)")
-    axes.set_title(f"A: {comparison.name_a}    B: {comparison.name_b}    {summary(comparison)}", fontsize=9, loc="left")
+    figure.suptitle(
+        f"A: {comparison.name_a}\nB: {comparison.name_b}\n{summary(comparison)}", x=0.01, ha="left", fontsize=9
+    )
     axes.grid(axis="x", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -147,20 +151,14 @@ def draw_ratios(comparison: Comparison) -> Figure:
 _MARKERS: Mapping[str, str] = {"slower": ">", "faster": "<", "same": "o", "unclear": "D"}
 
 
-def _steps(edge: float) -> list[float]:
-    """Round ratios on both sides of 1, within the edge."""
-    sizes = next(s for limit, s in _STEPS if edge <= limit)
-    above = [size for size in sizes if size <= edge]
-    return [1 / size for size in reversed(above)] + [1.0, *above]
-
-
-_STEPS: Sequence[tuple[float, Sequence[float]]] = (
-    (1.06, (1.01, 1.02, 1.03, 1.04, 1.05)),
-    (1.3, (1.05, 1.1, 1.15, 1.2, 1.25)),
-    (2.2, (1.2, 1.5, 2.0)),
-    (12.0, (2.0, 5.0, 10.0)),
-    (float("inf"), (10.0, 100.0, 1000.0)),
-)
+def _ticks(low: float, high: float) -> list[float]:
+    """Round ratios in a range: even steps where few of them fill it, else 1, 2, 5 a decade."""
+    for step in _STEPS:
+        first, last = math.ceil(low / step), math.floor(high / step)
+        if last - first < _MOST_TICKS:
+            return [round(step * n, 10) for n in range(first, last + 1)]
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [digit * 10.0**power for power in decades for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
 
 
 def _legend(figure: Figure, verdicts: Sequence[str]) -> None:

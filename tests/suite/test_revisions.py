@@ -126,6 +126,9 @@ def test_a_slower_working_tree_is_found_and_nothing_is_left_behind(glabench, rep
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     (folder,) = (repository / "runs").iterdir()
     assert sorted(run.name for run in folder.iterdir()) == ["A-1", "A-2", "B-1", "B-2"]
+    code, stdout, stderr = glabench("compare", folder, "--json", "-")
+    assert code == 0, stderr
+    assert json.loads(stdout) == found
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,8 @@ def test_a_slower_working_tree_is_found_and_nothing_is_left_behind(glabench, rep
         (["--rev", "nothing..HEAD"], "'nothing' is not a revision of"),
         (["--rev", "--help..HEAD"], "is not a revision of"),
         (["--rev", "HEAD", "one", "two"], "either two run folders or --rev"),
-        (["one"], "needs two run folders, or --rev A..B; got 1"),
+        ([], "needs two run folders, the folder of an earlier --rev, or --rev; got 0"),
+        (["one"], "needs two run folders; 'one' alone is none that --rev made"),
         (["one", "two"], "'one' is not a run folder"),
         (["--rev", "HEAD", "--figure", "c.pdf"], "ends in neither .png nor .svg"),
         (["--rev", "HEAD", "--rounds", "0"], "--rounds: 0 is out of range"),
