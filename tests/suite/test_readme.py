@@ -44,6 +44,30 @@ def test_both_tables_of_runs_are_found():
     assert [len(labels) for _, _, labels, _ in rows_of_runs()] == 8 * [5] + 2 * [4]
 
 
+METHOD = (ROOT / "docs/method.md").read_text(encoding="utf-8")
+
+
+def test_every_number_in_the_methods_tables_is_in_the_validation():
+    tables = re.findall(r"<!-- rows of (\S+) -->\n((?:\|.*\n)+)", METHOD)
+    assert len(tables) == 2
+    assert all(rows in (ROOT / report).read_text(encoding="utf-8") for report, rows in tables)
+
+
+@pytest.mark.parametrize(("trial", "outcomes"), [("unchanged", [27, 0, 0]), ("slowed", [23, 4, 0])])
+def test_the_methods_trial_of_the_gate_is_what_was_found(trial, outcomes):
+    import json
+
+    found = json.loads((ROOT / f"results/h200-gate-trial/{trial}/check.json").read_text())
+    assert [sum(f["outcome"] == name for f in found) for name in ("fine", "regression", "unclear")] == outcomes
+    row = next(line for line in METHOD.splitlines() if f"{trial}/check.md" in line)
+    assert [int(cell) for cell in row.strip("| ").split(" | ")[2:]] == outcomes
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(((?!http)[^)]+)\)", METHOD))))
+def test_every_link_of_the_method_leads_to_a_file(target):
+    assert (ROOT / "docs" / target).exists()
+
+
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(((?!http)[^)]+)\)", README))))
 def test_every_link_leads_to_a_file(target):
     assert (ROOT / target).exists()
