@@ -22,7 +22,7 @@ speed: $(VENV)/.installed
 	$(BIN)/glabench speed $(ARGS)
 
 test: $(VENV)/.installed lint types
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/gpu $(ARGS)

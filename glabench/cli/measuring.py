@@ -32,6 +32,7 @@ from glabench.sweeps import AXES, Cell, Sweep, expand, resolve
 from glabench.sweeps.load import dump_sweep
 
 RUNS = Path("runs")
+_BUSY_PCT = 10
 # What may differ between a run and its resumption.
 _OF_THE_MOMENT = frozenset({"settings", "busy", "ceilings"})
 
@@ -48,6 +49,17 @@ class Place:
     def known(self) -> dict[str, Any]:
         """The environment with the device that was chosen, as a run folder keeps it."""
         return {"device": self.device, **self.environment}
+
+
+def warn_if_busy(place: Place, messages: Messages) -> None:
+    """Says so if somebody else used the GPU just before the run."""
+    busy = place.environment.get("busy") if place.device == "cuda" else None
+    others, load = (busy or {}).get("other_processes"), (busy or {}).get("utilization_pct")
+    if others or (load or 0) > _BUSY_PCT:
+        share = "" if load is None else f", {load:.0f} % of its time in use"
+        messages.say(
+            f"warning: the GPU is busy ({others or 0} processes{share}); times will not be those of a free one"
+        )
 
 
 def find_place(device: str = "auto", plugins: Iterable[str] | None = None) -> Place:
@@ -103,6 +115,7 @@ def _measure_missing(
     """Measures the cells that have no record yet, and adds theirs."""
     done = {r.cell for r in folder.records() if r.status == "ok" or not options.retry_failed}
     todo = [cell for cell in cells if cell not in done]
+    warn_if_busy(place, messages)
     messages.say(f"{title}: {len(todo)} cells on {device_name(place.known)}, results in {folder.path}")
     if done:
         messages.say(f"{len(cells) - len(todo)} of {len(cells)} cells are done already")

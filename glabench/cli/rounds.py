@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from glabench.cli.measuring import Place, new_path, rated
+from glabench.cli.measuring import Place, new_path, rated, warn_if_busy
 from glabench.cli.output import Messages
 from glabench.errors import InterruptedRunError, UsageError
 from glabench.measure.ceiling import measure_ceilings
@@ -53,6 +53,7 @@ def measure_rounds(
     """Measures the cells of a campaign, `rounds` times each version, in turns; the run folders of each version."""
     if ceilings is None:
         ceilings = measure_ceilings() if campaign.place.device == "cuda" else Ceilings()
+    warn_if_busy(campaign.place, campaign.messages)
     order = turns(list(versions), rounds)
     environment = {**campaign.environment, "ceilings": asdict(ceilings)}
     folders = {

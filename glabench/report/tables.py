@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from glabench.records import Record
+from glabench.records.diagnosis import Diagnosis, diagnose
 from glabench.report.series import Panel, Series, baseline_series, make_panels, show_x
 
 if TYPE_CHECKING:
@@ -129,6 +130,10 @@ def markdown(records: Sequence[Record], x_axis: str, baseline: str | None) -> st
             parts.append(_markdown_table(panel, lambda r, _x: _floor_share(r)))
     if any(unsettled(r) for r in records):
         parts.append(UNSETTLED_NOTE + "\n")
+    doubts = [f"- {r.cell}: {doubt}" for r in records for doubt in diagnose(r) if doubt is not Diagnosis.UNSETTLED]
+    if doubts:
+        parts.append("To be taken with care:\n")
+        parts.append("\n".join(doubts) + "\n")
     failed = [r for r in records if r.status != "ok"]
     if failed:
         parts.append("Not measured:\n")

@@ -11,6 +11,8 @@ import pytest
 from conftest import FAKES
 
 from glabench.backends import load_registry
+from glabench.cli.measuring import Place, warn_if_busy
+from glabench.cli.output import Messages
 
 FAST = ["--time-limit", "0.02", "--device", "cpu"]
 TINY = ["--seqlen", "16,32", "--batch", "1", "--heads", "1", "--head-dim", "16", "--dtype", "fp32", "--pass", "fwd"]
@@ -235,3 +237,23 @@ def test_a_plugin_whose_name_is_taken_is_refused(glabench, tmp_path):
     code, _, stderr = glabench("speed", "--plugin", "twin.py", "--dry-run")
     assert code == 2
     assert "a backend named 'gla-torch' exists already" in stderr
+
+
+@pytest.mark.parametrize(
+    ("busy", "words"),
+    [
+        ({"other_processes": 2, "utilization_pct": 37.0}, "the GPU is busy (2 processes, 37 % of its time in use)"),
+        ({"other_processes": None, "utilization_pct": 90.0}, "the GPU is busy (0 processes, 90 % of its time in use)"),
+        ({"other_processes": 1, "utilization_pct": None}, "the GPU is busy (1 processes)"),
+        ({"other_processes": 0, "utilization_pct": 3.0}, ""),
+        (None, ""),
+    ],
+)
+def test_a_busy_gpu_is_warned_of(capsys, busy, words):
+    place = Place("cuda", {"busy": busy}, load_registry())
+    warn_if_busy(place, Messages())
+    said = " ".join(capsys.readouterr().err.split())
+    assert words in said
+    assert bool(said) == bool(words)
+    warn_if_busy(Place("cpu", {"busy": busy}, load_registry()), Messages())
+    assert capsys.readouterr().err == ""
