@@ -10,7 +10,7 @@ from glabench.cli.measuring import find_place, resolved
 from glabench.cli.options import MeasuringOptions, between, with_options
 from glabench.cli.output import Messages
 from glabench.cli.rounds import Campaign, Version, campaign_folder, compile_cache, measure_rounds, records_of
-from glabench.errors import ExitCode, UsageError
+from glabench.errors import ExitCode, NothingToRunError, UsageError
 from glabench.measure.revisions import present_revision
 from glabench.records import FAILED
 from glabench.records.baseline import Baseline
@@ -36,6 +36,7 @@ def save(
     messages = Messages(options.quiet, options.verbose)
     if to.is_dir() or (to.parent.exists() and not to.parent.is_dir()):
         raise UsageError(f"--out: '{to}' needs to be a file in a folder")
+    revision = present_revision()
     place = find_place(options.device, options.plugin)
     resolved_sweep, cells = resolved(load_sweep(sweep), options, place)
     folder = campaign_folder(runs, "baseline")
@@ -45,7 +46,10 @@ def save(
         version = Version(compile_cache(cache), tuple(options.plugin or ()))
         folders = measure_rounds(campaign, {"round": version}, rounds)["round"]
     records = records_of(folders)
-    Baseline(resolved_sweep, folders[0].environment(), present_revision(), records).save(to)
+    if not any(record.samples_ms for found in records for record in found):
+        raise NothingToRunError(f"no cell has a time, so there is nothing to hold; what was tried is in {folder}")
+    unchanged = revision if revision == present_revision() else None
+    Baseline(resolved_sweep, folders[0].environment(), unchanged, records).save(to)
     messages.say(f"wrote {to}")
     if any(record.status in FAILED for found in records for record in found):
         messages.say("some cells failed; check will not hold anything against them")

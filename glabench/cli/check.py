@@ -12,10 +12,16 @@ import typer
 
 from glabench.cli.measuring import Place, find_place
 from glabench.cli.options import between, share
-from glabench.cli.output import Messages, data_console, write_json, write_text
+from glabench.cli.output import Messages, check_targets, data_console, write_json, write_text
 from glabench.cli.rounds import Campaign, Version, campaign_folder, compile_cache, measure_rounds, records_of
 from glabench.errors import NothingToRunError, UsageError
-from glabench.measure.revisions import checked_out, plugins_in, repository_with, worker_variables
+from glabench.measure.revisions import (
+    checked_out,
+    differs_from_present,
+    plugins_in,
+    repository_with,
+    worker_variables,
+)
 from glabench.measure.settings import Settings
 from glabench.records import Record
 from glabench.records.baseline import Baseline
@@ -74,6 +80,7 @@ def check(
     in another round where it does not. In a GitHub workflow it also writes annotations and the step summary.
     """
     messages = Messages(quiet, verbose)
+    check_targets({"--json": json_to, "--markdown": markdown_to, "--junit": junit_to})
     held = Baseline.load(baseline)
     device = str(held.environment.get("device", "cuda"))
     place = find_place(device if device in ("cuda", "cpu") else "cuda", plugin)
@@ -111,12 +118,14 @@ def _cells(held: Baseline, place: Place, yardstick: str | None) -> list[Cell]:
     unknown = sorted(backends - set(place.registry))
     if unknown:
         raise UsageError(f"--baseline: it holds backends that are not here: {', '.join(unknown)}; give their --plugin")
+    if not cells:
+        raise NothingToRunError("the baseline holds no cell with a time")
     if yardstick is not None and yardstick not in backends:
         raise UsageError(
             f"--yardstick: the baseline has no times of '{yardstick}' (allowed: {', '.join(sorted(backends))})"
         )
-    if not cells:
-        raise NothingToRunError("the baseline holds no cell with a time")
+    if not backends - {yardstick}:
+        raise NothingToRunError("the baseline holds no cell to judge, but for the yardstick's own")
     return cells
 
 
@@ -145,19 +154,41 @@ def _look_again(
     yardstick: str | None,
     present: Version,
 ) -> list[Finding]:
-    """The findings after one more look at the doubtful cells."""
+    """The findings after one more look at the doubtful cells; the others stay as they are."""
+    again = None if yardstick is not None else _in_turns(campaign, held, doubtful, limits, present)
+    if again is not None:
+        return [confirmed(f, again.get(f.cell)) if f.cell in doubtful else f for f in findings]
+    beside = [cell for cell in campaign.cells if cell in doubtful or cell.backend == yardstick]
+    more = measure_rounds(campaign.on(beside, "again"), {"round": present}, 1)["round"]
+    with_more = check_cells(held.rounds, [*now, *records_of(more)], limits, yardstick)
+    found = {finding.cell: finding for finding in with_more}
+    return [found[f.cell] if f.cell in doubtful else f for f in findings]
+
+
+def _in_turns(
+    campaign: Campaign, held: Baseline, doubtful: Sequence[Cell], limits: Limits, present: Version
+) -> dict[Cell | None, Finding] | None:
+    """What measuring the baseline's revision and the present code in turns says; None where that cannot tell.
+
+    It cannot if the repository lacks the revision, or if the code that workers take from it is the present one: the
+    cause may then lie in the rest of the code, and would be on both sides.
+    """
     repository = repository_with(held.revision)
-    if repository is None or held.revision is None or yardstick is not None:
-        beside = [cell for cell in campaign.cells if cell in doubtful or cell.backend == yardstick]
-        more = measure_rounds(campaign.on(beside, "again"), {"round": present}, 1)["round"]
-        return check_cells(held.rounds, [*now, *records_of(more)], limits, yardstick)
+    if repository is None or held.revision is None:
+        return None
     with ExitStack() as stack:
-        tree = stack.enter_context(checked_out(repository, held.revision))
-        before = Version(worker_variables(tree), plugins_in(tree, repository, present.plugins))
-        folders = measure_rounds(campaign.on(doubtful, "again"), {"before": before, "now": present}, CONFIRMING_ROUNDS)
-    again = check_cells(records_of(folders["before"]), records_of(folders["now"]), limits, paired=True)
-    found = {finding.cell: finding for finding in again}
-    return [confirmed(f, found.get(f.cell)) if f.cell in doubtful else f for f in findings]
+        try:
+            tree = stack.enter_context(checked_out(repository, held.revision))
+        except UsageError as problem:
+            campaign.messages.say(f"the baseline's revision cannot be checked out ({problem}); one more round instead")
+            return None
+        if not differs_from_present(tree, repository, present.plugins):
+            return None
+        before = Version(worker_variables(tree), plugins_in(tree, repository, present.plugins), "baseline")
+        versions = {"before": before, "now": present}
+        folders = measure_rounds(campaign.on(doubtful, "again"), versions, CONFIRMING_ROUNDS)
+    found = check_cells(records_of(folders["before"]), records_of(folders["now"]), limits, paired=True)
+    return {finding.cell: finding for finding in found}
 
 
 def _show(findings: Sequence[Finding], outputs: _Outputs) -> None:

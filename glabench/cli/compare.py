@@ -7,15 +7,23 @@ from typing import Annotated
 import typer
 
 from glabench.cli.measuring import Place, find_place, resolved
-from glabench.cli.options import MeasuringOptions, between, with_options
-from glabench.cli.output import Messages, data_console, write_json, write_text
+from glabench.cli.options import MeasuringOptions, between, share, with_options
+from glabench.cli.output import Messages, check_targets, data_console, write_json, write_text
 from glabench.cli.rounds import Campaign, Version, campaign_folder, measure_rounds, records_of, rounds_in, turns_in
 from glabench.errors import UsageError
-from glabench.measure.revisions import checked_out, commit_of, parse_range, plugins_in, repository_of, worker_variables
-from glabench.records.comparison import check_same_device, clocks, compare_runs, device_name, differences
+from glabench.measure.revisions import (
+    checked_out,
+    commit_of,
+    has_code,
+    parse_range,
+    plugins_in,
+    repository_of,
+    worker_variables,
+)
+from glabench.records.comparison import SAME_WITHIN, check_same_device, clocks, compare_runs, device_name, differences
 from glabench.report.comparison import Comparison, draw_ratios, markdown, rich_table, summary, surroundings
 from glabench.report.figures import save
-from glabench.sweeps import load_sweep
+from glabench.sweeps import AXES, load_sweep
 
 _SHORT_COMMIT = 10
 
@@ -32,9 +40,7 @@ def compare(
     ] = None,
     sweep: Annotated[str, typer.Option(help="What --rev measures: a preset, or a .toml file.")] = "gate",
     rounds: Annotated[int, between("--rounds", 1, 100, "Times that --rev measures each revision, in turns.")] = 4,
-    same_within: Annotated[
-        float, between("--same-within", 0.0, 1.0, "Share within which times count as the same.")
-    ] = 0.01,
+    same_within: Annotated[float, share("--same-within", "How near to 1 a ratio counts as the same.")] = SAME_WITHIN,
     any_device: Annotated[bool, typer.Option("--any-device", help="Compare runs of different GPUs all the same.")] = (
         False
     ),
@@ -52,6 +58,9 @@ def compare(
     messages = Messages(options.quiet, options.verbose)
     if figure is not None and figure.suffix not in (".png", ".svg"):
         raise UsageError(f"--figure: '{figure}' ends in neither .png nor .svg")
+    check_targets({"--json": json_to, "--markdown": markdown_to, "--figure": None if figure is None else str(figure)})
+    if rev is None and options.axes():
+        raise UsageError(f"{AXES[next(iter(options.axes()))].option}: only --rev measures, and takes axes")
     if rev is None:
         found = _compare_folders(runs or [], same_within, any_device)
     elif runs:
@@ -86,10 +95,11 @@ def _compare_folders(runs: list[Path], same_within: float, any_device: bool) -> 
         )
     environments = [side[0].environment() for side in sides]
     check_same_device(environments[0], environments[1], any_device)
-    records = [records_of(side) for side in sides]
+    records = [[found for found in records_of(side) if found] for side in sides]
     for side, found in zip(sides, records, strict=True):
-        if not all(found):
+        if not found:
             raise UsageError(f"RUN_A RUN_B: '{side[0].path}' has no records yet")
+    paired = paired and len(records[0]) == len(records[1])
     shown = [f"{runs[0]}, A", f"{runs[0]}, B"] if len(runs) == 1 else [str(path) for path in runs]
     names = [str(environment.get("version") or name) for environment, name in zip(environments, shown, strict=True)]
     return Comparison(
@@ -114,6 +124,8 @@ def _compare_revisions(
         versions = {}
         for side, name in (("A", name_a), ("B", name_b)):
             tree = stack.enter_context(checked_out(repository, name))
+            if not has_code(tree, repository, options.plugin or ()):
+                raise UsageError("--rev: this repository has neither kernels/gla_kernels nor a --plugin to compare")
             plugins = plugins_in(tree, repository, options.plugin or ())
             versions[side] = Version(worker_variables(tree), plugins, f"{name} ({commits[name][:_SHORT_COMMIT]})")
         campaign = Campaign(sweep, cells, options.settings(place.device), place, folder, messages, options.verbose)

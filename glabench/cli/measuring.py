@@ -81,7 +81,7 @@ def measure(sweep: Sweep, options: SweepOptions, place: Place) -> None:
     """Runs a sweep with the options' changes, keeps it in a run folder, prints its tables; exits 4 if a cell failed."""
     messages = Messages(options.quiet, options.verbose)
     sweep, cells = resolved(sweep, options, place)
-    check_targets(options.json_to, options.csv_to)
+    check_targets({"--json": options.json_to, "--csv": options.csv_to})
     if options.dry_run:
         _list_cells(cells, place.registry, options)
         return

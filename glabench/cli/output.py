@@ -98,11 +98,13 @@ def data_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=160)
 
 
-def check_targets(json_to: str | None, csv_to: str | None) -> None:
-    """Raises UsageError, before anything is measured, for places that records cannot be written to."""
-    if json_to == csv_to == "-":
-        raise UsageError("--csv: stdout is taken by --json already; write one of them to a file")
-    for option, to in (("--json", json_to), ("--csv", csv_to)):
+def check_targets(targets: Mapping[str, str | None]) -> None:
+    """Raises UsageError, before anything is measured, for places that data cannot be written to, by option."""
+    to_stdout = [option for option, to in targets.items() if to == "-"]
+    if len(to_stdout) > 1:
+        first, second = to_stdout[:2]
+        raise UsageError(f"{second}: stdout is taken by {first} already; write one of them to a file")
+    for option, to in targets.items():
         if to not in (None, "-") and (not Path(to).parent.is_dir() or Path(to).is_dir()):
             raise UsageError(f"{option}: cannot write '{to}'; it needs a file in a folder that is there, or -")
 

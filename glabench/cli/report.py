@@ -31,7 +31,7 @@ def report(
     known = sorted({record.cell.backend for record in records})
     if baseline is not None and baseline not in known:
         raise UsageError(f"--baseline: '{baseline}' is not in the run (allowed: {', '.join(known)})")
-    check_targets(json_to, csv_to)
+    check_targets({"--json": json_to, "--csv": csv_to})
     paths = write_report(folder, sweep, records, baseline)
     if not write_records(records, json_to, csv_to) and not quiet:
         print_tables(records, sweep)

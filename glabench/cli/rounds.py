@@ -87,12 +87,7 @@ def measure_rounds(
             run_turns(campaign.cells, order, start, lambda turn: folders[turn].run_id, keep, progress.start)
         except KeyboardInterrupt:
             raise InterruptedRunError(f"interrupted; what was measured is in {campaign.folder}") from None
-    return {side: [folders[turn] for turn in sorted_turns(order, side)] for side in versions}
-
-
-def sorted_turns(order: Sequence[Turn], side: str) -> list[Turn]:
-    """A side's turns by their round."""
-    return sorted((turn for turn in order if turn.side == side), key=lambda turn: turn.round)
+    return {side: [folders[turn] for turn in order if turn.side == side] for side in versions}
 
 
 def records_of(folders: Sequence[RunFolder]) -> list[list[Record]]:
@@ -134,4 +129,4 @@ def campaign_folder(out: Path | None, name: str) -> Path:
 
 def compile_cache(folder: str) -> dict[str, str]:
     """What makes a worker keep its compiled kernels in a folder, and find none there of an earlier run."""
-    return {"TRITON_CACHE_DIR": folder}
+    return {"TRITON_CACHE_DIR": folder, "GLA_KERNELS_CACHE": folder}

@@ -1,25 +1,28 @@
 """Two revisions of a git repository side by side, so that their kernels can be measured in turns."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from glabench.errors import UsageError
 
 WORKTREE = "WORKTREE"
+_KERNELS = Path("kernels") / "gla_kernels"
 
 
 def _git(repository: Path, *arguments: str) -> str:
     try:
         done = subprocess.run(["git", "-C", str(repository), *arguments], capture_output=True, text=True, check=False)
     except OSError as problem:
-        raise UsageError(f"--rev: git does not run here: {problem.strerror}; install it") from None
+        raise UsageError(f"git does not run here: {problem.strerror}; install it") from None
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["no message"]
-        raise UsageError(f"--rev: git {arguments[0]} failed: {said[-1]}")
+        raise UsageError(f"git {arguments[0]} failed: {said[-1]}")
     return done.stdout.strip()
 
 
@@ -55,11 +58,16 @@ def checked_out(repository: Path, revision: str) -> Iterator[Path]:
     commit = commit_of(repository, revision)
     with TemporaryDirectory(prefix="glabench-") as folder:
         tree = Path(folder) / "tree"
-        _git(repository, "worktree", "add", "--detach", "--quiet", str(tree), commit)
         try:
+            _git(repository, "worktree", "add", "--detach", "--quiet", str(tree), commit)
             yield tree
         finally:
-            _git(repository, "worktree", "remove", "--force", str(tree))
+            # Interrupted in the middle of the first, the second finds nothing, and the third tidies up after both.
+            with suppress(UsageError):
+                _git(repository, "worktree", "remove", "--force", str(tree))
+            shutil.rmtree(tree, ignore_errors=True)
+            with suppress(UsageError):
+                _git(repository, "worktree", "prune")
 
 
 def worker_variables(tree: Path) -> dict[str, str]:
@@ -77,6 +85,36 @@ def plugins_in(tree: Path, repository: Path, plugins: Sequence[str]) -> tuple[st
         return str(tree / absolute.relative_to(top)) if absolute.is_relative_to(top) else str(path)
 
     return tuple(within(Path(plugin)) for plugin in plugins)
+
+
+def has_code(tree: Path, repository: Path, plugins: Sequence[str]) -> bool:
+    """Whether a tree holds anything that its workers would take from it: kernels, or plugins of the repository."""
+    return (tree / _KERNELS).is_dir() or plugins_in(tree, repository, plugins) != tuple(map(str, map(Path, plugins)))
+
+
+def differs_from_present(tree: Path, repository: Path, plugins: Sequence[str]) -> bool:
+    """Whether workers of a tree would run other code than those of the present: other kernels, or other plugins.
+
+    Only then does measuring both say anything of the code: all else is the present one's on both sides.
+    """
+    spec = find_spec("gla_kernels")
+    present = Path(spec.origin).parent if spec is not None and spec.origin else None
+    kernels = tree / _KERNELS
+    if kernels.is_dir() and (present is None or _sources(kernels) != _sources(present)):
+        return True
+    pairs = zip(plugins_in(tree, repository, plugins), plugins, strict=True)
+    return any(_read(Path(before)) != _read(Path(now)) for before, now in pairs)
+
+
+def _sources(folder: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(folder)): _read(path) for path in sorted(folder.rglob("*.py"))}
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def present_revision() -> str | None:

@@ -14,6 +14,8 @@ Verdict = Literal["faster", "slower", "same", "unclear"]
 VERDICTS: tuple[Verdict, ...] = ("slower", "unclear", "same", "faster")
 
 SIGNIFICANCE = 0.05
+# Two single runs cannot be known to be nearer than 1.1 %, the spread between processes alone.
+SAME_WITHIN = 0.02
 # What differs from moment to moment, or was not asked for, is no difference between machines.
 _OF_THE_MOMENT = frozenset({"busy", "ceilings", "glabench", "version"})
 
@@ -68,7 +70,7 @@ def by_cell(rounds: Iterable[Iterable[Record]]) -> dict[Cell, list[Record]]:
 def compare_runs(
     a: Sequence[Sequence[Record]],
     b: Sequence[Sequence[Record]],
-    same_within: float = 0.02,
+    same_within: float = SAME_WITHIN,
     paired: bool = False,
 ) -> list[CellComparison]:
     """Compares the cells that either side has; each side is a row of rounds, which are the records of one process each.
@@ -88,7 +90,7 @@ def compare_runs(
             reasons[cell] = reason
             continue
         pairs = paired and len(in_a) == len(in_b)
-        ratios[cell] = compare_samples(_samples(in_a), _samples(in_b), pairs)
+        ratios[cell] = compare_samples(samples_of(in_a), samples_of(in_b), pairs)
     adjusted = dict(zip(ratios, false_discovery([r.p_value for r in ratios.values()]), strict=True))
     found = []
     for cell in cells:
@@ -123,15 +125,16 @@ def _not_comparable(in_a: Sequence[Record], in_b: Sequence[Record]) -> str | Non
     return f"timed in different ways: {', '.join(sorted(map(str, ways)))}" if len(ways) > 1 else None
 
 
-def _samples(records: Sequence[Record]) -> list[tuple[float, ...]]:
+def samples_of(records: Sequence[Record]) -> list[tuple[float, ...]]:
+    """The samples of each round, milliseconds."""
     return [record.samples_ms for record in records if record.samples_ms]
 
 
 def _compared(
     cell: Cell, verdict: Verdict, ratio: Ratio, q_value: float, in_a: Sequence[Record], in_b: Sequence[Record]
 ) -> CellComparison:
-    memory = _quotient(peak_memory(in_b), peak_memory(in_a))
-    error = _quotient(largest_error(in_b), largest_error(in_a))
+    memory = quotient(peak_memory(in_b), peak_memory(in_a))
+    error = quotient(_largest_error(in_b), _largest_error(in_a))
     return CellComparison(cell, verdict, ratio, q_value, time_ms(in_a), time_ms(in_b), memory, error)
 
 
@@ -145,9 +148,18 @@ def peak_memory(records: Sequence[Record]) -> float | None:
     return _median([r.peak_allocated_mib for r in records])
 
 
-def largest_error(records: Sequence[Record]) -> float | None:
-    """The largest relative error of any tensor in any round."""
-    return max((error for r in records for error in (r.rel_error or {}).values() if error is not None), default=None)
+def errors(records: Sequence[Record]) -> dict[str, float]:
+    """The largest relative error of each tensor in any round."""
+    found: dict[str, float] = {}
+    for record in records:
+        for name, error in (record.rel_error or {}).items():
+            if error is not None:
+                found[name] = max(found.get(name, 0.0), error)
+    return found
+
+
+def _largest_error(records: Sequence[Record]) -> float | None:
+    return max(errors(records).values(), default=None)
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -155,7 +167,8 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _quotient(b: float | None, a: float | None) -> float | None:
+def quotient(b: float | None, a: float | None) -> float | None:
+    """b over a; None where either is not known, or a is 0."""
     return b / a if a and b is not None else None
 
 

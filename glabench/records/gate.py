@@ -1,13 +1,21 @@
-"""The gate: decides on new measurements against a baseline. It may not pass what it cannot tell."""
+"""The gate: decides on new measurements against a baseline, and says so where it cannot tell."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 from typing import Any
 
 from glabench.errors import ExitCode
-from glabench.records.comparison import SIGNIFICANCE, by_cell, largest_error, peak_memory, time_ms
+from glabench.records.comparison import (
+    SIGNIFICANCE,
+    by_cell,
+    errors,
+    peak_memory,
+    quotient,
+    samples_of,
+    time_ms,
+)
 from glabench.records.diagnosis import Diagnosis, diagnose
 from glabench.records.record import Record
 from glabench.records.statistics import PROCESS_SPREAD, Ratio, compare_samples, false_discovery
@@ -20,7 +28,9 @@ _CONFIDENCE = 0.99
 CONFIRMING_ROUNDS = 3
 _FIRST_CALL_SLACK_S = 1.0
 _YARDSTICK_SPREAD = 0.03
-_UNTRUSTED = frozenset({Diagnosis.UNSETTLED, Diagnosis.HOT, Diagnosis.SHARED, Diagnosis.OUTLIERS})
+_BAD_TIMES = frozenset({Diagnosis.HOT, Diagnosis.SHARED})
+_UNTRUSTED = _BAD_TIMES | {Diagnosis.UNSETTLED, Diagnosis.OUTLIERS}
+_ERROR_SLACK = 1e-6  # an error of nothing may become this
 
 
 class Outcome(StrEnum):
@@ -64,6 +74,12 @@ class Finding:
     before_ms: float | None = None
     now_ms: float | None = None
     memory_ratio: float | None = None
+    first_ratio: Ratio | None = None
+
+    @property
+    def cleared(self) -> bool:
+        """Whether a suspicion against the baseline was not shared by the second look."""
+        return self.outcome is Outcome.FINE and self.first_ratio is not None
 
     def to_json(self) -> dict[str, Any]:
         """One flat dict."""
@@ -78,6 +94,7 @@ class Finding:
             "before_ms": self.before_ms,
             "now_ms": self.now_ms,
             "memory_ratio": self.memory_ratio,
+            "first_ratio": self.first_ratio.ratio if self.first_ratio else None,
         }
 
 
@@ -116,25 +133,37 @@ def check_cells(
 
     With a yardstick, times are divided by that backend's in the same round and shape.
     """
-    cells_before, cells_now = by_cell(before), by_cell(now)
-    held = [cell for cell, records in cells_before.items() if all(r.samples_ms for r in records)]
+    cells_before = {cell: timed for cell, records in by_cell(before).items() if (timed := _timed(records))}
+    cells_now = by_cell(now)
+    held = [cell for cell in cells_before if cell.backend != yardstick]
     findings: dict[Cell, Finding] = {}
     ratios: dict[Cell, Ratio] = {}
+    doubts: dict[Cell, str] = {}
     for cell in held:
-        if cell.backend == yardstick:
-            continue
         problem = _broken(cell, cells_now.get(cell, []))
         if problem is not None:
             findings[cell] = problem
             continue
         try:
             ratios[cell] = _time_ratio(cell, cells_before, cells_now, yardstick, paired)
-        except _NoYardstickError as reason:
-            findings[cell] = Finding(str(cell), Outcome.UNCLEAR, str(reason), cell)
+        except _CannotTellError as reason:
+            doubts[cell] = str(reason)
     adjusted = dict(zip(ratios, false_discovery([r.p_value for r in ratios.values()]), strict=True))
-    for cell, ratio in ratios.items():
-        findings[cell] = _found(cell, ratio, adjusted[cell], cells_before[cell], cells_now[cell], limits)
-    return [findings[cell] for cell in held if cell in findings]
+    for cell in held:
+        if cell in findings:
+            continue
+        ratio = ratios.get(cell)
+        if ratio is None:
+            time, words = Outcome.UNCLEAR, doubts[cell]
+        else:
+            time = judge_time(ratio, adjusted[cell], limits.slowdown)
+            words = f"time x {ratio.ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), allowed {1 + limits.slowdown:.3g}"
+        findings[cell] = _found(cell, (time, words), ratio, cells_before[cell], cells_now[cell], limits)
+    return [findings[cell] for cell in held]
+
+
+def _timed(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.samples_ms]
 
 
 def _broken(cell: Cell, records: Sequence[Record]) -> Finding | None:
@@ -149,29 +178,31 @@ def _broken(cell: Cell, records: Sequence[Record]) -> Finding | None:
 
 
 def _found(
-    cell: Cell, ratio: Ratio, p_value: float, before: Sequence[Record], now: Sequence[Record], limits: Limits
+    cell: Cell,
+    time: tuple[Outcome, str],
+    ratio: Ratio | None,
+    before: Sequence[Record],
+    now: Sequence[Record],
+    limits: Limits,
 ) -> Finding:
     """The worst of what time, memory and accuracy say, with every reason that is not fine."""
-    time = judge_time(ratio, p_value, limits.slowdown)
-    words = f"time x {ratio.ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), allowed {1 + limits.slowdown:.3g}"
-    reasons = [(time, words)]
-    memory = _quotient(peak_memory(now), peak_memory(before))
+    reasons = [time]
+    memory = quotient(peak_memory(now), peak_memory(before))
     if memory is not None and memory > 1 + limits.memory:
         reasons.append((Outcome.REGRESSION, f"peak memory x {memory:.3f}, allowed {1 + limits.memory:.3g}"))
-    error = _quotient(largest_error(now), largest_error(before))
-    if error is not None and error > 1 + limits.error:
-        reasons.append((Outcome.ACCURACY, f"largest error x {error:.2f}, allowed {1 + limits.error:.3g}"))
+    errors_before, errors_now = errors(before), errors(now)
+    for name, error in errors_now.items():
+        allowed = errors_before.get(name, 0.0) * (1 + limits.error) + _ERROR_SLACK
+        if error > allowed:
+            was = errors_before.get(name, 0.0)
+            reasons.append((Outcome.ACCURACY, f"error of {name} {was:.1e} -> {error:.1e}, allowed {allowed:.1e}"))
     outcome = max((outcome for outcome, _ in reasons), key=_ORDER.index)
-    shown = [words for found, words in reasons if found is not Outcome.FINE] or [words]
+    shown = [words for found, words in reasons if found is not Outcome.FINE] or [time[1]]
     return Finding(str(cell), outcome, "; ".join(shown), cell, ratio, time_ms(before), time_ms(now), memory)
 
 
-def _quotient(now: float | None, before: float | None) -> float | None:
-    return now / before if before and now is not None else None
-
-
-class _NoYardstickError(Exception):
-    """A cell has no yardstick that can be trusted; the message says why."""
+class _CannotTellError(Exception):
+    """A cell's times cannot be compared, or there is no yardstick that can be trusted; the message says why."""
 
 
 def _time_ratio(
@@ -181,13 +212,19 @@ def _time_ratio(
     yardstick: str | None,
     paired: bool,
 ) -> Ratio:
+    ways = {record.timing for record in (*before[cell], *now[cell])}
+    if len(ways) > 1:
+        raise _CannotTellError(f"timed in different ways: {', '.join(sorted(map(str, ways)))}")
+    doubts = {doubt.name.lower() for record in before[cell] for doubt in diagnose(record) if doubt in _BAD_TIMES}
+    if doubts:
+        raise _CannotTellError(f"the baseline cannot be trusted here: {', '.join(sorted(doubts))}; make it anew")
     if yardstick is None:
-        return compare_samples(_samples(before[cell]), _samples(now[cell]), paired, _CONFIDENCE)
+        return compare_samples(samples_of(before[cell]), samples_of(now[cell]), paired, _CONFIDENCE)
     beside = yardstick_of(cell, yardstick, before)
     sides = []
     for cells, when in ((before, "in the baseline"), (now, "now")):
         times = _trusted_times(beside, cells.get(beside, []), len(cells[cell]), when)
-        pairs = zip(_samples(cells[cell]), times, strict=True)
+        pairs = zip(samples_of(cells[cell]), times, strict=True)
         sides.append([[ms / unit for ms in samples] for samples, unit in pairs])
     # Both a cell and its yardstick carry the spread between processes.
     return compare_samples(sides[0], sides[1], paired, _CONFIDENCE, spread=2**0.5 * PROCESS_SPREAD)
@@ -210,25 +247,21 @@ def yardstick_of(cell: Cell, backend: str, cells: Iterable[Cell]) -> Cell:
     chosen = same or beside
     if len(chosen) != 1:
         how_many = "no" if not chosen else f"{len(chosen)}"
-        raise _NoYardstickError(f"{how_many} cells of {backend} at this batch, length, pass and dtype to measure it by")
+        raise _CannotTellError(f"{how_many} cells of {backend} at this batch, length, pass and dtype to measure it by")
     return chosen[0]
 
 
 def _trusted_times(cell: Cell, records: Sequence[Record], rounds: int, when: str) -> list[float]:
     """The yardstick's median in each round, if it can be trusted."""
     if len(records) != rounds or not all(record.time_ms for record in records):
-        raise _NoYardstickError(f"the yardstick {cell} has no time {when}")
+        raise _CannotTellError(f"the yardstick {cell} has no time {when}")
     doubts = sorted({doubt.name.lower() for record in records for doubt in diagnose(record) if doubt in _UNTRUSTED})
     if doubts:
-        raise _NoYardstickError(f"the yardstick {cell} cannot be trusted {when}: {', '.join(doubts)}")
+        raise _CannotTellError(f"the yardstick {cell} cannot be trusted {when}: {', '.join(doubts)}")
     times = [record.time_ms for record in records if record.time_ms]
     if max(times) > (1 + _YARDSTICK_SPREAD) * min(times):
-        raise _NoYardstickError(f"the yardstick {cell} varies by more than {_YARDSTICK_SPREAD:.0%} {when}")
+        raise _CannotTellError(f"the yardstick {cell} varies by more than {_YARDSTICK_SPREAD:.0%} {when}")
     return times
-
-
-def _samples(records: Sequence[Record]) -> list[tuple[float, ...]]:
-    return [record.samples_ms for record in records if record.samples_ms]
 
 
 def check_first_calls(
@@ -238,25 +271,21 @@ def check_first_calls(
 
     One cell's first call says little: what it compiles depends on the cells before it.
     """
-    sums_before, sums_now = (_first_calls(side[0]) for side in (before, now))
+    first_before, first_now = (
+        {r.cell: r.first_call_s for r in side[0] if r.first_call_s is not None and r.samples_ms}
+        for side in (before, now)
+    )
+    common = [cell for cell in first_before if cell in first_now and cell.backend != yardstick]
     findings = []
-    for backend, seconds in sums_before.items():
-        later = sums_now.get(backend)
-        if backend == yardstick or later is None:
-            continue
-        allowed = seconds * (1 + limits.first_call) + _FIRST_CALL_SLACK_S
+    for backend in dict.fromkeys(cell.backend for cell in common):
+        was, later = (
+            sum(seconds[cell] for cell in common if cell.backend == backend) for seconds in (first_before, first_now)
+        )
+        allowed = was * (1 + limits.first_call) + _FIRST_CALL_SLACK_S
         outcome = Outcome.FINE if later <= allowed else Outcome.REGRESSION
-        reason = f"{seconds:.1f} s -> {later:.1f} s, allowed {allowed:.1f} s"
+        reason = f"{was:.1f} s -> {later:.1f} s, allowed {allowed:.1f} s"
         findings.append(Finding(f"first calls of {backend}", outcome, reason))
     return findings
-
-
-def _first_calls(records: Iterable[Record]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for record in records:
-        if record.first_call_s is not None:
-            found[record.cell.backend] = found.get(record.cell.backend, 0.0) + record.first_call_s
-    return found
 
 
 def suspects(findings: Iterable[Finding], limits: Limits) -> list[Cell]:
@@ -272,13 +301,14 @@ def suspects(findings: Iterable[Finding], limits: Limits) -> list[Cell]:
 
 
 def confirmed(suspected: Finding, again: Finding | None) -> Finding:
-    """A suspicion after old and new code were measured in turns: what that says counts, with both reasons."""
+    """A suspicion after old and new code were measured in turns: what that says counts, and both are told.
+
+    The ratio to the baseline stays beside it: far from 1 for all cells, it says that the machine has changed.
+    """
     if again is None:
-        return suspected
+        return replace(suspected, reason=f"{suspected.reason}; the baseline's revision gives no time here to compare")
     reason = f"{again.reason}, measured in turns with the baseline's revision; before that: {suspected.reason}"
-    return Finding(
-        again.name, again.outcome, reason, again.cell, again.ratio, again.before_ms, again.now_ms, again.memory_ratio
-    )
+    return replace(again, reason=reason, first_ratio=suspected.ratio)
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -288,6 +318,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def middle_ratio(findings: Iterable[Finding]) -> float | None:
-    """The median ratio of all cells: far from 1, it is the machine that changed and not a kernel."""
-    ratios = [finding.ratio.ratio for finding in findings if finding.ratio is not None]
+    """The median ratio of all cells to the baseline: far from 1, it is the machine that changed and not a kernel."""
+    first = [finding.first_ratio or finding.ratio for finding in findings]
+    ratios = [ratio.ratio for ratio in first if ratio is not None]
     return median(ratios) if ratios else None

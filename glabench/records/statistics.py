@@ -2,8 +2,8 @@
 
 Samples of one process depend on each other (clocks, memory placement), and so do not say how far another process would
 be off. Both are allowed for: samples are resampled in blocks as long as they remember, rounds (each a process of its
-own) are resampled as a whole, and every round carries the spread between processes that was found when the harness
-was validated (docs/method.md).
+own) are resampled as a whole, and every round carries a spread between processes that is assumed from what validating
+the harness gave (docs/method.md).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _STYLES = {
     Outcome.FAILED: "red",
     Outcome.ACCURACY: "red",
 }
-_HEADS = ("cell", "baseline, ms", "now, ms", "ratio", "99 % interval", "outcome")
+_HEADS = ("cell", "before, ms", "now, ms", "ratio", "99 % interval", "outcome")
 _MOST_FINE_ROWS = 30
 _UNPRINTABLE = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -62,14 +62,15 @@ def rich_table(findings: Sequence[Finding]) -> Table:
 
 
 def reasons(findings: Sequence[Finding]) -> list[str]:
-    """A line for every finding that is not fine."""
-    return [f"{f.name}: {f.outcome}: {f.reason}" for f in _worst_first(findings) if f.outcome is not Outcome.FINE]
+    """A line for every finding that is not fine, or only was found to be so at the second look."""
+    doubted = [f for f in _worst_first(findings) if f.outcome is not Outcome.FINE or f.cleared]
+    return [f"{f.name}: {'cleared' if f.cleared else f.outcome}: {f.reason}" for f in doubted]
 
 
 def verdict_line(findings: Sequence[Finding]) -> str:
     """One line: the outcomes counted, and the median ratio of all cells."""
     middle = middle_ratio(findings)
-    return summary(findings) + ("" if middle is None else f"; median ratio of all cells {middle:.3f}")
+    return summary(findings) + ("" if middle is None else f"; median ratio of all cells to the baseline {middle:.3f}")
 
 
 def markdown(findings: Sequence[Finding], heading: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from glabench.measure.ceiling import measure_ceilings
 from glabench.measure.clock import sm_clock
 from glabench.measure.known import spin
-from glabench.measure.timer import TIMINGS, CudaTimer
+from glabench.measure.timer import CudaTimer
 from glabench.records.nvml import open_nvml
 
 SMALL = ["--batch", "2", "--heads", "4", "--head-dim", "64", "--time-limit", "0.2"]
@@ -64,9 +64,9 @@ def glabench(folder, *arguments):
 
 
 @pytest.mark.parametrize("milliseconds", [0.5, 2.0])
-def test_every_timing_tells_how_long_a_kernel_spins(milliseconds):
+def test_timers_tell_how_long_a_kernel_spins(milliseconds):
     work = spin(milliseconds)
-    for timing in TIMINGS[:2]:
+    for timing in ("cold", "hot"):
         sample = CudaTimer(timing).bind(None, work.call)
         times = sorted(sample().ms for _ in range(15))
         assert times[7] == pytest.approx(milliseconds, rel=0.02)

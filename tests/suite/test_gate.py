@@ -136,7 +136,8 @@ def looked_at(now, limits=LIMITS):
         ({"peak_allocated_mib": 101.9}, Outcome.FINE, "time x"),
         ({"peak_allocated_mib": 103.0}, Outcome.REGRESSION, "peak memory x 1.030, allowed 1.02"),
         ({"rel_error": {"o": 0.0044}}, Outcome.FINE, "time x"),
-        ({"rel_error": {"o": 0.003, "dq": 0.005}}, Outcome.ACCURACY, "largest error x 1.67, allowed 1.5"),
+        ({"rel_error": {"o": 0.0046}}, Outcome.ACCURACY, "error of o 3.0e-03 -> 4.6e-03, allowed 4.5e-03"),
+        ({"rel_error": {"o": 0.003, "dq": 1e-5}}, Outcome.ACCURACY, "error of dq 0.0e+00 -> 1.0e-05"),
         ({"peak_allocated_mib": None, "rel_error": None}, Outcome.FINE, "time x"),
     ],
 )
@@ -172,7 +173,42 @@ def test_a_suspicion_that_the_second_look_does_not_share_is_dropped_with_both_re
     found = confirmed(slow, fine)
     assert found.outcome is Outcome.FINE
     assert slow.reason in found.reason
-    assert confirmed(slow, None) is slow
+    assert found.cleared
+    assert (found.first_ratio, found.ratio) == (slow.ratio, fine.ratio)
+    assert "cleared" in markdown([found], "check")
+    assert f"to the baseline {slow.ratio.ratio:.3f}" in markdown([found], "check")
+
+
+def test_a_suspicion_stays_where_the_old_code_gives_no_time():
+    slow = looked_at(side(World(), np.random.default_rng(1), 1.2))
+    found = confirmed(slow, None)
+    assert (found.outcome, found.cleared) == (Outcome.REGRESSION, False)
+    assert "the baseline's revision gives no time" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({"other_processes": 3}, {}, "the baseline cannot be trusted here: shared"),
+        ({"throttle": "temperature"}, {}, "the baseline cannot be trusted here: hot"),
+        ({}, {"timing": "hot"}, "timed in different ways: cold, hot"),
+    ],
+)
+def test_times_that_cannot_be_held_against_each_other_are_unclear_and_memory_counts_all_the_same(before, now, words):
+    generator = np.random.default_rng(0)
+    old = side(World(), generator, rounds=3, **before)
+    (found,) = check_cells(old, side(World(), generator, **now), LIMITS)
+    assert found.outcome is Outcome.UNCLEAR
+    assert words in found.reason
+    (found,) = check_cells(old, side(World(), generator, peak_allocated_mib=200.0, **now), LIMITS)
+    assert found.outcome is Outcome.REGRESSION
+
+
+def test_a_cell_that_failed_in_one_round_of_the_baseline_is_held_on_the_others():
+    before = side(World(), np.random.default_rng(0), rounds=3)
+    before[1] = [Record("run", CELL, "timeout", "too slow")]
+    (found,) = check_cells(before, [[Record("run", CELL, "inaccurate", "wrong")]], LIMITS)
+    assert found.outcome is Outcome.ACCURACY
 
 
 # First calls
@@ -183,6 +219,7 @@ def test_first_calls_of_a_backend_are_judged_together(later, outcome):
     cells = [CELL, replace(CELL, seqlen=2048)]
     before = [[record([1.0], cell, first_call_s=5.0) for cell in cells]]
     now = [[record([1.0], cell, first_call_s=seconds) for cell, seconds in zip(cells, (later, 0.0), strict=True)]]
+    before[0].append(record([1.0], replace(CELL, seqlen=4096), first_call_s=60.0))  # not measured now
     (found,) = check_first_calls(before, now, LIMITS)
     assert (found.outcome, found.name) == (outcome, "first calls of gla-triton")
 
@@ -227,6 +264,8 @@ def test_without_a_yardstick_that_can_be_trusted_a_cell_is_unclear(fields, words
     (found,) = check_cells(before, now, LIMITS, "sdpa-flash")
     assert found.outcome is Outcome.UNCLEAR
     assert words in found.reason
+    wrong = [[replace(cell, rel_error={"o": 0.9}), yard] for cell, yard in now]
+    assert check_cells(before, wrong, LIMITS, "sdpa-flash")[0].outcome is Outcome.ACCURACY
 
 
 def test_a_yardstick_that_varies_between_rounds_is_not_trusted():
@@ -292,7 +331,7 @@ def test_annotations_are_one_line_each_and_escape_what_would_be_a_command():
 def test_the_page_counts_outcomes_and_puts_the_worst_first():
     findings = [looked_at({}), finding(Outcome.UNCLEAR, "doubt | ful"), finding(Outcome.ACCURACY, "wrong")]
     page = markdown(findings, "glabench check")
-    assert "**1 accuracy, 1 unclear, 1 fine; median ratio of all cells" in page
+    assert "**1 accuracy, 1 unclear, 1 fine; median ratio of all cells to the baseline" in page
     assert page.index("wrong") < page.index("doubt \\| ful") < page.index("gla-triton")
     assert rich_table(findings).row_count == 3
 

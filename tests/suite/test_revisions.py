@@ -142,6 +142,9 @@ def test_a_slower_working_tree_is_found_and_nothing_is_left_behind(glabench, rep
         (["one", "two"], "'one' is not a run folder"),
         (["--rev", "HEAD", "--figure", "c.pdf"], "ends in neither .png nor .svg"),
         (["--rev", "HEAD", "--rounds", "0"], "--rounds: 0 is out of range"),
+        (["--rev", "HEAD", "--markdown", "nowhere/c.md"], "--markdown: cannot write 'nowhere/c.md'"),
+        (["--rev", "HEAD", "--json", "-", "--markdown", "-"], "--markdown: stdout is taken by --json"),
+        (["one", "two", "--seqlen", "64"], "--seqlen: only --rev measures"),
     ],
 )
 def test_a_mistake_is_one_line(glabench, repository, arguments, words):
@@ -199,6 +202,25 @@ def test_a_check_tells_apart_what_is_unchanged_slower_and_wrong(glabench, saved)
     code, stdout, stderr = glabench(*command)
     assert code == 5, stderr
     assert "inaccurate: relative error beyond" in stdout
+
+
+def test_a_slow_down_that_the_revisions_cannot_show_is_not_cleared_by_them(glabench, saved):
+    """The plugin is not the repository's: in turns, both sides would run the present one."""
+    outside = saved.parent / f"{saved.name}-outside.py"
+    outside.write_text((saved / "steady.py").read_text().replace("ERROR = 4.0", "ERROR = 4.4"))
+    code, stdout, stderr = glabench("check", "--baseline", "baseline.json", "--plugin", outside)
+    assert code == 1, stderr
+    assert "now-1" not in stderr
+    assert "in turns" not in stdout
+
+
+def test_a_repository_without_code_to_measure_is_refused(glabench, repository, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside") / "steady.py"
+    outside.write_text(PLUGIN)
+    code, _, stderr = glabench("compare", "--rev", "HEAD", "--sweep", "waiting.toml", "--plugin", outside, *QUICK)
+    assert code == 2
+    assert "neither kernels/gla_kernels nor a --plugin" in stderr.splitlines()[-1]
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
 def test_without_the_baselines_revision_a_suspicion_is_confirmed_by_another_round(glabench, saved):
