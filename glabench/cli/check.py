@@ -23,7 +23,7 @@ from glabench.measure.revisions import (
     worker_variables,
 )
 from glabench.measure.settings import Settings
-from glabench.records import Record
+from glabench.records import Ceilings, Record
 from glabench.records.baseline import Baseline
 from glabench.records.comparison import device_name, differences
 from glabench.records.gate import (
@@ -95,12 +95,13 @@ def check(
     plugins = tuple(plugin or ())
     with TemporaryDirectory(prefix="glabench-cache-") as cache:
         present = Version(compile_cache(cache), plugins)
-        now = records_of(measure_rounds(campaign, {"round": present}, rounds)["round"])
+        folders = measure_rounds(campaign, {"round": present}, rounds)["round"]
+        now, ceilings = records_of(folders), Ceilings(**folders[0].environment()["ceilings"])
         findings = check_cells(held.rounds, now, limits, yardstick)
         doubtful = suspects(findings, limits)
         if doubtful:
             messages.say(f"{len(doubtful)} cells are measured once more")
-            findings = _look_again(campaign, held, now, findings, doubtful, limits, yardstick, present)
+            findings = _look_again(campaign, held, now, findings, doubtful, limits, yardstick, present, ceilings)
     findings += check_first_calls(held.rounds, now, limits, yardstick)
     _show(findings, _Outputs(json_to, markdown_to, junit_to, strict, quiet))
     raise typer.Exit(exit_code(findings, strict))
@@ -153,20 +154,26 @@ def _look_again(
     limits: Limits,
     yardstick: str | None,
     present: Version,
+    ceilings: Ceilings,
 ) -> list[Finding]:
     """The findings after one more look at the doubtful cells; the others stay as they are."""
-    again = None if yardstick is not None else _in_turns(campaign, held, doubtful, limits, present)
+    again = None if yardstick is not None else _in_turns(campaign, held, doubtful, limits, present, ceilings)
     if again is not None:
         return [confirmed(f, again.get(f.cell)) if f.cell in doubtful else f for f in findings]
     beside = [cell for cell in campaign.cells if cell in doubtful or cell.backend == yardstick]
-    more = measure_rounds(campaign.on(beside, "again"), {"round": present}, 1)["round"]
+    more = measure_rounds(campaign.on(beside, "again"), {"round": present}, 1, ceilings)["round"]
     with_more = check_cells(held.rounds, [*now, *records_of(more)], limits, yardstick)
     found = {finding.cell: finding for finding in with_more}
     return [found[f.cell] if f.cell in doubtful else f for f in findings]
 
 
 def _in_turns(
-    campaign: Campaign, held: Baseline, doubtful: Sequence[Cell], limits: Limits, present: Version
+    campaign: Campaign,
+    held: Baseline,
+    doubtful: Sequence[Cell],
+    limits: Limits,
+    present: Version,
+    ceilings: Ceilings,
 ) -> dict[Cell | None, Finding] | None:
     """What measuring the baseline's revision and the present code in turns says; None where that cannot tell.
 
@@ -186,7 +193,7 @@ def _in_turns(
             return None
         before = Version(worker_variables(tree), plugins_in(tree, repository, present.plugins), "baseline")
         versions = {"before": before, "now": present}
-        folders = measure_rounds(campaign.on(doubtful, "again"), versions, CONFIRMING_ROUNDS)
+        folders = measure_rounds(campaign.on(doubtful, "again"), versions, CONFIRMING_ROUNDS, ceilings)
     found = check_cells(records_of(folders["before"]), records_of(folders["now"]), limits, paired=True)
     return {finding.cell: finding for finding in found}
 

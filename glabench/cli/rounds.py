@@ -50,10 +50,13 @@ class Campaign:
 def measure_rounds(
     campaign: Campaign, versions: Mapping[str, Version], rounds: int, ceilings: Ceilings | None = None
 ) -> dict[str, list[RunFolder]]:
-    """Measures the cells of a campaign, `rounds` times each version, in turns; the run folders of each version."""
+    """Measures the cells of a campaign, `rounds` times each version, in turns; the run folders of each version.
+
+    `ceilings` are those of rounds just before, if there were some.
+    """
     if ceilings is None:
+        warn_if_busy(campaign.place, campaign.messages)
         ceilings = measure_ceilings() if campaign.place.device == "cuda" else Ceilings()
-    warn_if_busy(campaign.place, campaign.messages)
     order = turns(list(versions), rounds)
     environment = {**campaign.environment, "ceilings": asdict(ceilings)}
     folders = {

@@ -38,10 +38,10 @@ def validate(
         raise UsageError("--device: validate needs an NVIDIA GPU, whose timers it holds against each other")
     folder = campaign_folder(out, "validation")
     loaded, cells = resolved(load_sweep(sweep), options, place)
-    messages.say("timing work of a known size")
-    known = _known_work()
     campaign = Campaign(loaded, cells, options.settings(place.device), place, folder, messages, options.verbose)
     folders = measure_rounds(campaign, {"process": Version(plugins=tuple(options.plugin or ()))}, processes)["process"]
+    messages.say("timing work of a known size")
+    known = _known_work()
     found = spreads(records_of(folders))
     page = markdown(known, found, describe_environment(folders[0].environment()))
     (folder / "known-work.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
@@ -58,6 +58,8 @@ def _known_work() -> list[dict[str, Any]]:
     except subprocess.CalledProcessError as problem:
         last = (problem.stderr.strip().splitlines() or ["no message"])[-1]
         raise GlabenchError(f"timing work of a known size failed: {last}") from None
+    except ValueError:
+        raise GlabenchError("timing work of a known size gave no JSON; something else wrote to its stdout") from None
     except subprocess.TimeoutExpired:
         raise GlabenchError(f"timing work of a known size took more than {_TIMEOUT_S} s; is the GPU busy?") from None
     return found
