@@ -52,5 +52,5 @@ def save(
     Baseline(resolved_sweep, folders[0].environment(), unchanged, records).save(to)
     messages.say(f"wrote {to}")
     if any(record.status in FAILED for found in records for record in found):
-        messages.say("some cells failed; check will not hold anything against them")
+        messages.say("some cells failed; check holds what has a time in some round")
         raise typer.Exit(ExitCode.CELL_FAILED)

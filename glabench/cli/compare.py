@@ -55,7 +55,6 @@ def compare(
     are measured by this glabench in fresh processes, in turns: A B, B A, and so on. A run folder may also be a folder
     of rounds, each a run of the same cells.
     """
-    messages = Messages(options.quiet, options.verbose)
     if figure is not None and figure.suffix not in (".png", ".svg"):
         raise UsageError(f"--figure: '{figure}' ends in neither .png nor .svg")
     check_targets({"--json": json_to, "--markdown": markdown_to, "--figure": None if figure is None else str(figure)})
@@ -80,7 +79,6 @@ def compare(
         for line in surroundings(found):
             console.print(line, markup=False)
         console.print(summary(found), markup=False, style="bold")
-    messages.detail(f"{len(found.cells)} cells")
 
 
 def _compare_folders(runs: list[Path], same_within: float, any_device: bool) -> Comparison:

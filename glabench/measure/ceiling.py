@@ -11,24 +11,14 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
-from statistics import median
-from typing import TYPE_CHECKING
 
+from glabench.measure.timer import Timer, median_ms, timer_for
 from glabench.records import Ceilings
-
-if TYPE_CHECKING:
-    from glabench.measure.timer import Timer
 
 _BUFFER_BYTES = 2**30
 _PRODUCT_SIZE = 8192
 _WARM_UP_CALLS, _SAMPLES = 3, 15
 _TIMEOUT_S = 120
-
-
-def _median_ms(timer: Timer, call: object) -> float:
-    assert callable(call)
-    sample = timer.bind(None, call)
-    return median([sample().ms for _ in range(_WARM_UP_CALLS + _SAMPLES)][_WARM_UP_CALLS:])
 
 
 def copy_bandwidth_gbps(timer: Timer, device: str, buffer_bytes: int = _BUFFER_BYTES) -> float | None:
@@ -43,7 +33,13 @@ def copy_bandwidth_gbps(timer: Timer, device: str, buffer_bytes: int = _BUFFER_B
         target = torch.empty_like(source)
     except torch.OutOfMemoryError:
         return None
-    return 2 * source.numel() * source.element_size() / _median_ms(timer, lambda: target.copy_(source)) / 1e6
+    return (
+        2
+        * source.numel()
+        * source.element_size()
+        / median_ms(timer, lambda: target.copy_(source), _WARM_UP_CALLS, _SAMPLES)
+        / 1e6
+    )
 
 
 def product_tflops(timer: Timer, device: str, size: int = _PRODUCT_SIZE) -> float | None:
@@ -57,7 +53,7 @@ def product_tflops(timer: Timer, device: str, size: int = _PRODUCT_SIZE) -> floa
         a, b, out = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(3))
     except torch.OutOfMemoryError:
         return None
-    return 2 * size**3 / _median_ms(timer, lambda: torch.mm(a, b, out=out)) / 1e9
+    return 2 * size**3 / median_ms(timer, lambda: torch.mm(a, b, out=out), _WARM_UP_CALLS, _SAMPLES) / 1e9
 
 
 def measure_ceilings() -> Ceilings:
@@ -72,8 +68,6 @@ def measure_ceilings() -> Ceilings:
 
 def main() -> None:
     """Measures and prints."""
-    from glabench.measure.timer import timer_for
-
     timer = timer_for("cuda")
     print(json.dumps(asdict(Ceilings(copy_bandwidth_gbps(timer, "cuda"), product_tflops(timer, "cuda")))))
 

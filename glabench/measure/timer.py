@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
@@ -173,6 +174,12 @@ def captured(prepare: Step | None, call: Step) -> tuple[Step | None, Step]:
         return (None if prepare is None else capture(prepare)), capture(call)
     except RuntimeError as problem:
         raise RuntimeError(f"the call cannot be captured in a CUDA graph: {problem}") from problem
+
+
+def median_ms(timer: Timer, call: Step, warm_up_calls: int, samples: int) -> float:
+    """The median of so many samples, after calls that do not count."""
+    sample = timer.bind(None, call)
+    return median([sample().ms for _ in range(warm_up_calls + samples)][warm_up_calls:])
 
 
 def timer_for(device: str, timing: Timing = "cold") -> Timer:

@@ -18,7 +18,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from glabench.measure.timer import TIMINGS, CudaTimer
+from glabench.measure.timer import TIMINGS, CudaTimer, median_ms
 
 _BURSTS, _REST_S = 5, 0.1
 _WARM_UP_CALLS, _SAMPLES = 2, 10
@@ -35,7 +35,7 @@ def measure_known_work() -> list[dict[str, Any]]:
     def row(work: KnownWork) -> dict[str, Any]:
         rows: dict[str, Any] = {"work": work.name, "what": work.what, "true_ms": _rested(work.true_ms)}
         for timing, timer in timers.items():
-            rows[f"{timing}_ms"] = _rested(lambda timer=timer: _median_ms(timer, work.call))  # type: ignore[misc]
+            rows[f"{timing}_ms"] = _rested(lambda timer=timer: median_ms(timer, work.call, _WARM_UP_CALLS, _SAMPLES))  # type: ignore[misc]
         rows["do_bench_ms"] = _rested(lambda: _do_bench_ms(work.call))
         rows["cuda_bench_ms"] = theirs.get(work.name)
         return rows
@@ -53,11 +53,6 @@ def _rested(measure: Callable[[], float]) -> float:
         time.sleep(_REST_S)
         found.append(measure())
     return median(found)
-
-
-def _median_ms(timer: CudaTimer, call: Callable[[], object]) -> float:
-    sample = timer.bind(None, call)
-    return median([sample().ms for _ in range(_WARM_UP_CALLS + _SAMPLES)][_WARM_UP_CALLS:])
 
 
 def _do_bench_ms(call: Callable[[], object]) -> float:
