@@ -39,7 +39,7 @@ def save(
     revision = present_revision()
     place = find_place(options.device, options.plugin)
     resolved_sweep, cells = resolved(load_sweep(sweep), options, place)
-    folder = campaign_folder(runs, "baseline")
+    folder = campaign_folder(runs, "baseline", "--runs")
     messages.say(f"{resolved_sweep.title}: {len(cells)} cells, {rounds} rounds on {device_name(place.known)}")
     campaign = Campaign(resolved_sweep, cells, options.settings(place.device), place, folder, messages, options.verbose)
     with TemporaryDirectory(prefix="glabench-cache-") as cache:

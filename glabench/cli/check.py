@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,28 +13,13 @@ from glabench.cli.measuring import Place, find_place
 from glabench.cli.options import between, share
 from glabench.cli.output import Messages, check_targets, data_console, write_json, write_text
 from glabench.cli.rounds import Campaign, Version, campaign_folder, compile_cache, measure_rounds, records_of
+from glabench.cli.second_look import SecondLook
 from glabench.errors import NothingToRunError, UsageError
-from glabench.measure.revisions import (
-    checked_out,
-    differs_from_present,
-    plugins_in,
-    repository_with,
-    worker_variables,
-)
 from glabench.measure.settings import Settings
-from glabench.records import Ceilings, Record
+from glabench.records import Ceilings
 from glabench.records.baseline import Baseline
 from glabench.records.comparison import device_name, differences
-from glabench.records.gate import (
-    CONFIRMING_ROUNDS,
-    Finding,
-    Limits,
-    check_cells,
-    check_first_calls,
-    confirmed,
-    exit_code,
-    suspects,
-)
+from glabench.records.gate import Finding, Limits, check_cells, check_first_calls, exit_code
 from glabench.report.gate import github_annotations, junit, markdown, reasons, rich_table, verdict_line
 from glabench.sweeps import Cell
 
@@ -76,8 +60,9 @@ def check(
 ) -> None:
     """Measure again what a baseline holds, and fail if anything became slower, larger or less accurate.
 
-    What looks slower is measured once more: in turns with the baseline's own revision where this repository has it,
-    in another round where it does not. In a GitHub workflow it also writes annotations and the step summary.
+    What looks slower, first calls too, is measured once more: in turns with the baseline's own revision where this
+    repository has it and its code differs, in another round otherwise. In a GitHub workflow it also writes annotations
+    and the step summary.
     """
     messages = Messages(quiet, verbose)
     check_targets({"--json": json_to, "--markdown": markdown_to, "--junit": junit_to})
@@ -97,12 +82,9 @@ def check(
         present = Version(compile_cache(cache), plugins)
         folders = measure_rounds(campaign, {"round": present}, rounds)["round"]
         now, ceilings = records_of(folders), Ceilings(**folders[0].environment()["ceilings"])
-        findings = check_cells(held.rounds, now, limits, yardstick)
-        doubtful = suspects(findings, limits)
-        if doubtful:
-            messages.say(f"{len(doubtful)} cells are measured once more")
-            findings = _look_again(campaign, held, now, findings, doubtful, limits, yardstick, present, ceilings)
-    findings += check_first_calls(held.rounds, now, limits, yardstick)
+        again = SecondLook(campaign, held, limits, yardstick, present, ceilings)
+        findings = again.at_times(now, check_cells(held.rounds, now, limits, yardstick))
+        findings += again.at_first_calls(check_first_calls(held.rounds, now, limits, yardstick))
     _show(findings, _Outputs(json_to, markdown_to, junit_to, strict, quiet))
     raise typer.Exit(exit_code(findings, strict))
 
@@ -143,59 +125,6 @@ def _settings(held: Baseline) -> Settings:
         raise UsageError(
             "--baseline: its settings are not those of this glabench; make one anew with: glabench baseline save"
         ) from None
-
-
-def _look_again(
-    campaign: Campaign,
-    held: Baseline,
-    now: Sequence[Sequence[Record]],
-    findings: list[Finding],
-    doubtful: Sequence[Cell],
-    limits: Limits,
-    yardstick: str | None,
-    present: Version,
-    ceilings: Ceilings,
-) -> list[Finding]:
-    """The findings after one more look at the doubtful cells; the others stay as they are."""
-    again = None if yardstick is not None else _in_turns(campaign, held, doubtful, limits, present, ceilings)
-    if again is not None:
-        return [confirmed(f, again.get(f.cell)) if f.cell in doubtful else f for f in findings]
-    beside = [cell for cell in campaign.cells if cell in doubtful or cell.backend == yardstick]
-    more = measure_rounds(campaign.on(beside, "again"), {"round": present}, 1, ceilings)["round"]
-    with_more = check_cells(held.rounds, [*now, *records_of(more)], limits, yardstick)
-    found = {finding.cell: finding for finding in with_more}
-    return [found[f.cell] if f.cell in doubtful else f for f in findings]
-
-
-def _in_turns(
-    campaign: Campaign,
-    held: Baseline,
-    doubtful: Sequence[Cell],
-    limits: Limits,
-    present: Version,
-    ceilings: Ceilings,
-) -> dict[Cell | None, Finding] | None:
-    """What measuring the baseline's revision and the present code in turns says; None where that cannot tell.
-
-    It cannot if the repository lacks the revision, or if the code that workers take from it is the present one: the
-    cause may then lie in the rest of the code, and would be on both sides.
-    """
-    repository = repository_with(held.revision)
-    if repository is None or held.revision is None:
-        return None
-    with ExitStack() as stack:
-        try:
-            tree = stack.enter_context(checked_out(repository, held.revision))
-        except UsageError as problem:
-            campaign.messages.say(f"the baseline's revision cannot be checked out ({problem}); one more round instead")
-            return None
-        if not differs_from_present(tree, repository, present.plugins):
-            return None
-        before = Version(worker_variables(tree), plugins_in(tree, repository, present.plugins), "baseline")
-        versions = {"before": before, "now": present}
-        folders = measure_rounds(campaign.on(doubtful, "again"), versions, CONFIRMING_ROUNDS, ceilings)
-    found = check_cells(records_of(folders["before"]), records_of(folders["now"]), limits, paired=True)
-    return {finding.cell: finding for finding in found}
 
 
 def _show(findings: Sequence[Finding], outputs: _Outputs) -> None:

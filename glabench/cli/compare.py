@@ -23,13 +23,16 @@ from glabench.measure.revisions import (
 from glabench.records.comparison import SAME_WITHIN, check_same_device, clocks, compare_runs, device_name, differences
 from glabench.report.comparison import Comparison, draw_ratios, markdown, rich_table, summary, surroundings
 from glabench.report.figures import save
-from glabench.sweeps import AXES, load_sweep
+from glabench.sweeps import load_sweep
 
 _SHORT_COMMIT = 10
+# What concerns two folders that are there already; all other options are for measuring.
+_FOR_FOLDERS = frozenset({"runs", "same_within", "any_device", "json_to", "markdown_to", "figure", "quiet", "verbose"})
 
 
 @with_options
 def compare(
+    context: typer.Context,
     options: MeasuringOptions,
     runs: Annotated[
         list[Path] | None,
@@ -58,9 +61,8 @@ def compare(
     if figure is not None and figure.suffix not in (".png", ".svg"):
         raise UsageError(f"--figure: '{figure}' ends in neither .png nor .svg")
     check_targets({"--json": json_to, "--markdown": markdown_to, "--figure": None if figure is None else str(figure)})
-    if rev is None and options.axes():
-        raise UsageError(f"{AXES[next(iter(options.axes()))].option}: only --rev measures, and takes axes")
     if rev is None:
+        _refuse_measuring_options(context)
         found = _compare_folders(runs or [], same_within, any_device)
     elif runs:
         raise UsageError("RUN_A RUN_B: give either two run folders or --rev, not both")
@@ -79,6 +81,15 @@ def compare(
         for line in surroundings(found):
             console.print(line, markup=False)
         console.print(summary(found), markup=False, style="bold")
+
+
+def _refuse_measuring_options(context: typer.Context) -> None:
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if parameter.name not in _FOR_FOLDERS and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(
+                f"{parameter.opts[0]}: is for measuring, which only --rev does; leave it out or give --rev"
+            )
 
 
 def _compare_folders(runs: list[Path], same_within: float, any_device: bool) -> Comparison:

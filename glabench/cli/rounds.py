@@ -15,6 +15,8 @@ from glabench.measure.settings import Settings
 from glabench.records import Ceilings, Record, RunFolder
 from glabench.sweeps import Cell, Sweep
 
+_MOST_DIGITS = 3  # of a round's number
+
 
 @dataclass(frozen=True)
 class Version:
@@ -105,6 +107,10 @@ def rounds_in(path: Path) -> list[RunFolder]:
     found = [RunFolder.open(run) for run in path.iterdir() if (run / "records.jsonl").exists()]
     if not found:
         raise UsageError(f"RUN: '{path}' is not a run folder (it has no records.jsonl), nor a folder of some")
+    if not all(_is_round(folder.path) for folder in found):
+        raise UsageError(
+            f"RUN: '{path}' holds runs that are no rounds of one measurement (NAME-1, NAME-2, ...); name one of them"
+        )
     if len({_name_and_round(folder.path)[0] for folder in found}) > 1:
         raise UsageError(
             f"RUN: '{path}' holds rounds of several versions; name it alone, or two folders of one version"
@@ -114,19 +120,30 @@ def rounds_in(path: Path) -> list[RunFolder]:
 
 def turns_in(path: Path, side: str) -> list[RunFolder]:
     """One side's rounds in the folder of a comparison. Raises UsageError if there are none."""
-    runs = [run for run in path.glob(f"{side}-*") if (run / "records.jsonl").exists()]
+    runs = [run for run in path.glob(f"{side}-*") if _is_round(run) and (run / "records.jsonl").exists()]
     if not runs:
         raise UsageError(f"RUN_A RUN_B: needs two run folders; '{path}' alone is none that --rev made")
     return [RunFolder.open(run) for run in sorted(runs, key=_name_and_round)]
 
 
-def _name_and_round(path: Path) -> tuple[str, int, str]:
+def _name_and_round(path: Path) -> tuple[str, int]:
     name, _, number = path.name.rpartition("-")
-    return (name, int(number), "") if number.isdecimal() else ("", 0, path.name)
+    return name, int(number)
 
 
-def campaign_folder(out: Path | None, name: str) -> Path:
-    """Where rounds go: the folder that was asked for, or a new one under runs/."""
+def _is_round(path: Path) -> bool:
+    """Whether a run's name ends in the number of a round; two runs of one day end in a time of six digits."""
+    number = path.name.rpartition("-")[2]
+    return number.isascii() and number.isdecimal() and len(number) <= _MOST_DIGITS
+
+
+def campaign_folder(out: Path | None, name: str, option: str = "--out") -> Path:
+    """Where rounds go: the folder that was asked for, or a new one under runs/.
+
+    Raises UsageError if the folder has something in it: rounds are measured in one go, never added to.
+    """
+    if out is not None and out.is_dir() and any(out.iterdir()):
+        raise UsageError(f"{option}: '{out}' is not empty; rounds need a new folder")
     return out or new_path(name)
 
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Literal
 
 from glabench.errors import UsageError
 from glabench.records.record import Record
-from glabench.records.statistics import Ratio, compare_samples, false_discovery
+from glabench.records.statistics import Ratio, compare_samples, false_discovery, median_of_known
 from glabench.sweeps.model import Cell
 
 Verdict = Literal["faster", "slower", "same", "unclear"]
@@ -140,12 +139,12 @@ def _compared(
 
 def time_ms(records: Sequence[Record]) -> float | None:
     """The median over rounds of the median times."""
-    return _median([r.time_ms for r in records])
+    return median_of_known([r.time_ms for r in records])
 
 
 def peak_memory(records: Sequence[Record]) -> float | None:
     """The median over rounds of the peak memory, MiB."""
-    return _median([r.peak_allocated_mib for r in records])
+    return median_of_known([r.peak_allocated_mib for r in records])
 
 
 def errors(records: Sequence[Record]) -> dict[str, float]:
@@ -160,11 +159,6 @@ def errors(records: Sequence[Record]) -> dict[str, float]:
 
 def _largest_error(records: Sequence[Record]) -> float | None:
     return max(errors(records).values(), default=None)
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 def quotient(b: float | None, a: float | None) -> float | None:
@@ -208,4 +202,4 @@ def check_same_device(a: Mapping[str, Any], b: Mapping[str, Any], allow: bool) -
 
 def clocks(rounds: Iterable[Iterable[Record]]) -> float | None:
     """The median SM clock over all cells of a side, MHz."""
-    return _median([record.sm_clock_mhz for records in rounds for record in records])
+    return median_of_known([record.sm_clock_mhz for records in rounds for record in records])

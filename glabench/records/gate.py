@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from statistics import median
 from typing import Any
 
 from glabench.errors import ExitCode
@@ -18,7 +17,7 @@ from glabench.records.comparison import (
 )
 from glabench.records.diagnosis import Diagnosis, diagnose
 from glabench.records.record import Record
-from glabench.records.statistics import PROCESS_SPREAD, Ratio, compare_samples, false_discovery
+from glabench.records.statistics import PROCESS_SPREAD, Ratio, compare_samples, false_discovery, median_of_known
 from glabench.sweeps.model import Cell
 
 # An interval this wide lets an unchanged cell be blamed, or a slow-down of just the limit be missed, once in 200 times.
@@ -64,7 +63,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the gate says of a cell, or of all first calls of a backend, and why."""
+    """What the gate says of a cell, or of all first calls of a backend, and why.
+
+    After a second look `first_ratio` is the ratio that the first one found, and `cleared` says that the second did not
+    share its suspicion.
+    """
 
     name: str
     outcome: Outcome
@@ -75,11 +78,7 @@ class Finding:
     now_ms: float | None = None
     memory_ratio: float | None = None
     first_ratio: Ratio | None = None
-
-    @property
-    def cleared(self) -> bool:
-        """Whether a suspicion against the baseline was not shared by the second look."""
-        return self.outcome is Outcome.FINE and self.first_ratio is not None
+    cleared: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """One flat dict."""
@@ -95,6 +94,7 @@ class Finding:
             "now_ms": self.now_ms,
             "memory_ratio": self.memory_ratio,
             "first_ratio": self.first_ratio.ratio if self.first_ratio else None,
+            "cleared": self.cleared,
         }
 
 
@@ -266,8 +266,8 @@ def _trusted_times(cell: Cell, records: Sequence[Record], rounds: int, when: str
 
 def check_first_calls(
     before: Sequence[Sequence[Record]], now: Sequence[Sequence[Record]], limits: Limits, yardstick: str | None = None
-) -> list[Finding]:
-    """A finding for every backend: all its first calls together, in the first round, which compiles everything.
+) -> dict[str, Finding]:
+    """A finding for every backend, by its name: all its first calls of the first round, which compiles everything.
 
     One cell's first call says little: what it compiles depends on the cells before it.
     """
@@ -276,7 +276,7 @@ def check_first_calls(
         for side in (before, now)
     )
     common = [cell for cell in first_before if cell in first_now and cell.backend != yardstick]
-    findings = []
+    findings = {}
     for backend in dict.fromkeys(cell.backend for cell in common):
         was, later = (
             sum(seconds[cell] for cell in common if cell.backend == backend) for seconds in (first_before, first_now)
@@ -284,7 +284,7 @@ def check_first_calls(
         allowed = was * (1 + limits.first_call) + _FIRST_CALL_SLACK_S
         outcome = Outcome.FINE if later <= allowed else Outcome.REGRESSION
         reason = f"{was:.1f} s -> {later:.1f} s, allowed {allowed:.1f} s"
-        findings.append(Finding(f"first calls of {backend}", outcome, reason))
+        findings[backend] = Finding(f"first calls of {backend}", outcome, reason)
     return findings
 
 
@@ -300,15 +300,16 @@ def suspects(findings: Iterable[Finding], limits: Limits) -> list[Cell]:
     ]
 
 
-def confirmed(suspected: Finding, again: Finding | None) -> Finding:
-    """A suspicion after old and new code were measured in turns: what that says counts, and both are told.
+def confirmed(suspected: Finding, again: Finding | None, how: str) -> Finding:
+    """A suspicion after a second look: what that says counts, and both are told; `how` says how it was taken.
 
     The ratio to the baseline stays beside it: far from 1 for all cells, it says that the machine has changed.
     """
     if again is None:
-        return replace(suspected, reason=f"{suspected.reason}; the baseline's revision gives no time here to compare")
-    reason = f"{again.reason}, measured in turns with the baseline's revision; before that: {suspected.reason}"
-    return replace(again, reason=reason, first_ratio=suspected.ratio)
+        return replace(suspected, reason=f"{suspected.reason}; {how}, the baseline's code gives nothing to compare")
+    reason = f"{again.reason}, {how}; before that: {suspected.reason}"
+    cleared = again.outcome is Outcome.FINE
+    return replace(again, reason=reason, first_ratio=suspected.ratio, cleared=cleared)
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -320,5 +321,4 @@ def summary(findings: Sequence[Finding]) -> str:
 def middle_ratio(findings: Iterable[Finding]) -> float | None:
     """The median ratio of all cells to the baseline: far from 1, it is the machine that changed and not a kernel."""
     first = [finding.first_ratio or finding.ratio for finding in findings]
-    ratios = [ratio.ratio for ratio in first if ratio is not None]
-    return median(ratios) if ratios else None
+    return median_of_known(ratio.ratio if ratio is not None else None for ratio in first)

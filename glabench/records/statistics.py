@@ -9,8 +9,9 @@ the harness gave (docs/method.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ PROCESS_SPREAD = 0.004
 _DRAWS = 1000
 _MOST_SAMPLES = 400  # of a round; more are thinned out evenly
 _MOST_BLOCKS = 20  # of a round, in the rank test
+
+
+def median_of_known(values: Iterable[float | None]) -> float | None:
+    """The median of what is known; None if nothing is."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def verdict(before, now, before_again, now_again):
     if not suspects([finding], LIMITS):
         return finding.outcome
     (again,) = check_cells(before_again, now_again, LIMITS, paired=True)
-    return confirmed(finding, again).outcome
+    return confirmed(finding, again, "again").outcome
 
 
 # Trials
@@ -170,9 +170,9 @@ def test_only_doubts_about_time_are_looked_at_again():
 
 def test_a_suspicion_that_the_second_look_does_not_share_is_dropped_with_both_reasons():
     slow, fine = looked_at(side(World(), np.random.default_rng(1), 1.2)), looked_at({})
-    found = confirmed(slow, fine)
+    found = confirmed(slow, fine, "in turns")
     assert found.outcome is Outcome.FINE
-    assert slow.reason in found.reason
+    assert found.reason == f"{fine.reason}, in turns; before that: {slow.reason}"
     assert found.cleared
     assert (found.first_ratio, found.ratio) == (slow.ratio, fine.ratio)
     assert "cleared" in markdown([found], "check")
@@ -181,9 +181,9 @@ def test_a_suspicion_that_the_second_look_does_not_share_is_dropped_with_both_re
 
 def test_a_suspicion_stays_where_the_old_code_gives_no_time():
     slow = looked_at(side(World(), np.random.default_rng(1), 1.2))
-    found = confirmed(slow, None)
+    found = confirmed(slow, None, "in turns")
     assert (found.outcome, found.cleared) == (Outcome.REGRESSION, False)
-    assert "the baseline's revision gives no time" in found.reason
+    assert "in turns, the baseline's code gives nothing to compare" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_first_calls_of_a_backend_are_judged_together(later, outcome):
     before = [[record([1.0], cell, first_call_s=5.0) for cell in cells]]
     now = [[record([1.0], cell, first_call_s=seconds) for cell, seconds in zip(cells, (later, 0.0), strict=True)]]
     before[0].append(record([1.0], replace(CELL, seqlen=4096), first_call_s=60.0))  # not measured now
-    (found,) = check_first_calls(before, now, LIMITS)
+    (found,) = check_first_calls(before, now, LIMITS).values()
     assert (found.outcome, found.name) == (outcome, "first calls of gla-triton")
 
 

@@ -7,13 +7,16 @@ import sys
 
 import pytest
 
+from glabench.cli.rounds import rounds_in
 from glabench.errors import UsageError
 from glabench.measure.revisions import parse_range, worker_variables
 from glabench.measure.rounds import Turn, turns
+from glabench.records import RunFolder
+from glabench.sweeps import load_sweep
 
 # A backend whose worker has a clock that says what the plugin says: what is tested is the flow, not this machine.
 PLUGIN = """
-import random
+import os, random, time
 from gla_kernels import unaware_chunk_linear_attn
 from glabench.backends import Backend
 from glabench.measure.timer import Sample, WallTimer
@@ -23,10 +26,19 @@ def sample(timer, prepare, call):
     call()
     return Sample(MS * noise.gauss(1, 0.005))
 WallTimer._sample = sample
+def compile_seconds():
+    return 0.0  # seconds
+def compiled():
+    mark = os.path.join(os.environ.get("TRITON_CACHE_DIR", "."), "compiled")
+    if not os.path.exists(mark):
+        time.sleep(compile_seconds())
+        os.makedirs(os.path.dirname(mark), exist_ok=True)
+        open(mark, "w").close()
+    return True
 class Steady(Backend):
     name, op, title = "steady", "linear", "takes as long as it says"
     def bind(self, inputs, cell):
-        return lambda: ERROR * unaware_chunk_linear_attn(inputs["q"], inputs["k"], inputs["v"])[0]
+        return lambda: compiled() and ERROR * unaware_chunk_linear_attn(inputs["q"], inputs["k"], inputs["v"])[0]
 BACKENDS = [Steady()]
 """
 SWEEP = """
@@ -47,7 +59,7 @@ QUICK = ["--time-limit", "0.15", "--device", "cpu"]
 def make_repository(folder):
     (folder / "steady.py").write_text(PLUGIN)
     (folder / "waiting.toml").write_text(SWEEP)
-    (folder / ".gitignore").write_text("runs/\nbaseline.json\n__pycache__/\n")
+    (folder / ".gitignore").write_text("runs/\nbaseline.json\ncompiled\nwas-busy\n__pycache__/\n")
     git(folder, "init", "--quiet", "--initial-branch=main")
     commit(folder)
 
@@ -131,6 +143,15 @@ def test_a_slower_working_tree_is_found_and_nothing_is_left_behind(glabench, rep
     assert json.loads(stdout) == found
 
 
+def test_runs_of_the_same_sweep_and_day_are_no_rounds(glabench, tmp_path):
+    for name in ("a/gate-20260101-101500", "a/gate-20260101-112000", "b/round-1", "b/round-2", "b/round-10"):
+        RunFolder.create(tmp_path / name, load_sweep("cpu-smoke"), {})
+    assert [folder.path.name for folder in rounds_in(tmp_path / "b")] == ["round-1", "round-2", "round-10"]
+    code, _, stderr = glabench("compare", "a", "b")
+    assert code == 2
+    assert "'a' holds runs that are no rounds of one measurement (NAME-1, NAME-2, ...)" in stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -144,11 +165,16 @@ def test_a_slower_working_tree_is_found_and_nothing_is_left_behind(glabench, rep
         (["--rev", "HEAD", "--rounds", "0"], "--rounds: 0 is out of range"),
         (["--rev", "HEAD", "--markdown", "nowhere/c.md"], "--markdown: cannot write 'nowhere/c.md'"),
         (["--rev", "HEAD", "--json", "-", "--markdown", "-"], "--markdown: stdout is taken by --json"),
-        (["one", "two", "--seqlen", "64"], "--seqlen: only --rev measures"),
+        (["one", "two", "--seqlen", "64"], "--seqlen: is for measuring, which only --rev does"),
+        (["one", "two", "--rounds", "3"], "--rounds: is for measuring"),
+        (["one", "two", "--out", "there"], "--out: is for measuring"),
+        (["one", "two", "--no-energy"], "--energy: is for measuring"),
+        (["--rev", "HEAD", "--out", "."], "--out: '.' is not empty; rounds need a new folder"),
     ],
 )
 def test_a_mistake_is_one_line(glabench, repository, arguments, words):
-    code, _, stderr = glabench("compare", *arguments, "--plugin", "steady.py", "--sweep", "waiting.toml")
+    of_made_up = ["--plugin", "steady.py", "--sweep", "waiting.toml"] if "--rev" in arguments else []
+    code, _, stderr = glabench("compare", *arguments, *of_made_up)
     assert code == 2
     assert words in stderr.splitlines()[-1]
 
@@ -221,6 +247,24 @@ def test_a_repository_without_code_to_measure_is_refused(glabench, repository, t
     assert code == 2
     assert "neither kernels/gla_kernels nor a --plugin" in stderr.splitlines()[-1]
     assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "code", "words"),
+    [
+        ("2.5", 1, "first calls of steady: regression: 0.0 s -> 2.5 s"),
+        ("0 if os.path.exists('was-busy') else 2.5 * bool(open('was-busy', 'w'))", 0, "first calls of steady: cleared"),
+    ],
+)
+def test_slow_first_calls_are_compiled_once_more_beside_the_old_code(glabench, saved, seconds, code, words):
+    change(saved, "return 0.0  # seconds", f"return {seconds}")
+    found, stdout, stderr = glabench("check", "--baseline", "baseline.json", "--plugin", "steady.py")
+    assert found == code, stderr
+    assert "first calls of steady are measured once more" in stderr
+    assert words in stdout
+    assert "measured in turns with the baseline's revision; before that:" in stdout
+    (folder,) = (saved / "runs").glob("check-*")
+    assert sorted(run.name for run in (folder / "first-calls").iterdir()) == ["before-1", "now-1"]
 
 
 def test_without_the_baselines_revision_a_suspicion_is_confirmed_by_another_round(glabench, saved):
