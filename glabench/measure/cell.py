@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from glabench.backends import Backend, Workload
 from glabench.measure.accuracy import Accuracy, check_accuracy, first_nonfinite, output_error_at_size, small_cell
-from glabench.measure.energy import energy_per_call_j
+from glabench.measure.energy import energy_per_call
 from glabench.measure.memory import Memory, measure_memory
 from glabench.measure.sampling import Samples, collect_samples
 from glabench.measure.settings import Settings
@@ -110,7 +110,7 @@ class CellMeter:
             del steps  # and with it a forward's nodes, which must not outlive their stream
         steps = _steps(workload, cell)
         record = self._sampled(record, steps)
-        return replace(record, energy_j=self._energy_j(record, steps))
+        return self._with_energy(record, steps)
 
     def _sampled(self, record: Record, steps: _Steps) -> Record:
         sample = self._timer.bind(steps.prepare, steps.call)
@@ -137,11 +137,12 @@ class CellMeter:
             other_processes=processes.others if processes is not None else None,
         )
 
-    def _energy_j(self, record: Record, steps: _Steps) -> float | None:
-        """Joules a call; None for a backward alone, which cannot be called again without its forward."""
+    def _with_energy(self, record: Record, steps: _Steps) -> Record:
+        """With joules a call; without for a backward alone, which cannot be called again without its forward."""
         if self._nvml is None or not self._settings.energy or steps.prepare is not None or not record.time_ms:
-            return None
-        return energy_per_call_j(steps.call, record.time_ms / 1e3, self._timer.mark, self._nvml.energy_j)
+            return record
+        energy = energy_per_call(steps.call, record.time_ms / 1e3, self._timer.mark, self._nvml.energy_j)
+        return record if energy is None else replace(record, energy_j=energy.call_j, energy_call_ms=energy.call_ms)
 
     def _warm_up(self, sample: Callable[[], Sample]) -> None:
         end = time.monotonic() + min(self._settings.warm_up_s, self._settings.time_limit_s)

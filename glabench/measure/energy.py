@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 
 # The counter moves ten times a second: its steps are waited for, and half a second is then known within a few percent.
@@ -9,14 +10,22 @@ _LEAST_S, _MOST_S = 0.5, 3.0
 _BATCH_S = 0.02
 
 
-def energy_per_call_j(
+@dataclass(frozen=True)
+class Energy:
+    """Joules of the whole board a call, and the milliseconds that a call took while they were counted."""
+
+    call_j: float
+    call_ms: float
+
+
+def energy_per_call(
     call: Callable[[], object],
     call_s: float,
     mark: Callable[[], Callable[[], None]],
     counter: Callable[[], float | None],
     clock: Callable[[], float] = time.monotonic,
-) -> float | None:
-    """Joules of the whole board a call, what it draws while it waits for the host included.
+) -> Energy | None:
+    """What the board draws a call, also while it waits for the host.
 
     `call_s` is about how long a call takes; calls are queued in batches of some 20 ms, without flushes between them,
     and the next batch is queued before the last one's end is waited for, so that the device does not rest while the
@@ -49,7 +58,8 @@ def energy_per_call_j(
         last = reading
         if stepped and first is not None:
             wait()
-            return (reading - first[1]) / (batch * (batches - first[2]))
+            calls = batch * (batches - first[2])
+            return Energy((reading - first[1]) / calls, 1e3 * (now - first[0]) / calls)
         if stepped:
             first = (now, reading, batches)
     raise AssertionError("unreachable")

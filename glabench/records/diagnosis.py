@@ -16,7 +16,7 @@ class Diagnosis(StrEnum):
     """A reason to doubt a time, and what to do about it."""
 
     UNSETTLED = "sampling stopped at the time limit before the median was known as well as asked; raise --time-limit"
-    EXPOSED = "launch latency may be in the time: the host queues more slowly than the GPU works; try --timing graph"
+    EXPOSED = "launch latency may be in the time: the GPU begins before the host has queued it all; try --timing graph"
     THROTTLED = "the clock was held back during some samples, which do not count; let the GPU cool down"
     HOT = "the GPU slowed itself down for its temperature or its supply; look to its cooling"
     SHARED = "other processes computed on the GPU; measure when it is free"

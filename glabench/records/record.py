@@ -29,7 +29,8 @@ class Record:
 
     `thrown_out_ms` are samples during which the clock was throttled; `exposed_samples` counts those that may hold
     launch latency. `sm_clock_mhz` is the median over the samples, `temperature_c` the highest, `throttle` every reason
-    that NVML gave, `other_processes` who else computed on the GPU. `energy_j` is the whole board's, a call.
+    that NVML gave, `other_processes` who else computed on the GPU. `energy_j` is the whole board's, a call,
+    while calls follow each other without flushes, one every `energy_call_ms`: a hot board, or its host, is slower.
     """
 
     run_id: str
@@ -55,6 +56,7 @@ class Record:
     product_tflops: Amount | None = None
     roofline_pct: float | None = None
     energy_j: float | None = None
+    energy_call_ms: float | None = None
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
     temperature_c: float | None = None

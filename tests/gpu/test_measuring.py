@@ -111,6 +111,7 @@ def test_a_record_says_under_what_circumstances_it_was_taken(tmp_path):
     assert 0 < record["roofline_pct"] < 105
     if nvml.energy_j() is not None:
         assert 0 < record["energy_j"] < 1
+        assert 50 < record["energy_j"] / record["energy_call_ms"] * 1e3 < 1500  # watts, of any board
 
 
 @pytest.mark.parametrize("backend", ["illegal", "asserting", "swallowing"])

@@ -53,7 +53,7 @@ def test_every_number_in_the_methods_tables_is_in_the_validation():
     assert all(rows in (ROOT / report).read_text(encoding="utf-8") for report, rows in tables)
 
 
-@pytest.mark.parametrize(("trial", "outcomes"), [("unchanged", [27, 0, 0]), ("slowed", [23, 4, 0])])
+@pytest.mark.parametrize(("trial", "outcomes"), [("unchanged", [27, 0, 0]), ("slowed", [24, 3, 0])])
 def test_the_methods_trial_of_the_gate_is_what_was_found(trial, outcomes):
     import json
 

@@ -15,7 +15,8 @@ PROMISED = (
     *("run_id", "backend", "op", "pass", "batch", "seqlen", "heads", "key_dim", "value_dim", "chunk", "materialize"),
     *("dtype", "device", "status", "reason", "time_ms", "time_ms_p20", "time_ms_p80", "samples_ms"),
     *("peak_allocated_mib", "peak_reserved_mib", "saved_mib", "first_call_s", "tflops", "gbps", "copy_gbps"),
-    *("roofline_pct", "energy_j", "sm_clock_mhz", "throttle", "rel_error", "accuracy_reference", "launch"),
+    *("roofline_pct", "energy_j", "energy_call_ms", "sm_clock_mhz", "throttle", "rel_error", "accuracy_reference"),
+    "launch",
 )
 
 

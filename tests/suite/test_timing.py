@@ -9,7 +9,7 @@ from fake_timer import FakeTimer, constant
 
 from glabench.backends.ops import OPS
 from glabench.measure.ceiling import copy_bandwidth_gbps, product_tflops
-from glabench.measure.energy import energy_per_call_j
+from glabench.measure.energy import energy_per_call
 from glabench.measure.sampling import collect_samples, median_interval, relative_half_width
 from glabench.measure.settings import Settings
 from glabench.measure.timer import Sample, WallTimer
@@ -229,8 +229,9 @@ class Board:
 
 def test_energy_is_counted_between_two_steps_of_the_counter():
     board = Board(50.0)  # a step for fifty calls
-    found = energy_per_call_j(board.call, 0.002, board.mark, board.counter, board.clock)
-    assert found == pytest.approx(1.0)
+    found = energy_per_call(board.call, 0.002, board.mark, board.counter, board.clock)
+    assert found.call_j == pytest.approx(1.0)
+    assert found.call_ms == pytest.approx(2.0)
     assert 0.5 <= board.clock() <= 0.9
     assert board.calls == 10 * board.batches
 
@@ -238,7 +239,7 @@ def test_energy_is_counted_between_two_steps_of_the_counter():
 @pytest.mark.parametrize("joules", [0.0, None])
 def test_a_counter_that_stands_still_or_is_not_there_gives_no_energy(joules):
     board = Board(joules)
-    assert energy_per_call_j(board.call, 0.002, board.mark, board.counter, board.clock) is None
+    assert energy_per_call(board.call, 0.002, board.mark, board.counter, board.clock) is None
 
 
 # The wall clock
