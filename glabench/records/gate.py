@@ -22,9 +22,9 @@ from glabench.sweeps.model import Cell
 
 # An interval this wide lets an unchanged cell be blamed, or a slow-down of just the limit be missed, once in 200 times.
 _CONFIDENCE = 0.99
-# Pairs of old and new code that confirm a suspicion: with two, a tenth of the slow-downs by 5 % stays unclear where
-# samples scatter by 3 % and processes by 0.5 %; with three, one in fifty.
-CONFIRMING_ROUNDS = 3
+# Pairs of old and new code that confirm a suspicion. Where samples scatter by 3 % and processes by 0.5 %, three leave
+# one in fifteen slow-downs by 5 % unclear, four one in thirty.
+CONFIRMING_ROUNDS = 4
 _FIRST_CALL_SLACK_S = 1.0
 _YARDSTICK_SPREAD = 0.03
 _BAD_TIMES = frozenset({Diagnosis.HOT, Diagnosis.SHARED})

@@ -3,7 +3,8 @@
 Samples of one process depend on each other (clocks, memory placement), and so do not say how far another process would
 be off. Both are allowed for: samples are resampled in blocks as long as they remember, rounds (each a process of its
 own) are resampled as a whole, and every round carries a spread between processes that is assumed from what validating
-the harness gave (docs/method.md).
+the harness gave (docs/method.md). Where rounds differ by more than that, as on a machine that is shared, the interval
+is at least Student's, from what they show: few rounds drawn again never leave their own range.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ PROCESS_SPREAD = 0.004
 _DRAWS = 1000
 _MOST_SAMPLES = 400  # of a round; more are thinned out evenly
 _MOST_BLOCKS = 20  # of a round, in the rank test
+# Few rounds differ by chance: only a variance beyond so many times the assumed one is taken from them.
+_SLACK = 2.0
+_ASSUMED_FREEDOM = 30.0
 
 
 def median_of_known(values: Iterable[float | None]) -> float | None:
@@ -71,12 +75,16 @@ def compare_samples(
     center = _mean_median(logs_b) - _mean_median(logs_a)
     drawn_a, drawn_b = (np.stack([_median_draws(x, generator) for x in side]) for side in (logs_a, logs_b))
     if paired:
-        draws = _resampled_rounds(drawn_b - drawn_a, math.sqrt(2) * spread, generator)
+        drawn, spread = [drawn_b - drawn_a], math.sqrt(2) * spread
+        draws = _resampled_rounds(drawn[0], spread, generator)
     else:
+        drawn = [drawn_a, drawn_b]
         draws = _resampled_rounds(drawn_b, spread, generator)
         draws = draws - _resampled_rounds(drawn_a, spread, generator)
     tail = 50 * (1 - confidence)
     low, high = np.percentile(draws, (tail, 100 - tail))
+    width = _observed_half_width(drawn, spread, confidence)
+    low, high = min(low, center - width), max(high, center + width)
     return Ratio(math.exp(center), math.exp(low), math.exp(high), _rank_test(logs_a, logs_b, paired))
 
 
@@ -131,6 +139,27 @@ def _resampled_rounds(drawn: Numbers, spread: float, generator: np.random.Genera
     chosen = generator.integers(0, rounds, size=drawn.shape)
     mean: Numbers = np.take_along_axis(drawn, chosen, axis=0).mean(axis=0)
     return mean + generator.normal(0, spread / math.sqrt(rounds), size=mean.shape)
+
+
+def _observed_half_width(sides: Sequence[Numbers], spread: float, confidence: float) -> float:
+    """Half of Student's interval from what differs between rounds, if that is more than is assumed; else 0.
+
+    Each side is [rounds, draws] of medians: their means are the rounds, their variance is what samples explain. The
+    degrees of freedom are Satterthwaite's: many where little of the variance is known from these few rounds alone.
+    """
+    from scipy.stats import t
+
+    seen = sum(len(side) - 1 for side in sides)
+    if seen == 0:
+        return 0.0
+    variance = sum(float(((side.mean(axis=1) - side.mean()) ** 2).sum()) for side in sides) / seen
+    of_samples = sum(float(side.var(axis=1).sum()) for side in sides) / sum(map(len, sides))
+    assumed = _SLACK * (spread**2 + of_samples)
+    if variance <= assumed:
+        return 0.0
+    freedom = variance**2 / (assumed**2 / _ASSUMED_FREEDOM + (variance - assumed) ** 2 / seen)
+    error = math.sqrt(variance * sum(1 / len(side) for side in sides))
+    return error * float(t.ppf((1 + confidence) / 2, freedom))
 
 
 def _rank_test(a: Sequence[Numbers], b: Sequence[Numbers], paired: bool) -> float:

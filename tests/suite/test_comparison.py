@@ -49,7 +49,10 @@ def test_more_rounds_and_a_smaller_confidence_narrow_the_interval():
     assert width(3, 0.9) < width(3, 0.99)
 
 
-@pytest.mark.parametrize("world", [World(), World(memory=0.95), World(processes=0.006, samples=120), World(noise=0.05)])
+WORLDS = [World(), World(memory=0.95), World(processes=0.006, samples=120), World(noise=0.05), World(processes=0.1)]
+
+
+@pytest.mark.parametrize("world", WORLDS)
 def test_the_interval_holds_the_truth_nearly_as_often_as_it_says(world):
     hits = 0
     for seed in range(120):

@@ -217,7 +217,7 @@ def test_a_check_tells_apart_what_is_unchanged_slower_and_wrong(glabench, saved)
     code, stdout, stderr = glabench(*command, "--json", "-", "--junit", "j.xml", "--markdown", "m.md")
     assert code == 1, stderr
     assert "1 cells are measured once more" in stderr
-    assert "now-3" in stderr
+    assert "now-4" in stderr
     slow = json.loads(stdout)[0]
     assert slow["outcome"] == "regression"
     assert "in turns with the baseline's revision" in slow["reason"]
