@@ -1,7 +1,7 @@
 """The gate's second look at what it doubts: in turns with the baseline's own code, or simply once more."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 
@@ -51,8 +51,8 @@ class SecondLook:
         if not doubtful:
             return list(findings)
         self.campaign.messages.say(f"{len(doubtful)} cells are measured once more")
-        with self._code_of_baseline() as before:
-            if before is not None and self.yardstick is None:
+        with nullcontext() if self.yardstick is not None else self._code_of_baseline() as before:
+            if before is not None:
                 sides = {"before": before, "now": self.present}
                 measured = self._measured(doubtful, "again", sides, CONFIRMING_ROUNDS)
                 found, how = check_cells(measured["before"], measured["now"], self.limits, paired=True), _IN_TURNS
@@ -65,7 +65,10 @@ class SecondLook:
         return [confirmed(f, again.get(f.cell), how) if f.cell in doubtful else f for f in findings]
 
     def at_first_calls(self, findings: Mapping[str, Finding]) -> list[Finding]:
-        """The findings of `check_first_calls` after a look at the slow ones, again with nothing compiled before."""
+        """The findings of `check_first_calls` after a look at the slow ones, again with nothing compiled before.
+
+        A backend one of whose cells has no time in this look stays under suspicion: that cell may be the slow one.
+        """
         slow = [backend for backend, finding in findings.items() if finding.outcome is not Outcome.FINE]
         if not slow:
             return list(findings.values())
@@ -79,6 +82,9 @@ class SecondLook:
             }
             measured = self._measured(cells, "first-calls", sides, 1)
         again = check_first_calls(measured.get("before", self.held.rounds), measured["now"], self.limits)
+        for record in measured["now"][0]:
+            if not record.samples_ms:
+                again.pop(record.cell.backend, None)
         how = "compiled once more" if before is None else _IN_TURNS
         return [confirmed(f, again.get(b), how) if b in slow else f for b, f in findings.items()]
 

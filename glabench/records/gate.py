@@ -306,7 +306,7 @@ def confirmed(suspected: Finding, again: Finding | None, how: str) -> Finding:
     The ratio to the baseline stays beside it: far from 1 for all cells, it says that the machine has changed.
     """
     if again is None:
-        return replace(suspected, reason=f"{suspected.reason}; {how}, the baseline's code gives nothing to compare")
+        return replace(suspected, reason=f"{suspected.reason}; {how}, which gave nothing to compare")
     reason = f"{again.reason}, {how}; before that: {suspected.reason}"
     cleared = again.outcome is Outcome.FINE
     return replace(again, reason=reason, first_ratio=suspected.ratio, cleared=cleared)

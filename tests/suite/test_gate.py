@@ -41,7 +41,7 @@ def side(world, generator, factor=1.0, rounds=2, start=0, cell=CELL, **fields):
 
 
 def verdict(before, now, before_again, now_again):
-    """The whole way of `check`: a first look, and if that is doubtful one in turns with the old code."""
+    """The way of `check`: a first look, and if that is doubtful one in turns with the old code."""
     (finding,) = check_cells(before, now, LIMITS)
     if not suspects([finding], LIMITS):
         return finding.outcome
@@ -193,7 +193,7 @@ def test_a_suspicion_stays_where_the_old_code_gives_no_time():
     slow = looked_at(side(World(), np.random.default_rng(1), 1.2))
     found = confirmed(slow, None, "in turns")
     assert (found.outcome, found.cleared) == (Outcome.REGRESSION, False)
-    assert "in turns, the baseline's code gives nothing to compare" in found.reason
+    assert "in turns, which gave nothing to compare" in found.reason
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,13 @@ class Steady(Backend):
     name, op, title = "steady", "linear", "takes as long as it says"
     def bind(self, inputs, cell):
         return lambda: compiled() and ERROR * unaware_chunk_linear_attn(inputs["q"], inputs["k"], inputs["v"])[0]
-BACKENDS = [Steady()]
+class Yard(Steady):
+    name = "yard"
+    def bind(self, inputs, cell):
+        global MS  # of its own worker
+        MS = 4.0
+        return super().bind(inputs, cell)
+BACKENDS = [Steady(), Yard()]
 """
 SWEEP = """
 title = "waiting"
@@ -252,7 +258,7 @@ def test_a_repository_without_code_to_measure_is_refused(glabench, repository, t
 @pytest.mark.parametrize(
     ("seconds", "code", "words"),
     [
-        ("2.5", 1, "first calls of steady: regression: 0.0 s -> 2.5 s"),
+        ("2.5", 1, "first calls of steady: regression: "),
         ("0 if os.path.exists('was-busy') else 2.5 * bool(open('was-busy', 'w'))", 0, "first calls of steady: cleared"),
     ],
 )
@@ -267,14 +273,42 @@ def test_slow_first_calls_are_compiled_once_more_beside_the_old_code(glabench, s
     assert sorted(run.name for run in (folder / "first-calls").iterdir()) == ["before-1", "now-1"]
 
 
-def test_without_the_baselines_revision_a_suspicion_is_confirmed_by_another_round(glabench, saved):
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("MS, ERROR = 4.0", "MS, ERROR = 4.3", "with one more round; before that:"),
+        ("return 0.0  # seconds", "return 2.5", "compiled once more; before that:"),
+    ],
+)
+def test_without_the_baselines_revision_a_suspicion_is_confirmed_by_another_round(glabench, saved, old, new, words):
     file = saved / "baseline.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"revision": "0" * 40}))
-    change(saved, "MS, ERROR = 4.0", "MS, ERROR = 4.3")
-    code, _, stderr = glabench("check", "--baseline", "baseline.json", "--plugin", "steady.py")
+    change(saved, old, new)
+    code, stdout, stderr = glabench("check", "--baseline", "baseline.json", "--plugin", "steady.py")
     assert code == 1
-    assert "1 cells are measured once more" in stderr
-    assert "now-1" not in stderr
+    assert "measured once more" in stderr
+    assert "before-1" not in stderr
+    assert words in stdout
+
+
+def test_a_yardstick_is_measured_again_beside_what_is_doubtful(glabench, repository):
+    (repository / "both.toml").write_text(SWEEP + '[[backends]]\nname = "yard"\n')
+    save = ["baseline", "save", "both.toml", "--plugin", "steady.py", "--out", "both.json", "--rounds", "1"]
+    code, _, stderr = glabench(*save, "--time-limit", "2", "--device", "cpu")  # an unsettled yardstick is not trusted
+    assert code == 0, stderr
+    change(repository, "MS, ERROR = 4.0", "MS, ERROR = 4.6")
+    check = ["check", "--baseline", "both.json", "--plugin", "steady.py", "--rounds", "1", "--yardstick", "yard"]
+    code, stdout, stderr = glabench(*check, "--json", "-")
+    assert code == 1, stderr
+    (slow, _) = json.loads(stdout)
+    assert slow["ratio"] == pytest.approx(1.15, rel=0.02)
+    assert "with one more round; before that:" in slow["reason"]
+    (folder,) = (repository / "runs").glob("check-*")
+    (again,) = (folder / "again").iterdir()
+    assert {json.loads(line)["backend"] for line in (again / "records.jsonl").read_text().splitlines()} == {
+        "steady",
+        "yard",
+    }
 
 
 @pytest.mark.parametrize(
