@@ -8,7 +8,7 @@ ARGS ?=
 BASELINE ?= results/baselines/nvidia-h200.json
 CHECK_OUT ?= runs/check-gpu
 
-.PHONY: speed test test-gpu check-gpu lint types workflows clean
+.PHONY: speed test test-full test-gpu check-gpu lint types workflows clean
 
 # On a machine with an NVIDIA GPU torch comes with CUDA; a CPU build brings no Triton of its own.
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
@@ -23,6 +23,10 @@ speed: $(VENV)/.installed
 
 test: $(VENV)/.installed lint types
 	$(BIN)/python -m pytest -n auto $(ARGS)
+
+# Every case there is, where `test` takes those that cover what the others do.
+test-full: $(VENV)/.installed lint types
+	$(BIN)/python -m pytest -n auto --full $(ARGS)
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/gpu $(ARGS)

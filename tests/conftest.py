@@ -1,4 +1,4 @@
-"""Shared by all tests: kernels run in Triton's interpreter unless a GPU is there."""
+"""Shared by all tests: kernels run in Triton's interpreter unless a GPU is there; some cases only run with --full."""
 
 import os
 
@@ -11,3 +11,16 @@ import torch
 if not torch.cuda.is_available():
     # Before Triton is imported anywhere, which reads it once.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="run the cases marked `full` too")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("full"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -12,34 +13,84 @@ SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # The ops' kernels: forward and backward, plain and exact with a gate, plain without.
 KERNELS = 6
 
+# The command line for several shapes in one process, of each the kernels alone that are named.
+SOME = """
+import json, sys
+from gla_kernels import ahead
 
-def compile_all(*arguments):
-    """In a process of its own: this one has Triton's interpreter on."""
-    command = [sys.executable, "-m", "gla_kernels.ahead", *arguments]
+every = ahead.variants
+for arguments, names in json.loads(sys.argv[1]):
+    def wanted(call):
+        full = ("gated " if call.gated else "") + "{}{}"
+        return [x for x in every(call) if full.format("exact " * x.exact, x.name) in names]
+    ahead.variants = wanted
+    sys.argv[1:] = arguments
+    ahead.main()
+"""
+
+
+def full_name(kernel):
+    return "gated " * kernel["gated"] + "exact " * kernel["exact"] + kernel["kernel"]
+
+
+def compiled(*command):
+    """What the compiler's process prints. Triton's interpreter is on in this one."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert not any(kernel["overflowing_pairs"] for kernel in found)
-    assert all(kernel["waits_first"] for kernel in found if "waits_first" in kernel)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def checked(found):
+    """With what holds for every kernel."""
+    for kernel in found:
+        assert kernel["overflowing_pairs"] == 0, kernel
+        assert kernel.get("waits_first", True), kernel
+        assert kernel.get("faulty_descriptors", 0) == 0, kernel
+        assert kernel["shared_bytes"] <= SHARED[kernel["arch"]], kernel
     return found
 
 
+@cache
+def compile_all(*arguments):
+    return checked(compiled("-m", "gla_kernels.ahead", *arguments))
+
+
+def compile_some(shapes):
+    """`shapes`: arguments of the command line, and names of kernels; all of the names have to be found."""
+    found = compiled("-c", SOME, json.dumps([(arguments.split(), names) for arguments, names in shapes.items()]))
+    asked = [shape for shape, names in shapes.items() for _ in names]
+    found = [kernel | {"shape": shape} for kernel, shape in zip(found, asked, strict=True)]
+    for shape, names in shapes.items():
+        assert {full_name(kernel) for kernel in found if kernel["shape"] == shape} == set(names)
+    return checked(found)
+
+
+def default_shape():
+    return compile_all("--arch", *map(str, SHARED))
+
+
+@cache
+def narrow_heads():
+    names = ("gated forward", "gated backward", "forward", "backward")
+    return compile_some({"--family hopper": names})
+
+
 def test_the_default_shape_compiles_for_every_architecture():
-    found = compile_all("--arch", *map(str, SHARED))
-    assert len(found) == KERNELS * len(SHARED)
-    assert all(kernel["shared_bytes"] <= SHARED[kernel["arch"]] for kernel in found)
+    found = default_shape()
+    assert [kernel["arch"] for kernel in found] == list(SHARED) * KERNELS
 
 
-@pytest.mark.parametrize(("family", "bound"), [("triton", 256), ("hopper", 128)])
-def test_the_plain_kernels_of_the_default_shape_do_not_spill_much_on_hopper(family, bound):
-    found = compile_all("--arch", "90", "--family", family)
-    assert max(kernel["stack_bytes"] for kernel in found if not kernel["exact"]) <= bound
+@pytest.mark.parametrize(("shape", "bound"), [(default_shape, 256), (narrow_heads, 128)], ids=["triton", "hopper"])
+def test_the_plain_kernels_of_the_default_shape_do_not_spill_much_on_hopper(shape, bound):
+    found = [kernel for kernel in shape() if kernel["arch"] == 90 and not kernel["exact"]]
+    assert len(found) == 4
+    assert max(kernel["stack_bytes"] for kernel in found) <= bound
 
 
-def test_two_programs_of_the_hopper_kernels_fit_a_multiprocessor():
+def assert_two_programs_fit(found):
     """228 KiB of shared memory, of which every program takes 1 KiB more than it asks for, and 65,536 registers."""
-    for kernel in compile_all("--arch", "90", "--family", "hopper"):
+    for kernel in found:
         assert kernel["waits_first"]
         if not kernel["exact"]:
             assert kernel["faulty_descriptors"] == 0
@@ -47,34 +98,96 @@ def test_two_programs_of_the_hopper_kernels_fit_a_multiprocessor():
             assert kernel["registers"] * 128 <= 65536 // 2
 
 
-@pytest.mark.parametrize(("K", "V"), [(128, 256), (128, 192), (256, 512), (80, 112), (512, 320)])
-def test_the_kernels_for_wide_heads_fit_a_hopper_gpu_and_do_not_spill_much(K, V):
-    found = compile_all("--arch", "90", "--family", "hopper", "--key-dim", str(K), "--value-dim", str(V))
-    assert all(kernel["shared_bytes"] <= SHARED[90] for kernel in found)
+def test_two_programs_of_the_hopper_kernels_fit_a_multiprocessor():
+    assert_two_programs_fit(narrow_heads())
+
+
+@pytest.mark.full
+def test_two_programs_of_the_hopper_kernels_fit_a_multiprocessor_beside_the_exact_ones():
+    found = compile_all("--family", "hopper")
+    assert len(found) == KERNELS
+    assert_two_programs_fit(found)
+
+
+def assert_wide_kernels_do_not_spill_much(found):
     for kernel in found:
+        assert kernel["waits_first"]
         if not kernel["exact"]:
             # All gradients at once, and all that they are made of.
-            assert kernel["stack_bytes"] <= (128 if kernel["kernel"] == "backward" else 64)
+            assert kernel["stack_bytes"] <= (128 if kernel["kernel"] == "backward" else 64), kernel
             assert kernel["faulty_descriptors"] == 0
         else:
-            assert kernel["stack_bytes"] <= 2048
+            assert kernel["stack_bytes"] <= 2048, kernel
 
 
-@pytest.mark.parametrize(
-    ("K", "V", "dtype", "chunk"),
-    [
-        (64, 64, "bf16", 64),
-        (128, 256, "bf16", 64),
-        (256, 256, "bf16", 32),
-        (128, 128, "fp32", 32),
-        (60, 100, "fp16", 16),
-    ],
-)
-def test_the_largest_chunks_fit_a_hopper_gpu(K, V, dtype, chunk):
+# Every kernel there is, with gates in every form, without in one; for heads that fill no block where there is a choice.
+WIDE = {
+    "all keys in one block": {
+        "--key-dim 80 --value-dim 112": (
+            "gated recurrence", "gated reverse recurrence", "gated forward", "gated forward, checkpoints",
+            "gated gradients", "gated backward", "gated exact forward", "gated exact backward",
+            "recurrence", "forward", "gradients", "backward",
+        ),
+        "--key-dim 128 --value-dim 192": ("gated reverse recurrence, parked",),
+    },
+    "256 columns of values": {
+        "--key-dim 128 --value-dim 256": (
+            "gated wider recurrence", "gated wider reverse recurrence", "gated wider forward",
+            "gated wider forward, checkpoints", "gated gradients, parked", "gated wider reverse recurrence, parked",
+            "wider reverse recurrence", "wider forward",
+        ),
+    },
+    "more blocks of keys": {
+        "--key-dim 256 --value-dim 512": (
+            "gated frames", "gated reverse frames", "gated walk", "gated reverse walk", "gated walk, checkpoints",
+            "frames", "reverse walk", "walk, checkpoints",
+        ),
+        "--key-dim 512 --value-dim 320": (
+            "gated readout", "gated reverse readout", "gated gradients", "gated exact forward", "gated exact backward",
+            "reverse readout", "gradients",
+        ),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shapes", WIDE.values(), ids=WIDE)
+def test_the_kernels_for_wide_heads_fit_a_hopper_gpu_and_do_not_spill_much(shapes):
+    found = compile_some({f"--family hopper {shape}": names for shape, names in shapes.items()})
+    assert_wide_kernels_do_not_spill_much(found)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("K", "V"), [(128, 256), (128, 192), (256, 512), (80, 112), (512, 320)])
+def test_all_kernels_for_wide_heads_fit_a_hopper_gpu_and_do_not_spill_much(K, V):
+    found = compile_all("--family", "hopper", "--key-dim", str(K), "--value-dim", str(V))
+    assert found
+    assert_wide_kernels_do_not_spill_much(found)
+
+
+LARGEST = [
+    (64, 64, "bf16", 64),
+    (128, 256, "bf16", 64),
+    (256, 256, "bf16", 32),
+    (128, 128, "fp32", 32),
+    (60, 100, "fp16", 16),
+]
+
+
+def test_the_largest_chunks_fit_a_hopper_gpu():
+    """The kernels that take the most shared memory; of float16 the exact ones too."""
+    names, exact = ("gated forward", "gated backward"), ("gated exact forward", "gated exact backward")
+    compile_some({
+        f"--key-dim {K} --value-dim {V} --dtype {dtype} --chunk {chunk}": names + exact * (dtype == "fp16")
+        for K, V, dtype, chunk in LARGEST
+    })  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("K", "V", "dtype", "chunk"), LARGEST)
+def test_all_kernels_of_the_largest_chunks_fit_a_hopper_gpu(K, V, dtype, chunk):
     shape = ["--key-dim", str(K), "--value-dim", str(V), "--dtype", dtype, "--chunk", str(chunk)]
-    found = compile_all("--arch", "90", *shape)
+    found = compile_all(*shape)
     assert len(found) == KERNELS
-    assert all(kernel["shared_bytes"] <= SHARED[90] for kernel in found)
 
 
 STRIDES_OF_64_BITS = """

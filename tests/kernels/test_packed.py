@@ -4,29 +4,40 @@ import pytest
 import torch
 from gla_cases import assert_close, cumulative, make_case, run
 from gla_kernels import chunk_gla, chunk_linear_attn
+from product import product
 
 BOUND = 5e-6
-LENGTHS = [
-    pytest.param([33, 1, 16, 50], id="uneven"),
-    pytest.param([0, 16], id="an empty one first"),
-    pytest.param([17, 0, 0, 30, 0], id="empty ones between and last"),
-    pytest.param([40], id="one"),
-]
+LENGTHS = {
+    "uneven": [33, 1, 16, 50],
+    "an empty one first": [0, 16],
+    "empty ones between and last": [17, 0, 0, 30, 0],
+    "one": [40],
+}
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero):RuntimeWarning")
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("materialize", [True, False])
-@pytest.mark.parametrize("gate", ["mild", "resets"])
-def test_every_sequence_is_as_it_is_alone(lengths, materialize, gate):
+def both_gates_one_with_states(gate, kept, lengths):
+    return ((gate == "mild") == (kept == "states")) == (lengths in ("uneven", "one"))
+
+
+@product(
+    both_gates_one_with_states,
+    gate=["mild", "resets"],
+    materialize={"states": True, "checkpoints": False},
+    lengths=LENGTHS,
+)
+def test_every_sequence_is_as_it_is_alone(gate, materialize, lengths):
     case = make_case(gate, K=16, V=20, lengths=lengths)
     cu_seqlens = cumulative(lengths)
     found = run(chunk_gla, case.inputs, case.grads, cu_seqlens=cu_seqlens, materialize=materialize, chunk_size=16)
     assert_close(found, case, BOUND)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("initial", [True, False])
+@product(
+    lambda dtype, initial: (dtype == torch.int64) == initial,
+    dtype=[torch.int32, torch.int64],
+    initial=[True, False],
+)
 def test_both_types_of_marks_are_taken(dtype, initial):
     lengths = [20, 5, 0, 40]
     case = make_case("mild", K=16, V=16, lengths=lengths, initial=initial)
