@@ -1,7 +1,7 @@
-"""Triton kernels for gated linear attention (GLA), and plain-PyTorch forms to hold them against.
+"""Triton kernels for gated linear attention (GLA), and pure-PyTorch versions to compare them with.
 
 All tensors are [B, T, H, D]; gates are natural logarithms, at most 0; states are [B, H, K, V] in float32.
-Names are imported when they are first used: the plain-PyTorch forms work without Triton.
+Names are imported on first use, so that the pure-PyTorch versions work without Triton.
 """
 
 from importlib import import_module

@@ -1,10 +1,10 @@
-"""Compiles the kernels for a GPU that need not be there, and reads registers, spills and shared memory.
+"""Compiles the kernels without a GPU and reports their registers, spills and shared memory.
 
     python -m gla_kernels.ahead --arch 80 90 100 --key-dim 64 --value-dim 64 --dtype bf16
     python -m gla_kernels.ahead --family hopper --key-dim 128 --value-dim 256
 
-prints one line of JSON a kernel, with counts of LLVM's faults (see `ptx`) and, of a Gluon kernel, of the assembler's
-(see `sass`).
+prints one line of JSON per kernel, with the number of faults by LLVM (see `ptx.py`) and, for Gluon kernels, by the
+assembler (see `sass.py`).
 """
 
 import argparse
@@ -50,7 +50,7 @@ _INPUTS = ("q", "k", "v", "x", "y", "z", "do", "o", "out", "dv", "framed_q", "fr
 
 @dataclass(frozen=True)
 class Resources:
-    """What one compiled kernel takes: registers a thread, bytes of stack (spills) a thread, bytes of shared memory."""
+    """What a kernel needs: registers per thread, bytes of stack per thread (spills), bytes of shared memory."""
 
     registers: int
     stack_bytes: int
@@ -59,7 +59,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel as a call may launch it: its name, whether it is an exact one, its tile and its switches."""
+    """A kernel as a call may launch it: its name, whether it is an exact kernel, its tile and its switches."""
 
     name: str
     exact: bool
@@ -71,7 +71,7 @@ class Variant:
 def variants(call: Call) -> Iterator[Variant]:
     """The kernels of a call, with every optional input and output, so that all of their code is compiled.
 
-    A forward keeps states; one for wide heads also comes with checkpoints in their place.
+    A forward keeps states; for wide heads, variants that keep checkpoints instead are included.
     """
     forward = dict.fromkeys(("HAS_INITIAL", "STORE_O", "STORE_FINAL", "STORE_STATES"), True)
     forward |= dict.fromkeys(("FROM_CHECKPOINT", "STORE_CHECKPOINTS"), False)
@@ -131,7 +131,7 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
 
 
 def compile_kernel(call: Call, variant: Variant, arch: int) -> Any:
-    """Compiles one kernel of `call` on CUDA architecture `arch` (90 = sm_90); no GPU needed.
+    """Compiles one kernel of `call` for CUDA architecture `arch` (90 = sm_90); no GPU needed.
 
     Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin.
     """
@@ -148,7 +148,7 @@ def compile_kernel(call: Call, variant: Variant, arch: int) -> Any:
 
 
 def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
-    """An argument's type as Triton writes it."""
+    """An argument's type in Triton's notation."""
     if name in constants:
         return "constexpr"
     if name in _SCALARS or name.endswith(_STEPS):
@@ -171,7 +171,7 @@ def _source(kernel: Any, signature: dict[str, str], constants: dict[Any, Any], a
 
 
 def resources(compiled: Any) -> Resources:
-    """Reads a compiled kernel's resources with the `cuobjdump` that Triton ships."""
+    """Reads a compiled kernel's resources with the `cuobjdump` that comes with Triton."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
@@ -182,15 +182,15 @@ def resources(compiled: Any) -> Resources:
 
 
 def call_of(K: int, V: int, gated: bool, dtype: torch.dtype, choice: LaunchPlan) -> Call:
-    """A call of some shape with head dims K and V, for compiling."""
+    """A call with head dims K and V and an arbitrary shape, for compiling."""
     return Call(2, 4096, 4, K, V, 2, False, gated, K**-0.5, dtype, choice)
 
 
 def main() -> None:
-    """The command line: compiles every kernel of one shape for the architectures, with and without a gate."""
+    """The command line: compiles every kernel for head dims K and V on each architecture, with and without gates."""
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     parser = argparse.ArgumentParser(description="Compile the GLA kernels without a GPU and print their resources.")
-    parser.add_argument("--arch", type=int, nargs="+", default=[90], help="CUDA architectures, 90 for sm_90")
+    parser.add_argument("--arch", type=int, nargs="+", default=[90], help="CUDA architectures; 90 is sm_90")
     parser.add_argument("--key-dim", type=int, default=64)
     parser.add_argument("--value-dim", type=int, default=64)
     parser.add_argument("--dtype", choices=dtypes, default="bf16")
@@ -200,7 +200,7 @@ def main() -> None:
     K, V, dtype = options.key_dim, options.value_dim, dtypes[options.dtype]
     special = hopper_plan(K, V, dtype, options.chunk) if options.family == "hopper" else None
     if options.family == "hopper" and special is None:
-        parser.error(f"the kernels for Hopper do not take K = {K}, V = {V} in {options.dtype}")
+        parser.error(f"the Hopper kernels do not support K = {K}, V = {V} in {options.dtype}; use --family triton")
     for gated in (True, False):
         choice = special or plan(K, V, dtype, options.chunk, gated=gated)
         call = call_of(K, V, gated, dtype, choice)

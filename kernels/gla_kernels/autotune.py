@@ -1,7 +1,7 @@
-"""Choosing a launch plan by timing, for those who ask for it. What was chosen is kept on disk.
+"""Autotuning: times the candidate launch plans of a call and stores the fastest on disk.
 
-The file is a JSON object, one entry a kind of call: the plan that came out first, and the time of each that was tried.
-It is `plans.json` in the folder that GLA_KERNELS_CACHE names, or else in `gla_kernels` of the user's cache folder.
+The file is a JSON object with one entry per kind of call: the fastest plan, and the time of each that was tried. It is
+`plans.json` in the folder that GLA_KERNELS_CACHE names, or else in `gla_kernels` of the user's cache folder.
 """
 
 import json
@@ -21,7 +21,7 @@ from gla_kernels.limits import fitting_chunks
 
 @dataclass(frozen=True)
 class CallKind:
-    """What a tuned plan holds for. T and the number of sequences times heads count by their next power of two."""
+    """The calls that share a tuned plan. `T` and `programs` (sequences times heads) are rounded up to powers of two."""
 
     K: int
     V: int
@@ -33,7 +33,7 @@ class CallKind:
     backward: bool
 
     def key(self, device: torch.device) -> str:
-        """The entry's name in the file; with the GPU and Triton's version, without which times mean nothing."""
+        """The entry's name in the file. Includes the GPU and Triton's version, because times depend on them."""
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         rounded = [1 << (number - 1).bit_length() for number in (self.T, self.programs)]
         return ", ".join(
@@ -51,7 +51,7 @@ class CallKind:
 
 
 def plans_path() -> Path:
-    """Where plans are kept."""
+    """The file in which tuned plans are stored."""
     own = os.environ.get("GLA_KERNELS_CACHE")
     if own:
         return Path(own) / "plans.json"
@@ -59,7 +59,7 @@ def plans_path() -> Path:
 
 
 def candidates(K: int, V: int, dtype: torch.dtype, device: torch.device, gated: bool = True) -> tuple[LaunchPlan, ...]:
-    """The table's plan first, then plain-Triton ones of every chunk size that fits, with 4 and 8 warps."""
+    """The table's plan first, then portable Triton plans of every chunk size that fits, with 4 and 8 warps."""
     found = [plan(K, V, dtype, None, device, gated)]
     for chunk in fitting_chunks(K, operands(dtype).dtype.itemsize):
         row = triton_plan(K, V, dtype, chunk, gated)
@@ -69,7 +69,7 @@ def candidates(K: int, V: int, dtype: torch.dtype, device: torch.device, gated: 
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The kept plans; none if there is no file, or something else in it."""
+    """The stored plans; empty if there is no file, or if it is not a JSON object."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -80,28 +80,28 @@ def _read(path: Path) -> dict[str, Any]:
 def _write(path: Path, key: str, entry: Mapping[str, object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_read(path) | {key: entry}, indent=1, sort_keys=True)
-    # Whole or not at all: another process may read it.
+    # Replace the file in one step: another process may be reading it.
     beside = path.with_suffix(f".{os.getpid()}")
     beside.write_text(text + "\n", encoding="utf-8")
     beside.replace(path)
 
 
 def median_ms(run: Callable[[], object]) -> float:
-    """The median time of a call, by `triton.testing`, milliseconds."""
+    """The median time of `run` in milliseconds, measured by `triton.testing`."""
     return float(triton.testing.do_bench(run, warmup=10, rep=50, return_mode="median"))
 
 
-# What this process has used: a call then neither reads the disk again nor changes its plan when another process writes.
+# Plans in use by this process, so that it reads the file once per kind, and its plans never change in between.
 _CHOSEN: dict[tuple[Path, CallKind, torch.device], str] = {}
 
 
 def kept_plan(kind: CallKind, device: torch.device) -> str | None:
-    """The plan that this process uses for such a call, or else the one on disk, or None."""
+    """The plan that this process uses for such a call, or else the one in the file, or None."""
     place = (plans_path(), kind, device)
     if place not in _CHOSEN:
         entry = _read(place[0]).get(kind.key(device))
         found = entry.get("plan") if isinstance(entry, dict) else None
-        # A plan that another version of the kernels has left is chosen anew.
+        # A plan stored by another version of the kernels may no longer be a candidate.
         choices = candidates(kind.K, kind.V, kind.dtype, device, kind.gated)
         if found not in {plan_text(choice) for choice in choices}:
             return None
@@ -110,9 +110,9 @@ def kept_plan(kind: CallKind, device: torch.device) -> str | None:
 
 
 def tuned_plan(kind: CallKind, device: torch.device, run: Callable[[str], object]) -> str:
-    """The fastest of the candidates for such a call, which is then kept.
+    """Times the candidates for such a call, stores the fastest and returns it.
 
-    `run` runs the call with a plan. A plan that cannot run here is passed over.
+    `run` runs the call with a plan. A plan that does not fit this GPU is skipped.
     """
     times: dict[str, float] = {}
     for choice in candidates(kind.K, kind.V, kind.dtype, device, kind.gated):
@@ -124,6 +124,6 @@ def tuned_plan(kind: CallKind, device: torch.device, run: Callable[[str], object
             continue
     best = min(times, key=times.__getitem__)
     _CHOSEN[plans_path(), kind, device] = best
-    with suppress(OSError):  # a folder that cannot be written to costs the next process its own tuning
+    with suppress(OSError):  # if the folder cannot be written to, the next process tunes again
         _write(plans_path(), kind.key(device), {"plan": best, "ms": times})
     return best

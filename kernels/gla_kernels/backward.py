@@ -1,7 +1,9 @@
-"""Backward kernel, plain form: one pass over a sequence in reverse, the gradient of the state kept on chip.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: SIM102
+"""Backward kernel of the plain form, in Triton: one reverse pass over a sequence, with the state's gradient on chip.
 
-With the forward's names, dS' the gradient of the state after the chunk, and everything in the chunk's frame
-(dS~ = 2^r dS', S~ = 2^r S as the forward stored it):
+With the names of `forward.py`, dS' the gradient of the state after the chunk, and both states in the chunk's frame
+(dS~ = 2^r dS', and S~ = 2^r S as the forward stored it):
 
     dV  = tril(Q~ K~^T)^T dO + K~ dS~
     dQ~ = tril(dO V^T) K~    + dO S~^T         dq = scale 2^(G - r) dQ~
@@ -9,12 +11,12 @@ With the forward's names, dS' the gradient of the state after the chunk, and eve
     dS~' = dS~ + Q~^T dO                       dS = 2^r dS~'
     dg_t = sum_v S~ dS~' + sum_{i < t} (K~_i dK~_i - Q~_i dQ~_i)
 
-The last line starts from the chunk's first boundary, where it is the gate's whole effect, and takes off what leaves
-with the tokens before t. Every term of it is made of the rounded operands of the products, so that what cancels in
-exact arithmetic cancels here as well: the error of dg neither grows with T nor with the gates' strength.
+The last line starts at the chunk's first boundary with the full effect of a gate there, and subtracts the share of the
+tokens before t. All of its terms use the rounded operands of the products, so that terms which cancel in exact
+arithmetic cancel here too: the error of dg grows neither with T nor with the strength of the gates.
 
-The gradient of a final state is always given (zeros where there is none) and that of an initial state always written:
-the variant without them, compiled by Triton 3.6 for sm_90, left most of dv unwritten at K = V = 128.
+`dfinal` is always given (zeros if there is none) and `dinitial` always written: the variant without them, compiled by
+Triton 3.6 for sm_90, left most of dv unwritten at K = V = 128.
 """
 
 import triton
@@ -31,21 +33,21 @@ def gla_backward_kernel(
     g,  # [B, T, H, K], natural log, <= 0
     do,  # [B, T, H, V]
     states,  # [slots, H, K, V] in DOT, as the forward stored them
-    flags,  # [N, H] int32: 1 where the plain form does not hold
-    failed,  # [N, H] int32, 0: 1 where this kernel's results are not finite
+    flags,  # [N, H] int32: 1 if the plain form does not hold
+    failed,  # [N, H] int32, 0: 1 if this kernel's results are not finite
     dfinal,  # [N, H, K, V] float32: gradient of the states after the last chunk
     dq,  # [B, T, H, blocks_v, K], contiguous: one part a block of value columns, as in dk and dg
     dk,  # [B, T, H, blocks_v, K]
     dv,  # [B, T, H, V]
     dg,  # [B, T, H, blocks_v, K]
     dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T,
     H,
-    first,  # the first chunk of a sequence to do
-    count,  # and how many at most
+    first,  # the first chunk of each sequence to process
+    count,  # the most chunks of a sequence to process
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -58,7 +60,7 @@ def gla_backward_kernel(
     FROM_CHECKPOINT: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program does one block of BV value columns of one sequence and head, chunks first + count - 1 back to first."""
+    """A program handles BV value columns of one sequence and head, chunks first + count - 1 back to first."""
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     iv = pid % blocks_v
@@ -112,7 +114,7 @@ def gla_backward_kernel(
         else:
             qs = (bq * scale).to(DOT)
             ks = bk.to(DOT)
-        # A transposed accumulator as an operand is miscompiled on Hopper (Triton 3.4 to 3.7): a second product instead.
+        # Not dA transposed: Triton 3.4 to 3.7 miscompile a transposed accumulator as an operand on Hopper.
         dA = tl.where(lower, tl.dot(bdo, tl.trans(bv), input_precision=PRECISION), 0.0)
         dAt = tl.where(upper, tl.dot(bv, tl.trans(bdo), input_precision=PRECISION), 0.0)
         scores_t = tl.where(upper, tl.dot(ks, tl.trans(qs), input_precision=PRECISION), 0.0)
@@ -131,7 +133,7 @@ def gla_backward_kernel(
             bdg = select_sum(steps[:, None] > steps[None, :], balance, 2, DOT) + start[None, :]
             store_tile(dg, bdg, steps, kcols, grad_stride, rows_left, K)
             bdq *= q_factor
-            # k_factor made again, so that it need not be kept: 50 bytes of stack less.
+            # k_factor is recomputed, not kept: this saves 50 bytes of stack.
             bdk *= scale / q_factor
             dS *= half[:, None]
             suspect += (tl.sum(bdq, axis=1) + tl.sum(bdk, axis=1)) * 0.0
@@ -152,7 +154,7 @@ def gla_backward_kernel(
         rows_left = C
     store_tile(dinitial + nh.to(tl.int64) * K * V, dS, kcols, vcols, V, K, V)
     if GATED:
-        # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
+        # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison.
         finite = (tl.sum(suspect, axis=0) + tl.sum(tl.sum(dS * 0.0, axis=1), axis=0)) == 0.0
         if not finite:
             tl.store(failed + nh, 1)

@@ -1,4 +1,4 @@
-"""One call of the kernels: its sizes, its buffers, and the launches of both passes."""
+"""One call of the kernels: its sizes, its buffers, and the launches of both passes except those of `wide.py`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +26,11 @@ _TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 def chunks_per_checkpoint(chunks: int) -> int:
-    """Chunks between two checkpoints of a sequence of `chunks` chunks, when states are not materialized.
+    """Chunks from one checkpoint to the next in a sequence of `chunks` chunks, if states are not materialized.
 
-    A checkpoint is float32 and kept; the states of one piece are recomputed into scratch of half that size. The sum of
-    both is least near sqrt(2 * chunks); of the powers of two around it the larger one needs fewer launches.
+    Checkpoints are kept, in float32; the states between two of them are recomputed into scratch, where one takes half
+    as much memory. The sum of both is least near sqrt(2 * chunks). Of the powers of two around it, the larger one needs
+    fewer launches.
     """
     for limit, every in ((32, 8), (128, 16), (512, 32)):
         if chunks <= limit:
@@ -39,7 +40,7 @@ def chunks_per_checkpoint(chunks: int) -> int:
 
 @dataclass(frozen=True)
 class Call:
-    """Everything about a call but its tensors."""
+    """Sizes, options and launch plan of a call, without its tensors."""
 
     B: int
     T: int
@@ -59,16 +60,16 @@ class Call:
 
     @property
     def chunks(self) -> int:
-        """Chunks of the longest sequence there could be."""
+        """Chunks of the longest possible sequence: all T tokens."""
         return (self.T + self.plan.chunk_size - 1) // self.plan.chunk_size
 
     @property
     def every(self) -> int:
-        """Chunks between checkpoints, for sequences of average length."""
+        """Chunks from one checkpoint to the next, for sequences of average length."""
         return chunks_per_checkpoint(self.chunks // self.sequences if self.varlen else self.chunks)
 
     def slots(self, chunks: int) -> int:
-        """Pieces of `chunks` chunks in all sequences together; see `tiles.first_slot`."""
+        """Slots of a buffer with one per piece of `chunks` chunks, in all sequences; see `tiles.first_slot`."""
         rows = chunks * self.plan.chunk_size
         return self.T // rows + self.sequences if self.varlen else self.sequences * ((self.T + rows - 1) // rows)
 
@@ -76,28 +77,28 @@ class Call:
         return slots, self.H, self.K, self.V
 
     def kept_shape(self, materialize: bool) -> tuple[int, int, int, int]:
-        """Shape of what is kept for the backward: the state before every chunk, or before every `every`-th."""
+        """Shape of the states kept for the backward: before every chunk, or before every `every`-th."""
         return self.state_shape(self.slots(1 if materialize else self.every))
 
     def kept_dtype(self, materialize: bool) -> torch.dtype:
         return self.operands.dtype if materialize else torch.float32
 
     def parts(self, tile: Tile) -> int:
-        """Blocks of value columns."""
+        """Number of blocks of value columns."""
         return (self.V + tile.block_v - 1) // tile.block_v
 
     @property
     def gradient_parts(self) -> int:
-        """Parts that dq, dk and dg come in: the plain-Triton backward has a program a block of value columns."""
+        """Partial sums of dq, dk and dg: the portable Triton backward has one program per block of value columns."""
         return self.parts(self.plan.backward) if self.plan.family == "triton" else 1
 
     def new_states(self, like: torch.Tensor, count: int | None = None, zero: bool = False) -> torch.Tensor:
-        """`count` float32 states (None: one a sequence) of every head, on `like`'s device, zeros or not written yet."""
+        """`count` float32 states (None: one per sequence) of every head on `like`'s device, zeros or uninitialised."""
         make = like.new_zeros if zero else like.new_empty
         return make(self.state_shape(self.sequences if count is None else count), dtype=torch.float32)
 
     def constants(self, tile: Tile) -> dict[str, Any]:
-        """What the kernels know of the call when they are compiled; each takes those that it names."""
+        """The call's compile-time constants; a kernel gets those that it has parameters for."""
         return {
             "K": self.K,
             "V": self.V,
@@ -116,28 +117,28 @@ class Call:
 
     @property
     def pdl(self) -> bool:
-        """Whether kernels may begin while the one before ends: CUDA's programmatic dependent launch."""
+        """Whether a kernel may start before the previous one has ended: CUDA's programmatic dependent launch."""
         return self.plan.family != "triton"
 
     def options(self, tile: Tile, early: bool) -> dict[str, Any]:
-        """What Triton is told of a launch."""
+        """Triton's launch options."""
         return tile.options | ({"launch_pdl": True} if self.pdl and early else {})
 
     def launch(
         self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any],
         *, early: bool = True,
     ) -> None:  # fmt: skip
-        """Launches one kernel, which gets those of the call's constants and the switches that it names.
+        """Launches one kernel with those of the call's constants and of the switches that it has parameters for.
 
-        `early`: whether it may begin while the one before ends. Every program then waits for that, also long after;
-        thousands of programs lose more by it than the launch gains.
+        `early`: whether it may start before the previous kernel has ended. Every program then waits for that kernel,
+        even if it ended long ago; with thousands of programs this costs more than the early start gains.
         """
         constants = named(kernel, self.constants(tile) | switches)
         kernel[programs](*arguments, **constants, **self.options(tile, early))
 
 
 def named(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
-    """Those of the constants that the kernel has an argument for."""
+    """Those of the constants that the kernel has a parameter for."""
     return {name: value for name, value in constants.items() if name in kernel.arg_names}
 
 
@@ -145,21 +146,21 @@ def make_call(
     q: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None, scale: float,
     chunk_size: int | None, plan_of_choice: str | None,
 ) -> Call:  # fmt: skip
-    """The call for these tensors, whose values are not looked at; by the table's plan if none is given."""
+    """The call for these tensors, whose values are not read; with the table's plan if none is given."""
     B, T, H, K = q.shape
     V = v.shape[-1]
     sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    K, V = int(K), int(V)  # in a trace with symbolic shapes: these are fixed
+    K, V = int(K), int(V)  # fixed even in a trace with symbolic shapes
     choice = parse_plan(plan_of_choice) if plan_of_choice else plan(K, V, q.dtype, chunk_size, q.device, g is not None)
     return Call(B, T, H, K, V, sequences, cu_seqlens is not None, g is not None, scale, q.dtype, choice)
 
 
 def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
-    """x as the call's kernels can read it: the last dimension in one piece, the others at any strides.
+    """x as the call's kernels can read it: the last dimension contiguous, the others with any strides.
 
-    The Gluon kernels also need rows of aligned pieces of 16 bytes, and know it only of strides that 16 divides.
-    q, k and v cut from one projection are so. What is not is copied, also where it is contiguous already: from an
-    address that is not aligned, or with a stride of 1 for a single head.
+    The Gluon kernels also need rows of aligned 16-byte units, which the compiler assumes only of strides that are
+    multiples of 16. q, k and v cut from one projection have such strides. Other tensors are copied, even contiguous
+    ones: they may start at an unaligned address, or a single head may have a stride of 1.
     """
     fits = x.stride(-1) == 1
     if call.plan.family != "triton":
@@ -168,12 +169,12 @@ def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
 
 
 def strides_of(*tensors: torch.Tensor | None) -> tuple[int, ...]:
-    """Strides of batch, time and head of each tensor as the kernels take them, 0 where there is none."""
+    """Strides of batch, time and head of each tensor, as the kernels take them; 0 for None."""
     return tuple(stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3]))
 
 
 def on_meta(x: torch.Tensor | None) -> torch.Tensor | None:
-    """A tensor like x without data."""
+    """A tensor like x on the meta device, without data."""
     return None if x is None else x.to("meta")
 
 
@@ -192,23 +193,23 @@ class Inputs:
         cls, call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
         cu_seqlens: torch.Tensor | None,
     ) -> "Inputs":  # fmt: skip
-        """The tensors as the call's kernels can read them."""
+        """The tensors as the call's kernels can read them (see `readable`)."""
         gates = None if g is None else readable(call, g)
         return cls(readable(call, q), readable(call, k), readable(call, v), gates, cu_seqlens)
 
     def on_meta(self) -> "Inputs":
-        """Tensors like these without data."""
+        """Tensors like these on the meta device, without data."""
         return Inputs(
             self.q.to("meta"), self.k.to("meta"), self.v.to("meta"), on_meta(self.g), on_meta(self.cu_seqlens)
         )
 
     def strides(self, *more: torch.Tensor) -> tuple[int, ...]:
-        """Strides of q, k, v, g and `more`."""
+        """Strides of q, k, v, g and `more`; see `strides_of`."""
         return strides_of(self.q, self.k, self.v, self.g, *more)
 
 
 def forward_kernel(call: Call) -> Any:
-    """The one kernel of the plain form in the call's family; for wide heads on Hopper see `wide`."""
+    """The kernel of the plain form in the call's family; for wide heads on Hopper see `wide.py`."""
     if call.plan.family == "hopper":
         from gla_kernels.hopper_forward import gla_forward_hopper
 
@@ -217,7 +218,7 @@ def forward_kernel(call: Call) -> Any:
 
 
 def backward_kernel(call: Call) -> Any:
-    """The one kernel of the plain form in the call's family; for wide heads on Hopper see `wide`."""
+    """The kernel of the plain form in the call's family; for wide heads on Hopper see `wide.py`."""
     if call.plan.family == "hopper":
         from gla_kernels.hopper_backward import gla_backward_hopper
 
@@ -239,10 +240,10 @@ def run_forward(
     states: torch.Tensor | None = None,
     checkpoints: torch.Tensor | None = None,
 ) -> None:
-    """Runs the forward over chunks first .. first + count of every sequence; an output that is None is not computed.
+    """Runs the forward over `count` chunks of every sequence, from chunk `first` on. An output of None is not computed.
 
-    Only a run that computes o raises flags. `from_checkpoint`: `initial` is a buffer of checkpoints, and `states` has
-    room for `count` chunks of every sequence. The plain form of wide heads on Hopper is not run here (see `wide`).
+    Flags are raised only if o is computed. `from_checkpoint`: `initial` holds checkpoints, and `states` has room for
+    `count` chunks of every sequence. For wide heads on Hopper this launches the exact kernel only (see `wide.py`).
     """
     if call.plan.family == "triton":
         initial = call.new_states(inputs.q, zero=True) if initial is None else initial
@@ -262,8 +263,8 @@ def run_forward(
     rows = call.sequences * call.H
     tile = call.plan.forward
     if call.plan.family == "hopper":
-        # Packed rows have lengths of their own, and a program knows one. Without gates, and where states alone are
-        # made, a program a row was faster.
+        # A program assumes one length for all its rows (a row is a head of a sequence), so packed rows need a program
+        # each. Without gates, and if only states are computed, a program per row was faster.
         several = call.gated and o is not None and not call.varlen
         programs = min(rows, HOPPER_PROGRAMS) if several else rows
         call.launch(forward_kernel(call), tile, (programs,), (*arguments, rows), switches)
@@ -277,7 +278,7 @@ def run_forward(
 
 @dataclass(frozen=True)
 class Gradients:
-    """Where the backward writes: dq, dk and dg in one part a block of value columns, dv whole."""
+    """The backward's outputs: dq, dk and dg [B, T, H, parts, K] as `Call.gradient_parts` partial sums, and dv."""
 
     dq: torch.Tensor
     dk: torch.Tensor
@@ -295,7 +296,7 @@ class Gradients:
         return cls(part_buffer(inputs.q), part_buffer(inputs.k), inputs.v.new_empty(inputs.v.shape), dg)
 
     def summed(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """dq, dk, dv and dg in their inputs' shapes and types."""
+        """dq, dk, dv and dg in the shapes and dtypes of their inputs."""
 
         def total(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
             return parts.squeeze(3) if parts.shape[3] == 1 else parts.sum(3).to(like.dtype)
@@ -319,9 +320,9 @@ def run_backward(
     dfinal: torch.Tensor | None = None,
     dinitial: torch.Tensor | None = None,
 ) -> None:
-    """Runs the backward over chunks first .. first + count of every sequence, whose states are in `states`.
+    """Runs the backward over `count` chunks of every sequence, from chunk `first` on, whose states are in `states`.
 
-    With gates `dinitial` is needed. The plain form of wide heads on Hopper is not run here (see `wide`).
+    With gates `dinitial` is needed. For wide heads on Hopper this launches the exact kernel only (see `wide.py`).
     """
     if call.plan.family == "triton":
         dfinal = call.new_states(inputs.q, zero=True) if dfinal is None else dfinal

@@ -1,4 +1,4 @@
-"""Checks of a call's arguments: one `ValueError` that names the argument, what it got and what it needs."""
+"""Checks of a call's arguments. Each error is a `ValueError` that names the argument, its value and what is allowed."""
 
 import os
 from itertools import pairwise
@@ -13,7 +13,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def interpreting() -> bool:
-    """Whether Triton runs kernels in its interpreter, on the CPU (`TRITON_INTERPRET=1`)."""
+    """Whether Triton interprets kernels on the CPU (`TRITON_INTERPRET=1`)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -32,24 +32,24 @@ def check_inputs(
     cu_seqlens: torch.Tensor | None,
     chunk_size: int | None,
 ) -> None:
-    """Checks shapes, types and devices of a call of the chunkwise kernels. Raises ValueError; never synchronises."""
+    """Checks shapes, dtypes and devices of a call of the chunkwise kernels. Raises ValueError; never synchronises."""
     _need(q.dim() == 4, "q", f"shape {tuple(q.shape)}", "four dimensions [B, T, H, K]")
     _need(v.dim() == 4, "v", f"shape {tuple(v.shape)}", "four dimensions [B, T, H, V]")
     B, T, H, K = q.shape
     V = v.shape[-1]
     _need(k.shape == q.shape, "k", f"shape {tuple(k.shape)}", f"q's shape {tuple(q.shape)}")
-    _need(v.shape[:3] == q.shape[:3], "v", f"shape {tuple(v.shape)}", f"[B, T, H] = {[B, T, H]} as q has")
+    _need(v.shape[:3] == q.shape[:3], "v", f"shape {tuple(v.shape)}", f"[B, T, H] = {[B, T, H]} as in q")
     _need(min(B, T, H, K, V) > 0, "q, v", f"shapes {tuple(q.shape)}, {tuple(v.shape)}", "no empty dimension")
     _need(K <= MAX_HEAD_DIM, "q", f"K = {K}", f"K of at most {MAX_HEAD_DIM}")
     _need(V <= MAX_HEAD_DIM, "v", f"V = {V}", f"V of at most {MAX_HEAD_DIM}")
-    _need(q.dtype in DTYPES, "q", str(q.dtype), "bfloat16, float16 or float32 (float64: use naive_recurrent_gla)")
+    _need(q.dtype in DTYPES, "q", str(q.dtype), "bfloat16, float16 or float32 (for float64, use naive_recurrent_gla)")
     for name, x in (("k", k), ("v", v)):
         _need(x.dtype == q.dtype, name, str(x.dtype), f"q's dtype {q.dtype}")
     if g is not None:
         _need(g.shape == q.shape, "g", f"shape {tuple(g.shape)}", f"q's shape {tuple(q.shape)}")
         _need(g.dtype in DTYPES, "g", str(g.dtype), "float32 (best), bfloat16 or float16")
     number = scale is None or isinstance(scale, Real)
-    _need(number, "scale", type(scale).__name__, "a number (it is a constant: a tensor would get no gradient)")
+    _need(number, "scale", type(scale).__name__, "a number (a constant: no gradient is computed for it)")
     sequences = B
     if cu_seqlens is not None:
         needs = "one dimension [N + 1], from 0 to T, in int32 or int64"
@@ -68,14 +68,14 @@ def check_inputs(
         if tensor is not None:
             _need(tensor.device == q.device, name, f"device {tensor.device}", f"q's device {q.device}")
     on_gpu = q.is_cuda or interpreting()
-    _need(on_gpu, "q", f"device {q.device}", "a GPU (on a CPU: naive_recurrent_gla, or TRITON_INTERPRET=1)")
+    _need(on_gpu, "q", f"device {q.device}", "a GPU (on a CPU, use naive_recurrent_gla or TRITON_INTERPRET=1)")
     fitting = fitting_chunks(K, operands(q.dtype).dtype.itemsize)
     fits = chunk_size is None or (isinstance(chunk_size, int) and chunk_size in fitting)
     _need(fits, "chunk_size", chunk_size, f"one of {fitting} at K = {K} in {q.dtype}")
 
 
 def check_values(g: torch.Tensor | None, T: int, cu_seqlens: torch.Tensor | None) -> None:
-    """Checks what only the tensors' values show, and waits for them. Raises ValueError."""
+    """Checks the values of g and cu_seqlens, which synchronises with the GPU. Raises ValueError."""
     if g is not None:
         largest = g.amax().item()
         _need(largest <= 0, "g", f"a gate of {largest}", "gates of at most 0: natural logarithms of decays")

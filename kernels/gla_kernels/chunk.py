@@ -1,4 +1,4 @@
-"""Chunkwise GLA and linear attention on Triton kernels, with gradients: the package's main face."""
+"""Chunkwise GLA and linear attention on Triton kernels, with gradients: the package's entry points."""
 
 import torch
 
@@ -9,7 +9,7 @@ from gla_kernels.tuning import autotuning, plan_for
 
 
 def _autocast(x: torch.Tensor) -> torch.Tensor:
-    """x in autocast's type, where autocast is on: products are what it is for. Gates and states stay float32."""
+    """x in autocast's dtype if autocast is on. For q, k and v only: gates and states stay float32."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
@@ -64,7 +64,7 @@ def _in_pieces(
     materialize: bool,
     chunk_size: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The call as a sum over blocks of key channels, each of which has its own rows of the state and its own gates."""
+    """The call as a sum over blocks of key channels; each block has its own rows of the state and its own gates."""
     o, finals = torch.zeros((), dtype=v.dtype, device=v.device), []
     for begin in range(0, q.shape[-1], MAX_KEY_DIM_FLOAT32):
         cols = slice(begin, begin + MAX_KEY_DIM_FLOAT32)
@@ -97,39 +97,39 @@ def chunk_gla(
     """Gated linear attention: `S_t = diag(exp g_t) S_{t-1} + k_t^T v_t`, `o_t = scale * q_t S_t`.
 
     Args:
-        q, k: queries and keys, [B, T, H, K], bfloat16, float16 or float32; any T >= 1, K <= 512. Strides of batch,
-            time and head may be any.
+        q, k: queries and keys, [B, T, H, K], bfloat16, float16 or float32; any T >= 1, K <= 512. Batch, time and head
+            may have any strides.
         v: values, [B, T, H, V], q's dtype; V <= 512.
-        g: gates, [B, T, H, K], natural logarithm, <= 0, any dtype of the above (float32 is best). 0, very negative
-            values and -inf (a reset) are all right.
+        g: gates, [B, T, H, K], natural logarithm, <= 0, in any of the dtypes above (float32 is best). 0, very negative
+            values and -inf (a reset) are valid.
         scale: factor on q; K ** -0.5 if None.
         initial_state: the state before the first token of each of N sequences, [N, H, K, V] float32; zero if None.
-            N is B, or that of cu_seqlens.
+            N is B, or the number of packed sequences.
         output_final_state: whether to return the states after the last tokens.
-        cu_seqlens: packed sequences: B is 1, and sequence n is tokens cu_seqlens[n] to cu_seqlens[n + 1]; [N + 1],
-            int32 or int64, on q's device. A sequence may be empty.
-        materialize: keep the state before every chunk for the backward pass (paper, Alg. 3 and 4). Without it only
-            a state every 8 chunks or more is kept and the others are recomputed (Alg. 5 and 6's trade: less memory,
-            more work); the gradients are the same up to float32 rounding.
-        chunk_size: rows of a chunk, 16, 32, 64 or 128, as far as shared memory allows; chosen by shape if None.
+        cu_seqlens: boundaries of packed sequences, [N + 1], int32 or int64, on q's device: B is 1, and sequence n is
+            tokens cu_seqlens[n] to cu_seqlens[n + 1]. A sequence may be empty.
+        materialize: keep the state before every chunk for the backward pass (paper, Alg. 3 and 4). If false, keep only
+            a state every 8 chunks or more and recompute the others (the trade of Alg. 5 and 6: less memory, more
+            work); the gradients are the same up to float32 rounding.
+        chunk_size: tokens per chunk: 16, 32, 64 or 128, if shared memory allows it; chosen by shape if None.
         check: also check the values of g and cu_seqlens, which waits for the GPU.
-        autotune: at the first call of a kind, time the launch plans that there are, take the fastest and keep it on
-            disk (`autotune.plans_path`); the environment's GLA_AUTOTUNE=1 asks for the same. It takes a minute or so,
-            and nothing where chunk_size is given or torch.compile traces. Off, a table chooses.
+        autotune: on the first call of its kind, time all candidate launch plans and store the fastest on disk
+            (`autotune.plans_path`), which takes about a minute. GLA_AUTOTUNE=1 in the environment does this for every
+            call. No effect if chunk_size is given or torch.compile traces the call. If false, a table has the plan.
 
     Returns:
         o, [B, T, H, V] in v's dtype, and the final states, [N, H, K, V] float32, or None.
-        Both are differentiable, once, with respect to q, k, v, g and initial_state. A NaN or infinity in an input
-        stays in its sequence and head, but may show from the first token of its chunk on.
+        Both are differentiable, but only once, with respect to q, k, v, g and initial_state. A NaN or infinity in an
+        input stays in its sequence and head, but may appear from the first token of its chunk on.
 
-    Under autocast q, k and v are taken in its type.
+    Under autocast, q, k and v are cast to its dtype.
 
     Raises:
         ValueError: a shape, dtype, device or chunk size that is not allowed, or a value under `check`; the message
             names the argument.
     """
     if g is None:
-        raise ValueError("g: got None; it needs a gate of q's shape (without a gate: chunk_linear_attn)")
+        raise ValueError("g: got None; it needs a gate of q's shape (without a gate, use chunk_linear_attn)")
     return _chunk(
         q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, materialize, chunk_size, check, autotune
     )  # fmt: skip

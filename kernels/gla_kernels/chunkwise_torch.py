@@ -1,25 +1,25 @@
-"""Chunkwise forms in plain PyTorch: what the paper compares its kernels with. Any device, gradients by autograd."""
+"""Chunkwise forms in pure PyTorch, which the paper compares its kernels with. Any device, gradients by autograd."""
 
 import torch
 import torch.nn.functional as F
 
 
 def _in_chunks(x: torch.Tensor, size: int, wide: torch.dtype) -> torch.Tensor:
-    """[B, T, H, D] to [B, H, N, size, D] in `wide`, T padded with zeros to N * size."""
+    """[B, T, H, D] to [B, H, N, size, D] in dtype `wide`, with T padded to N * size by zeros."""
     B, T, H, D = x.shape
     x = F.pad(x.to(wide), (0, 0, 0, 0, 0, -T % size))
     return x.view(B, -1, size, H, D).permute(0, 3, 1, 2, 4)
 
 
 def _from_chunks(x: torch.Tensor, T: int, dtype: torch.dtype) -> torch.Tensor:
-    """The way back of `_in_chunks`."""
+    """The inverse of `_in_chunks`: [B, H, N, size, D] to [B, T, H, D] in `dtype`."""
     return x.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :T].to(dtype)
 
 
 def _states_before(
     update: torch.Tensor, decay: torch.Tensor | None, initial_state: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs `S = decay_n S + update_n` over chunks: (states before each chunk [B, H, N, K, V], the last state)."""
+    """Runs `S = decay_n S + update_n` over chunks: (states before each chunk [B, H, N, K, V], final state)."""
     state = torch.zeros_like(update[:, :, 0]) if initial_state is None else initial_state.to(update.dtype)
     before = []
     for n in range(update.shape[2]):
@@ -44,12 +44,12 @@ def two_level_chunk_gla(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """GLA by the paper's two-level chunking (Fig. 7), all chunks at once.
 
-    Between chunks through the state; between subchunks of a chunk as a product whose reference is the start of the
-    later subchunk; inside a subchunk element by element. Every exponent is a sum of gates that lie between the two
-    tokens, never a difference of cumulative sums, so a gate of 0, -100 or -inf gives the right result.
+    A token reaches tokens of later chunks through the state, of later subchunks through a product relative to the
+    start of the later subchunk, and of its own subchunk element by element. Every exponent is a sum of the gates
+    between the two tokens, never a difference of cumulative sums, so gates of 0, -100 or -inf give the right result.
 
-    Shapes, scale and states as `chunk_gla`; `chunk_size` is a multiple of `subchunk_size`. Computes in float32, or
-    float64 for float64 inputs. The [T, subchunk_size, K] terms inside the subchunks make it memory-hungry.
+    Shapes, scale and states as in `chunk_gla`; `chunk_size` is a multiple of `subchunk_size`. Computes in float32, or
+    float64 for float64 inputs. Uses much memory, because of the [T, subchunk_size, K] terms inside the subchunks.
     """
     if chunk_size % subchunk_size:
         raise ValueError(f"chunk_size: got {chunk_size}; it needs a multiple of subchunk_size = {subchunk_size}")
@@ -60,9 +60,9 @@ def two_level_chunk_gla(
     # [B, H, N, subs, c, D]
     qc, kc, vc, gc = (_in_chunks(x, chunk_size, wide).unflatten(3, (subs, c)) for x in (q, k, v, g))
     qc = qc * scale
-    total = gc.sum(4)  # a subchunk's whole gate, [B, H, N, subs, K]
+    total = gc.sum(4)  # a subchunk's total gate, [B, H, N, subs, K]
     since_sub = gc.cumsum(4)  # from the subchunk's start to i, i included
-    # From behind j to the subchunk's end: a sum over later rows.
+    # From after j to the subchunk's end: a sum over later rows.
     until_sub = F.pad(gc[..., 1:, :].flip(4).cumsum(4).flip(4), (0, 0, 0, 1))
     before_sub = F.pad(total.cumsum(3)[..., :-1, :], (0, 0, 1, 0))  # whole subchunks before this one
     after_sub = F.pad(total[..., 1:, :].flip(3).cumsum(3).flip(3), (0, 0, 0, 1))  # ... and after it
@@ -82,7 +82,7 @@ def two_level_chunk_gla(
         piece = torch.einsum("bhniuj,bhnujv->bhniv", scores, vc[..., :s, :, :])
         out = torch.cat([out[..., :s, :, :], (out[..., s, :, :] + piece)[..., None, :, :], out[..., s + 1 :, :, :]], 3)
 
-    # Inside a subchunk: the gate from behind j to i, for all pairs i >= j, summed over rows.
+    # Inside a subchunk: the gates from after j to i, for all pairs i >= j, summed over rows.
     steps = torch.arange(c, device=q.device)
     behind = (steps[:, None] > steps[None, :])[..., None]  # [i, j, 1]
     pair_gate = torch.where(behind, gc[..., :, None, :], 0.0).cumsum(-3)  # [..., i, j, K]
@@ -102,12 +102,12 @@ def unaware_chunk_linear_attn(
     *,
     chunk_size: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Chunkwise linear attention without a gate (paper, Eq. 2), I/O-unaware: every step is a tensor in memory.
+    """Chunkwise linear attention without a gate (paper, Eq. 2), I/O-unaware: every step writes its result to memory.
 
         S_{n+1} = S_n + K_n^T V_n,    O_n = Q_n S_n + tril(Q_n K_n^T) V_n
 
-    Shapes, scale and states as `chunk_linear_attn`. Products run in the inputs' dtype, the sum over chunks in float32
-    (float64 for float64 inputs).
+    Shapes, scale and states as in `chunk_linear_attn`. Products run in the inputs' dtype, the sum over chunks in
+    float32 (float64 for float64 inputs).
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     T, K = q.shape[1], q.shape[-1]

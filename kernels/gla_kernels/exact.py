@@ -1,12 +1,14 @@
-"""Forward and backward for the sequences and heads that the plain form cannot do: resets, huge spans, huge values.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+"""Exact kernels: forward and backward for heads where the plain form fails, because of resets, huge spans or values.
 
-Both kernels are launched after every plain one, and their programs return at once if no flag of theirs is up. They
-work on subchunks of R rows and never form the inverse of a decay: a tree of references (`tiles.tree_level`) makes every
-pair's decay from two factors of at most 1, and states enter and leave a subchunk by sums of their own gates. -inf is a
-reset.
+They are launched after every plain kernel, and a program returns at once if none of its flags is raised. They work on
+subchunks of R rows and never use the inverse of a decay: a tree of references (`tiles.tree_level`) gives every pair's
+decay as two factors of at most 1, and decays between the state and a token come from sums of just the gates between
+them. -inf is a reset.
 
-States are stored raw, before every chunk of C rows as in the plain form; the backward walks the subchunks of a chunk
-in reverse and makes the state before each again from the chunk's. Clear rather than fast.
+States are stored before every chunk of C rows, as in the plain form, but not in the chunk's frame. The backward goes
+through the subchunks of a chunk in reverse and recomputes the state before each from the chunk's. The code is written
+for clarity, not speed.
 """
 
 import triton
@@ -25,22 +27,22 @@ from gla_kernels.tiles import (
     zero_state,
 )
 
-# Key columns of a block in the scores of a subchunk.
+# Key columns per block when the scores of a subchunk are computed.
 SCORE_KEYS = tl.constexpr(64)
-# Flags that a program reads in one go.
+# Flags that a program reads at a time.
 FLAGS_AT_ONCE = tl.constexpr(32)
 
 
 @triton.jit
 def exact_scores(q, k, g, scale, q_t, k_t, g_t, steps, rows_left, K: tl.constexpr, BK: tl.constexpr,
                  TRANSPOSED: tl.constexpr, R: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """tril(scale q k^T with every pair's own decay) or its transpose, (R, R) float32, for any gates.
+    """tril(scale q k^T with the decay of every pair) or its transpose, (R, R) float32, for any gates.
 
-    q, k and g point to the subchunk's first row. They are read again, a block of keys at a time: every warp holds both
-    operands of such a small product whole, and with 256 keys that alone is more than its registers.
+    q, k and g point to the subchunk's first row. They are read again, one block of keys at a time: in a product this
+    small every warp holds both operands in full, and with 256 keys these alone exceed its registers.
     """
     block: tl.constexpr = min(BK, SCORE_KEYS)
-    # Not zeros that the compiler knows: with them LLVM made holes in the mask of the diagonal (`ptx.py`).
+    # Not constant zeros: with those LLVM made holes in the mask of the diagonal (`ptx.py`).
     scores = zero_state(scale, R, R)
     for first in range(0, K, block):
         cols = first + tl.arange(0, block)
@@ -65,11 +67,11 @@ def exact_scores(q, k, g, scale, q_t, k_t, g_t, steps, rows_left, K: tl.constexp
 @triton.jit
 def exact_intra(q, k, dA, dAt, step_gates, steps, R: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr,
                 PRECISION: tl.constexpr):  # fmt: skip
-    """Inside a subchunk, for any gates: (dq, dk, k dk - q dq), each (R, BK) float32.
+    """Gradients from pairs inside a subchunk, for any gates: (dq, dk, k dk - q dq), each (R, BK) float32.
 
-    q (scaled) and k are (R, BK) float32, dA and dAt the gradient of the scores and its transpose. Level by level
-    of the tree; dq is with respect to the scaled q. The pair of a token with itself has no gate and adds nothing
-    to the last result.
+    q (scaled) and k are (R, BK) float32, dA and dAt the gradient of the scores and its transpose. Goes through the
+    levels of the tree; dq is with respect to the scaled q. There is no gate between a token and itself, so this pair
+    does not enter the last result.
     """
     own_grad = tl.sum(tl.where(steps[:, None] == steps[None, :], dA, 0.0), axis=1)
     dq = own_grad[:, None] * k
@@ -91,7 +93,7 @@ def exact_intra(q, k, dA, dAt, step_gates, steps, R: tl.constexpr, BK: tl.conste
 
 @triton.jit
 def advance(S, k, v, step_gates, steps, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """The state [BK, BV] after a subchunk: S decayed by all of its gates, and every key by those after it."""
+    """The state [BK, BV] after a subchunk: S is decayed by all of its gates, each key by the gates after it."""
     until_end = select_sum(steps[:, None] < steps[None, :], step_gates, 3, DOT)
     ks = (k * tl.exp2(until_end)).to(DOT)
     S *= tl.exp2(tl.sum(step_gates, axis=0))[:, None]
@@ -100,13 +102,13 @@ def advance(S, k, v, step_gates, steps, DOT: tl.constexpr, PRECISION: tl.constex
 
 @triton.jit
 def items_here(items):
-    """How many of so many items this program does."""
+    """How many of `items` items this program handles."""
     return tl.cdiv(items - tl.program_id(0), tl.num_programs(0))
 
 
 @triton.jit
 def any_raised(flags, items, PER_FLAG: tl.constexpr):
-    """Whether a flag is up for any of this program's items, PER_FLAG of which have the same."""
+    """Whether the flag of any of this program's items is raised; PER_FLAG consecutive items share a flag."""
     programs = tl.num_programs(0)
     raised = tl.zeros([FLAGS_AT_ONCE], dtype=tl.int32)
     for i in range(0, tl.cdiv(items, FLAGS_AT_ONCE * programs)):
@@ -137,7 +139,7 @@ def exact_forward_row(
     STORE_STATES: tl.constexpr,
     STORE_CHECKPOINTS: tl.constexpr,
 ):  # fmt: skip
-    """The forward of a block of value columns of a sequence and head."""
+    """The forward of one item: a block of value columns of a sequence and head."""
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     ratio: tl.constexpr = C // R
     iv = item % blocks_v
@@ -220,10 +222,10 @@ def gla_forward_exact(
     STORE_STATES: tl.constexpr,
     STORE_CHECKPOINTS: tl.constexpr,
 ):  # fmt: skip
-    """`gla_forward_kernel` for the flagged ones of `rows` sequences and heads; the same arguments, and R.
+    """`gla_forward_kernel` for those of the `rows` sequences and heads whose flag is raised; R is rows of a subchunk.
 
-    A program does every so-many-th block of value columns of all. In most calls there is nothing to do, and programs
-    are launched to find that out: no more than an H200 runs at once.
+    An item is a block of value columns of a sequence and head. A program handles every num_programs-th item. Most calls
+    have no flag raised, so there are no more programs than an H200 runs at once.
     """
     begin_behind(PDL)
     blocks_v: tl.constexpr = (V + BV - 1) // BV
@@ -259,9 +261,9 @@ def exact_backward_row(
 ):  # fmt: skip
     """The backward of a sequence and head.
 
-    A program does all value columns, block by block, so that dq, dk and dg are summed before they are rounded. The
-    gradient of the state goes from subchunk to subchunk in `dinitial`. PARTS: how many parts dq, dk and dg are made
-    of; the first gets everything.
+    A program handles all value columns, block by block, so that dq, dk and dg are summed before they are rounded. The
+    gradient of the state is passed from subchunk to subchunk in `dinitial`. PARTS: number of partial sums in the
+    buffers of dq, dk and dg; the first gets the whole gradient, the others 0.
     """
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     n = nh // H
@@ -301,7 +303,7 @@ def exact_backward_row(
         chunk_rows = length - (first + chunk.to(tl.int32)) * C
         frame = tl.zeros([BK], dtype=tl.float32)
         if not flagged:
-            # Only the plain backward failed: the states are as the plain forward left them, in the chunk's frame.
+            # Only the plain backward failed: the states are those of the plain forward, in the chunk's frame.
             for before in range(0, C // R):
                 row = (chunk * C + before * R) * g_t
                 frame -= 0.5 * tl.sum(exact_gates(load_tile(g + row, steps, kcols, g_t, chunk_rows - before * R, K)), 0)
@@ -325,7 +327,7 @@ def exact_backward_row(
             dq_state = zero_state(scale, R, BK)
             dk_state = zero_state(scale, R, BK)
             start = tl.zeros([BK], dtype=tl.float32)
-            # What the loop reads of dinitial other threads may have written.
+            # The loop reads parts of dinitial that other threads have written.
             tl.debug_barrier()
             for iv in range(0, blocks_v):
                 vcols = iv * BV + tl.arange(0, BV)
@@ -387,7 +389,7 @@ def gla_backward_exact(
     FROM_CHECKPOINT: tl.constexpr,
     HAS_DFINAL: tl.constexpr,
 ):  # fmt: skip
-    """`gla_backward_kernel` for the flagged ones of `rows` sequences and heads, which a program does whole."""
+    """`gla_backward_kernel` for those of the `rows` sequences and heads that either pass has flagged."""
     begin_behind(PDL)
     if any_raised(flags, rows, 1) | any_raised(failed, rows, 1):
         for i in range(0, items_here(rows)):

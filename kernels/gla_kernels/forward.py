@@ -1,16 +1,21 @@
-"""Forward kernel, plain form: one pass over a sequence, chunk by chunk, the state kept on chip.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+"""Forward kernel of the plain form, in Triton: one pass over a sequence, chunk by chunk, with the state kept on chip.
 
     S_t = diag(exp g_t) S_{t-1} + k_t^T v_t,    o_t = scale * q_t S_t
 
-With G the chunk's cumulative gate (per key channel, log2) and r = G_last / 2 its middle:
+The plain form computes a chunk from scaled operands. With G the chunk's cumulative gate (per key channel, in log2) and
+the reference r = G_last / 2:
 
     Q~ = scale q 2^(G - r),   K~ = k 2^(r - G)
     O  = Q~ (2^r S) + tril(Q~ K~^T) V,        S' = 2^r ((2^r S) + K~^T V)
 
-It holds while |G_last| stays below SPAN_LIMIT and the scaled operands in their type's range. A sequence and head for
-which it does not hold raises its flag, and `exact.py`'s kernel, launched after this one, does it again.
+Q~ and K~ are q and k "in the chunk's frame", and 2^r S is the state in the chunk's frame.
 
-There are no variants without a state before or after, or for whole tiles: see `backward.py`.
+The plain form holds if |G_last|, the span of the chunk's gates, is at most SPAN_LIMIT and the scaled operands are in
+their dtype's range. If it does not hold for a head of a sequence, that head's flag is raised, and the kernel of
+`exact.py`, launched after this one, computes the head again.
+
+There are no variants without initial or final states, or for full tiles only: see `backward.py`.
 """
 
 import triton
@@ -18,7 +23,7 @@ import triton.language as tl
 
 from gla_kernels.tiles import checkpoint_slot, first_slot, gate_frame, load_tile, locate, store_tile
 
-# log2; half of it is the largest exponent of a scaled operand, far from bfloat16's and float32's 127.
+# In log2. Half of it is the largest exponent of a scaled operand, far below the 127 of bfloat16 and float32.
 SPAN_LIMIT = tl.constexpr(120.0)
 
 
@@ -29,18 +34,18 @@ def gla_forward_kernel(
     v,  # [B, T, H, V]
     g,  # [B, T, H, K], natural log, <= 0
     o,  # [B, T, H, V], contiguous
-    initial,  # [N, H, K, V] float32: the states before the first chunk; a checkpoint's slots if FROM_CHECKPOINT
+    initial,  # [N, H, K, V] float32: the states before the first chunk; checkpoints if FROM_CHECKPOINT
     final,  # [N, H, K, V] float32: the states after the last chunk
     states,  # [slots, H, K, V] in DOT: the state before each chunk, in that chunk's frame
     checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
-    flags,  # [N, H] int32, 0: 1 where the plain form does not hold
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    flags,  # [N, H] int32, 0: 1 if the plain form does not hold
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     T,
     H,
-    first,  # the first chunk of a sequence to do
-    count,  # and how many at most
+    first,  # the first chunk of each sequence to process
+    count,  # the most chunks of a sequence to process
     every,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -57,10 +62,10 @@ def gla_forward_kernel(
     STORE_CHECKPOINTS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program does one block of BV value columns of one sequence and head, chunks first .. first + count."""
+    """A program handles BV value columns of one sequence and head, for `count` chunks from chunk `first` on."""
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
-    # Neighbouring programs share q, k and g, which they then find in L2.
+    # Neighbouring programs read the same q, k and g, so that all but the first find them in L2.
     iv = pid % blocks_v
     n = pid // blocks_v // H
     h = pid // blocks_v % H
@@ -111,7 +116,7 @@ def gla_forward_kernel(
             states += H * K * V
         if STORE_O:
             product = tl.dot(qs, tl.trans(ks), input_precision=PRECISION)
-            # The entries above the diagonal may be inf: chosen away, never multiplied.
+            # Entries above the diagonal may be inf, so they are replaced, not multiplied by 0.
             scores = tl.where(steps[:, None] >= steps[None, :], product, 0.0).to(DOT)
             bo = tl.dot(qs, Sd, input_precision=PRECISION)
             bo = tl.dot(scores, bv, bo, input_precision=PRECISION)
@@ -128,7 +133,7 @@ def gla_forward_kernel(
         rows_left -= C
     store_tile(final + (n.to(tl.int64) * H + h) * K * V, S, kcols, vcols, V, K, V)
     if GATED and STORE_O:
-        # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
+        # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison.
         finite = (tl.sum(suspect, axis=0) + tl.sum(tl.sum(S * 0.0, axis=1), axis=0)) == 0.0
         plain = finite & (tl.max(widest, axis=0) <= SPAN_LIMIT)
         if not plain:

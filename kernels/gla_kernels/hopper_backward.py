@@ -1,6 +1,9 @@
-"""Backward kernel for Hopper in Gluon: `backward.py`'s plain form with chunks of 64, K and V up to 64, bfloat16.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: SIM102
+"""Backward kernel for Hopper, in Gluon: the plain form of `backward.py` for chunks of 64, K and V up to 64, bfloat16.
 
-With the forward's names, dS' the gradient of the state after the chunk, and dS~ = 2^r dS' in the chunk's frame:
+With the names of `hopper_forward.py`, dS' the gradient of the state after the chunk, and dS~ = 2^r dS' in the chunk's
+frame:
 
     dV  = tril(Q~ K~^T)^T dO + K~ dS~
     dQ~ = tril(dO V^T) K~    + dO S~^T         dq = scale 2^(G - r) dQ~
@@ -8,15 +11,15 @@ With the forward's names, dS' the gradient of the state after the chunk, and dS~
     dS  = dS~ + Q~^T dO
     dg_t = sum_v S~ dS + sum_{i < t} (K~_i dK~_i - Q~_i dQ~_i)
 
-The last line starts from the chunk's first boundary, where it is the gate's whole effect, and takes off what leaves
-with the tokens before t. Every term of it is made of the rounded operands of the products, so that what cancels in
-exact arithmetic cancels here as well; that is why it is S~ as loaded times dS as accumulated. (From the chunk's end,
-with S' rounded to bfloat16 once more, the error was 3.6e-3 in place of 2.8e-3.)
+The last line starts at the chunk's first boundary with the full effect of a gate there, and subtracts the share of the
+tokens before t. All of its terms use the rounded operands of the products, so that terms which cancel in exact
+arithmetic cancel here too; this is why S~ is used as loaded and dS as accumulated. (Starting at the chunk's end, with
+S' rounded to bfloat16 once more, the error was 3.6e-3 instead of 2.8e-3.)
 
-What runs where: two programs of 4 warps fit a multiprocessor, by shared memory (113 KiB each) and by registers (255 a
-thread). Shared memory is reused as soon as it is free: the gates' tile holds first their two halves, then dS~, then
-the halves of the sum in dg; dq, dk and dv leave through tiles that held dO, V and their own, because a row written
-from an accumulator, 16 bytes at a time, costs the L2 cache twice its bandwidth (measured: 1.34 ms against 1.09).
+A multiprocessor holds two programs of 4 warps, by shared memory (113 KiB each) and by registers (255 per thread).
+Shared memory is reused as soon as it is free: the tile of the gates holds their two bfloat16 parts, then dS~, then the
+parts of the sum in dg. dq, dk and dv are stored through shared tiles (those of dO and V, and dv's own), because rows
+stored from an accumulator, 16 bytes at a time, take twice the bandwidth of L2 (measured: 1.34 ms against 1.09).
 """
 
 from triton.experimental import gluon
@@ -60,21 +63,21 @@ def gla_backward_hopper(
     g,  # [B, T, H, K] float32, natural log, <= 0
     do,  # [B, T, H, V]
     states,  # [slots, H, K, V] bfloat16, as the forward stored them
-    flags,  # [N, H] int32: 1 where the plain form does not hold
-    failed,  # [N, H] int32: 1 where this kernel's results are not finite
+    flags,  # [N, H] int32: 1 if the plain form does not hold
+    failed,  # [N, H] int32: 1 if this kernel's results are not finite
     dfinal,  # [N, H, K, V] float32: gradient of the states after the last chunk
-    dq,  # [B, T, H, K], contiguous, as dk, dv and dg
+    dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]
     dg,  # [B, T, H, K] float32
     dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T,
     H,
-    first,  # the first chunk of a sequence to do
-    count,  # and how many at most
+    first,  # the first chunk of each sequence to process
+    count,  # the most chunks of a sequence to process
     K: gl.constexpr,
     V: gl.constexpr,
     BK: gl.constexpr,
@@ -86,7 +89,7 @@ def gla_backward_hopper(
     HAS_DFINAL: gl.constexpr,
     STORE_DINITIAL: gl.constexpr,
 ):  # fmt: skip
-    """A program does one sequence and head, chunks first + count - 1 back to first."""
+    """A program handles one sequence and head, chunks first + count - 1 back to first."""
     key_tile: gl.constexpr = accumulator(BK)
     copy_k: gl.constexpr = copy_layout(BK, 16)
     copy_v: gl.constexpr = copy_layout(BV, 16)
@@ -120,7 +123,7 @@ def gla_backward_hopper(
     else:
         dS_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
 
-    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk after: takes its gradient out of its frame
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the next chunk: takes its gradient out of its frame
     if HAS_DFINAL:
         dS = load_state(dfinal + pid.to(gl.int64) * K * V, K, V, state_layout, BK, BV)
     else:
@@ -141,7 +144,7 @@ def gla_backward_hopper(
         thread_barrier()
         fetch(anew(S_place), states + wide_product(slot * H + h, K * V), V, K, V, copy_v)
         async_copy.commit_group()
-        # The next chunk's copies run while this one is worked on.
+        # The next chunk is copied while this one is processed.
         rows_later = gl.where(i + 1 < chunks, C, 0)
         fetch_rows(q_tiles.index(later), q, b, t - C, h, q_b, q_t, q_h, rows_later, K, 16)
         fetch_rows(k_tiles.index(later), k, b, t - C, h, k_b, k_t, k_h, rows_later, K, 16)
@@ -204,7 +207,7 @@ def gla_backward_hopper(
             balance = -q_tile.load(key_tile).to(gl.float32) * bdq
             bdq *= factor
             suspect += gl.sum(bdq, axis=1) * 0.0
-        thread_barrier()  # dv's tile is written, and no product reads do_tile any more
+        thread_barrier()  # dv is in its tile, and no product reads do_tile any more
         put(dv + wide_product(token, V), anew(dv_place).load(copy_v), H * V, rows_left, V, copy_v, 0, GATED)
         do_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
@@ -213,7 +216,7 @@ def gla_backward_hopper(
             bdk *= reciprocal(factor)
             suspect += gl.sum(bdk, axis=1) * 0.0
             high, low = split(balance)
-        thread_barrier()  # do_tile is written, and no product reads v_tile or dS~ any more
+        thread_barrier()  # dq is in do_tile, and no product reads v_tile or dS~ any more
         put(dq + wide_product(token, K), do_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
         v_tile.store(bdk.to(gl.bfloat16))
         if GATED:
@@ -238,6 +241,6 @@ def gla_backward_hopper(
     if STORE_DINITIAL:
         put(dinitial + pid.to(gl.int64) * K * V, dS, V, K, V, state_layout)
     if GATED:
-        # Infinity times 0 is NaN, which no sum loses and no comparison holds for.
+        # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison.
         finite = (gl.sum(suspect, axis=0) + gl.sum(gl.sum(dS * 0.0, axis=1), axis=0)) == 0.0
         gl.store(failed + pid, gl.where(finite, 0, 1))

@@ -1,13 +1,15 @@
-"""Forward kernel for Hopper in Gluon: `forward.py`'s plain form with chunks of 64, K and V up to 64, bfloat16.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: E741, SIM102
+"""Forward kernel for Hopper, in Gluon: the plain form of `forward.py` for chunks of 64, K and V up to 64, bfloat16.
 
     Q~ = scale q 2^(G - r),   K~ = k 2^(r - G),   r = G_last / 2
     O  = Q~ S~ + tril(Q~ K~^T) V,       S' = S~ + K~^T V
 
-S~ = 2^r S is the state in the chunk's frame. As r is half of G_last, one factor takes the state into a frame and out
-of it, and from one frame to the next by the product of two.
+S~ = 2^r S is the state in the chunk's frame. As r is half of G_last, the same factor 2^r takes the state into a frame
+and out of it, and the product of two factors takes it from one frame to the next.
 
-What is left to the exact kernel: a sequence and head with a chunk whose gates span more than SPAN_LIMIT, or with a
-result that is not finite.
+The exact kernel computes a sequence and head again if the gates of a chunk span more than SPAN_LIMIT, or if a result is
+not finite.
 """
 
 from triton.experimental import gluon
@@ -46,7 +48,7 @@ def fetch_chunk(
     q_tile, k_tile, v_tile, g_tile, q, k, v, g, q_t, k_t, v_t, g_t, rows_left,
     K: gl.constexpr, V: gl.constexpr, WITH_Q: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
-    """Starts the copies of the rows that q, k, v and g point to."""
+    """Starts copying the rows that q, k, v and g point to."""
     if WITH_Q:
         fetch(q_tile, q, q_t, rows_left, K, copy_layout(q_tile.shape[1], 16))
     fetch(k_tile, k, k_t, rows_left, K, copy_layout(k_tile.shape[1], 16))
@@ -58,7 +60,7 @@ def fetch_chunk(
 
 @gluon.jit
 def row_in(ptr, row, t, H, stride_b, stride_t, stride_h, VARLEN: gl.constexpr):
-    """Token t of row `row`, a sequence and head."""
+    """Pointer to token t of row `row`; here a row is a head of a sequence."""
     b = row * 0 if VARLEN else row // H
     return ptr + b.to(gl.int64) * stride_b + t.to(gl.int64) * stride_t + (row % H).to(gl.int64) * stride_h
 
@@ -69,7 +71,7 @@ def next_chunk(
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     C: gl.constexpr, GATED: gl.constexpr, VARLEN: gl.constexpr,
 ):  # fmt: skip
-    """From chunk i of a row to the next, or to the first of the program's next row: their numbers and their inputs."""
+    """Row, chunk and input pointers of what follows chunk i of a row: its next chunk, or the program's next row."""
     i += 1
     q_at += C * q_t
     k_at += C * k_t
@@ -94,18 +96,18 @@ def gla_forward_hopper(
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32, natural log, <= 0
     o,  # [B, T, H, V], contiguous
-    initial,  # [N, H, K, V] float32: the states before the first chunk; a checkpoint's slots if FROM_CHECKPOINT
+    initial,  # [N, H, K, V] float32: the states before the first chunk; checkpoints if FROM_CHECKPOINT
     final,  # [N, H, K, V] float32: the states after the last chunk
     states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
-    checkpoints,  # [slots, H, K, V] float32: the same before every `every`-th chunk
-    flags,  # [N, H] int32: 1 where the plain form does not hold
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
+    flags,  # [N, H] int32: 1 if the plain form does not hold
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     T,
     H,
-    first,  # the first chunk of a sequence to do
-    count,  # and how many at most
+    first,  # the first chunk of each sequence to process
+    count,  # the most chunks of a sequence to process
     every,
     rows,  # sequences times heads
     K: gl.constexpr,
@@ -122,10 +124,10 @@ def gla_forward_hopper(
     STORE_STATES: gl.constexpr,
     STORE_CHECKPOINTS: gl.constexpr,
 ):  # fmt: skip
-    """A program does chunks first .. first + count of a row, a sequence and head, and of every `programs`-th after it.
+    """A program handles a row (a sequence and head) and every `programs`-th after it: `count` chunks from `first` on.
 
-    Copies run ahead of the work, also where a row begins. All rows of a program have as many chunks as its first, so
-    packed sequences must have a program a row.
+    Copies run ahead of the computation, also across the end of a row. All rows of a program are taken to have as many
+    chunks as its first, so packed sequences need one program per row.
     """
     copy_v: gl.constexpr = copy_layout(BV, 16)
     copy_g: gl.constexpr = copy_layout(BK, 32)
@@ -137,21 +139,21 @@ def gla_forward_hopper(
     chunks = gl.minimum(gl.cdiv(length, C) - first, count)
     start = begin + first * C
 
-    # Two programs share a multiprocessor. Without gates there is room for loads two chunks ahead, and a third
-    # program would only leave the last round of programs short.
+    # A multiprocessor holds two programs. Without gates there is room for loads two chunks ahead; a third program
+    # instead would only leave fewer for the last round of programs.
     buffers: gl.constexpr = 2 if GATED else 3
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BV], operand_layout(C, BV))
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK)) if STORE_O else k_tiles
     g_tiles = gl.allocate_shared_memory(gl.float32, [buffers, C, BK], gate_layout()) if GATED else k_tiles
     if GATED:
-        # Not one of two: between writes to one place the compiler puts barriers.
+        # Not one allocation for both: the compiler puts barriers between writes to the same allocation.
         high_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
         low_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
         ones = make_ones()
     S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
 
-    # What is fetched next: the row, the chunk of it, and where that is.
+    # What is fetched next: row, chunk, and input pointers.
     ahead = gl.program_id(0)
     ahead_i = ahead * 0
     q_at = row_in(q, ahead, start, H, q_b, q_t, q_h, VARLEN)
@@ -181,10 +183,10 @@ def gla_forward_hopper(
             chunk_slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
             states_at = states + (chunk_slot.to(gl.int64) * H + h) * K * V
         rows_left = length - first * C
-        # Of a packed sequence that ends before `first`, the last one: it is read, if only to be thrown away.
+        # If a packed sequence ends before `first`, its last checkpoint: it is read, but not used.
         last_checkpoint = gl.maximum((length + every * C - 1) // (every * C) - 1, 0)
         checkpoint = first_slot(n, begin, length, every * C, VARLEN) + gl.minimum(first // every, last_checkpoint)
-        leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
+        leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the last chunk: takes its state out of its frame
         if HAS_INITIAL:
             at = checkpoint if FROM_CHECKPOINT else n
             S = load_state(initial + (at.to(gl.int64) * H + h) * K * V, K, V, state_layout, BK, BV)
@@ -260,7 +262,7 @@ def gla_forward_hopper(
         if STORE_FINAL:
             put(final + (n.to(gl.int64) * H + h) * K * V, S, V, K, V, state_layout)
         if STORE_O and GATED:
-            # Infinity times 0 is NaN, which no sum loses and which differs from 0.
+            # Infinity times 0 is NaN, which stays NaN in every sum and differs from 0.
             nothing = suspect + gl.sum(S * 0.0, axis=1)
             raise_where(flags + row, ((nothing != 0.0) | (widest > SPAN_LIMIT)) & (chunks > 0))
     async_copy.wait_group(0)

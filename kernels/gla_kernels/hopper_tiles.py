@@ -1,11 +1,12 @@
-"""Pieces that the Gluon kernels for Hopper are made of: layouts, copies, the chunk's gate frame, wgmma products.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+"""Building blocks of the Gluon kernels for Hopper: layouts, copies, gate frames, `wgmma` products.
 
-Shapes in comments: C = 64 rows of a chunk, BK and BV = key and value columns of a tile. A product is one `wgmma` of a
-warpgroup of 4 warps, so a kernel with 4 warps has every accumulator whole in its registers and can hand it to the next
-product as the left operand without a trip through shared memory.
+Shapes in comments: C = 64 rows (tokens) of a chunk, BK and BV = key and value columns of a tile. A product is a `wgmma`
+of a warpgroup of 4 warps. A kernel with 4 warps therefore holds every accumulator in full in its registers, and can use
+it as the left operand of the next product without going through shared memory.
 
-Gates are handled in log2 units. They are summed by products with constant matrices: a float32 gate is split into two
-bfloat16 parts (16 bits), products with +-1/2 and 1 are exact and the accumulator is float32.
+Gates are in log2 units. They are summed by products with constant matrices: a float32 gate is split into two bfloat16
+parts (16 bits), products with +-1/2 and 1 are exact, and the accumulator is float32.
 """
 
 from triton.experimental import gluon
@@ -16,21 +17,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra import cuda
 
-# Triton 3.7 renamed it.
+# `gl.barrier` in Triton 3.7, `gl.thread_barrier` before.
 thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 LOG2E = gl.constexpr(1.4426950408889634)
-# A chunk's gates may span so much in the plain form (log2); half of it is the largest exponent of a scaled operand, far
-# from bfloat16's and float32's 127.
+# The largest span of a chunk's gates in the plain form, in log2. Half of it is the largest exponent of a scaled
+# operand, far below the 127 of bfloat16 and float32.
 SPAN_LIMIT = gl.constexpr(120.0)
-# Rows of the constant that sums a chunk's gates: as few as shared memory has room for, two products a part.
+# Rows of the constant that sums a chunk's gates: half of a chunk, because shared memory is short, so that each bfloat16
+# part takes two products.
 ONES_ROWS = gl.constexpr(32)
 
 
 @gluon.constexpr_function
 def accumulator(cols: int, rows: int = 64, warps: int = 4) -> gl.NVMMADistributedLayout:
-    """Layout of a product's accumulator [rows, cols], 64 rows or a multiple of them, over one warpgroup or two.
+    """Layout of a product's accumulator [rows, cols], with a multiple of 64 rows, over one or two warpgroups.
 
-    Two warpgroups (8 warps) share the rows of a tile of 128, and the columns of a tile of 64 rows.
+    Two warpgroups (8 warps) divide a tile of 128 rows by rows, and a tile of 64 rows by columns.
     """
     if warps == 8 and rows == 64:
         return gl.NVMMADistributedLayout([3, 0], [4, 2], [16, cols // 2, 16])
@@ -41,14 +43,14 @@ def accumulator(cols: int, rows: int = 64, warps: int = 4) -> gl.NVMMADistribute
 def left_operand(cols: int, rows: int = 64, warps: int = 4) -> gl.DotOperandLayout:
     """Layout of a product's left operand in registers.
 
-    An accumulator of that shape converts to it without moving, but where two warpgroups share its columns.
+    An accumulator of the same shape converts to it without data movement, unless two warpgroups divide its columns.
     """
     return gl.DotOperandLayout(0, accumulator(cols, rows, warps), 2)
 
 
 @gluon.constexpr_function
 def copy_layout(cols: int, bits: int, warps: int = 4) -> gl.BlockedLayout:
-    """Pieces of 16 bytes, those of a row in neighbouring threads."""
+    """Layout of copies in units of 16 bytes, with the units of a row in neighbouring threads."""
     piece = 128 // bits
     across = min(32, cols // piece)
     return gl.BlockedLayout([1, piece], [32 // across, across], [warps, 1], [1, 0])
@@ -62,17 +64,19 @@ def operand_layout(rows: int, cols: int) -> gl.NVMMASharedLayout:
 
 @gluon.constexpr_function
 def gate_layout() -> gl.SwizzledSharedLayout:
-    """Shared-memory layout of a tile of float32 gates, read and written in pieces of 16 bytes."""
+    """Shared-memory layout of a tile of float32 gates, read and written in units of 16 bytes."""
     return gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
 
 
 @gluon.jit
 def begin_behind(LET_NEXT: gl.constexpr = True):
-    """Waits until the kernel launched before has ended, which it need not have when this one's programs begin.
+    """Waits for the previous kernel to end.
 
-    That is programmatic dependent launch (`Call.launch`). LET_NEXT: programs of the kernel launched after may begin, up
-    to here, as soon as all of this one's have and there is room. That is for kernels of which a multiprocessor holds
-    one program or two: small ones would crowd on the few multiprocessors that are free by then.
+    With programmatic dependent launch (`Call.launch`), this kernel's programs may start before that.
+
+    LET_NEXT: programs of the next kernel may start, and run up to their own call of this, once all programs of this
+    kernel have started and there is room. This suits kernels of one or two programs per multiprocessor. Smaller
+    programs would crowd on the few multiprocessors that are free by then.
     """
     cuda.gdc_wait()
     if LET_NEXT:
@@ -81,24 +85,24 @@ def begin_behind(LET_NEXT: gl.constexpr = True):
 
 @gluon.jit
 def opaque(x):
-    """x (int32), as a value that the compiler knows nothing about and computes anew wherever it stands.
+    """x (int32), as a value that the compiler cannot predict and recomputes at every use of this function.
 
-    Two reasons. ptxas 12.8 loses a register operand of `wgmma` that it can fold to a constant (it writes the register
-    after the product has read it), so masks must not be foldable. And row numbers that a loop could hoist, offsets
-    by the dozen, cost more registers than computing them again.
+    There are two reasons. ptxas 12.8 loses a register operand of `wgmma` that it can fold to a constant (it writes the
+    register after the product has read it), so masks must not be foldable. And offsets that the compiler would compute
+    before a loop, by the dozen, cost more registers than computing them again.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def reciprocal(x):
-    """1 / x to one unit in the last place, by the one instruction for it."""
+    """1 / x to one unit in the last place, by a single instruction."""
     return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def split(x):
-    """float32 x as the sum of two bfloat16: 16 of its bits. The first is cut, not rounded, which costs one `and`."""
+    """float32 x as a sum of two bfloat16, which keep 16 bits. The first is truncated, not rounded: a single `and`."""
     high = (x.to(gl.int32, bitcast=True) & -65536).to(gl.float32, bitcast=True)
     return high.to(gl.bfloat16), (x - high).to(gl.bfloat16)
 
@@ -107,9 +111,9 @@ def split(x):
 def offsets_and_mask(
     R: gl.constexpr, W: gl.constexpr, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column=0
 ):
-    """Offsets of a tile [R, W] with rows `stride` apart, and which of it lie in the first rows_left rows, N columns.
+    """Offsets of a tile [R, W] with rows `stride` apart, and a mask of its first rows_left rows and N columns.
 
-    `column` is the tile's first; the offsets do not hold it, the mask does.
+    `column` is the tile's first column. The mask takes it into account, the offsets do not.
     """
     rows = opaque(gl.arange(0, R, gl.SliceLayout(1, layout)))
     cols = gl.arange(0, W, gl.SliceLayout(0, layout))
@@ -130,9 +134,9 @@ def fetch(tile, ptr, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, c
 def put(
     ptr, x, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column=0, EVICT: gl.constexpr = False
 ):  # fmt: skip
-    """Writes x [R, W], held in `layout`, to ptr[0:R, 0:W] as far as rows_left and N go.
+    """Writes x [R, W], which has `layout`, to the first rows_left rows and N columns of ptr[0:R, 0:W].
 
-    EVICT: the L2 cache is to let go of it before all else.
+    EVICT: the L2 cache should evict it before other data.
     """
     offsets, mask = offsets_and_mask(x.shape[0], x.shape[1], stride, rows_left, N, layout, column)
     gl.store(ptr + offsets, x.to(ptr.dtype.element_ty), mask, eviction_policy="evict_first" if EVICT else "")
@@ -140,10 +144,10 @@ def put(
 
 @gluon.jit
 def anew(tile):
-    """The shared `tile`, whose address the compiler computes anew wherever this stands.
+    """The shared `tile`, with an address that the compiler recomputes at every use of this function.
 
-    Descriptors and addresses of a loop's tiles do not change, so the compiler would make them before the loop, and
-    keep them on the stack where registers are short. Loads from there come from L2: shared memory leaves little L1.
+    Descriptors and addresses of tiles do not change in a loop, so the compiler would compute them before it, and keep
+    them on the stack if registers are short. Loads from the stack go to L2, because shared memory leaves little L1.
     """
     place = tile._reinterpret(tile.dtype, [1, tile.shape[0], tile.shape[1]], tile.layout)
     return place.index(opaque(0))
@@ -151,10 +155,10 @@ def anew(tile):
 
 @gluon.jit
 def no_state(BK: gl.constexpr, BV: gl.constexpr, scale, layout: gl.constexpr):
-    """A state [BK, BV] of zeros, each of which is a computation of its own.
+    """A state [BK, BV] of zeros, each computed separately.
 
-    Of registers that hold the same constant the assembler thinks that they cost nothing, fills them before the loop
-    with what the loop could compute anew, and then keeps that on the stack.
+    The assembler treats registers that hold the same constant as free. It would fill them before the loop with values
+    that the loop can recompute, and then keep those values on the stack.
     """
     rows = gl.arange(0, BK, gl.SliceLayout(1, layout))[:, None]
     cols = gl.arange(0, BV, gl.SliceLayout(0, layout))[None, :]
@@ -163,14 +167,14 @@ def no_state(BK: gl.constexpr, BV: gl.constexpr, scale, layout: gl.constexpr):
 
 @gluon.jit
 def wide_product(a, b):
-    """a * b (int32) in 64 bits for b a multiple of 16, computed anew wherever it stands (see `opaque`)."""
+    """a * b (int32) in 64 bits, with b a multiple of 16, recomputed at every use (see `opaque`)."""
     ab = gl.inline_asm_elementwise("mul.wide.s32 $0, $1, $2;", "=l,r,r", [a, b], gl.int64, is_pure=False, pack=1)
     return gl.multiple_of(ab, 16)
 
 
 @gluon.jit
 def stride_product(a, stride):
-    """`wide_product` of a (int32) and a stride, which comes with 64 bits where it needs them."""
+    """`wide_product` of a (int32) and a stride, which has 64 bits if it needs them."""
     if stride.dtype == gl.int64:
         return a.to(gl.int64) * stride
     return wide_product(a, stride)
@@ -178,7 +182,7 @@ def stride_product(a, stride):
 
 @gluon.jit
 def row_of(ptr, b, t, h, stride_b, stride_t, stride_h):
-    """The row of batch row b, token t and head h (int32)."""
+    """Pointer to the row of batch row b, token t and head h (int32)."""
     return ptr + (stride_product(b, stride_b) + stride_product(t, stride_t) + stride_product(h, stride_h))
 
 
@@ -187,7 +191,7 @@ def fetch_rows(
     tile, ptr, b, t, h, stride_b, stride_t, stride_h, rows_left, N: gl.constexpr, bits: gl.constexpr,
     column=0,
 ):  # fmt: skip
-    """`fetch` of rows from token t on and columns from `column` on, of numbers of so many bits."""
+    """`fetch` of rows from token t on and columns from `column` on, with elements of `bits` bits."""
     row = row_of(ptr, b, t, h, stride_b, stride_t, stride_h) + column
     fetch(tile, row, stride_t, rows_left, N, copy_layout(tile.shape[1], bits, gl.num_warps()), column)
 
@@ -207,7 +211,7 @@ def add_product(a, b, acc):
 
 @gluon.jit
 def triangle(C: gl.constexpr, LOWER: gl.constexpr, INCLUSIVE: gl.constexpr, WARPS: gl.constexpr = 4):
-    """Mask [C, C] of the pairs (i, j) with j <= i (LOWER) or j >= i, or without the diagonal."""
+    """Mask [C, C] of the pairs (i, j) with j <= i (LOWER) or j >= i; without the diagonal if not INCLUSIVE."""
     layout: gl.constexpr = accumulator(C, C, WARPS)
     i = opaque(gl.arange(0, C, gl.SliceLayout(1, layout)))[:, None]
     j = gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]
@@ -218,7 +222,7 @@ def triangle(C: gl.constexpr, LOWER: gl.constexpr, INCLUSIVE: gl.constexpr, WARP
 
 @gluon.jit
 def masked_operand(x, mask):
-    """x (C, C) float32 where the mask holds, else 0, as a left operand. What the mask drops may be inf or NaN."""
+    """x (C, C) float32 as a left operand, with 0 outside the mask. Values outside the mask may be inf or NaN."""
     C: gl.constexpr = x.shape[0]
     return gl.convert_layout(gl.where(mask, x, 0.0).to(gl.bfloat16), left_operand(C))
 
@@ -233,13 +237,13 @@ def make_ones():
 
 @gluon.jit
 def start_gate_frame(high, low, ones, C: gl.constexpr, BK: gl.constexpr):
-    """Starts the sums of a chunk's gates: the cumulative gate about its middle, and its total.
+    """Starts the sums of a chunk's gates: the cumulative gate relative to r = G_last / 2, and the total.
 
-    `high` and `low` are the two halves of the gates in log2, [C, BK]. With the middle r = G_last / 2,
+    `high` and `low` are the two bfloat16 parts of the gates in log2, [C, BK]:
 
-        G - r = (lower triangle - 1/2) @ gates (C, BK),    G_last = gates^T @ 1 (BK, 8), in every column the same.
+        G - r = (lower triangle - 1/2) @ gates (C, BK),    G_last = gates^T @ 1 (BK, 8), the same in every column.
 
-    The second comes with the keys down the rows, as the state has them.
+    In the second, keys are rows, as in the state.
     """
     half = gl.where(triangle(C, True, True), 0.5, -0.5).to(gl.bfloat16)
     half = gl.convert_layout(half, left_operand(C))
@@ -254,13 +258,13 @@ def start_gate_frame(high, low, ones, C: gl.constexpr, BK: gl.constexpr):
 
 @gluon.jit
 def chunk_total(total, BV: gl.constexpr):
-    """The chunk's G_last (BK), held as the rows of a state [BK, BV] are, from `start_gate_frame`'s total (BK, 8)."""
+    """The chunk's G_last (BK), in the layout of a state's rows [BK, BV], from `start_gate_frame`'s total (BK, 8)."""
     return gl.convert_layout(gl.max(total, axis=1), gl.SliceLayout(1, accumulator(BV)))
 
 
 @gluon.jit
 def locate(cu, n, T, VARLEN: gl.constexpr):
-    """The batch row, the first token and the length of sequence n: row n whole, or cu[n] to cu[n + 1] of one row."""
+    """Batch row, first token and length of sequence n: all of row n or, if packed, tokens cu[n] to cu[n + 1]."""
     if VARLEN:
         begin = gl.load(cu + n).to(gl.int32)
         return 0, begin, gl.load(cu + n + 1).to(gl.int32) - begin
@@ -269,9 +273,9 @@ def locate(cu, n, T, VARLEN: gl.constexpr):
 
 @gluon.jit
 def first_slot(n, begin, length, rows, VARLEN: gl.constexpr):
-    """Where sequence n's pieces of `rows` tokens begin in a buffer that holds those of all sequences.
+    """The first slot of sequence n in a buffer with one slot per piece of `rows` tokens, for all sequences.
 
-    Packed sequences: begin // rows + n is known without the lengths before, and no two sequences overlap.
+    If packed, begin // rows + n needs no other sequence's length, and the slots of two sequences never overlap.
     """
     if VARLEN:
         return begin // rows + n
@@ -282,13 +286,13 @@ def first_slot(n, begin, length, rows, VARLEN: gl.constexpr):
 def load_state(
     ptr, K, V: gl.constexpr, layout: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, column=0
 ):  # fmt: skip
-    """Reads a tile [BK, BV] of a state [.., V] float32 of which K rows are left, in `layout`, with zeros beyond."""
+    """Reads a tile [BK, BV] of a float32 state with V columns and K rows left, in `layout`; zeros beyond."""
     offsets, mask = offsets_and_mask(BK, BV, V, K, V, layout, column)
     return gl.load(ptr + offsets, mask=mask, other=0.0)
 
 
 @gluon.jit
 def raise_where(flag, mask):
-    """Sets `flag` to 1 if the mask holds anywhere: by the thread that holds it, without a reduction."""
+    """Sets `flag` to 1 if any element of the mask is true: the thread that has it stores the 1, without a reduction."""
     nowhere = gl.full(mask.shape, 0, gl.int32, mask.type.layout)
     gl.store(flag + nowhere, nowhere + 1, mask)

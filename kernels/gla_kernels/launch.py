@@ -1,4 +1,4 @@
-"""Launch choices: one table, keyed by what decides registers and shared memory, with what is behind each row."""
+"""Launch plans: a table by head dims, dtype and gates, with the measurements behind its choices."""
 
 import re
 from dataclasses import dataclass, replace
@@ -13,9 +13,9 @@ from gla_kernels.limits import NARROW_HEAD_DIMS, WALKED_KEYS, WIDE_KEY_BLOCK, WI
 
 @dataclass(frozen=True)
 class Tile:
-    """How the kernels of one pass are cut: key and value columns a program, warps, stages of the loads' pipeline.
+    """Size of the programs of one pass: key and value columns per program, warps, stages of the loads' pipeline.
 
-    `registers`: as many a thread at most; None leaves it to the compiler.
+    `registers`: the most that a thread may use; None leaves it to the compiler.
     """
 
     block_k: int
@@ -26,15 +26,15 @@ class Tile:
 
     @property
     def options(self) -> dict[str, int]:
-        """What of it Triton's compiler is told."""
+        """The tile's options for Triton's compiler."""
         return {"num_warps": self.warps} | ({} if self.registers is None else {"maxnreg": self.registers})
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What a call uses: which kernels do the plain form, rows of a chunk, and the tiles of both passes.
+    """What a call runs with: the family of kernels for the plain form, tokens per chunk, and the tiles of both passes.
 
-    Chunks are shared by forward and backward, because the backward reads the states that the forward stored.
+    Forward and backward use the same chunk size, because the backward reads the states that the forward stored.
     """
 
     family: Literal["triton", "hopper", "wide"]
@@ -44,14 +44,14 @@ class LaunchPlan:
 
 
 def plan_text(plan: LaunchPlan) -> str:
-    """The plan in a line, as operators take it and records show it."""
+    """The plan as one line of text, as operators take it and records show it."""
     tiles = (f"{t.block_k}x{t.block_v} {t.warps} warps {t.stages} stages" for t in (plan.forward, plan.backward))
     return f"{plan.family} C={plan.chunk_size}: " + " / ".join(tiles)
 
 
 @cache
 def parse_plan(text: str) -> LaunchPlan:
-    """The way back of `plan_text`. Raises ValueError."""
+    """The inverse of `plan_text`. Raises ValueError."""
     tile = r"(\d+)x(\d+) (\d+) warps (\d+) stages"
     found = re.fullmatch(rf"(triton|hopper|wide) C=(\d+): {tile} / {tile}", text)
     if found is None:
@@ -63,37 +63,38 @@ def parse_plan(text: str) -> LaunchPlan:
 
 @dataclass(frozen=True)
 class Operands:
-    """Type of the products' operands and how float32 ones are multiplied (`input_precision` of `tl.dot`)."""
+    """Dtype of the products' operands, and how float32 operands are multiplied (`input_precision` of `tl.dot`)."""
 
     dtype: torch.dtype
     precision: str
 
 
-# Rows of a subchunk in the exact kernels, which cut every chunk further: as few as a product takes.
+# Tokens per subchunk in the exact kernels, which divide every chunk further: the least that a product takes.
 EXACT_ROWS = 16
 
 # Multiprocessors of an H100 or H200: how many programs of the wide kernels run at once.
 MULTIPROCESSORS = 132
-# Programs of the exact kernels, which fill a multiprocessor each and mostly have nothing to do. A prime number: what is
-# flagged comes at regular distances (a head in every sequence), and every so-many-th is a program's.
+# Programs of the exact kernels. Each fills a multiprocessor, and most find no work. A prime number, because a program
+# handles every 131st item, and flagged items are often evenly spaced (one head of every sequence).
 EXACT_PROGRAMS = 131
 
-# The Gluon kernels for narrow heads: programs of 4 warps, two a multiprocessor, loads one chunk ahead. What was tried
+# The Gluon kernels for narrow heads: programs of 4 warps, two per multiprocessor, loads one chunk ahead. What was tried
 # and measured on the way to them is in kernels/NOTES.md.
 HOPPER = LaunchPlan("hopper", 64, Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
-# How many programs of these kernels run at once.
+# Programs of these kernels that run at once.
 HOPPER_PROGRAMS = 2 * MULTIPROCESSORS
-# The Gluon kernels for wide heads: 8 warps and one program a multiprocessor. Two warpgroups share the rows of a state
-# of 128 x 128; the kernels that go over a chunk's states (the second tile) hold both directions' and take half of it.
-# With 256 columns q, k and g are read once, not twice: at B, T, H, K, V = 32, 2k, 4, 128, 256 the recurrence takes
-# 160 us in place of 189, the forward 193 in place of 250, or 285 in place of 291 where it keeps states (H200, Triton
-# 3.6).
+# The Gluon kernels for wide heads: 8 warps and one program per multiprocessor. Two warpgroups share the rows of a state
+# of 128 x 128. The second tile is for kernels that read a chunk's stored states; they hold the state and its gradient,
+# so it has half of the columns. A state of 256 columns reads q, k and g once, not twice: at B, T, H, K, V =
+# 32, 2k, 4, 128, 256 the recurrence takes 160 us instead of 189, the forward 193 instead of 250, or 285 instead of 291
+# if it keeps states (H200, Triton 3.6).
 _WIDE_STATE = Tile(WIDE_KEY_BLOCK, 128, 8, 2)
 _WIDE_CHUNK = Tile(WIDE_KEY_BLOCK, 64, 8, 2)
 
 
-# The one kernel of all gradients: at B, T, H, K, V = 4, 4k, 64, 128, 128 1.36 ms in place of the recurrence's and the
-# gradients' 1.75. With 100 programs forward and backward gain a twentieth, with 70 they lose an eighth (by hand).
+# The kernel that computes all gradients at once: at B, T, H, K, V = 4, 4k, 64, 128, 128 1.36 ms instead of 1.75 for
+# recurrence and gradients in two kernels. With 100 programs, forward + backward gains a twentieth; with 70, it loses an
+# eighth (timed by hand).
 WIDE_BACKWARD = Tile(WIDE_KEY_BLOCK, 128, 8, 2)
 
 
@@ -101,8 +102,8 @@ WIDE_BACKWARD = Tile(WIDE_KEY_BLOCK, 128, 8, 2)
 def wide_frames_tile(gated: bool) -> Tile:
     """The tile of `wide_frames`.
 
-    With gates and no bound on its registers the compiler takes 142, and one program fills a multiprocessor in place of
-    two. Without gates it takes 66 unbound, 88 bound.
+    With gates and no limit on registers the compiler uses 142, and a multiprocessor holds one program instead of two.
+    Without gates it uses 66 if unlimited, but 88 if limited.
     """
     return Tile(WIDE_KEY_BLOCK, 64, 8, 1, registers=128 if gated else None)
 
@@ -115,13 +116,13 @@ def wide_recurrence_tile(V: int) -> Tile:
 
 @cache
 def narrower_state_tile(state: Tile) -> Tile:
-    """The tile of a kernel that walks the state where programs with the wider `state` would leave the GPU idle."""
+    """The tile of a kernel that walks the state, if too few programs with the wider tile `state` would fill the GPU."""
     return replace(state, block_v=min(state.block_v, 128))
 
 
 @cache
 def wide_readout_tile(K: int) -> Tile:
-    """The tile of `wide_readout`, which holds all of a chunk's key columns in shared memory: 224 KiB at K = 384."""
+    """The tile of `wide_readout`, which keeps all key columns of a chunk in shared memory: 224 KiB at K = 384."""
     return _WIDE_CHUNK if K <= 384 else replace(_WIDE_CHUNK, block_v=32)
 
 
@@ -134,7 +135,7 @@ def hopper_device(index: int | None) -> bool:
 
 
 def operands(dtype: torch.dtype) -> Operands:
-    """Operands for inputs of `dtype`. float16 has too small a range for the scaled operands and goes through tf32."""
+    """Operands for inputs of `dtype`. The range of float16 is too small for scaled operands: it goes through tf32."""
     if dtype == torch.bfloat16:
         return Operands(torch.bfloat16, "tf32")
     return Operands(torch.float32, "tf32" if dtype == torch.float16 else "tf32x3")
@@ -142,9 +143,9 @@ def operands(dtype: torch.dtype) -> Operands:
 
 @cache
 def exact_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
-    """The exact kernels' tile: up to 128 keys the plain ones' columns, without a pipeline (it spills less).
+    """The exact kernels' tile: up to 128 keys, the columns of the portable backward, without a pipeline (spills less).
 
-    Above, two states of 64 columns are more than 8 warps can hold beside the rest.
+    Above 128 keys, 8 warps cannot hold two states of 64 columns beside the rest.
     """
     tile = replace(triton_plan(K, V, dtype, None).backward, warps=8, stages=1)
     return tile if tile.block_k <= 128 else replace(tile, block_v=min(tile.block_v, 32), warps=16)
@@ -166,7 +167,7 @@ def plan(
 
 @cache
 def hopper_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None = None) -> LaunchPlan | None:
-    """The row of the Gluon kernels, or None where they do not take such a call."""
+    """The plan of the Gluon kernels, or None if they do not support such a call."""
     if dtype != torch.bfloat16 or chunk_size not in (None, HOPPER.chunk_size):
         return None
     if K in NARROW_HEAD_DIMS and V in NARROW_HEAD_DIMS:
@@ -181,21 +182,21 @@ def hopper_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None = Non
 
 @cache
 def triton_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None, gated: bool = True) -> LaunchPlan:
-    """The plain-Triton kernels' row.
+    """The plan of the portable Triton kernels.
 
-    Chosen by forward + backward with states kept (H200, Triton 3.6). bfloat16, K = V = 64, H = 16, T = 4096, with 8
-    warps in the backward or 4, in ms (B = 32, with gates: results/h200-chunk-sweep and h200-chunk-sweep-4-warps;
-    without: a run as old as the second, and that; the rest by hand):
+    Chosen by the time of forward + backward with states kept (H200, Triton 3.6). In ms, for bfloat16, K = V = 64,
+    H = 16, T = 4096, with 8 warps in the backward or 4 (B = 32, with gates: results/h200-chunk-sweep and
+    h200-chunk-sweep-4-warps; without gates: a run of the same age as the second, and the second; the rest by hand):
 
                  B = 32, gates    no gates       B = 8, gates
         C = 16   4.43 or 3.84     1.85 or 1.44   1.24 or 1.58
         C = 32   4.03 or 4.67     1.57 or 1.26   1.10 or 1.53
 
-    With few programs 8 warps win, and a multiprocessor holds one program of 8 or two of 4. At B = 32 with gates the
-    kernel had changed in between, which was 7 % at C = 128, where the tiles are the same. The other rows were compared
-    at B * H of 64 and 128: float16, K = V = 64, C=16 2.32, or 2.98 with a stage less in both passes (float32 has the
-    same row, untimed); bfloat16, K = V = 128, C=16 3.13, or 3.36 with a stage less in the backward. float32 operands
-    take twice the registers: longer chunks, and K > 256, are chosen to fit, not by time.
+    With few programs 8 warps are faster; a multiprocessor holds one program of 8 warps or two of 4. At B = 32 with
+    gates the kernel changed between the two runs, which was 7 % at C = 128, where the tiles are the same. The other
+    plans were compared at B * H of 64 and 128: float16, K = V = 64, C=16 2.32, or 2.98 with a stage less in both passes
+    (float32 has the same plan, untimed); bfloat16, K = V = 128, C=16 3.13, or 3.36 with a stage less in the backward.
+    float32 operands take twice the registers: longer chunks, and K > 256, are chosen to fit, not by time.
     """
     wide, block_v = padded(K), min(padded(V), 64)
     half = dtype == torch.bfloat16

@@ -1,29 +1,29 @@
-"""What the kernels can take, for asking without torch or Triton."""
+"""Sizes that the kernels support. Imports neither torch nor Triton."""
 
 CHUNK_SIZES = (16, 32, 64, 128)
 MAX_HEAD_DIM = 512
-# Key columns of one kernel with float32 operands, whose tiles are twice as large.
+# Most key columns of one kernel with float32 operands, whose tiles take twice the memory.
 MAX_KEY_DIM_FLOAT32 = 256
-# Head dims that the Gluon kernels for Hopper take: tiles of 64 columns, rows of whole 16-byte pieces.
+# Head dims of the narrow Hopper kernels: tiles have 64 columns, and rows are copied in 16-byte units.
 NARROW_HEAD_DIMS = (16, 32, 48, 64)
-# And what those of wider heads must be a multiple of, for the same rows.
+# Head dims of the wide Hopper kernels are multiples of this, for the same 16-byte units.
 WIDE_MULTIPLE = 16
-# Key columns of a block in those.
+# Key columns per block in the wide Hopper kernels.
 WIDE_KEY_BLOCK = 128
-# Key columns of a state that stays in one program's registers, as two such blocks; more need the states between
-# kernels.
+# Most key columns of a state that one program can keep in registers, as two such blocks. With more, states go through
+# memory from one kernel to the next.
 WALKED_KEYS = 2 * WIDE_KEY_BLOCK
 
 
 def padded(size: int) -> int:
-    """The tile width for `size` columns: the next power of two, at least the 16 that a product needs."""
+    """The tile width for `size` columns: the next power of two, and at least 16, the minimum of a product."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def fitting_chunks(K: int, operand_bytes: int) -> tuple[int, ...]:
-    """Chunk sizes whose tiles fit the shared memory of an H100 (227 KiB), read off the compiled kernels.
+    """Chunk sizes whose tiles fit the shared memory of an H100 (227 KiB), as found in the compiled kernels.
 
-    `operand_bytes` is 2 for bfloat16 inputs and 4 for float16 and float32, whose products run on float32 operands.
+    `operand_bytes` is 2 for bfloat16 inputs and 4 for float16 and float32, whose products use float32 operands.
     """
     wide, half = padded(K), operand_bytes == 2
     if wide <= 64:

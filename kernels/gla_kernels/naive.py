@@ -1,4 +1,4 @@
-"""The recurrence, token by token: slow, plain, exact in float64. Ground truth for everything else."""
+"""The recurrence, token by token, in pure PyTorch: slow, but exact in float64. The ground truth for all other code."""
 
 import torch
 
@@ -12,9 +12,9 @@ def naive_recurrent_gla(
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`S_t = diag(exp g_t) S_{t-1} + k_t^T v_t`, `o_t = scale * q_t S_t` (paper, section 4.1); no gate if g is None.
+    """`S_t = diag(exp g_t) S_{t-1} + k_t^T v_t`, `o_t = scale * q_t S_t` (paper, section 4.1); without g, no decay.
 
-    Shapes as `chunk_gla`. Computes in float64 for float64 inputs and in float32 otherwise; the output has v's dtype.
+    Shapes as in `chunk_gla`. Computes in float64 for float64 inputs and in float32 otherwise; the output has v's dtype.
     Differentiable by autograd, on any device.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32

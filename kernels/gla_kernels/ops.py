@@ -1,8 +1,9 @@
+# ruff: noqa: ARG001
 """The kernels as PyTorch operators, with fake implementations and autograd.
 
-`gla_kernels::chunk_forward` gives what the user gets (o, the final state) and what `gla_kernels::chunk_backward`
-needs (the kept states, the flags). An output that was not asked for is an empty tensor. `plan` is a launch plan's
-text; without one the table has it.
+`gla_kernels::chunk_forward` returns what the user gets (o and the final states) and what `gla_kernels::chunk_backward`
+needs (the kept states and the flags). An output that was not requested is an empty tensor. `plan` is the text of a
+launch plan; if None, the plan comes from the table in `launch.py`.
 """
 
 from typing import Any
@@ -14,7 +15,8 @@ from gla_kernels import wide, wide_pieces
 from gla_kernels.call import Call, Gradients, Inputs, make_call, on_meta, readable, run_backward, run_forward
 from gla_kernels.rehearsal import rehearsing, unrehearsed
 
-# What a forward keeps for the backward.
+# What a forward keeps for the backward. Integers, because an operator's schema has no enums. Checkpoints (a state every
+# few chunks) save memory and cost recomputed states.
 KEEP_NOTHING, KEEP_STATES, KEEP_CHECKPOINTS = 0, 1, 2
 
 
@@ -23,7 +25,7 @@ def _absent(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tenso
 
 
 def _flags(call: Call, like: torch.Tensor) -> torch.Tensor:
-    """One integer a sequence and head. Kernels that give it several programs write only raised flags."""
+    """One flag per sequence and head. Starts at 0 if several programs share a flag: they only write raised ones."""
     shape = (call.sequences, call.H)
     if call.plan.family == "hopper":
         return like.new_empty(shape, dtype=torch.int32)
@@ -43,7 +45,7 @@ def _chunk_forward(
     chunk_size: int | None,
     plan: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """o, the final states or nothing, what is kept or nothing, and the flags."""
+    """Returns o, the final states, the kept states or checkpoints, and the flags; empty tensors if not requested."""
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
     with torch.cuda.device_of(q):
@@ -53,14 +55,14 @@ def _chunk_forward(
 
 
 def _form(call: Call) -> tuple[object, ...]:
-    """What of a call's sizes decides which kernels it launches."""
+    """The part of a call's sizes that decides which kernels it launches."""
     return wide_pieces.form(call) if call.plan.family == "wide" else ()
 
 
 def _launch_forward(
     call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The plain and the exact kernels of the forward, and what they make."""
+    """Launches the plain and the exact kernels of the forward, and returns their outputs."""
     o, final, kept, flags = _forward_outputs(call, inputs.q, inputs.v, output_final_state, keep)
     outputs: dict[str, Any] = {
         "o": o,
@@ -78,7 +80,7 @@ def _launch_forward(
 def _rehearse_forward(
     call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
 ) -> None:
-    """Compiles the kernels of a forward and, where it keeps something for one, of a backward without final states."""
+    """Compiles the kernels of a forward and, if it keeps anything, those of a backward without `dfinal`."""
     with rehearsing(call, inputs.q.device) as rehearsal:
         like, initial = inputs.on_meta(), on_meta(initial_state)
         o, _, kept, flags = _launch_forward(rehearsal, like, initial, output_final_state, keep)
@@ -129,7 +131,7 @@ def _chunk_backward(
     chunk_size: int | None,
     plan: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk, dv, dg or nothing, and the gradient of the initial states or nothing."""
+    """Returns dq, dk, dv, dg and the gradient of the initial states; the last two are empty if not needed."""
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
     do = readable(call, do)
@@ -147,7 +149,7 @@ def _launch_backward(
     call: Call, inputs: Inputs, do: torch.Tensor, dfinal: torch.Tensor | None, kept: torch.Tensor,
     flags: torch.Tensor, has_initial: bool, keep: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The plain and the exact kernels of the backward, over kept states or what checkpoints give; its results."""
+    """Launches the plain and the exact kernels of the backward, recomputing states from checkpoints if needed."""
     q = inputs.q
     gradients = Gradients.empty(call, inputs)
     failed = _flags(call, q)
@@ -159,14 +161,14 @@ def _launch_backward(
             materialized=materialized,
         )  # fmt: skip
         if not materialized:
-            # The exact kernels make the states of both kinds of heads again.
+            # The exact kernels recompute the states of heads that either pass has flagged.
             flags = failed = torch.maximum(flags, failed)
     if materialized:
         run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
     elif call.gated or call.plan.family != "wide":
         count = call.every
         if call.plan.family == "wide":
-            # As many chunks at once as the plain form had room for: its buffers are free again.
+            # As many chunks at a time as the plain form had scratch memory for, which is free again.
             count *= max(1, wide_pieces.scratch_slots(call) // (call.sequences * call.every))
         scratch = q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
         dafter = dfinal
@@ -230,7 +232,7 @@ def _refuse(ctx: Any, *grads: torch.Tensor | None) -> None:
     raise RuntimeError("the gradients of chunk_gla and chunk_linear_attn cannot be differentiated again")
 
 
-# Defined by hand and not by `custom_op`, whose wrappers make every call's way longer and import torch's compiler.
+# Defined by hand: the wrappers of `custom_op` slow down every call and import torch's compiler.
 _LIBRARY = library.Library("gla_kernels", "DEF")
 _LIBRARY.define(
     "chunk_forward(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? initial_state, Tensor? cu_seqlens, float scale,"

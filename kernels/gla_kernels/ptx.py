@@ -1,15 +1,16 @@
-"""Reads PTX for a fault of LLVM and for an order that kernels must keep, without a GPU.
+"""Searches PTX for a fault of LLVM, and for global accesses before a kernel's wait; needs no GPU.
 
-LLVM in Triton 3.6 joins pairs of 32-bit numbers to one of 64 bits. Of the thread's number, t, it once made
-(t << 28, (t & 3) << 1), the first only to fill the pair; being of no use it may overflow, and so reaches the second:
+LLVM in Triton 3.6 joins pairs of 32-bit numbers into one of 64 bits. From the thread's number, t, it once made the pair
+(t << 28, (t & 3) << 1). The first number is unused padding, so LLVM lets it overflow, but the overflow changes the
+second:
 
     mul.wide.u32    %rd36, %r4, 268435456;      t << 28, up to 38 bits
     shl.b64         %rd38, %rd37, 33;           (t & 3) << 1 in the upper half
     or.b64          %rd39, %rd36, %rd38;
     mov.b64         {_, %r18}, %rd39;           (t & 3) << 1, or t >> 4
 
-It was a column's number, and a mask of the diagonal had holes. The same source in another order compiles right, so
-this looks for it in what came out, in the form above. It reads from top to bottom, as if no branch were taken.
+This number was a column, so a mask of the diagonal had holes. The same source in another order compiles correctly, so
+the search is for the form above in the compiled code. It reads from top to bottom, as if no branch were taken.
 """
 
 import re
@@ -18,12 +19,12 @@ _GLOBAL_ACCESS = re.compile(r"\b(?:ld\.global|st\.global|red\.global|atom\.globa
 _INSTRUCTION = re.compile(r"\s*(?:@!?%p\d+\s+)?([a-z][\w.]*)\s+(%\w+), (.*);")
 _NUMBER = re.compile(r"\d+")
 _HALF = 32
-# Threads of a program are numbered below 1024.
+# A program has at most 1024 threads.
 _THREAD_BITS = 10
 
 
 def _bits(operation: str, sources: list[str], known: dict[str, int]) -> int:
-    """How many bits an instruction's result may have; 32 and 64, or more than fit, where it is not followed."""
+    """The most bits that an instruction's result needs, which may exceed its register; 32 or 64 if not known."""
     first, last = sources[0], sources[-1]
     bits = known.get(first, 64 if first.startswith("%rd") else _HALF)
     if operation.startswith("mov.") and first == "%tid.x":
@@ -46,7 +47,7 @@ def _bits(operation: str, sources: list[str], known: dict[str, int]) -> int:
 
 
 def overflowing_pairs(ptx: str) -> list[str]:
-    """The instructions that join two 32-bit numbers where the lower one, shifted, may reach into the upper one."""
+    """The instructions that join two 32-bit numbers if the lower one, shifted, may overflow into the upper one."""
     bits: dict[str, int] = {}
     shifted: set[str] = set()
     upper: set[str] = set()
@@ -71,6 +72,6 @@ def overflowing_pairs(ptx: str) -> list[str]:
 
 
 def waits_first(ptx: str) -> bool:
-    """Whether a kernel waits for the one launched before it (`griddepcontrol.wait`) ahead of every global access."""
+    """Whether a kernel waits for the previous one (`griddepcontrol.wait`) before its first access to global memory."""
     wait, access = ptx.find("griddepcontrol.wait"), _GLOBAL_ACCESS.search(ptx)
     return wait >= 0 and (access is None or wait < access.start())

@@ -1,7 +1,8 @@
-"""A first call compiles its kernels and its backward's side by side: one by one they take 1.3 to 1.5 times as long.
+"""Compiles the kernels of a first call in parallel; one by one takes 1.3 to 1.5 times as long.
 
-Whoever is about to launch asks `unrehearsed`, and if so goes through the launches with tensors on the meta device
-inside of `rehearsing`. A kernel that was not foreseen so is compiled when it is launched, as ever.
+Before launching, `ops.py` asks `unrehearsed()`. If true, it runs the same launch code once inside `rehearsing()`, with
+tensors on the meta device: kernels are compiled, none runs. A first forward also compiles the kernels of its backward.
+A kernel that this misses is compiled when it is launched, as Triton does by default.
 """
 
 import os
@@ -19,9 +20,9 @@ from gla_kernels.call import Call, named
 from gla_kernels.checks import interpreting
 from gla_kernels.launch import Tile
 
-# Compilers at once: most calls have no more kernels.
+# Kernels that are compiled at once: most calls have no more.
 _COMPILERS = 9
-# The kinds of passes that this process has compiled.
+# The kinds of forward and backward passes that this process has compiled.
 _rehearsed: set[tuple[object, ...]] = set()
 
 
@@ -40,7 +41,7 @@ class _Rehearsal(Call):
 
 
 def unrehearsed(call: Call, *kind: object) -> bool:
-    """Whether this is the first pass of its kind; `kind` is what besides head dims and plan decides on kernels."""
+    """Whether this pass is the first of its kind: same head dims, dtype and plan, and same `kind`."""
     key = (call.K, call.V, call.dtype, call.gated, call.varlen, call.plan, *kind)
     if key in _rehearsed or interpreting():
         return False
@@ -50,16 +51,16 @@ def unrehearsed(call: Call, *kind: object) -> bool:
 
 @contextmanager
 def rehearsing(call: Call, device: torch.device) -> Iterator[Call]:
-    """Gives `call` in a form whose launches, with tensors on the meta device, compile and do not run; then waits."""
+    """Yields a version of `call` that compiles kernels instead of launching them; finally waits for the compilers."""
     rehearsal = _Rehearsal(**{each.name: getattr(call, each.name) for each in fields(call)})
 
     def load(kernel: Any) -> None:
-        # What does not fit this GPU is for the launch to say, if it ever comes.
+        # If a kernel does not fit this GPU, its launch reports that, if it is launched at all.
         with torch.cuda.device(device), suppress(OutOfResources):
-            # Loads the kernel and has a C compiler make its launcher.
+            # Loads the kernel and compiles its launcher, which is written in C.
             _ = (kernel.result() if hasattr(kernel, "result") else kernel).run
 
-    # The caller may be in such a mode himself; and one that ends by an error stays on.
+    # The caller may be in such a mode too, and a mode that ends with an error is not switched off.
     outer = active_mode.get()
     active_mode.set(None)
     try:

@@ -1,14 +1,15 @@
-"""Reads machine code for a fault of the assembler, without a GPU.
+"""Searches machine code for a fault of the assembler; needs no GPU.
 
-ptxas 12.8 (Triton 3.6) once made the high word of a `wgmma` descriptor, constant but for a carry, of its low word:
+The high word of a `wgmma` descriptor is constant except for a carry. ptxas 12.8 (Triton 3.6) once added it to the
+descriptor's low word instead of 0:
 
     UIADD3 UR5, UP0, UR15, 0x2, URZ                     low word + 2
     UMOV UR4, URZ
     UIADD3.X UR15, UR15, 0x40000040, URZ, UP0, !UPT     should read UR4
 
-The product then steps through shared memory with a wrong stride. The same source in another order compiles right, so
-no rule for writing kernels keeps clear of it; this looks for it in what came out. It reads from top to bottom, as if
-no branch were taken.
+The product then reads shared memory with a wrong stride. The same source in another order compiles correctly, so no
+rule for writing kernels avoids the fault; the search is in the compiled code. It reads from top to bottom, as if no
+branch were taken.
 """
 
 import re
@@ -33,7 +34,7 @@ _WAYS_TO_WRITE_0 = {
 
 
 def disassemble(compiled: Any) -> str:
-    """The machine code of a compiled kernel as text, by the `nvdisasm` that Triton ships."""
+    """The machine code of a compiled kernel as text, by the `nvdisasm` that comes with Triton."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
@@ -42,7 +43,7 @@ def disassemble(compiled: Any) -> str:
 
 
 def _is_high_word(operand: str) -> bool:
-    """Whether an operand is a descriptor's high word: a kind of swizzle in the top bits, a stride in the lowest."""
+    """Whether an operand is a descriptor's high word: a swizzle mode in the top bits, a stride in the lowest."""
     if not _NUMBER.fullmatch(operand):
         return False
     word = int(operand, 16) & 0xFFFFFFFF
@@ -53,7 +54,7 @@ def _written(operation: str, operands: list[str]) -> list[str]:
     """The registers that an instruction writes."""
     if operation.startswith(_WRITES_NO_REGISTER):
         return []
-    # A predicate may come first.
+    # The first operand may be a predicate.
     first = next((found for found in map(_REGISTER.fullmatch, operands[:2]) if found), None)
     if first is None:
         return []

@@ -1,25 +1,26 @@
-"""Pieces that every GLA kernel is made of: tiles, exact masked sums, the chunk's gate frame, the tree of references.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+"""Building blocks of the Triton kernels: loads and stores, exact masked sums, gate frames, the tree of references.
 
-Shapes in comments: C = rows of a chunk, BK and BV = key and value columns of a tile (padded to powers of two).
-Gates are handled in log2 units (`exp2` is the hardware's exponential).
+Shapes in comments: C = rows (tokens) of a chunk, BK and BV = key and value columns of a tile, padded to powers of two.
+Gates are in log2 units, because `exp2` is the hardware's exponential.
 
-A product operand has the type `DOT`: bfloat16 for bfloat16 inputs, float32 (run as tf32 or better, `PRECISION`)
-for float16 and float32 inputs, because the scaled operands need bfloat16's or float32's exponent range.
+Operands of products have the dtype `DOT`: bfloat16 for bfloat16 inputs, float32 (multiplied as tf32 or better,
+`PRECISION`) for float16 and float32 inputs, because scaled operands need bfloat16's or float32's exponent range.
 """
 
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# A gate below this is an exact reset: 2**-10000 is zero in every format, and 64 of them still sum without overflow.
+# A gate below this resets the state exactly: 2**-10000 is 0 in every format, and 64 of them do not overflow in a sum.
 RESET_LOG2 = tl.constexpr(-10000.0)
 
 
 @triton.jit
 def begin_behind(PDL: tl.constexpr):
-    """With programmatic dependent launch: waits for the kernel launched before, and lets programs of the next one come.
+    """With programmatic dependent launch, waits for the previous kernel and allows programs of the next one to start.
 
-    As Triton's `gdc_wait` and `gdc_launch_dependents`, which are in builds for NVIDIA's GPUs alone.
+    The same as Triton's `gdc_wait` and `gdc_launch_dependents`, which only builds for NVIDIA GPUs have.
     """
     if PDL:
         tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
@@ -30,7 +31,7 @@ def begin_behind(PDL: tl.constexpr):
 
 @triton.jit
 def locate(cu, n, T, VARLEN: tl.constexpr):
-    """The batch row, the first token and the length of sequence n: row n whole, or cu[n] to cu[n + 1] of one row."""
+    """Batch row, first token and length of sequence n: all of row n or, if packed, tokens cu[n] to cu[n + 1]."""
     if VARLEN:
         begin = tl.load(cu + n).to(tl.int32)
         length = tl.load(cu + n + 1).to(tl.int32) - begin
@@ -44,9 +45,9 @@ def locate(cu, n, T, VARLEN: tl.constexpr):
 
 @triton.jit
 def first_slot(n, begin, length, rows, VARLEN: tl.constexpr):
-    """Where sequence n's pieces of `rows` tokens begin in a buffer that holds those of all sequences.
+    """The first slot of sequence n in a buffer with one slot per piece of `rows` tokens, for all sequences.
 
-    Packed sequences: begin // rows + n is known without the lengths before, and no two sequences overlap.
+    If packed, begin // rows + n needs no other sequence's length, and the slots of two sequences never overlap.
     """
     return begin // rows + n if VARLEN else n * ((length + rows - 1) // rows)
 
@@ -55,7 +56,7 @@ def first_slot(n, begin, length, rows, VARLEN: tl.constexpr):
 def checkpoint_slot(n, begin, length, first, every, C: tl.constexpr, VARLEN: tl.constexpr):
     """The slot of sequence n's checkpoint before chunk `first`, a multiple of `every`.
 
-    Of a packed sequence that ends before `first`, the last one: it is read, if only to be thrown away.
+    If a packed sequence ends before `first`, the slot of its last checkpoint: the state is read, but not used.
     """
     last = tl.maximum((length + every * C - 1) // (every * C) - 1, 0)
     return first_slot(n, begin, length, every * C, VARLEN) + tl.minimum(first // every, last)
@@ -63,30 +64,30 @@ def checkpoint_slot(n, begin, length, first, every, C: tl.constexpr, VARLEN: tl.
 
 @triton.jit
 def load_tile(ptr, rows, cols, stride, n_rows, n_cols: tl.constexpr):
-    """Loads `ptr[rows, cols]`; rows and columns beyond the tensor read as 0 (a gate of 0 and a key of 0 do nothing)."""
+    """Loads `ptr[rows, cols]`; rows and columns beyond the tensor read as 0 (a gate or key of 0 has no effect)."""
     inside = (rows[:, None] < n_rows) & (cols[None, :] < n_cols)
     return tl.load(ptr + rows[:, None] * stride + cols[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def store_tile(ptr, x, rows, cols, stride, n_rows, n_cols: tl.constexpr):
-    """Stores `x` to `ptr[rows, cols]` in the pointer's type, leaving out what lies beyond the tensor."""
+    """Stores `x` to `ptr[rows, cols]` in the pointer's dtype, except rows and columns beyond the tensor."""
     inside = (rows[:, None] < n_rows) & (cols[None, :] < n_cols)
     tl.store(ptr + rows[:, None] * stride + cols[None, :], x.to(ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def zero_state(scale, BK: tl.constexpr, BV: tl.constexpr):
-    """A state of zeros that the compiler does not know to be constant: ptxas 12.8 loses constant operands of wgmma."""
+    """A state of zeros that the compiler cannot treat as constant: ptxas 12.8 loses constant operands of wgmma."""
     return tl.zeros([BK, BV], dtype=tl.float32) + scale * 0.0
 
 
 @triton.jit
 def select_sum(mask, x, PARTS: tl.constexpr, DOT: tl.constexpr):
-    """`mask @ x` for a boolean mask (C, C) and float32 x (C, BK): sums of chosen rows, on the tensor cores.
+    """`mask @ x` for a boolean mask (C, C) and float32 x (C, BK): sums of selected rows, on the tensor cores.
 
-    With bfloat16 operands x is split into PARTS bfloat16 parts (2: 16 bits, 3: all 24 bits); products with 0 and 1
-    are exact and the accumulator is float32. `tl.cumsum` of the same tile costs a third more registers.
+    With bfloat16 operands, x is split into PARTS bfloat16 parts (2 keep 16 bits, 3 all 24 bits); products with 0 and 1
+    are exact, and the accumulator is float32. `tl.cumsum` of the same tile costs a third more registers.
     """
     if tl.bfloat16 == DOT:
         m = mask.to(tl.float32).to(tl.bfloat16)
@@ -104,7 +105,7 @@ def select_sum(mask, x, PARTS: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def gate_frame(g, steps, DOT: tl.constexpr):
-    """Cumulative gate of a chunk about its middle r = G_last / 2, and its total: (G - r (C, BK), G_last (BK)), log2."""
+    """Cumulative gate of a chunk relative to r = G_last / 2, and the total: (G - r (C, BK), G_last (BK)), in log2."""
     step_gates = g.to(tl.float32) * LOG2E
     total = tl.sum(step_gates, axis=0)
     cumulative = select_sum(steps[:, None] >= steps[None, :], step_gates, 2, DOT)
@@ -113,9 +114,9 @@ def gate_frame(g, steps, DOT: tl.constexpr):
 
 @triton.jit
 def exact_gates(g):
-    """Gates in log2 units with -inf replaced by a finite number that still decays everything to exactly 0."""
+    """Gates in log2 units, with -inf replaced by a finite number that still decays any value to exactly 0."""
     step_gates = g.to(tl.float32) * LOG2E
-    # Not tl.maximum, which on a GPU would turn a NaN into a reset and hide it.
+    # Not tl.maximum, which turns a NaN into a reset on a GPU and so hides it.
     return tl.where(step_gates < RESET_LOG2, RESET_LOG2, step_gates)
 
 
@@ -123,12 +124,13 @@ def exact_gates(g):
 def tree_level(step_gates, steps, size, DOT: tl.constexpr):
     """One level of the tree of references that makes the scores of a chunk exact for every gate.
 
-    Every pair i > j parts at exactly one level: blocks of 2*size rows with j in the first half and i in the second.
-    With the halves' border as the reference, exp(G_i - G_j) = exp(gates from the border to i) * exp(gates from j
-    to the border), two factors of at most 1, each from a sum of its own gates: nothing overflows, nothing cancels.
+    Every pair i > j belongs to exactly one level, at which j is in the first half of a block of 2*size rows and i in
+    the second. With the border between the halves as the reference, exp(G_i - G_j) = exp(gates from the border to i) *
+    exp(gates from j to the border): two factors of at most 1, each from a sum of its own gates, so there is neither
+    overflow nor cancellation.
 
-    Returns the factor of every row (C, BK), whether a row lies in a second half (C), the pairs' mask (C, C) and its
-    transpose.
+    Returns the factor of every row (C, BK), whether a row is in a second half (C), the mask of the level's pairs (C, C)
+    and its transpose.
     """
     half = steps // size
     late = half % 2 == 1

@@ -1,4 +1,4 @@
-"""When launch plans are tuned: what a call asks for, what is timed for it, and which plan a call runs with."""
+"""Finds the launch plan of a call, and times plans for it if tuning is requested and no tuned plan is stored."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from gla_kernels.ops import KEEP_NOTHING, KEEP_STATES, chunk_forward
 
 
 def autotuning() -> bool:
-    """Whether GLA_AUTOTUNE=1 asks for it where the call does not say."""
+    """Whether the environment requests tuning for every call: GLA_AUTOTUNE=1."""
     return os.environ.get("GLA_AUTOTUNE") == "1"
 
 
@@ -28,11 +28,14 @@ def plan_for(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None,
     keep: int, materialize: bool,
 ) -> str | None:  # fmt: skip
-    """The tuned plan for such a call: the one on disk, or the fastest of those that are timed now."""
+    """The tuned plan for this kind of call: the stored one, or else the fastest of the candidates, timed now.
+
+    None if none is stored and a CUDA graph is being captured.
+    """
     kind = _kind(q, v, g, cu_seqlens, keep, materialize)
     kept = kept_plan(kind, q.device)
     if kept is not None or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return kept  # nothing can be timed inside of a capture
+        return kept  # kernels cannot be timed during a capture
     leaves = [None if x is None else x.detach().requires_grad_(kind.backward) for x in (q, k, v, g)]
     do = torch.ones_like(v)
 
@@ -49,7 +52,7 @@ def plan_for(
         with torch.cuda.device_of(q):
             return tuned_plan(kind, q.device, run)
 
-    # In a thread of its own, where hooks that checkpointing has set for this one do not see what timing saves.
+    # In a separate thread: hooks that activation checkpointing has set on this one must not see what timing saves.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(tune).result()
 
@@ -57,7 +60,7 @@ def plan_for(
 def launch_of(
     q: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, materialize: bool, chunk_size: int | None
 ) -> str:
-    """The launch plan, as a line, of a call on these tensors, with a gradient if q asks for it, not packed."""
+    """The launch plan, as one line of text, of an unpacked call on these tensors; with a backward if q needs one."""
     if autotuning() and chunk_size is None:
         keep = KEEP_STATES if q.requires_grad else KEEP_NOTHING
         kept = kept_plan(_kind(q, v, g, None, keep, materialize), q.device)

@@ -1,9 +1,12 @@
 """The launches of the plain form for wide heads on Hopper, over pieces of sequences and blocks of key columns.
 
-By the number of keys: up to 128 a kernel makes o and walks the state; up to 256 one does so for both directions, from
-operands that another has brought into their frames; above, the states lie in memory between a kernel that walks them
-and one that reads them out. With K and V up to 128 and enough heads one kernel makes all gradients. See `wide_pieces`
-for how time is cut.
+"To walk the state" is to carry it, or its gradient, from chunk to chunk in registers. Which kernels run depends on K:
+
+- Up to 128, one kernel walks the state and computes o.
+- Up to 256, one kernel does so in both directions, from operands that another kernel has brought into their frames.
+- Above, one kernel walks the states and stores them, and another reads them.
+
+With K and V up to 128 and enough heads, one kernel computes all gradients. `wide_pieces.py` cuts sequences in time.
 """
 
 from dataclasses import dataclass
@@ -32,13 +35,13 @@ from gla_kernels.wide_pieces import (
     whole,
 )
 
-# Numbers of a state that a program of the scan over pieces does.
+# Elements of a state that a program of the scan over pieces handles.
 _SCAN_BLOCK = 1024
 
 
 @dataclass(frozen=True)
 class _Direction:
-    """What a recurrence runs on: k and v forward, q and do in reverse."""
+    """The inputs of a recurrence: k and v forward, q and do in reverse."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -46,12 +49,12 @@ class _Direction:
 
 
 def _steps(*states: torch.Tensor | None) -> tuple[int, ...]:
-    """From one piece's state to the next one's: checkpoints of every sequence are views with a step of their own."""
+    """Elements from one piece's state to the next piece's, which may be more than a state: checkpoints can be views."""
     return tuple(0 if x is None else x.stride(0) for x in states)
 
 
 def _parking(gradients: Gradients | None) -> tuple[torch.Tensor | None, ...]:
-    """The memory of dq, dk and dg as the kernels take it when a state waits there."""
+    """The memory of dq, dk and dg, as kernels take it that park a state there; None if there are no gradients."""
     if gradients is None or gradients.dg is None:
         return None, None, None
     return gradients.dq, gradients.dk, gradients.dg.view(gradients.dq.dtype)
@@ -62,7 +65,7 @@ def _recurrence(
     end: torch.Tensor | None = None, decays: torch.Tensor | None = None, states: torch.Tensor | None = None,
     raised: torch.Tensor | None = None, parked: Gradients | None = None,
 ) -> None:  # fmt: skip
-    """`parked`: in whose memory the states wait, in place of `states`."""
+    """`parked`: gradients whose memory is to hold the states, instead of `states`."""
     from gla_kernels.wide_recurrence import wide_recurrence
 
     arguments = (
@@ -158,7 +161,7 @@ def _backward(
 
 
 def forward_kernel(tile: Tile) -> Any:
-    """The kernel that makes o and the states at once, for K up to 128, by columns of the state that a program holds."""
+    """The kernel that computes o and the states for K up to 128; it depends on the value columns of a program."""
     if tile.block_v == 256:
         from gla_kernels.wide_forward_pair import wide_forward_pair
 
@@ -190,7 +193,7 @@ def _forward(
 
 @dataclass(frozen=True)
 class _Frames:
-    """What `wide_frames` makes of q, k and g for `wide_walk`: Q~, K~, P and 2^r (None without gates)."""
+    """What `wide_frames` computes from q, k and g for `wide_walk`: Q~, K~, P and 2^r (None without gates)."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -201,7 +204,7 @@ class _Frames:
 def _make_frames(
     call: Call, inputs: Inputs, q: torch.Tensor, k: torch.Tensor, raised: torch.Tensor, *, reverse: bool
 ) -> _Frames:
-    """The frames of all chunks; Q~ and K~ go to `q` and `k`."""
+    """Computes the frames of all chunks; Q~ and K~ are written to `q` and `k`."""
     from gla_kernels.wide_frames import wide_frames
 
     chunks = call.slots(1)
@@ -241,7 +244,7 @@ def _walk(
 
 
 def fused(call: Call) -> bool:
-    """Whether a program holds all key columns, so that one kernel makes the states and what is read from them."""
+    """Whether a program holds all key columns, so that one kernel computes the states and what is read from them."""
     return call.plan.forward.block_k >= call.K
 
 
@@ -252,7 +255,7 @@ def walks(call: Call) -> bool:
 
 @dataclass(frozen=True)
 class _Forward:
-    """A forward under way: what every run of pieces is given."""
+    """What all launches of one forward have in common."""
 
     call: Call
     inputs: Inputs
@@ -264,7 +267,7 @@ class _Forward:
         self, run: Run, initial: torch.Tensor | None, final: torch.Tensor | None, states: torch.Tensor | None,
         checkpoints: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """o and the final states of a run of pieces from their initial ones, and the states of their chunks."""
+        """Computes o, the final states of a run of pieces from their initial states, and the states of their chunks."""
         call, inputs = self.call, self.inputs
         if self.frames is not None:
             _walk(
@@ -275,7 +278,7 @@ class _Forward:
         if fused(call):
             _forward(call, inputs, self.flags, run, self.o, initial, final, states, checkpoints)
             return
-        # Key columns in several blocks need the states between kernels, even if nobody keeps them.
+        # With several blocks of key columns, states go through memory even if they are not kept.
         if states is None:
             slots = run.count * run.chunks if run.scratch else call.slots(1)
             states = inputs.q.new_empty(call.state_shape(slots))
@@ -295,7 +298,7 @@ def run_forward(
     states: torch.Tensor | None,
     checkpoints: torch.Tensor | None,
 ) -> None:
-    """The plain form's o and what else is not None; `checkpoints` are the states before every `call.every` chunks."""
+    """Launches the plain form's forward: o, and those of the other outputs that are not None."""
     frames = None
     if walks(call):
         q, k = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (inputs.q, inputs.k))
@@ -337,7 +340,7 @@ def run_backward(
     dinitial: torch.Tensor | None,
     materialized: bool,
 ) -> None:
-    """The plain form's gradients; `kept` holds the state before every chunk or, else, every `call.every`-th."""
+    """Launches the plain form's backward. `kept`: states before every chunk if `materialized`, else checkpoints."""
     forward = _Direction(inputs.k, inputs.v, reverse=False)
     reverse = _Direction(inputs.q, do, reverse=True)
     run = choose_pieces(call) if materialized else cut(call, call.every)
@@ -345,7 +348,7 @@ def run_backward(
     parked = parks(call)
     frames = None
     if walks(call):
-        # dq and dk of a chunk are written when its frames have been read for the last time.
+        # Frames are in the memory of dq and dk, which are written after the last read of a chunk's frames.
         frames = _make_frames(call, inputs, gradients.dq, gradients.dk, failed, reverse=True)
 
     def do_run(
@@ -370,7 +373,7 @@ def run_backward(
         _gradients(call, inputs, do, run, states, dstates, flags, failed, gradients)
 
     def new_dstates(chunks: int) -> torch.Tensor | None:
-        """Room for the gradients of so many states, if they need any of their own."""
+        """A buffer for the gradients of so many states; None if they need none."""
         return None if one_kernel or parked else inputs.q.new_empty(call.state_shape(chunks))
 
     after = dfinal
@@ -385,7 +388,7 @@ def run_backward(
     dstates = new_dstates(len(states))
     if carried:
         before = call.new_states(inputs.q) if dinitial is None else dinitial
-        # With a gradient after the last slice as after the others, all have the same kernel to compile.
+        # Zeros for the last slice, so that all slices use the same variant of the kernel.
         after = call.new_states(inputs.q, zero=True) if after is None else after
         slots = kept.unflatten(0, (call.sequences, -1))
         for run in reversed(list(slices(call))):

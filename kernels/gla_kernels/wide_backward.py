@@ -1,11 +1,14 @@
-"""All gradients of wide heads at once, K and V up to 128: Gluon kernel for Hopper.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: SIM102
+"""Computes all gradients of wide heads in one kernel, K and V up to 128: Gluon kernel for Hopper.
 
-The equations are those of `hopper_backward`. The gradient of the state stays in the registers of two warpgroups from
-chunk to chunk, and is in memory at a piece's ends alone.
+The equations are those of `hopper_backward.py`. The gradient of the state stays in the registers of two warpgroups from
+chunk to chunk; only at the ends of a piece is it in global memory.
 
-Registers and shared memory are both full. 2^(G - r) waits in shared memory for dq and dk; q and k of the next chunk
-are fetched to where v and do have been read, v and do to where q and k were; the halves of the sum in dg take dS~'s
-place. The accumulators of dv, dq and dk follow one another as far as they can, and rows' addresses are made anew.
+Registers and shared memory are both full. 2^(G - r) is kept in shared memory for dq and dk. q and k of the next chunk
+are fetched into the tiles of v and do once those have been read, v and do into those of q and k. The two parts of the
+sum in dg go to the tile of dS~. The accumulators of dv, dq and dk are used one after another as far as possible, and
+the addresses of rows are recomputed.
 """
 
 from triton.experimental import gluon
@@ -52,25 +55,25 @@ def wide_backward(
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32, natural log, <= 0
     do,  # [B, T, H, V]
-    states,  # [slots, H, K, V] bfloat16: the state before each chunk; of the pieces to do alone if SCRATCH
-    after,  # [pieces, H, K, V] float32: the gradient of the state after each piece to do
-    before,  # [pieces, H, K, V] float32: the gradient of the state before it
-    flags,  # [N, H] int32: 1 where the plain form does not hold
-    failed,  # [N, H] int32: set to 1 where the results are not finite
-    dq,  # [B, T, H, K], contiguous, as dk, dv and dg
+    states,  # [slots, H, K, V] bfloat16: the state before each chunk; of this launch's pieces only if SCRATCH
+    after,  # [pieces, H, K, V] float32: the gradient of the state after each piece of this launch
+    before,  # [pieces, H, K, V] float32: the gradient of the state before each
+    flags,  # [N, H] int32: 1 if the plain form does not hold
+    failed,  # [N, H] int32: set to 1 if the results are not finite
+    dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]
     dg,  # [B, T, H, K] float32
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
-    after_p,  # numbers from one piece's state in `after` to the next one's
-    before_p,  # the same of `before`
+    after_p,  # elements from one piece's state in `after` to the next piece's
+    before_p,  # the same for `before`
     T,
     H,
     N,
-    base,  # the first piece to do
-    stride,  # from one piece to the next
+    base,  # the first of this launch's pieces
+    stride,  # from one piece of this launch to the next
     piece_chunks,
     K: gl.constexpr,
     V: gl.constexpr,
@@ -83,7 +86,7 @@ def wide_backward(
     STORE_BEFORE: gl.constexpr,
     SCRATCH: gl.constexpr,
 ):  # fmt: skip
-    """A program does one piece and head."""
+    """A program handles one piece and head."""
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
@@ -107,8 +110,8 @@ def wide_backward(
     else:
         slot = first_slot(n, begin, length, C, VARLEN) + first + chunks - 1
 
-    # A chunk's q and k lie where v and do of the chunk after it were. Without gates there is room for v and do of the
-    # next chunk beside them.
+    # q and k of a chunk take the place of v and do of the chunk processed before it. Without gates there is also room
+    # for v and do of the next one.
     ring: gl.constexpr = 2 if GATED else 3
     q_and_v = gl.allocate_shared_memory(gl.bfloat16, [ring, C, 128], operand_layout(C, 128))
     k_and_do = gl.allocate_shared_memory(gl.bfloat16, [ring, C, 128], operand_layout(C, 128))
@@ -116,7 +119,7 @@ def wide_backward(
     dS_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
     Pt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     dA_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
-    # dv, and then dq, leave through it.
+    # dv, and then dq, are stored through it.
     out_tile = gl.allocate_shared_memory(gl.bfloat16, [C, 128], operand_layout(C, 128))
     if GATED:
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
@@ -127,7 +130,7 @@ def wide_backward(
         dS = load_state(after + piece.to(gl.int64) * after_p + h * K * V, K, V, state_layout, BK, BV)
     else:
         dS = no_state(BK, BV, scale, state_layout)
-    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk after: takes its gradient out of its frame
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the next chunk: takes its gradient out of its frame
 
     fetch_rows(q_and_v.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
     fetch_rows(k_and_do.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
@@ -203,7 +206,7 @@ def wide_backward(
         if GATED:
             balance = -q_tile.load(key_tile).to(gl.float32) * bdq
             bdq *= factors.load(key_tile)
-        thread_barrier()  # dv is on its way
+        thread_barrier()  # all threads have read dv from out_tile
         out_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
         thread_barrier()
@@ -239,8 +242,8 @@ def wide_backward(
     async_copy.wait_group(0)
     dS *= leave[:, None]
     if GATED:
-        # dg is made of dQ~ and dK~, and no sum loses what is not finite: infinity times 0 is NaN. Of the rest of it, S~
-        # that is not finite shows in dQ~, and dS stays so to the end.
+        # Infinity times 0 is NaN, which stays NaN in every sum. `suspect` sums the terms of dg with dQ~ and dK~. Of the
+        # other terms, an S~ that is not finite shows in dQ~, and a dS that is not finite stays so to the end.
         nothing = gl.sum(suspect * 0.0, axis=1)
         nothing = gl.convert_layout(nothing, key_layout) + gl.sum(dS * 0.0, axis=1)
         raise_where(failed + n * H + h, (nothing != 0.0) & (chunks > 0))

@@ -1,11 +1,13 @@
-"""Forward kernel for wide heads on Hopper, K up to 128: `hopper_forward`'s plain form with two warpgroups.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: E741, SIM102
+"""Forward kernel for wide heads on Hopper, in Gluon, K up to 128: the plain form of `hopper_forward.py`.
 
     O = Q~ S~ + tril(Q~ K~^T) V,       S' = S~ + K~^T V
 
-Left operands lie in shared memory, because the two warpgroups share every accumulator of 64 rows.
+Two warpgroups divide every accumulator of 64 rows by columns, so left operands must be in shared memory.
 
-One program fills a multiprocessor, so nothing hides its waiting but itself: a chunk's products run while the next
-chunk's gates are brought into its frame.
+One program fills a multiprocessor, so no other program runs while it waits. Therefore it works on two chunks at a time:
+while the products of one run, q, k and g of the next are brought into its frame.
 """
 
 from triton.experimental import gluon
@@ -58,21 +60,21 @@ def wide_forward(
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32, natural log, <= 0
     o,  # [B, T, H, V], contiguous
-    initial,  # [pieces, H, K, V] float32: the state before each piece to do
+    initial,  # [pieces, H, K, V] float32: the state before each piece of this launch
     final,  # [pieces, H, K, V] float32: the state after each
     states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
     checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
-    flags,  # [N, H] int32: set to 1 where the plain form does not hold
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    flags,  # [N, H] int32: set to 1 if the plain form does not hold
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
-    initial_p,  # numbers from one piece's state in `initial` to the next one's
-    final_p,  # the same of `final`
+    initial_p,  # elements from one piece's state in `initial` to the next piece's
+    final_p,  # the same for `final`
     T,
     H,
     N,
-    base,  # the first piece to do
-    stride,  # from one piece to the next
+    base,  # the first of this launch's pieces
+    stride,  # from one piece of this launch to the next
     piece_chunks,
     every,  # chunks between checkpoints
     K: gl.constexpr,
@@ -87,7 +89,7 @@ def wide_forward(
     STORE_STATES: gl.constexpr,
     STORE_CHECKPOINTS: gl.constexpr,
 ):  # fmt: skip
-    """A program does one piece and head and BV value columns."""
+    """A program handles one piece and head, and BV value columns."""
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
@@ -121,11 +123,11 @@ def wide_forward(
         S = load_state(initial + piece.to(gl.int64) * initial_p + h * K * V + v0, K, V, state_layout, BK, BV, v0)
     else:
         S = zeros(BK, BV, scale)
-    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
-    half = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk at hand
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
+    half = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the current chunk
     widest = gl.zeros([BK], gl.float32, key_layout)
 
-    # Before the loop: the first chunk in its frame, its values and the second chunk's rest on their way.
+    # Before the loop, bring the first chunk into its frame and start copying its v and the second chunk's q, k and g.
     fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
     fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
     if GATED:
@@ -161,7 +163,7 @@ def wide_forward(
                 there = checkpoints + wide_product(checkpoint_slot * H + h, K * V) + v0
                 put(there, S * leave[:, None], V, K, V, state_layout, v0)
                 checkpoint_slot += 1
-        async_copy.wait_group(1)  # this chunk's values
+        async_copy.wait_group(1)  # this chunk's v
         if GATED:
             S *= (leave * half)[:, None]
             leave = half
@@ -176,7 +178,7 @@ def wide_forward(
         P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
         O = product(q_tile, S_tile, C, BV, WARPS)
         S = add_product(k_tile.permute((1, 0)), v_tile, S)
-        # While these run: the next chunk's gates, whose own products queue up behind.
+        # Meanwhile, the next chunk's gates. Their products queue up behind these.
         async_copy.wait_group(1)
         thread_barrier()
         if GATED:

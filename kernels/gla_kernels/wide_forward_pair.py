@@ -1,12 +1,14 @@
-"""Forward kernel for wide heads on Hopper, K up to 128 and V a multiple of 256: a program holds 256 value columns.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: E741, SIM102
+"""Forward kernel for wide heads on Hopper, in Gluon, K up to 128, V a multiple of 256: 256 value columns per program.
 
-The equations are those of `wide_forward`. A state of 128 x 256 fills half of the registers of two warpgroups. That
-leaves no room for work on two chunks at a time as in `wide_forward`, but every q, k and g is read and brought into its
-frame once, not twice.
+The equations are those of `wide_forward.py`. A state of 128 x 256 fills half of the registers of two warpgroups. This
+leaves no room to work on two chunks at a time as `wide_forward.py` does, but every q, k and g is read and brought into
+its frame once, not twice.
 
-The state is two tensors of 128 columns, which are read out one after the other through one tile of shared memory. So
-little is left of registers that whatever can be computed anew is (`opaque`), and tiles leave in parts: what spills
-goes to L2, as shared memory leaves the L1 cache 28 KiB.
+The state is two tensors of 128 columns, which are read out one after the other through one tile of shared memory.
+Registers are so short that values are recomputed wherever possible (`opaque`) and tiles are stored in parts. Spills go
+to L2, because shared memory leaves the L1 cache 28 KiB.
 """
 
 from triton.experimental import gluon
@@ -54,21 +56,21 @@ def wide_forward_pair(
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32, natural log, <= 0
     o,  # [B, T, H, V], contiguous
-    initial,  # [pieces, H, K, V] float32: the state before each piece to do
+    initial,  # [pieces, H, K, V] float32: the state before each piece of this launch
     final,  # [pieces, H, K, V] float32: the state after each
     states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
     checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
-    flags,  # [N, H] int32: set to 1 where the plain form does not hold
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    flags,  # [N, H] int32: set to 1 if the plain form does not hold
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
-    initial_p,  # numbers from one piece's state in `initial` to the next one's
-    final_p,  # the same of `final`
+    initial_p,  # elements from one piece's state in `initial` to the next piece's
+    final_p,  # the same for `final`
     T,
     H,
     N,
-    base,  # the first piece to do
-    stride,  # from one piece to the next
+    base,  # the first of this launch's pieces
+    stride,  # from one piece of this launch to the next
     piece_chunks,
     every,  # chunks between checkpoints
     K: gl.constexpr,
@@ -83,7 +85,7 @@ def wide_forward_pair(
     STORE_STATES: gl.constexpr,
     STORE_CHECKPOINTS: gl.constexpr,
 ):  # fmt: skip
-    """A program does one piece and head and BV = 256 value columns."""
+    """A program handles one piece and head, and BV = 256 value columns."""
     W: gl.constexpr = BV // 2
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_v: gl.constexpr = copy_layout(W, 16, WARPS)
@@ -123,7 +125,7 @@ def wide_forward_pair(
     else:
         S = zeros(BK, W, scale)
         S2 = zeros(BK, W, scale)
-    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
     widest = gl.zeros([BK], gl.float32, key_layout)
 
     fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
@@ -153,7 +155,7 @@ def wide_forward_pair(
                 checkpoint_slot += 1
         async_copy.wait_group(0)
         thread_barrier()
-        # The next chunk's copies run while this one is worked on.
+        # The next chunk is copied while this one is processed.
         fetch_rows(q_tiles.index(later), q, b, t + C, h, q_b, q_t, q_h, rows_left - C, K, 16)
         fetch_rows(k_tiles.index(later), k, b, t + C, h, k_b, k_t, k_h, rows_left - C, K, 16)
         fetch_rows(v_tiles.index(later), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
@@ -182,7 +184,7 @@ def wide_forward_pair(
             async_copy.commit_group()
 
         P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
-        # The second half of the last chunk's output has waited for this, so that its way out is not waited for.
+        # Store the second half of the previous chunk's output only now, so that no fence waits for the store.
         token = (b * T + t) * H + h
         before = o + wide_product(token - C * H, V) + v0 + W
         put_tile(before, O_tile, H * V, gl.where(j > 0, rows_left + C, 0), V, copy_v, v0 + W)

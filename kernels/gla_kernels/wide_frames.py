@@ -1,9 +1,10 @@
-"""Q~ and K~, the scores and the gates of every chunk for K up to 256: Gluon kernel for wide heads on Hopper.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+"""Computes Q~, K~, scores and 2^r of every chunk, for K up to 256: Gluon kernel for wide heads on Hopper.
 
     Q~ = scale 2^(G - r) q,    K~ = 2^(r - G) k,    2^r with r = G_last / 2
     forward:  P = tril(Q~ K~^T),    reverse:  P = triu(K~ Q~^T)
 
-`wide_walk` has a program a block of value columns, and each would make these anew.
+`wide_walk` has one program per block of value columns; without this kernel, each would compute these again.
 """
 
 from triton.experimental import gluon
@@ -19,6 +20,7 @@ from gla_kernels.hopper_tiles import (
     gate_layout,
     operand_layout,
     put,
+    raise_where,
     thread_barrier,
     triangle,
 )
@@ -29,7 +31,6 @@ from gla_kernels.wide_tiles import (
     gate_halves,
     make_ones_columns,
     put_tile,
-    raise_where,
     raise_where_not_finite,
     start_centred_gates,
     start_total_gate,
@@ -44,12 +45,12 @@ def wide_frames(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     g,  # [B, T, H, K] float32, natural log, <= 0
-    framed_q,  # [B, T, H, K] bfloat16, contiguous
-    framed_k,  # [B, T, H, K]
-    scores,  # [B, T, H, C] bfloat16: P's row of a token
-    half_gates,  # [chunks, H, K] float32: 2^r of each
-    raised,  # [N, H] int32: set to 1 where the plain form does not hold
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    framed_q,  # [B, T, H, K] bfloat16, contiguous: Q~
+    framed_k,  # [B, T, H, K]: K~
+    scores,  # [B, T, H, C] bfloat16: for each token, its row of P
+    half_gates,  # [chunks, H, K] float32: 2^r of each chunk
+    raised,  # [N, H] int32: set to 1 if the plain form does not hold
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, g_b, g_t, g_h,
     T,
@@ -62,7 +63,7 @@ def wide_frames(
     VARLEN: gl.constexpr,
     REVERSE: gl.constexpr,
 ):  # fmt: skip
-    """A program does one chunk and head; it loops over blocks of BK key columns."""
+    """A program handles one chunk and head, in a loop over blocks of BK key columns."""
     blocks_k: gl.constexpr = (K + BK - 1) // BK
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
     copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)

@@ -1,7 +1,9 @@
-"""dq, dk, dg and, for K up to 128, dv of a chunk: Gluon kernel for wide heads on Hopper.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: SIM102
+"""Computes dq, dk, dg and, for K up to 128, dv of a chunk: Gluon kernel for wide heads on Hopper.
 
-With S~ the state before the chunk and dS~ the gradient of the state after it, in the chunk's frame, as
-`wide_recurrence` or `wide_walk` kept both:
+With S~ the state before the chunk and dS~ the gradient of the state after it, both in the chunk's frame, as stored by
+`wide_recurrence` or `wide_walk`:
 
     dA  = tril(dO V^T)
     dQ~ = dA K~   + dO S~^T         dq = scale 2^(G - r) dQ~
@@ -10,7 +12,7 @@ With S~ the state before the chunk and dS~ the gradient of the state after it, i
     dg_t = sum_v S~ dS~ + sum_{i >= t} (Q~ dO S~^T)_i + sum_{i < t} (K~_i dK~_i - Q~_i (dA K~)_i)
 
 The first two terms of the last line at t = 0 are the effect of the chunk's first gate, sum_v S~ dS with dS before the
-chunk; each is made of the rounded operands of the products, so that what cancels in exact arithmetic cancels here.
+chunk. Each uses the rounded operands of the products, so that terms which cancel in exact arithmetic cancel here too.
 """
 
 from triton.experimental import gluon
@@ -47,7 +49,7 @@ from gla_kernels.wide_tiles import (
 def fetch_parked(
     tile, dq, dk, parked, H, keys, K: gl.constexpr, V: gl.constexpr, layout: gl.constexpr, column
 ):  # fmt: skip
-    """`fetch` of columns of a state that waits in the memory of its chunk's gradients; see `wide_recurrence`."""
+    """`fetch` of columns of a state that is parked in the memory of its chunk's gradients; see `wide_recurrence.py`."""
     C: gl.constexpr = tile.shape[0] // 2
     gl.static_assert((K == 2 * C) & (V <= 2 * K))
     lower = gl.where(column < K, dq + column, dk + (column - K))
@@ -62,23 +64,23 @@ def wide_gradients(
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32, natural log, <= 0
     do,  # [B, T, H, V]
-    states,  # [chunks, H, K, V] bfloat16: the state before each chunk that this call does
-    dstates,  # [chunks, H, K, V] bfloat16: the gradient of the state after it; nothing if PARKED
-    parked,  # [B, T, H, 2 K]: if PARKED, the memory of dg as bfloat16, where with dq and dk that gradient waits
-    flags,  # [N, H] int32: 1 where the plain form does not hold
-    failed,  # [N, H] int32: set to 1 where the results are not finite
-    dq,  # [B, T, H, K], contiguous, as dk, dv and dg
+    states,  # [chunks, H, K, V] bfloat16: the state before each chunk of this launch
+    dstates,  # [chunks, H, K, V] bfloat16: the gradient of the state after it; unused if PARKED
+    parked,  # [B, T, H, 2 K]: if PARKED, the memory of dg as bfloat16, which with dq and dk holds that gradient
+    flags,  # [N, H] int32: 1 if the plain form does not hold
+    failed,  # [N, H] int32: set to 1 if the results are not finite
+    dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
-    dv,  # [B, T, H, V]; written if K is one block
+    dv,  # [B, T, H, V]; written if K fits one block
     dg,  # [B, T, H, K] float32
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T,
     H,
     N,
-    base,  # the first piece to do
-    stride,  # from one piece to the next
+    base,  # the first of this launch's pieces
+    stride,  # from one piece of this launch to the next
     piece_chunks,
     K: gl.constexpr,
     V: gl.constexpr,
@@ -89,13 +91,13 @@ def wide_gradients(
     VARLEN: gl.constexpr,
     PARKED: gl.constexpr,
 ):  # fmt: skip
-    """A program does one chunk and head and BK key columns; it loops over blocks of BV value columns."""
+    """A program handles one chunk and head and BK key columns, in a loop over blocks of BV value columns."""
     blocks_k: gl.constexpr = (K + BK - 1) // BK
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
     copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
-    # Two threads share a row of a state, so that its sums stay in a thread but for one step.
+    # Two threads share a row of a state, so that a sum over the row needs one step between threads.
     state_rows: gl.constexpr = gl.BlockedLayout([1, BV // 2], [16, 2], [WARPS, 1], [1, 0])
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     begin_behind()
@@ -221,8 +223,8 @@ def wide_gradients(
             bdv = warpgroup_mma_wait(3, deps=[bdv])
             put(dv, gl.convert_layout(bdv.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
             dv += BV
-        # The tiles are named too: with one block of V they have no later reader, and without it the compiler may give
-        # their memory to the conversion of dv while the products still read them.
+        # The tiles are listed as dependencies too: with one block of V nothing reads them later, and the compiler could
+        # use their memory for the conversion of dv while the products still read them.
         dA, bdq, bdk, _, _, _, _ = warpgroup_mma_wait(0, deps=[dA, bdq, bdk, S_tile, dS_tile, v_tile, do_tile])
     async_copy.wait_group(0)
     thread_barrier()
@@ -243,9 +245,9 @@ def wide_gradients(
         high, low = split(k_tile.load(key_tile).to(gl.float32) * bdk - Q * intra)
         bdq *= factor
         bdk *= reciprocal(factor)
-        thread_barrier()  # nothing reads dA, Q~ and K~ any more
-        # The constants of both sums over time: the first takes the tile of dA. The terms of the second take those of
-        # Q~ and K~.
+        thread_barrier()  # no thread reads dA, Q~ and K~ any more
+        # The masks of the two sums over time. The first mask takes the tile of dA, the terms of the second sum take
+        # the tiles of Q~ and K~.
         dA_tile.store(gl.where(triangle(C, False, True, WARPS), 1.0, 0.0).to(gl.bfloat16))
         before_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
         before_tile.store(gl.where(triangle(C, True, False, WARPS), 1.0, 0.0).to(gl.bfloat16))
@@ -260,10 +262,10 @@ def wide_gradients(
     put(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     put(dk, gl.convert_layout(bdk.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     if GATED:
-        # The tiles are named, as in the loop: dq and dk are converted while the products read them.
+        # The tiles are listed as dependencies, as in the loop: dq and dk are converted while the products read them.
         bdg, _, _, _, _, _ = warpgroup_mma_wait(0, deps=[bdg, dA_tile, before_tile, halves, q_tile, k_tile])
         start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
         bdg += start[None, :]
         put(dg, bdg, H * K, rows_left, K, key_tile, k0)
-        # dg is made of dQ~, dK~ and the states, and what is not finite stays so: 0 times infinity is NaN.
+        # dg is a sum over dQ~, dK~ and the states; a term that is not finite makes the sum so too: 0 * infinity is NaN.
         raise_where_not_finite(failed + n * H + h, bdg)

@@ -1,9 +1,11 @@
-"""o, or dv, of a chunk from its state, or that state's gradient: Gluon kernel for wide heads on Hopper.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: E741, SIM102
+"""Computes o of a chunk from its state, or in reverse dv from its gradient: Gluon kernel for wide heads on Hopper.
 
     forward:  X = Q~, Y = K~, Z = V    O  = tril(Q~ K~^T) V    + Q~ S~
     reverse:  X = K~, Y = Q~, Z = dO   dV = triu(K~ Q~^T) dO   + K~ dS~
 
-with K in blocks. Chunks know nothing of each other here: `wide_recurrence` made the states.
+with K in blocks. Chunks are independent here, because `wide_recurrence` has stored the states.
 """
 
 from triton.experimental import gluon
@@ -39,7 +41,7 @@ def start_block(
     z_tile, S_tiles, first_tile, z, states, block, blocks_v, z_t, rows_left, K: gl.constexpr, V: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Starts the copies of a block of columns of z and of the state, the latter to S_tiles from `first_tile` on."""
+    """Starts copying a block of columns of z, and of the state to S_tiles from number `first_tile` on."""
     BK: gl.constexpr = S_tiles.shape[1]
     BV: gl.constexpr = S_tiles.shape[2]
     column = block * BV
@@ -57,18 +59,18 @@ def wide_readout(
     y,  # [B, T, H, K]: k, or q in reverse
     z,  # [B, T, H, V]: v, or do in reverse
     g,  # [B, T, H, K] float32, natural log, <= 0
-    states,  # [chunks, H, K, V] bfloat16: what `wide_recurrence` kept of the chunks that this call does
+    states,  # [chunks, H, K, V] bfloat16: what `wide_recurrence` stored for the chunks of this launch
     out,  # [B, T, H, V], contiguous
-    flags,  # [N, H] int32: 1 where the plain form does not hold
-    raised,  # [N, H] int32: set to 1 where the results are not finite
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    flags,  # [N, H] int32: 1 if the plain form does not hold
+    raised,  # [N, H] int32: set to 1 if the results are not finite
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     x_b, x_t, x_h, y_b, y_t, y_h, z_b, z_t, z_h, g_b, g_t, g_h,
     T,
     H,
     N,
-    base,  # the first piece to do
-    stride,  # from one piece to the next
+    base,  # the first of this launch's pieces
+    stride,  # from one piece of this launch to the next
     piece_chunks,
     K: gl.constexpr,
     V: gl.constexpr,
@@ -79,7 +81,7 @@ def wide_readout(
     VARLEN: gl.constexpr,
     REVERSE: gl.constexpr,
 ):  # fmt: skip
-    """A program does one chunk and head; it loops over blocks of K for the scores, then over blocks of V."""
+    """A program handles one chunk and head, in a loop over blocks of K for the scores and one over blocks of V."""
     blocks_k: gl.constexpr = (K + BK - 1) // BK
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
@@ -94,7 +96,7 @@ def wide_readout(
     n, b, t, rows_left = find_chunk(cu, chunk_slot, base, stride, piece_chunks, N, T, C, VARLEN)
     if rows_left <= 0:
         return
-    if GATED and REVERSE:  # forward, this launch may raise the flag itself: warps must not differ about it
+    if GATED and REVERSE:  # not forward: this launch may raise the flag itself, and all warps must take the same branch
         if gl.load(flags + n * H + h) != 0:
             return
     x += b * x_b + t * x_t + h.to(gl.int64) * x_h
@@ -169,8 +171,8 @@ def wide_readout(
         O = product(P_tile, z_tiles.index(now), C, BV, WARPS)
         for ik in gl.static_range(blocks_k):
             O = add_product(x_tiles.index(ik), S_tiles.index(now * blocks_k + ik), O)
-        # The tiles are named too: with one block of V they have no later reader, and without it the compiler may give
-        # their memory to the conversion of o while the products still read them.
+        # The tiles are listed as dependencies too: with one block of V nothing reads them later, and the compiler could
+        # use their memory for the conversion of o while the products still read them.
         O, _, _, _, _ = warpgroup_mma_wait(0, deps=[O, P_tile, x_tiles, z_tiles, S_tiles])
         put(out, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
         out += BV

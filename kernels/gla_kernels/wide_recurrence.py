@@ -1,16 +1,20 @@
-"""The state, or its gradient, walked through time: Gluon kernels for wide heads on Hopper, and the scan over pieces.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: SIM102
+"""Computes the state before every chunk, or in reverse its gradient: Gluon kernel for wide heads on Hopper, and a scan.
 
     forward:  X = K~, Y = V    S~ = 2^r S is kept before every chunk,    S'  = S~  + K~^T V
     reverse:  X = Q~, Y = dO   dS~ = 2^r dS' is kept after every chunk,  dS  = dS~ + Q~^T dO
 
-in the chunk's frame (`hopper_forward`), with S <- 2^r (...) between the lines. From these states kernels that know
-nothing of the other chunks make what no kernel makes that walks the state itself.
+in the chunk's frame (`hopper_forward.py`). A factor 2^r takes the state into this frame, and another out of it. Other
+kernels read the stored states and handle each chunk independently.
 
-With PARK the state of a chunk waits for such a kernel in the memory of the chunk's dq, dk and dg, which at K = BK = 128
-has just room for 256 value columns: keys 0 to C in dq, or dk for the columns from 128 on, the other keys in dg.
+With PARK, the state of a chunk is parked in the memory of that chunk's dq, dk and dg until such a kernel has read it.
+At K = BK = 128 this memory has just room for 256 value columns: keys 0 to C in dq (columns from 128 on in dk), the
+other keys in dg.
 
-A sequence cut into pieces has one program or more a piece. First every piece runs from zero (its local state and its
-total decay), then a scan makes the states at the pieces' borders, then every piece runs again from its own.
+A sequence cut into pieces has at least one program per piece. First every piece runs from a state of zero and gives its
+local state and total decay; then a scan computes the states at the borders of the pieces; then every piece runs again
+from its own state.
 """
 
 import triton
@@ -53,24 +57,24 @@ def wide_recurrence(
     x,  # [B, T, H, K] bfloat16: k, or q in reverse; any strides of B, T and H
     y,  # [B, T, H, V]: v, or do in reverse
     g,  # [B, T, H, K] float32, natural log, <= 0
-    initial,  # [pieces, H, K, V] float32: the state before each piece to do; in reverse its gradient after it
+    initial,  # [pieces, H, K, V] float32: the state before each piece of this launch; in reverse its gradient after it
     end,  # [pieces, H, K, V] float32: the state after each; in reverse its gradient before it
-    decays,  # [pieces, H, K] float32: total gate of each, log2
-    states,  # [slots, H, K, V] bfloat16, one a chunk; of the pieces to do alone if SCRATCH; nothing if PARK
-    dq,  # [B, T, H, K] bfloat16, contiguous, as dk; where states wait if PARK
+    decays,  # [pieces, H, K] float32: total gate of each, in log2
+    states,  # [slots, H, K, V] bfloat16, one per chunk; of this launch's pieces only if SCRATCH; unused if PARK
+    dq,  # [B, T, H, K] bfloat16, contiguous, like dk; holds parked states if PARK
     dk,  # [B, T, H, K]
-    parked,  # [B, T, H, 2 K]: the memory of dg as bfloat16, the third such place
-    raised,  # [N, H] int32: set to 1 where the plain form does not hold
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    parked,  # [B, T, H, 2 K]: the memory of dg as bfloat16; holds parked states if PARK
+    raised,  # [N, H] int32: set to 1 if the plain form does not hold
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     x_b, x_t, x_h, y_b, y_t, y_h, g_b, g_t, g_h,
-    initial_p,  # numbers from one piece's state in `initial` to the next one's
-    end_p,  # the same of `end`
+    initial_p,  # elements from one piece's state in `initial` to the next piece's
+    end_p,  # the same for `end`
     T,
     H,
     N,
-    base,  # the first piece to do
-    stride,  # from one piece to the next
+    base,  # the first of this launch's pieces
+    stride,  # from one piece of this launch to the next
     piece_chunks,
     K: gl.constexpr,
     V: gl.constexpr,
@@ -88,7 +92,7 @@ def wide_recurrence(
     PARK: gl.constexpr,
     CHECK: gl.constexpr,
 ):  # fmt: skip
-    """A program does one piece and head, and a tile of BK key and BV value columns of the state."""
+    """A program handles one piece and head, and a tile of BK key and BV value columns of the state."""
     blocks_k: gl.constexpr = (K + BK - 1) // BK
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
@@ -97,7 +101,7 @@ def wide_recurrence(
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
-    begin_behind(STORE_STATES or PARK)  # else `scan_pieces` comes next
+    begin_behind(STORE_STATES or PARK)  # if it stores no states, `scan_pieces` comes next: small programs
     pid = gl.program_id(0)
     k0 = pid // blocks_v % blocks_k * BK
     v0 = pid % blocks_v * BV
@@ -128,7 +132,7 @@ def wide_recurrence(
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     y_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
     S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
-    # A tile of 256 value columns leaves room for the gates of one chunk.
+    # With a tile of 256 value columns there is room for the gates of one chunk only.
     g_buffers: gl.constexpr = 2 if BV <= 128 else 1
     if GATED:
         g_tiles = gl.allocate_shared_memory(gl.float32, [g_buffers, C, BK], gate_layout())
@@ -138,7 +142,7 @@ def wide_recurrence(
         S = load_state(initial + piece.to(gl.int64) * initial_p + tile_at, K - k0, V, state_layout, BK, BV, v0)
     else:
         S = zeros(BK, BV, scale)
-    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
     decay = gl.zeros([BK], gl.float32, key_layout)
     widest = gl.zeros([BK], gl.float32, key_layout)
 
@@ -153,7 +157,7 @@ def wide_recurrence(
         later = (j + 1) % 2
         async_copy.wait_group(0)
         thread_barrier()
-        # The next chunk's copies run while this one is worked on.
+        # The next chunk is copied while this one is processed.
         next_chunk = start - j - 1 if REVERSE else start + j + 1
         rows_later = gl.where(j + 1 < chunks, gl.minimum(length - next_chunk * C, C), 0)
         x += step * x_t
@@ -218,15 +222,15 @@ def wide_recurrence(
 
 @triton.jit(do_not_specialize=["T", "H", "rows"])
 def scan_pieces(
-    local,  # [pieces, H, K, V] float32: the state after each piece, had it begun at zero; in reverse before it
-    decays,  # [pieces, H, K] float32: total gate of each piece, log2; nothing if not GATED
+    local,  # [pieces, H, K, V] float32: the state after each piece if it starts from zero; in reverse before it
+    decays,  # [pieces, H, K] float32: total gate of each piece, in log2; unused if not GATED
     initial,  # [N, H, K, V] float32: the state before each sequence; in reverse after it
     borders,  # [pieces, H, K, V] float32: the state before each piece; in reverse after it
     final,  # [N, H, K, V] float32: the state after each sequence; in reverse before it
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     T,
     H,
-    rows,  # of a piece
+    rows,  # tokens of a piece
     K: tl.constexpr,
     V: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -237,7 +241,7 @@ def scan_pieces(
     HAS_INITIAL: tl.constexpr,
     STORE_FINAL: tl.constexpr,
 ):
-    """S <- 2^decay S + local from piece to piece. A program does BLOCK numbers of the state of a sequence and head."""
+    """S <- 2^decay S + local from piece to piece. A program handles BLOCK elements of the state of a head."""
     tiles.begin_behind(PDL)
     nh = tl.program_id(0)
     n = nh // H

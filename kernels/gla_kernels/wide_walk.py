@@ -1,12 +1,14 @@
-"""o, or dv, and the states, or their gradients, at once for K up to 256: Gluon kernel for wide heads on Hopper.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: E741, SIM102
+"""Computes o and states, or in reverse dv and their gradients, for K up to 256: Gluon kernel for wide heads, Hopper.
 
     forward:  X = Q~, Y = K~, Z = V     O  = P V  + Q~ S~,    S'  = S~  + K~^T V
     reverse:  X = K~, Y = Q~, Z = dO    dV = P dO + K~ dS~,   dS  = dS~ + Q~^T dO
 
-with S~ = 2^r S (`wide_recurrence`), and P, Q~, K~ and 2^r of `wide_frames`. The state, as wide as K, stays in registers
-from chunk to chunk: two tensors of 128 keys, half of the registers of two warpgroups. It goes through shared memory
-once a chunk, because it is read as a right operand. That, and two chunks' operands, leave 3 KiB of shared memory: P
-comes straight into registers, and o leaves through the state's place.
+with S~ = 2^r S (see `wide_recurrence.py`), and P, Q~, K~ and 2^r from `wide_frames`. A state with all K keys stays in
+registers from chunk to chunk: two tensors of 128 keys, half of the registers of two warpgroups. Once per chunk it is
+written to shared memory, from where products read it as a right operand. The state and the operands of two chunks leave
+3 KiB of shared memory, so P is loaded straight into registers, and o is stored through the state's tile.
 """
 
 from triton.experimental import gluon
@@ -34,7 +36,7 @@ from gla_kernels.wide_tiles import WARPS, find_piece, put_tile, raise_where_not_
 
 @gluon.jit
 def load_half_gates(ptr, there, K: gl.constexpr, k0: gl.constexpr, BK: gl.constexpr, layout: gl.constexpr):
-    """2^r (BK) of a chunk's keys from k0 on; 1 beyond K, or if the chunk is not there."""
+    """2^r (BK) of a chunk's keys from k0 on; 1 beyond K, and if there is no such chunk."""
     keys = k0 + gl.arange(0, BK, layout)
     return gl.load(ptr + keys, mask=there & (keys < K), other=1.0)
 
@@ -43,7 +45,7 @@ def load_half_gates(ptr, there, K: gl.constexpr, k0: gl.constexpr, BK: gl.conste
 def put_quarter(
     states, S_tile, quarter: gl.constexpr, K: gl.constexpr, V: gl.constexpr, layout: gl.constexpr, column
 ):  # fmt: skip
-    """A quarter of the state's keys: all in one go, they hold up what else is on its way."""
+    """Stores a quarter of the state's keys. Storing all at once would delay other memory accesses."""
     rows: gl.constexpr = S_tile.shape[0] // 2
     key: gl.constexpr = quarter * rows
     put_tile(states + key * V, S_tile.slice(quarter % 2 * rows, rows, 0), V, K - key, V, layout, column)
@@ -51,7 +53,7 @@ def put_quarter(
 
 @gluon.jit
 def load_scores(ptr, stride, rows_left, C: gl.constexpr, layout: gl.constexpr):
-    """P (C, C) of a chunk as a left operand."""
+    """Loads P (C, C) of a chunk as a left operand."""
     offsets, mask = offsets_and_mask(C, C, stride, rows_left, C, layout)
     return gl.load(ptr + offsets, mask=mask, other=0.0)
 
@@ -64,21 +66,21 @@ def wide_walk(
     scores,  # [B, T, H, C] bfloat16: P
     half_gates,  # [chunks, H, K] float32: 2^r
     out,  # [B, T, H, V], contiguous
-    initial,  # [pieces, H, K, V] float32: the state before each piece to do; in reverse its gradient after it
+    initial,  # [pieces, H, K, V] float32: the state before each piece of this launch; in reverse its gradient after it
     end,  # [pieces, H, K, V] float32: the state after each; in reverse its gradient before it
-    states,  # [slots, H, K, V] bfloat16, one a chunk; of the pieces to do alone if SCRATCH
+    states,  # [slots, H, K, V] bfloat16, one per chunk; of this launch's pieces only if SCRATCH
     checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
-    raised,  # [N, H] int32: set to 1 where the plain form does not hold
-    cu,  # [N + 1] int32 or int64: where packed sequences begin and end
+    raised,  # [N, H] int32: set to 1 if the plain form does not hold
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     z_b, z_t, z_h,
-    initial_p,  # numbers from one piece's state in `initial` to the next one's
-    end_p,  # the same of `end`
+    initial_p,  # elements from one piece's state in `initial` to the next piece's
+    end_p,  # the same for `end`
     T,
     H,
     N,
-    base,  # the first piece to do
-    stride,  # from one piece to the next
+    base,  # the first of this launch's pieces
+    stride,  # from one piece of this launch to the next
     piece_chunks,
     every,  # chunks between checkpoints
     K: gl.constexpr,
@@ -95,7 +97,7 @@ def wide_walk(
     STORE_CHECKPOINTS: gl.constexpr,
     SCRATCH: gl.constexpr,
 ):  # fmt: skip
-    """A program does one piece and head, all BK key columns and BV value columns."""
+    """A program handles one piece and head, all BK key columns and BV value columns."""
     W: gl.constexpr = BK // 2
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_k: gl.constexpr = copy_layout(W, 16, WARPS)
@@ -133,7 +135,8 @@ def wide_walk(
         checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN).to(gl.int64)
         checkpoints += checkpoint_slot * H * K * V + tile_at
 
-    # Halves of their own: between writes to one place, with indices that it does not know, the compiler puts barriers.
+    # Separate allocations for the halves: the compiler puts barriers between writes to one allocation at indices that
+    # it cannot know.
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
     x2_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
     y_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
@@ -149,7 +152,7 @@ def wide_walk(
     else:
         S = zeros(W, BV, scale)
         S2 = zeros(W, BV, scale)
-    leave = gl.full([W], 1.0, gl.float32, key_layout)  # 2^r of the chunk before: takes its state out of its frame
+    leave = gl.full([W], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
     leave2 = gl.full([W], 1.0, gl.float32, key_layout)
 
     step = -C if REVERSE else C
@@ -173,7 +176,7 @@ def wide_walk(
                 checkpoints += H * K * V
         async_copy.wait_group(0)
         thread_barrier()
-        # The next chunk's copies run while this one is worked on.
+        # The next chunk is copied while this one is processed.
         next_chunk = start - j - 1 if REVERSE else start + j + 1
         rows_later = gl.where(j + 1 < chunks, gl.minimum(length - next_chunk * C, C), 0)
         x += step * H * K
@@ -210,7 +213,7 @@ def wide_walk(
         O = warpgroup_mma_wait(2, deps=[O])
         scores += step * H * C
         P = load_scores(scores, H * C, rows_later, C, score_layout)
-        thread_barrier()  # nothing reads the state's first quarter any more
+        thread_barrier()  # no thread reads the state's first quarter any more
         out_tile.store(O.to(gl.bfloat16))
         if STORE_STATES:
             put_quarter(states, S_tile, 1, K, V, copy_v, v0)
