@@ -1,6 +1,8 @@
 """Errors that end a command, each with its exit code; the message says what was wrong and how to mend it."""
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import IntEnum
 
 # Control characters and halves of surrogate pairs; and what turns the direction of the text around it.
@@ -24,6 +26,16 @@ class ExitCode(IntEnum):
 def printable(text: str) -> str:
     """The text in one line that a terminal takes for nothing but text: no escape sequences, no lone surrogates."""
     return _UNPRINTABLE.sub(" ", text)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'NAME'?` for the known name that is nearest, or nothing if none is near."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+class RenamedWarning(FutureWarning):
+    """Something was called by its name of one version ago."""
 
 
 class GlabenchError(Exception):

@@ -1,7 +1,10 @@
-"""From text to cells: the axis grammar, sweep definitions, presets."""
+"""From text to cells: parameters and the axis grammar, sweep definitions, presets."""
 
 from glabench.sweeps.expand import Traits, expand, resolve
 from glabench.sweeps.load import load_sweep, preset_names
-from glabench.sweeps.model import AXES, Cell, Sweep, Variant
+from glabench.sweeps.model import Cell, Parameters, Sweep, Variant
+from glabench.sweeps.parameters import Parameter
 
-__all__ = ["AXES", "Cell", "Sweep", "Traits", "Variant", "expand", "load_sweep", "preset_names", "resolve"]
+__all__ = [
+    "Cell", "Parameter", "Parameters", "Sweep", "Traits", "Variant", "expand", "load_sweep", "preset_names", "resolve",
+]  # fmt: skip

@@ -7,9 +7,9 @@ to the range if the steps reach it. Order is kept, repeats are dropped.
 
 import re
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from glabench.errors import UsageError
+from glabench.errors import UsageError, did_you_mean
 
 _NUMBER = re.compile(r"([0-9]+)([km]?)", re.IGNORECASE)
 _UNIT = {"": 1, "k": 1024, "m": 1024**2}
@@ -34,7 +34,7 @@ def parse_number(text: str) -> int:
 
 
 def format_number(value: int) -> str:
-    """The way back of `parse_number`, as short as it is exact: 4096 -> `4k`, 1000 -> `1000`."""
+    """The inverse of `parse_number`, as short as it is exact: 4096 -> `4k`, 1000 -> `1000`."""
     for unit in ("m", "k"):
         if value >= _UNIT[unit] and value % _UNIT[unit] == 0:
             return f"{value // _UNIT[unit]}{unit}"
@@ -79,8 +79,28 @@ def parse_choices(text: str, allowed: Iterable[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(item.strip() for item in text.split(",")))
     for name in names:
         if name not in known:
-            raise ValueError(f"'{name}' is not one of {', '.join(known)}")
+            raise ValueError(f"'{name}' is not one of {', '.join(known)}{did_you_mean(name, known)}")
     return names
+
+
+def axis_text(value: Any) -> str:
+    """A value or a list of values, as Python and TOML have them, in the grammar: [16, None] -> `16,auto`, True -> `on`.
+
+    Text is taken as it is. Raises ValueError for anything that no axis takes.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value:
+        return ",".join(map(axis_text, value))
+    if value is None:
+        return "auto"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int) and 0 < value <= _LARGEST:
+        return str(value)
+    raise ValueError(
+        'an axis takes a text such as "1k..16k", a positive whole number, true or false, or a list of those'
+    )
 
 
 def parse_axis(option: str, text: str, parse: Callable[[str], Value], allowed: str) -> Value:

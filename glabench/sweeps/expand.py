@@ -1,110 +1,205 @@
 """From a sweep to its cells."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from glabench.errors import UsageError
-from glabench.sweeps.axis import parse_axis
-from glabench.sweeps.model import AXES, Cell, Sweep, Variant
+from glabench.errors import UsageError, did_you_mean
+from glabench.plain import shown
+from glabench.sweeps.axis import axis_text, parse_axis
+from glabench.sweeps.model import Cell, Parameters, Sweep, Variant, read_value
+from glabench.sweeps.parameters import COMMON, WIDTH, Parameter, Value, option_of, parse_names
 
 MOST_CELLS = 100_000
-_NEEDED = ("seqlen", "batch", "heads", "dtype", "pass")
-_DIMS = frozenset({"head_dim", "key_dim", "value_dim"})
-_DEFAULTS = {"chunk": "auto", "materialize": "on", "gate": "logsigmoid/16"}
+_BACKEND = "backend"
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What expanding needs to know of a backend: its op, and which optional axes mean something to it."""
+    """What expanding needs to know of a backend: its op, and the parameters of both.
+
+    `aliases` are axes that set several parameters to one value (GLA's head_dim: key_dim and value_dim); `published`
+    gives the op's parameters for a model width.
+    """
 
     op: str
-    options: frozenset[str]
+    parameters: Mapping[str, Parameter]
+    aliases: Mapping[str, tuple[str, ...]]
+    published: Callable[[int], Mapping[str, Value]]
+
+    def targets(self, axis: str) -> tuple[str, ...]:
+        """The parameters that an axis sets; none for an axis that means nothing here."""
+        if axis in self.parameters:
+            return (axis,)
+        return tuple(self.published(1024)) if axis == WIDTH.name else self.aliases.get(axis, ())
+
+    def rank(self, axis: str) -> int:
+        """Of the axes that set a parameter the one of the highest rank counts: its own, then an alias, then width."""
+        return 2 if axis in self.parameters else 1 if axis in self.aliases else 0
+
+    def owns(self, axis: str) -> bool:
+        """Whether an axis means something to the backend."""
+        return axis in COMMON or bool(self.targets(axis))
+
+    def choices(self, axis: str, text: str, where: str) -> list[dict[str, Any]]:
+        """What each value of an axis sets. Raises UsageError that names the axis, the value and what is allowed."""
+        if axis == WIDTH.name:
+            return [dict(self.published(width)) for width in parse_axis(where, text, WIDTH.parse, WIDTH.allowed)]
+        kind = self.parameters[self.targets(axis)[0]]
+        return [dict.fromkeys(self.targets(axis), value) for value in parse_axis(where, text, kind.parse, kind.allowed)]
 
 
-def _head_dims(values: Mapping[str, tuple[Any, ...]], sweep: str) -> list[tuple[int, int]]:
-    """The (key_dim, value_dim) pairs: `head_dim` sets both, `key_dim` and `value_dim` are crossed."""
-    split = [name for name in ("key_dim", "value_dim") if name in values]
-    if "head_dim" in values:
-        if split:
-            raise UsageError(f"sweep {sweep}: head_dim sets both key_dim and value_dim; give either it or {split[0]}")
-        return [(d, d) for d in values["head_dim"]]
-    if len(split) < 2:
-        raise UsageError(f"sweep {sweep}: head dims are missing; give head_dim, or key_dim and value_dim")
-    return list(product(values["key_dim"], values["value_dim"]))
+def parameters_of(traits: Collection[Traits]) -> dict[str, Parameter]:
+    """Every axis that some backend takes, aliases among them, by name."""
+    found = {**COMMON, WIDTH.name: WIDTH}
+    for each in traits:
+        for name, parameter in each.parameters.items():
+            found.setdefault(name, parameter)
+    for each in traits:  # afterwards: head_dim is one op's own parameter and an alias of others
+        for alias, targets in each.aliases.items():
+            found.setdefault(alias, replace(each.parameters[targets[0]], name=alias))
+    return found
 
 
-def override(axes: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """Axes with changes put over them; naming head_dim drops key_dim and value_dim, and the other way round."""
-    merged = dict(axes)
-    if "head_dim" in changes:
-        merged.pop("key_dim", None)
-        merged.pop("value_dim", None)
-    elif "key_dim" in changes or "value_dim" in changes:
-        both = merged.pop("head_dim", None)
-        if both is not None:
-            merged |= {"key_dim": both, "value_dim": both}
-    return merged | dict(changes)
+def override(axes: Mapping[str, str], changes: Mapping[str, str], traits: Collection[Traits]) -> dict[str, str]:
+    """Axes with changes put over them: a change drops the axes that would hide it from some backend."""
+
+    def hides(axis: str, change: str, of: Traits) -> bool:
+        targets = set(of.targets(axis))
+        return bool(targets) and targets <= set(of.targets(change)) and of.rank(axis) >= of.rank(change)
+
+    hiding = {axis for axis in axes for change in changes if any(hides(axis, change, each) for each in traits)}
+    return {name: text for name, text in axes.items() if name not in hiding} | dict(changes)
 
 
-def resolve(sweep: Sweep, device: str, changes: Mapping[str, str]) -> Sweep:
+def resolve(sweep: Sweep, device: str, changes: Mapping[str, Any], traits: Mapping[str, Traits]) -> Sweep:
     """The sweep as it will run: its CPU values where there is no GPU, then `changes` over everything.
 
-    `changes` maps axes to text. The axis `backend` picks backends: the sweep's own variants of that name, or the
-    plain backend where the sweep has none.
+    `changes` maps axes to text of the grammar or to Python's values. The axis `backend` picks backends: the sweep's
+    own variants of that name, or the plain backend where the sweep has none. Raises UsageError for an axis that no
+    backend of the sweep has, and for a backend that is not there.
     """
-    axes, variants = sweep.axes, sweep.variants
-    if "backend" in changes:
-        names = AXES["backend"].parse(changes["backend"])
+    changes = {name: _text(name, value) for name, value in changes.items()}
+    own = [_find(v.backend, traits, f"sweep {sweep.name}") for v in sweep.variants]
+    for table in (sweep.axes, sweep.on_cpu):
+        _check_owned(table, own, traits.values(), lambda axis: f"sweep {sweep.name}: {shown(axis)}")
+    variants = sweep.variants
+    if _BACKEND in changes:
+        names = parse_axis(option_of(_BACKEND), changes.pop(_BACKEND), parse_names, "names of backends")
         variants = tuple(v for n in names for v in [o for o in variants if o.backend == n] or [Variant(n)])
-    baseline = sweep.baseline if any(v.backend == sweep.baseline for v in variants) else None
-    for layer in (sweep.on_cpu if device == "cpu" else {}, {k: v for k, v in changes.items() if k != "backend"}):
-        axes = override(axes, layer)
-        variants = tuple(replace(v, axes=override(v.axes, _touching(v.axes, layer))) for v in variants)
-    return replace(sweep, axes=axes, variants=variants, baseline=baseline, on_cpu={})
+        own = [_find(v.backend, traits, option_of(_BACKEND)) for v in variants]
+    _check_owned(changes, own, traits.values(), option_of)
+    axes = sweep.axes
+    for layer in (sweep.on_cpu if device == "cpu" else {}, changes):
+        axes = override(axes, layer, own)
+        variants = tuple(_overridden(v, layer, traits[v.backend]) for v in variants)
+    axes = {name: text for name, text in axes.items() if any(each.owns(name) for each in own)}
+    against = sweep.against if any(v.backend == sweep.against for v in variants) else None
+    return replace(sweep, axes=axes, variants=variants, against=against, on_cpu={})
 
 
-def _touching(own: Mapping[str, str], layer: Mapping[str, str]) -> dict[str, str]:
-    """The part of a layer that would otherwise be hidden by a variant's own axes."""
-    dims_of_its_own = not _DIMS.isdisjoint(own)
-    return {k: v for k, v in layer.items() if k in own or (k in _DIMS and dims_of_its_own)}
+def _find(backend: str, traits: Mapping[str, Traits], where: str) -> Traits:
+    if backend not in traits:
+        allowed = f"allowed: {', '.join(sorted(traits))}{did_you_mean(backend, traits)}"
+        raise UsageError(f"{where}: {shown(backend)} is not a backend ({allowed})")
+    return traits[backend]
 
 
-def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep: str, device: str) -> Iterator[Cell]:
-    values = {name: parse_axis(name, text, AXES[name].parse, AXES[name].allowed) for name, text in axes.items()}
-    for name in _NEEDED:
-        if name not in values:
-            raise UsageError(f"sweep {sweep}: the axis {name} is missing; needed are {', '.join(_NEEDED)}")
-
-    def optional(name: str) -> tuple[Any, ...]:
-        return values[name] if name in traits.options else (None,)
-
-    for dtype, (K, V), H, B, chunk, materialize, gate, T, pass_ in product(
-        values["dtype"], _head_dims(values, sweep), values["heads"], values["batch"], optional("chunk"),
-        optional("materialize"), optional("gate"), values["seqlen"], values["pass"],
-    ):  # fmt: skip
-        # Where no gradients are asked for there are no states to keep.
-        kept = None if pass_ == "infer" else materialize
-        yield Cell(backend, traits.op, pass_, B, T, H, K, V, chunk, kept, dtype, gate, device)
+def _text(name: str, value: Any) -> str:
+    try:
+        return axis_text(value)
+    except (ValueError, RecursionError) as problem:
+        raise UsageError(f"{option_of(name)}: {problem}") from None
 
 
-def expand(sweep: Sweep, traits: Mapping[str, Traits], device: str) -> list[Cell]:
+def _check_owned(
+    names: Iterable[str], own: Collection[Traits], everybody: Collection[Traits], where: Callable[[str], str]
+) -> None:
+    """Raises UsageError for the first axis that none of `own` has; `where` gives the message's start for an axis."""
+    for name in names:
+        if any(traits.owns(name) for traits in own):
+            continue
+        at = where(name)
+        ops = sorted({traits.op for traits in everybody if traits.owns(name)})
+        if ops:
+            raise UsageError(f"{at}: no backend of this sweep has that parameter (only those of {', '.join(ops)} have)")
+        known = parameters_of(everybody)
+        raise UsageError(f"{at}: there is no such axis (allowed: {', '.join(known)}{did_you_mean(name, known)})")
+
+
+def _overridden(variant: Variant, layer: Mapping[str, str], traits: Traits) -> Variant:
+    """The variant with the part of a layer that its own axes would hide."""
+    hidden = {target for name in variant.axes for target in (name, *traits.targets(name))}
+    hiding = {n: text for n, text in layer.items() if n in hidden or not hidden.isdisjoint(traits.targets(n))}
+    return replace(variant, axes=override(variant.axes, hiding, [traits]))
+
+
+def expand(sweep: Sweep, traits: Mapping[str, Traits], device: Any) -> list[Cell]:
     """The cells of a resolved sweep on `device` ("cuda" or "cpu"), backend by backend, without repeats.
 
-    An axis that means nothing to a backend is left out of its cells. Raises UsageError for a wrong axis or a
-    backend that `traits` does not know.
+    An axis that means nothing to a backend is left out of its cells. Raises UsageError for a wrong axis.
     """
+    _check_axes(sweep, traits)
     cells: dict[Cell, None] = {}
     visited = 0
     for variant in sweep.variants:
-        if variant.backend not in traits:
-            known = ", ".join(sorted(traits))
-            raise UsageError(f"sweep {sweep.name}: '{variant.backend}' is not a backend (allowed: {known})")
-        axes = override(_DEFAULTS | dict(sweep.axes), variant.axes)
-        for cell in _variant_cells(axes, variant.backend, traits[variant.backend], sweep.name, device):
+        of_backend = traits[variant.backend]
+        axes = override(sweep.axes, variant.axes, [of_backend])
+        for cell in _variant_cells(axes, variant.backend, of_backend, sweep.name, device):
             cells[cell] = None
             visited += 1  # repeats too: a sweep of nothing else would be gone through for ever
             if visited > MOST_CELLS:
-                raise UsageError(f"sweep {sweep.name}: it has more than {MOST_CELLS} cells; give fewer values an axis")
+                raise UsageError(f"sweep {sweep.name}: it has more than {MOST_CELLS} cells; give fewer values per axis")
     return list(cells)
+
+
+def _check_axes(sweep: Sweep, traits: Mapping[str, Traits]) -> None:
+    """Raises UsageError for a variant's axis that its backend lacks, and for an x that is no axis."""
+    known = parameters_of(traits.values())
+    for variant in sweep.variants:
+        for name in variant.axes:
+            if not traits[variant.backend].owns(name):
+                own = parameters_of([traits[variant.backend]])
+                allowed = f"allowed: {', '.join(own)}{did_you_mean(name, own)}"
+                raise UsageError(
+                    f"sweep {sweep.name}: backend {variant.backend} has no parameter {shown(name)} ({allowed})"
+                )
+    if sweep.x not in known:
+        allowed = f"allowed: {', '.join(known)}{did_you_mean(sweep.x, known)}"
+        raise UsageError(f"sweep {sweep.name}: x is {shown(sweep.x)}, which is not an axis ({allowed})")
+
+
+def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep: str, device: Any) -> Iterator[Cell]:
+    common = {}
+    for name, kind in COMMON.items():
+        if name not in axes:
+            raise UsageError(f"sweep {sweep}: the axis {name} is missing; needed are {', '.join(COMMON)}")
+        common[name] = parse_axis(name, axes[name], kind.parse, kind.allowed)
+    for chosen in product(*_settings(axes, traits)):
+        parameters = {name: value for setting in chosen for name, value in setting.items()}
+        for dtype, batch, seqlen, pass_ in product(*(common[n] for n in ("dtype", "batch", "seqlen", "pass"))):
+            kept = {n: v for n, v in parameters.items() if pass_ != "infer" or not traits.parameters[n].for_training}
+            yield Cell(backend, traits.op, pass_, batch, seqlen, dtype, Parameters(kept), device)
+
+
+def _settings(axes: Mapping[str, str], traits: Traits) -> list[list[dict[str, Any]]]:
+    """One list of settings per axis, to be crossed."""
+    winner = dict.fromkeys(traits.parameters, "")
+    for axis in sorted(axes, key=traits.rank):
+        winner |= dict.fromkeys(traits.targets(axis), axis)
+    found = [[{name: traits.parameters[name].default}] for name, axis in winner.items() if not axis]
+    for axis in dict.fromkeys(axis for axis in winner.values() if axis):
+        choices = traits.choices(axis, axes[axis], axis)
+        found.append([{name: value for name, value in each.items() if winner[name] == axis} for each in choices])
+    _check_values(found)
+    return found
+
+
+def _check_values(settings: Iterable[Iterable[Mapping[str, Any]]]) -> None:
+    """Raises UsageError for a value that a record could not hold; whoever owns a parameter reads its text."""
+    for name, value in (item for axis in settings for setting in axis for item in setting.items()):
+        try:
+            read_value(name, value)
+        except ValueError as problem:
+            raise UsageError(f"{problem}; a record could not hold this value") from None

@@ -3,44 +3,67 @@
 title = "..."                 # shown above tables and figures
 description = "..."
 x = "seqlen"                  # the axis that figures are drawn against
-baseline = "sdpa-flash"       # ratios in reports refer to this backend
+against = "sdpa-flash"        # ratios in reports refer to this backend
 
-[axes]                        # text of the axis grammar, or a plain number
+[axes]                        # text of the axis grammar, a number, true or false, or a list of those
 seqlen = "1k..16k"
 batch = 32
 
 [cpu]                         # axes that replace those above where there is no GPU (may be left out)
 batch = 1
 
-[[backends]]                  # one table a backend; axes in it hold for this backend alone
+[[backends]]                  # one table per backend; axes in it hold for this backend alone
 name = "gla-triton"
-materialize = "on,off"
+materialize = [true, false]
 """
 
-import json
 import tomllib
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from glabench.errors import UsageError, printable
-from glabench.sweeps.axis import parse_axis
-from glabench.sweeps.fields import shown
-from glabench.sweeps.model import AXES, Sweep, Variant
+import tomli_w
 
-_TEXTS = ("title", "description", "x", "baseline")
-_TABLES = ("axes", "cpu", "backends")
-_SWEPT = tuple(name for name in AXES if name != "backend")
+from glabench.errors import RenamedWarning, UsageError, did_you_mean, printable
+from glabench.plain import read_as, shown
+from glabench.sweeps.axis import axis_text
+from glabench.sweeps.model import Sweep, Variant
+
 # Reading TOML takes time with the square of a key's parts, so that a small file could keep it busy for hours.
 _MOST_BYTES = 256 * 1024
 _MOST_DOTS = 100
+# Names of one version ago, which still work.
+RENAMED_PRESETS = {"gate": "guard"}
+
+
+@dataclass(frozen=True)
+class _SweepFile:
+    """The keys of a sweep file."""
+
+    backends: list[dict[str, Any]]
+    axes: dict[str, Any] = field(default_factory=dict)
+    cpu: dict[str, Any] = field(default_factory=dict)
+    title: str = ""
+    description: str = ""
+    x: str = "seqlen"
+    against: str | None = None
+
+
+_KEYS = tuple(_SweepFile.__dataclass_fields__)
 
 
 def preset_names() -> list[str]:
     """Names of the presets that come with glabench, sorted."""
     folder = resources.files("glabench.sweeps") / "presets"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def preset_text(name: str) -> str:
+    """A preset's .toml."""
+    return (resources.files("glabench.sweeps") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def load_sweep(name: str) -> Sweep:
@@ -50,15 +73,20 @@ def load_sweep(name: str) -> Sweep:
         if not path.is_file():
             raise UsageError(f"SWEEP: there is no file '{name}'")
         return read_sweep(printable(path.stem), path, name)
+    if name in RENAMED_PRESETS:
+        warnings.warn(f"the preset '{name}' is now called '{RENAMED_PRESETS[name]}'", RenamedWarning, stacklevel=2)
+        name = RENAMED_PRESETS[name]
     if name not in preset_names():
         allowed = ", ".join(preset_names())
-        raise UsageError(f"SWEEP: '{name}' is neither a preset ({allowed}) nor the path of a .toml file")
-    text = (resources.files("glabench.sweeps") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
-    return parse_sweep(name, text, f"preset {name}")
+        raise UsageError(
+            f"SWEEP: '{name}' is neither a preset ({allowed}) nor the path of a .toml file"
+            + did_you_mean(name, preset_names())
+        )
+    return parse_sweep(name, preset_text(name), f"preset {name}")
 
 
-def read_sweep(name: str, path: Path, where: str) -> Sweep:
-    """Reads a sweep file, whatever it holds; `where` stands in messages. Raises UsageError."""
+def read_sweep(name: str, path: Path, where: str, stored: bool = False) -> Sweep:
+    """Reads a sweep file, whatever it holds; arguments and errors as in `parse_sweep`."""
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
@@ -67,7 +95,7 @@ def read_sweep(name: str, path: Path, where: str) -> Sweep:
         text = data.decode()
     except UnicodeDecodeError:
         raise UsageError(f"{where}: not a text file in UTF-8") from None
-    return parse_sweep(name, text, where)
+    return parse_sweep(name, text, where, stored)
 
 
 def _parse_toml(text: str, where: str) -> dict[str, Any]:
@@ -83,78 +111,65 @@ def _parse_toml(text: str, where: str) -> dict[str, Any]:
         raise UsageError(f"{where}: not a TOML file: {problem}") from None
 
 
-def parse_sweep(name: str, text: str, where: str) -> Sweep:
-    """Parses a sweep file's text; `where` stands in messages. Raises UsageError that names a wrong key."""
+def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep:
+    """Parses a sweep file's text; `where` stands in messages. Raises UsageError that names a wrong key.
+
+    `stored`: it is a run's, which keeps the names of its time, so that old ones need no notice.
+    Whether its axes and backends are there is found out when the sweep is resolved: plugins bring more of both.
+    """
     data = _parse_toml(text, where)
-    _check_keys(data, (*_TEXTS, *_TABLES), where)
-    for key in _TEXTS:
-        if key in data and not isinstance(data[key], str):
-            raise UsageError(f"{where}: {key} needs a text, got {shown(data[key])}")
-    backends = data.get("backends")
-    tables = isinstance(backends, list) and all(
-        isinstance(b, dict) and isinstance(b.get("name"), str) and b["name"] for b in backends
-    )
-    if not backends or not tables:
-        raise UsageError(f"{where}: needs one [[backends]] table a backend, each with a name")
-    x = data.get("x", "seqlen")
-    if x not in _SWEPT:
-        raise UsageError(f"{where}: x is '{x}', which is not an axis (allowed: {', '.join(_SWEPT)})")
-    if x == "pass":
+    if "baseline" in data and "against" not in data:
+        if not stored:
+            warnings.warn(f"{where}: the key 'baseline' is now called 'against'", RenamedWarning, stacklevel=2)
+        data["against"] = data.pop("baseline")
+    for key in data:
+        if key not in _KEYS:
+            allowed = f"allowed: {', '.join(_KEYS)}{did_you_mean(key, _KEYS)}"
+            raise UsageError(f"{where}: the key {shown(key)} is not known ({allowed})")
+    try:
+        file = read_as(_SweepFile, data)
+    except ValueError as problem:
+        raise UsageError(f"{where}: {problem}") from None
+    names = [table.get("name") for table in file.backends]
+    if not names or not all(isinstance(each, str) and each for each in names):
+        raise UsageError(f"{where}: needs one [[backends]] table per backend, each with a name")
+    if file.x == "pass":
         raise UsageError(f"{where}: x cannot be 'pass': every pass has a panel of its own")
-    baseline = data.get("baseline")
-    names = [b["name"] for b in backends]
-    if baseline is not None and baseline not in names:
-        raise UsageError(f"{where}: baseline '{baseline}' is not one of its backends (allowed: {', '.join(names)})")
+    if file.against is not None and file.against not in names:
+        allowed = f"allowed: {', '.join(map(str, names))}{did_you_mean(file.against, map(str, names))}"
+        raise UsageError(f"{where}: against {shown(file.against)} is not one of its backends ({allowed})")
     return Sweep(
         name=name,
-        axes=_axes(data.get("axes", {}), f"{where}: [axes]"),
+        axes=_axes(file.axes, f"{where}: [axes]"),
         variants=tuple(
-            Variant(b["name"], _axes({k: v for k, v in b.items() if k != "name"}, f"{where}: backend {b['name']}"))
-            for b in backends
+            Variant(
+                table["name"],
+                _axes({k: v for k, v in table.items() if k != "name"}, f"{where}: {shown(table['name'])}"),
+            )
+            for table in file.backends
         ),
-        title=data.get("title") or name,
-        description=data.get("description", ""),
-        x=x,
-        baseline=baseline,
-        on_cpu=_axes(data.get("cpu", {}), f"{where}: [cpu]"),
+        title=file.title or name,
+        description=file.description,
+        x=file.x,
+        against=file.against,
+        on_cpu=_axes(file.cpu, f"{where}: [cpu]"),
     )
 
 
-def _check_keys(data: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:
-    for key in data:
-        if key not in allowed:
-            raise UsageError(f"{where}: the key '{key}' is not known (allowed: {', '.join(allowed)})")
-
-
-def _axes(table: Any, where: str) -> dict[str, str]:
-    """An axis table as text, every value parsed once so that a mistake shows when the file is read."""
-    if not isinstance(table, dict):
-        raise UsageError(f"{where} needs a table of axes, got {shown(table)}")
-    _check_keys(table, _SWEPT, where)
-    axes = {}
+def _axes(table: Mapping[str, Any], where: str) -> dict[str, str]:
+    """A table of axes as text."""
+    found = {}
     for name, value in table.items():
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise UsageError(f'{where}: {name} needs a number or a text like "1k..16k", got {shown(value)}')
-        # A whole number may have more digits than Python writes.
-        axes[name] = value if isinstance(value, str) else shown(value)
-        parse_axis(f"{where} {name}", axes[name], AXES[name].parse, AXES[name].allowed)
-    return axes
+        try:
+            found[printable(name)] = axis_text(value)
+        except (ValueError, RecursionError) as problem:
+            raise UsageError(f"{where}: {shown(name)}: {problem}, got {shown(value)}") from None
+    return found
 
 
 def dump_sweep(sweep: Sweep) -> str:
     """A sweep as the text of a .toml file that `parse_sweep` reads back."""
-
-    def quoted(value: str) -> str:
-        # A JSON string is a TOML string, but for DEL.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-    def table(axes: Mapping[str, str]) -> list[str]:
-        return [f"{name} = {quoted(text)}" for name, text in axes.items()]
-
-    lines = [f"{key} = {quoted(getattr(sweep, key))}" for key in _TEXTS if getattr(sweep, key)]
-    lines += ["", "[axes]", *table(sweep.axes)]
-    if sweep.on_cpu:
-        lines += ["", "[cpu]", *table(sweep.on_cpu)]
-    for variant in sweep.variants:
-        lines += ["", "[[backends]]", f"name = {quoted(variant.backend)}", *table(variant.axes)]
-    return "\n".join(lines) + "\n"
+    texts = {key: getattr(sweep, key) for key in ("title", "description", "x", "against") if getattr(sweep, key)}
+    cpu = {"cpu": dict(sweep.on_cpu)} if sweep.on_cpu else {}
+    backends = [{"name": variant.backend, **variant.axes} for variant in sweep.variants]
+    return tomli_w.dumps({**texts, "axes": dict(sweep.axes), **cpu, "backends": backends})

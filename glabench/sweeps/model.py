@@ -1,99 +1,59 @@
-"""The words of a sweep: an axis' values, a cell (one point), a variant (one backend's own values), a sweep."""
+"""The words of a sweep: a cell (one point), a variant (one backend's own values), a sweep."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from glabench.sweeps.axis import INTEGER_FORM, parse_choices, parse_integers
-from glabench.sweeps.fields import Count, read_fields
+import msgspec
 
-Pass = Literal["infer", "fwd", "bwd", "fwd+bwd"]
-PASSES = ("infer", "fwd", "bwd", "fwd+bwd")
-DTYPES = ("bf16", "fp16", "fp32", "fp64")
-GATES = ("logsigmoid/16", "logsigmoid", "slow", "strong", "resets")
-AUTO = "auto"
+from glabench.plain import Count, Number, Whole, read_as
+from glabench.sweeps.parameters import Device, Dtype, Pass, Value
 
-
-def _chunks(text: str) -> tuple[int | None, ...]:
-    values: list[int | None] = []
-    for item in text.split(","):
-        values += [None] if item.strip() == AUTO else parse_integers(item)
-    return tuple(dict.fromkeys(values))
+# Sizes of heads and states by the letters that the field uses, for the text of a cell.
+SYMBOLS: Mapping[str, str] = {"heads": "H", "key_dim": "K", "value_dim": "V", "head_dim": "D", "state_size": "N"}
+# Said only if it is another one: every cell of GLA would repeat it.
+_USUAL = {"gate": "logsigmoid/16"}
+# Fields of every record, null where they mean nothing to the op: scripts read them.
+_ALWAYS = ("heads", "key_dim", "value_dim", "chunk", "materialize", "gate")
 
 
-def _switches(text: str) -> tuple[bool, ...]:
-    return tuple(name == "on" for name in parse_choices(text, ("on", "off")))
+class Parameters(Mapping[str, Value]):
+    """The values of a cell's own parameters by name, sorted; without those that are None. Hashable."""
 
+    __slots__ = ("_values",)
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if "" in names:
-        raise ValueError(f"'{text}' has an empty name")
-    return names
+    def __init__(self, values: Mapping[str, Value | None] | None = None) -> None:
+        self._values = {name: value for name, value in sorted((values or {}).items()) if value is not None}
 
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
 
-@dataclass(frozen=True)
-class AxisKind:
-    """One axis of a sweep: its name in sweep files, how its text is read, and the words for a mistake."""
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
 
-    name: str
-    parse: Callable[[str], tuple[Any, ...]]
-    allowed: str
+    def __len__(self) -> int:
+        return len(self._values)
 
-    @property
-    def option(self) -> str:
-        """The command-line option of the same axis."""
-        return "--" + self.name.replace("_", "-")
+    def __hash__(self) -> int:
+        return hash(tuple(self._values.items()))
 
-
-def _numeric(name: str) -> AxisKind:
-    return AxisKind(name, parse_integers, INTEGER_FORM)
-
-
-def _choice(name: str, allowed: tuple[str, ...]) -> AxisKind:
-    return AxisKind(name, partial(parse_choices, allowed=allowed), ", ".join(allowed))
-
-
-AXES: Mapping[str, AxisKind] = {
-    axis.name: axis
-    for axis in (
-        _numeric("seqlen"),
-        _numeric("batch"),
-        _numeric("heads"),
-        _numeric("head_dim"),
-        _numeric("key_dim"),
-        _numeric("value_dim"),
-        AxisKind("chunk", _chunks, f"auto, or {INTEGER_FORM}"),
-        AxisKind("materialize", _switches, "on, off"),
-        _choice("dtype", DTYPES),
-        _choice("pass", PASSES),
-        _choice("gate", GATES),
-        AxisKind("backend", _names, "names as `glabench backends` lists them"),
-    )
-}
+    def __repr__(self) -> str:
+        return f"Parameters({self._values})"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of a sweep: what to measure. `chunk` None lets the backend choose; None also where it has no meaning.
-
-    For `mamba1` the inner width is heads * value_dim and the state size is key_dim.
-    """
+    """One point of a sweep: what to measure. `parameters` are those of its op and of its backend."""
 
     backend: str
     op: str
     pass_: Pass
-    batch: Count
-    seqlen: Count
-    heads: Count
-    key_dim: Count
-    value_dim: Count
-    chunk: Count | None
-    materialize: bool | None
-    dtype: str
-    gate: str | None
-    device: str
+    batch: int
+    seqlen: int
+    dtype: Dtype
+    parameters: Parameters = field(default_factory=Parameters)
+    # The kind of device; which one of several it was stands in the run's environment.
+    device: Device = "cuda"
     seed: int = 0
 
     @property
@@ -101,25 +61,107 @@ class Cell:
         """Whether gradients are computed in the pass, timed or not."""
         return self.pass_ in ("bwd", "fwd+bwd")
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences."""
+        return self.batch * self.seqlen
+
+    def get(self, name: str) -> Any:
+        """The value of a parameter; None if it is left to the implementation, or is none of this cell's."""
+        return self.parameters.get(name)
+
+    def sizes(self, *names: str) -> tuple[int, ...]:
+        """The values of parameters that are whole numbers. Raises KeyError for one that the cell has not."""
+        return tuple(int(self.parameters[name]) for name in names)
+
     def to_json(self) -> dict[str, Any]:
-        """Plain data; the pass is called `pass`, which Python keeps for itself."""
-        data = asdict(self)
-        data["pass"] = data.pop("pass_")
-        return data
+        """One flat dict; the pass is called `pass`, which Python keeps for itself.
+
+        `parameters` names the keys that are parameters. An op with one head dim also gives it as key_dim and value_dim.
+        """
+        head_dim = self.parameters.get("head_dim")
+        return {
+            "backend": self.backend,
+            "op": self.op,
+            "pass": self.pass_,
+            "batch": self.batch,
+            "seqlen": self.seqlen,
+            **dict.fromkeys(_ALWAYS),
+            **({"key_dim": head_dim, "value_dim": head_dim} if head_dim is not None else {}),
+            **self.parameters,
+            "dtype": self.dtype,
+            "device": self.device,
+            "seed": self.seed,
+            "parameters": list(self.parameters),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Cell":
-        """The way back of `to_json`; other keys are passed over. Raises ValueError that names a wrong key."""
-        return cls(**read_fields(cls, data, names={"pass_": "pass"}))
+        """The inverse of `to_json`; other keys are passed over. Raises ValueError that names a wrong key."""
+        flat = read_as(_FlatCell, data)
+        if flat.parameters is None:
+            own = _from_first_schema(flat.op, read_as(_FirstSchema, data))
+        else:
+            own = {name: data.get(name) for name in flat.parameters}
+        parameters = Parameters({name: read_value(name, value) for name, value in own.items()})
+        return cls(
+            flat.backend, flat.op, flat.pass_, flat.batch, flat.seqlen, flat.dtype, parameters, flat.device, flat.seed
+        )
 
     def __str__(self) -> str:
-        parts = [self.backend, self.pass_, f"B={self.batch} T={self.seqlen} H={self.heads}"]
-        parts.append(f"K={self.key_dim} V={self.value_dim} {self.dtype}")
-        if self.chunk is not None:
-            parts.append(f"C={self.chunk}")
-        if self.materialize is not None:
-            parts.append("materialize=" + ("on" if self.materialize else "off"))
-        return " ".join(parts)
+        own = {n: v for n, v in self.parameters.items() if v != _USUAL.get(n)}
+        sizes = [f"{symbol}={own.pop(name)}" for name, symbol in SYMBOLS.items() if name in own]
+        others = [f"{'C' if name == 'chunk' else name}={_word(value)}" for name, value in own.items()]
+        return " ".join([self.backend, self.pass_, f"B={self.batch} T={self.seqlen}", *sizes, self.dtype, *others])
+
+
+def _word(value: Value) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+_PlainValue = Whole | Number | str | bool | None
+
+
+def read_value(name: str, value: Any) -> Value | None:
+    """A parameter's value as a record can hold it. Raises ValueError that names the parameter."""
+    try:
+        return read_as(_PlainValue, value)  # type: ignore[arg-type]  # a union is no type to mypy
+    except ValueError as problem:
+        raise ValueError(f"{name}: {problem}") from None
+
+
+class _FlatCell(msgspec.Struct, rename={"pass_": "pass"}):
+    """A cell's fields in a record, whatever its parameters."""
+
+    backend: str
+    op: str
+    pass_: Pass
+    batch: Count
+    seqlen: Count
+    dtype: Dtype
+    device: Device
+    parameters: list[str] | None = None
+    seed: Whole = 0
+
+
+@dataclass(frozen=True)
+class _FirstSchema:
+    """The parameters of a record that does not name them: every op had the same then."""
+
+    heads: Count
+    key_dim: Count
+    value_dim: Count
+    chunk: Count | None
+    materialize: bool | None
+    gate: str | None
+
+
+def _from_first_schema(op: str, old: _FirstSchema) -> dict[str, Any]:
+    if op == "softmax" and old.key_dim == old.value_dim:
+        return {"heads": old.heads, "head_dim": old.key_dim}
+    if op == "mamba1":
+        return {"inner": old.heads * old.value_dim, "state_size": old.key_dim}
+    return asdict(old)
 
 
 @dataclass(frozen=True)
@@ -132,16 +174,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Axes (as text, see the grammar) times variants. `x` is the axis that figures are drawn against.
-
-    `baseline` is the backend that ratios in reports refer to; `on_cpu` replaces axes where there is no GPU.
-    """
+    """Axes (as text, see the grammar) times variants."""
 
     name: str
     axes: Mapping[str, str]
     variants: tuple[Variant, ...]
     title: str = ""
     description: str = ""
+    # The axis that figures are drawn against.
     x: str = "seqlen"
-    baseline: str | None = None
+    # The backend that ratios in reports refer to.
+    against: str | None = None
+    # Axes that replace those above where there is no GPU.
     on_cpu: Mapping[str, str] = field(default_factory=dict)

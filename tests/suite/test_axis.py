@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glabench.backends import load_registry
 from glabench.errors import UsageError
-from glabench.sweeps import AXES
-from glabench.sweeps.axis import format_number, parse_axis, parse_choices, parse_integers, parse_number
+from glabench.sweeps.axis import axis_text, format_number, parse_axis, parse_choices, parse_integers, parse_number
+from glabench.sweeps.expand import parameters_of
+from glabench.sweeps.parameters import parse_names
 
+AXES = parameters_of(load_registry().traits().values())
 numbers = st.integers(1, 2**24)
 
 
@@ -82,9 +85,11 @@ def test_any_text_gives_positive_values_or_a_value_error(text):
     assert all(value > 0 for value in values)
 
 
-def test_an_unknown_name_is_refused_with_those_allowed():
-    with pytest.raises(ValueError, match="'fast' is not one of on, off"):
+def test_an_unknown_name_is_refused_with_those_allowed_and_the_nearest():
+    with pytest.raises(ValueError, match=r"'fast' is not one of on, off$"):
         parse_choices("on,fast", ("on", "off"))
+    with pytest.raises(ValueError, match=r"'resetz' is not one of slow, resets; did you mean 'resets'\?$"):
+        parse_choices("resetz", ("slow", "resets"))
 
 
 @pytest.mark.parametrize(
@@ -95,11 +100,43 @@ def test_an_unknown_name_is_refused_with_those_allowed():
         ("chunk", "16..64", (16, 32, 64)),
         ("pass", "fwd,fwd+bwd", ("fwd", "fwd+bwd")),
         ("dtype", "bf16", ("bf16",)),
-        ("backend", "a, b,a", ("a", "b")),
+        ("head_dim", "64,128", (64, 128)),
+        ("inner", "2k", (2048,)),
+        ("width", "1k..2k", (1024, 2048)),
+        ("gate", "slow,resets", ("slow", "resets")),
     ],
 )
 def test_every_axis_uses_the_grammar(axis, text, values):
     assert AXES[axis].parse(text) == values
+
+
+def test_names_of_backends_keep_their_order_and_are_not_empty():
+    assert parse_names("b, a,b") == ("b", "a")
+    with pytest.raises(ValueError, match="has an empty name"):
+        parse_names("a,,b")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("1k..4k", "1k..4k"),
+        (64, "64"),
+        ([16, 32], "16,32"),
+        ((16, None), "16,auto"),
+        (None, "auto"),
+        ([True, False], "on,off"),
+        (["1k..4k", 5000], "1k..4k,5000"),
+        ([["fwd"], "bwd"], "fwd,bwd"),
+    ],
+)
+def test_values_of_python_and_toml_become_text_of_the_grammar(value, text):
+    assert axis_text(value) == text
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**41, 2.5, [], (), {}, {"a": 1}, [1, [2.5]], b"64", float("nan"), object()])
+def test_what_no_axis_takes_is_refused(value):
+    with pytest.raises(ValueError, match="an axis takes a text such as"):
+        axis_text(value)
 
 
 def test_a_mistake_names_the_option_the_value_and_what_is_allowed():

@@ -19,7 +19,7 @@ FIXED = settings(
 )
 GOOD = """title = "a title"
 x = "seqlen"
-baseline = "gla-torch"
+against = "gla-torch"
 
 [axes]
 seqlen = "1k..4k"
@@ -36,11 +36,36 @@ batch = 1
 name = "gla-torch"
 chunk = "16..64"
 """
-KEYS = st.sampled_from(["heads", "a.b", "'x y'", "axes", "[", "[[axes]]", "[a.b]", "cpu.batch"])
+KEYS = st.sampled_from(
+    [
+        "heads",
+        "width",
+        "inner",
+        "baseline",
+        "'{}'",
+        "'{0}'",
+        "a.b",
+        "'x y'",
+        "axes",
+        "[",
+        "[[axes]]",
+        "[a.b]",
+        "cpu.batch",
+    ]
+)
 VALUES = [
     *("true", "inf", "-nan", "0x" + "f" * 5000, "9" * 4000, "1e999", "2020-13-40", "1979-05-27T07:32:00Z", "[" * 500),
     *('"1..1m:+1"', '"0"', '"k"', '"1..8:*1"', '"' + "9" * 4200 + 'm"', '","', '"-1"', '"auto"', '"on"', '"[x]"'),
     *("[1, [2]]", "{a = 1}", "{}", "[]", "'''\n\n'''", '"""a\n"""', "'\\'", '"\\u001b[31m"', '"\\ud800"'),
+    *(
+        '[1, "2k"]',
+        "[true, false]",
+        "[[1], [2]]",
+        "[1, [2, {}]]",
+        "[9e99]",
+        "[" + "1," * 2000 + "1]",
+        "9223372036854775808",
+    ),
     *('"infer,fwd"', '"gla-torch,nope"', '"١"', '"1" # "', "1_000", "-0", "0o17"),
 ]
 LITERALS = st.one_of(
@@ -71,7 +96,7 @@ def odd_sweeps(draw):
 def check_sweep(text):
     """Reads and expands a sweep, or refuses it in one line that names the file."""
     try:
-        sweep = parse_sweep("name", text, "mine.toml")
+        sweep = parse_sweep("name", text, "mine.toml", stored=True)
     except UsageError as problem:
         words = str(problem)
         assert words.startswith("mine.toml: ")
@@ -79,9 +104,11 @@ def check_sweep(text):
     assert parse_sweep("name", dump_sweep(sweep), "again") == sweep
     for device in ("cpu", "cuda"):
         try:
-            expand(resolve(sweep, device, {}), TRAITS, device)
+            resolved = resolve(sweep, device, {}, TRAITS)
+            expand(resolved, TRAITS, device)
         except UsageError:
             continue
+        assert parse_sweep("name", dump_sweep(resolved), "again") == resolved
 
 
 @settings(FIXED, max_examples=400)
@@ -123,6 +150,12 @@ BOMBS = {
     "a list of many ranges": GOOD.replace('"1k..4k"', '"' + "1..1000:+1," * 20_000 + '1"'),
     "more cells than anybody measures": REPEATED.replace("heads = 2", 'heads = "1..1000:+1"'),
     "the same cells again and again": REPEATED + '[[backends]]\nname = "gla-torch"\n' * 5000,
+    "many backends with an axis that none has": GOOD.replace("[cpu]", "zzz = 1\n[cpu]")
+    + '[[backends]]\nname = "gla-torch"\n' * 6000,
+    "a name of many letters": GOOD.replace("heads", "h" * 200_000),
+    "a list of many values": GOOD.replace("heads = 2", "heads = [" + "1, 2, 3, 4, " * 20_000 + "]"),
+    "lists in lists": GOOD.replace("heads = 2", "heads = " + "[" * 300 + "{}" + "]" * 300),
+    "a backend of many letters": GOOD.replace('"gla-torch"', '"' + "g" * 100_000 + '"'),
     "too large a file": "#" * 2**20,
 }
 
@@ -133,6 +166,6 @@ def test_a_sweep_file_made_to_keep_the_program_busy_does_not(tmp_path, text):
     path.write_text(text)
     start = time.process_time()
     with pytest.raises(UsageError) as caught:
-        expand(load_sweep(str(path)), TRAITS, "cuda")
+        expand(resolve(load_sweep(str(path)), "cuda", {}, TRAITS), TRAITS, "cuda")
     assert time.process_time() - start < 5
     assert len(str(caught.value)) < 2000

@@ -1,0 +1,102 @@
+"""Parameters: what an op or a backend can be told. Each is an axis of every sweep that runs its owner."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from glabench.sweeps.axis import INTEGER_FORM, parse_choices, parse_integers
+
+Pass = Literal["infer", "fwd", "bwd", "fwd+bwd"]
+Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
+Device = Literal["cuda", "cpu"]
+Value = int | float | str | bool
+
+AUTO = "auto"
+PASSES: tuple[Pass, ...] = get_args(Pass)
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One axis: its name in sweep files and records, how its text is read, and the words for help and for a mistake.
+
+    A cell has no entry for a parameter whose value is None: the implementation chooses, or the feature is off. A
+    parameter that is added to an op later therefore has the default None, so that stored cells stay equal to new ones.
+    """
+
+    name: str
+    help: str
+    parse: Callable[[str], tuple[Any, ...]]
+    allowed: str
+    default: Value | None = None
+    # The fixed set of values, for completion; empty if there is none.
+    choices: tuple[str, ...] = ()
+    # Of no meaning in a forward that nothing asks gradients of.
+    for_training: bool = False
+
+    @property
+    def option(self) -> str:
+        """The command-line option of the same axis."""
+        return option_of(self.name)
+
+
+def option_of(name: str) -> str:
+    """The command-line option of an axis: key_dim -> --key-dim."""
+    return "--" + name.replace("_", "-")
+
+
+def integers(name: str, help_text: str, default: int | None = None, auto: bool = False) -> Parameter:
+    """A parameter of positive whole numbers; with `auto` it may also be left to the implementation."""
+    if auto:
+        return Parameter(name, help_text, _integers_or_auto, f"{AUTO}, or {INTEGER_FORM}", default)
+    return Parameter(name, help_text, parse_integers, INTEGER_FORM, default)
+
+
+def choices(name: str, help_text: str, allowed: tuple[str, ...], default: str | None = None) -> Parameter:
+    """A parameter of names out of a fixed set."""
+    return Parameter(
+        name, help_text, lambda text: parse_choices(text, allowed), ", ".join(allowed), default, choices=allowed
+    )
+
+
+def switch(name: str, help_text: str, default: bool, for_training: bool = False) -> Parameter:
+    """A parameter that is on or off."""
+    states = ("on", "off")
+    return Parameter(
+        name,
+        help_text,
+        lambda text: tuple(state == "on" for state in parse_choices(text, states)),
+        ", ".join(states),
+        default,
+        states,
+        for_training,
+    )
+
+
+def _integers_or_auto(text: str) -> tuple[int | None, ...]:
+    values: list[int | None] = []
+    for item in text.split(","):
+        values += [None] if item.strip() == AUTO else parse_integers(item)
+    return tuple(dict.fromkeys(values))
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """The values of the axis `backend`: names, in their order. Raises ValueError for an empty one."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if "" in names:
+        raise ValueError(f"'{text}' has an empty name")
+    return names
+
+
+# What every cell has, whatever its op.
+COMMON: Mapping[str, Parameter] = {
+    parameter.name: parameter
+    for parameter in (
+        integers("seqlen", "Sequence length T."),
+        integers("batch", "Batch size B."),
+        choices("dtype", "Type of the inputs.", DTYPES),
+        choices("pass", "What is timed.", PASSES),
+    )
+}
+# Not a parameter of anything: it stands for those that every op publishes for models of a width.
+WIDTH = integers("width", "Model width: each op with its published parameters for it.")
