@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.backends.ops import OPS, Op
-from glabench.sweeps.expand import Traits
 from glabench.sweeps.model import Cell
+from glabench.sweeps.parameters import Parameter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,32 +46,28 @@ class Workload:
         return torch.autograd.grad(output, tuple(self.inputs.values()), self.grad_output)
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What an implementation executes and moves in one call, beyond what its op's equation asks for."""
+
+    flops: int
+    bytes: int
+
+
 class Backend(ABC):
     """One implementation of one op. Subclasses are light: heavy imports happen in `bind`.
 
     Inputs ask for gradients in every pass but `infer`: a forward is that of training, and keeps what a backward needs.
-
-    `options` are the optional axes that mean something to the backend, out of chunk and materialize.
     """
 
     name: ClassVar[str]
     op: ClassVar[str]
     title: ClassVar[str]
+    # What the implementation can be told besides its op's parameters: axes of a sweep.
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
     requires: ClassVar[tuple[Requirement, ...]] = ()
-    options: ClassVar[frozenset[str]] = frozenset()
     devices: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32", "fp64"})
-
-    @classmethod
-    def definition(cls) -> Op:
-        """The op that this backend implements."""
-        return OPS[cls.op]
-
-    @classmethod
-    def traits(cls) -> Traits:
-        """What expanding a sweep needs to know."""
-        gate = frozenset({"gate"}) if cls.definition().gated else frozenset[str]()
-        return Traits(cls.op, cls.options | gate)
 
     def unavailable(self, device: str) -> str | None:
         """Why the backend cannot run here at all, in one sentence that says how to mend it; None if it can."""
@@ -96,19 +91,17 @@ class Backend(ABC):
         """A rough figure of what the implementation takes beyond inputs, output and gradients."""
         return 0
 
+    def executes(self, cell: Cell) -> Counts | None:  # noqa: ARG002
+        """What the implementation executes and moves, if that is known; recorded beside the equation's counts."""
+        return None
+
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:  # noqa: ARG002
         """How the implementation launches the cell (kernels, tile sizes), in a line, where it can tell."""
         return None
 
     @abstractmethod
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
-        """A call without arguments that computes the op's output, [B, T, H, V] (`mamba1`: [B, D, T]), from `inputs`.
+        """A call without arguments that computes the op's output, in the op's shape, from `inputs`.
 
         Views and fixed arguments are prepared here, outside of what is timed.
         """
-
-    def prepare(self, cell: Cell) -> Workload:
-        """Makes the cell's inputs from its seed and binds them."""
-        op, trains = self.definition(), cell.pass_ != "infer"
-        inputs = {name: x.requires_grad_(trains) for name, x in op.make_inputs(cell).items()}
-        return Workload(self.bind(inputs, cell), inputs, op.make_grad_output(cell))

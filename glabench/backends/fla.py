@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Requirement
-from glabench.backends.ops import BYTES
+from glabench.ops import BYTES
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -22,9 +22,10 @@ class _Fla(Backend):
 
     def working_bytes(self, cell: Cell) -> int:
         """States of chunks of 64 and their gradients, and copies of the tensors between its kernels."""
-        states = 2 * cell.seqlen // 64 * cell.key_dim * cell.value_dim * 4
-        copies = 4 * cell.seqlen * (cell.key_dim + cell.value_dim) * max(4, BYTES[cell.dtype])
-        return cell.batch * cell.heads * (states + copies)
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        states = 2 * cell.seqlen // 64 * K * V * 4
+        copies = 4 * cell.seqlen * (K + V) * max(4, BYTES[cell.dtype])
+        return cell.batch * H * (states + copies)
 
 
 class FlaGla(_Fla):

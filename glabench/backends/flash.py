@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.backends.base import Backend, Requirement
-from glabench.backends.ops import BYTES
+from glabench.backends.base import Backend, Counts, Requirement
+from glabench.ops import BYTES, SOFTMAX
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -17,9 +17,8 @@ _HALF = frozenset({"bf16", "fp16"})
 
 def _flash_limits(cell: Cell) -> str | None:
     """FlashAttention-2's limits on head dims, whoever ships it."""
-    if cell.key_dim != cell.value_dim:
-        return f"K and V must be equal; got K={cell.key_dim} V={cell.value_dim}"
-    return f"head dims go up to 256; got {cell.key_dim}" if cell.key_dim > 256 else None
+    (D,) = cell.sizes("head_dim")
+    return f"head dims go up to 256; got {D}" if D > 256 else None
 
 
 class _Sdpa(Backend):
@@ -65,10 +64,8 @@ class SdpaCudnn(_Sdpa):
     dtypes: ClassVar[frozenset[str]] = _HALF
 
     def limits(self, cell: Cell) -> str | None:
-        widest = max(cell.key_dim, cell.value_dim)
-        if widest > 128 and cell.has_backward:
-            return f"head dims go up to 128 in backward; got K={cell.key_dim} V={cell.value_dim}"
-        return None
+        (D,) = cell.sizes("head_dim")
+        return f"head dims go up to 128 in backward; got {D}" if D > 128 and cell.has_backward else None
 
 
 class SdpaMath(_Sdpa):
@@ -80,8 +77,18 @@ class SdpaMath(_Sdpa):
 
     def working_bytes(self, cell: Cell) -> int:
         """The T x T scores, before and after softmax, and again in backward."""
-        scores = cell.batch * cell.heads * cell.seqlen**2 * max(4, BYTES[cell.dtype])
+        (H,) = cell.sizes("heads")
+        scores = cell.batch * H * cell.seqlen**2 * max(4, BYTES[cell.dtype])
         return scores * (4 if cell.has_backward else 2)
+
+    def executes(self, cell: Cell) -> Counts:
+        """All pairs, also those that the mask drops; the scores are written and read around the softmax."""
+        (H, D), pairs = cell.sizes("heads", "head_dim"), cell.batch * cell.seqlen**2
+        backward = {"infer": 0, "fwd": 0, "bwd": 2, "fwd+bwd": 2}[cell.pass_]
+        forward = 0 if cell.pass_ == "bwd" else 1
+        scores = 4 * pairs * H * BYTES[cell.dtype]
+        passes = forward + backward
+        return Counts(passes * 4 * pairs * H * D, SOFTMAX.moved_bytes(cell) + passes * scores)
 
 
 class FlashAttn(Backend):

@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, ClassVar
 from gla_kernels.limits import MAX_HEAD_DIM, WALKED_KEYS, fitting_chunks
 
 from glabench.backends.base import Backend, Requirement
-from glabench.backends.ops import BYTES
+from glabench.ops import BYTES, LINEAR
 from glabench.sweeps.model import Cell
+from glabench.sweeps.parameters import Parameter, integers, switch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _TRITON = Requirement("triton", "pip install triton")
+_CHUNK = integers("chunk", "Chunk length C, or auto.", auto=True)
+_MATERIALIZE = switch("materialize", "Chunk states kept in memory.", True, for_training=True)
 
 
 def _output_of(
     function: Callable[..., tuple[Tensor, Tensor | None]], inputs: Mapping[str, Tensor], **options: object
 ) -> Callable[[], Tensor]:
-    """A call of one of `gla_kernels`' functions on q, k, v and, where the op has one, g; it gives the output alone."""
+    """A call of one of `gla_kernels`' functions on q, k, v and, if the op has one, g; it gives the output alone."""
     tensors = [inputs[name] for name in ("q", "k", "v", "g") if name in inputs]
     return lambda: function(*tensors, **options)[0]
 
@@ -29,17 +32,18 @@ def _output_of(
 class _Ours(Backend):
     """What our kernels can do, whatever the op."""
 
+    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK, _MATERIALIZE)
     requires = (_TRITON,)
-    options = frozenset({"chunk", "materialize"})
     devices = frozenset({"cuda"})
     dtypes = frozenset({"bf16", "fp16", "fp32"})
 
     def limits(self, cell: Cell) -> str | None:
-        if max(cell.key_dim, cell.value_dim) > MAX_HEAD_DIM:
-            return f"head dims go up to {MAX_HEAD_DIM}; got K={cell.key_dim} V={cell.value_dim}"
-        fitting = fitting_chunks(cell.key_dim, _operand_bytes(cell))
-        if cell.chunk is not None and cell.chunk not in fitting:
-            return f"chunk sizes at K={cell.key_dim} in {cell.dtype} are {fitting}; got {cell.chunk}"
+        K, V = cell.sizes("key_dim", "value_dim")
+        if max(K, V) > MAX_HEAD_DIM:
+            return f"head dims go up to {MAX_HEAD_DIM}; got K={K} V={V}"
+        fitting, chunk = fitting_chunks(K, _operand_bytes(cell)), cell.get("chunk")
+        if chunk is not None and chunk not in fitting:
+            return f"chunk sizes at K={K} in {cell.dtype} are {fitting}; got {chunk}"
         return None
 
     def working_bytes(self, cell: Cell) -> int:
@@ -47,21 +51,22 @@ class _Ours(Backend):
 
         The kernels for states of more keys than a program holds need them all for a forward that keeps none, too.
         """
-        chunks = cell.seqlen // (cell.chunk or 16)
-        all_of_them = cell.materialize or (cell.pass_ == "infer" and cell.key_dim > WALKED_KEYS)
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        chunks = cell.seqlen // (cell.get("chunk") or 16)
+        all_of_them = cell.get("materialize") or (cell.pass_ == "infer" and K > WALKED_KEYS)
         kept = chunks if all_of_them else 4 * math.isqrt(chunks)
-        return cell.batch * cell.heads * kept * cell.key_dim * cell.value_dim * _operand_bytes(cell)
+        return cell.batch * H * kept * K * V * _operand_bytes(cell)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from gla_kernels import chunk_gla, chunk_linear_attn
 
-        function = chunk_gla if self.definition().gated else chunk_linear_attn
-        return _output_of(function, inputs, materialize=bool(cell.materialize), chunk_size=cell.chunk)
+        function = chunk_gla if "g" in inputs else chunk_linear_attn
+        return _output_of(function, inputs, materialize=bool(cell.get("materialize")), chunk_size=cell.get("chunk"))
 
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:
         from gla_kernels.tuning import launch_of
 
-        return launch_of(inputs["q"], inputs["v"], inputs.get("g"), bool(cell.materialize), cell.chunk)
+        return launch_of(inputs["q"], inputs["v"], inputs.get("g"), bool(cell.get("materialize")), cell.get("chunk"))
 
 
 def _operand_bytes(cell: Cell) -> int:
@@ -89,22 +94,22 @@ class GlaTorch(Backend):
 
     name: ClassVar[str] = "gla-torch"
     op: ClassVar[str] = "gla"
-    title: ClassVar[str] = "GLA, two-level chunks in PyTorch (paper, Fig. 7)"
-    options: ClassVar[frozenset[str]] = frozenset({"chunk"})
+    title: ClassVar[str] = "GLA, two-level chunks in PyTorch"
+    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK,)
 
     def limits(self, cell: Cell) -> str | None:
-        if cell.chunk is not None and cell.chunk % 16:
-            return f"chunk sizes are multiples of 16; got {cell.chunk}"
-        return None
+        chunk = cell.get("chunk")
+        return f"chunk sizes are multiples of 16; got {chunk}" if chunk is not None and chunk % 16 else None
 
     def working_bytes(self, cell: Cell) -> int:
-        """Some five float32 tensors of [T, 16, K] a head: every pair inside a subchunk, channel by channel."""
-        return 5 * cell.batch * cell.seqlen * cell.heads * 16 * cell.key_dim * 4
+        """Some five float32 tensors of [T, 16, K] per head: every pair inside a subchunk, channel by channel."""
+        H, K = cell.sizes("heads", "key_dim")
+        return 5 * cell.tokens * H * 16 * K * 4
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from gla_kernels import two_level_chunk_gla
 
-        return _output_of(two_level_chunk_gla, inputs, chunk_size=cell.chunk or 64)
+        return _output_of(two_level_chunk_gla, inputs, chunk_size=cell.get("chunk") or 64)
 
 
 class GlaRecurrentTorch(Backend):
@@ -112,12 +117,12 @@ class GlaRecurrentTorch(Backend):
 
     name: ClassVar[str] = "gla-recurrent-torch"
     op: ClassVar[str] = "gla"
-    title: ClassVar[str] = "GLA, token by token in PyTorch: the reference"
+    title: ClassVar[str] = "GLA, token by token in PyTorch"
 
     def working_bytes(self, cell: Cell) -> int:
-        """Three states a token, which autograd keeps."""
-        wide = 8 if cell.dtype == "fp64" else 4
-        return 3 * cell.batch * cell.seqlen * cell.heads * cell.key_dim * cell.value_dim * wide
+        """Three states per token, which autograd keeps."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        return 3 * cell.tokens * H * K * V * (8 if cell.dtype == "fp64" else 4)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
         from gla_kernels import naive_recurrent_gla
@@ -131,15 +136,16 @@ class LinearTorch(Backend):
     name: ClassVar[str] = "linear-torch"
     op: ClassVar[str] = "linear"
     title: ClassVar[str] = "linear attention, I/O-unaware chunks in PyTorch"
-    options: ClassVar[frozenset[str]] = frozenset({"chunk"})
+    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK,)
 
     def working_bytes(self, cell: Cell) -> int:
         """A copy of every input, the scores of every chunk twice, the state of every chunk three times."""
-        tokens, C = cell.batch * cell.seqlen * cell.heads, cell.chunk or 64
-        states = 3 * tokens // C * cell.key_dim * cell.value_dim * 4
-        return self.definition().least_bytes(cell) + 2 * tokens * C * BYTES[cell.dtype] + states
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        tokens, C = cell.tokens * H, cell.get("chunk") or 64
+        states = 3 * tokens // C * K * V * 4
+        return LINEAR.least_bytes(cell) + 2 * tokens * C * BYTES[cell.dtype] + states
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from gla_kernels import unaware_chunk_linear_attn
 
-        return _output_of(unaware_chunk_linear_attn, inputs, chunk_size=cell.chunk or 64)
+        return _output_of(unaware_chunk_linear_attn, inputs, chunk_size=cell.get("chunk") or 64)

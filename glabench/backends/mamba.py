@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Mamba1(Backend):
-    """Inner width heads * value_dim, state size key_dim; inputs as `selective_scan_fn` takes them, [B, D, T]."""
+    """`selective_scan_fn`, whose inputs are the op's: [B, D, T]."""
 
     name: ClassVar[str] = "mamba1"
     op: ClassVar[str] = "mamba1"
@@ -23,9 +23,8 @@ class Mamba1(Backend):
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32"})
 
     def limits(self, cell: Cell) -> str | None:
-        if cell.key_dim > 256:
-            return f"the state size (key_dim) goes up to 256; got {cell.key_dim}"
-        return None
+        (N,) = cell.sizes("state_size")
+        return f"the state size goes up to 256; got {N}" if N > 256 else None
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
         from mamba_ssm.ops.selective_scan_interface import selective_scan_fn

@@ -1,23 +1,35 @@
-"""The registry of backends: our own, those of installed packages (entry points), those of `--plugin file.py`."""
+"""The registry of ops and backends: our own, those of installed packages (entry points), those of plugin files."""
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+from glabench import ops
 from glabench.backends import builtin
 from glabench.backends.base import Backend
-from glabench.backends.ops import OPS
-from glabench.errors import UsageError
+from glabench.errors import UsageError, did_you_mean, printable
+from glabench.ops import Op
+from glabench.records.metrics import METRICS
+from glabench.records.record import Measured
 from glabench.sweeps.expand import Traits
+from glabench.sweeps.parameters import COMMON, WIDTH, Parameter
 
 ENTRY_POINTS = "glabench.backends"
 _PREFIX = "glabench_plugin_"
+# Parameters stand beside all other fields in a record, and beside all other columns in a table.
+_TAKEN = {
+    *(*COMMON, WIDTH.name, "backend", "op", "device", "seed", "parameters", "schema", "cell", "samples"),
+    *(field.name for field in fields(Measured)),
+    *(metric.field for metric in METRICS),
+}
 
 
 @dataclass(frozen=True)
@@ -29,20 +41,42 @@ class Plugin:
 
 
 class Registry(Mapping[str, Backend]):
-    """Backends by name, in the order of their registration."""
+    """Backends by name, in the order of their registration, and the ops that they implement."""
 
     def __init__(self) -> None:
         self._backends: dict[str, Backend] = {}
+        self._ops: dict[str, Op] = {}
+
+    @property
+    def ops(self) -> Mapping[str, Op]:
+        """The ops by name."""
+        return self._ops
+
+    def add_op(self, op: Op, origin: str) -> None:
+        """Adds an op. Raises UsageError if it is incomplete or its name is taken."""
+        for attribute in ("name", "equation", "parameters", "independent", "reference_name"):
+            if not hasattr(op, attribute):
+                raise UsageError(f"{origin}: {type(op).__name__} needs a `{attribute}`")
+        if op.name in self._ops:
+            raise UsageError(f"{origin}: an op named '{op.name}' exists already; give it another name")
+        names = _parameter_names(op, f"{origin}: {op.name}")
+        for target in {target for targets in op.aliases.values() for target in targets} | _published(op, origin):
+            if target not in names:
+                raise UsageError(f"{origin}: {op.name} sets '{target}', which is none of its parameters")
+        self._ops[op.name] = op
 
     def add(self, backend: Backend, origin: str) -> None:
         """Adds a backend. Raises UsageError if it is incomplete or its name is taken."""
         for attribute in ("name", "op", "title"):
             if not isinstance(getattr(backend, attribute, None), str):
                 raise UsageError(f"{origin}: {type(backend).__name__} needs a text `{attribute}`")
-        if backend.op not in OPS:
-            raise UsageError(f"{origin}: {backend.name} has the unknown op '{backend.op}' (allowed: {', '.join(OPS)})")
+        if backend.op not in self._ops:
+            allowed = f"allowed: {', '.join(self._ops)}{did_you_mean(backend.op, self._ops)}"
+            raise UsageError(f"{origin}: {backend.name} has the unknown op '{backend.op}' ({allowed})")
         if backend.name in self._backends:
             raise UsageError(f"{origin}: a backend named '{backend.name}' exists already; give it another name")
+        op = self._ops[backend.op]
+        _parameter_names(backend, f"{origin}: {backend.name}", {each.name for each in op.parameters} | set(op.aliases))
         self._backends[backend.name] = backend
 
     def __getitem__(self, name: str) -> Backend:
@@ -54,9 +88,39 @@ class Registry(Mapping[str, Backend]):
     def __len__(self) -> int:
         return len(self._backends)
 
+    def op_of(self, backend: str) -> Op:
+        """The op that a backend implements."""
+        return self._ops[self._backends[backend].op]
+
     def traits(self) -> dict[str, Traits]:
         """What expanding sweeps needs to know of every backend."""
-        return {name: backend.traits() for name, backend in self._backends.items()}
+        found = {}
+        for name, backend in self._backends.items():
+            op = self.op_of(name)
+            parameters = {each.name: each for each in (*op.parameters, *backend.parameters)}
+            found[name] = Traits(op.name, parameters, op.aliases, op.published)
+        return found
+
+
+def _parameter_names(owner: Op | Backend, origin: str, of_op: Iterable[str] = ()) -> set[str]:
+    """The names of an op's or a backend's parameters. Raises UsageError for one that is something else's already."""
+    listed = owner.parameters
+    if not isinstance(listed, list | tuple) or not all(isinstance(each, Parameter) for each in listed):
+        raise UsageError(f"{origin} needs `parameters` to be a tuple of Parameter objects")
+    taken = {*_TAKEN, *of_op, *getattr(owner, "aliases", ())}
+    names: set[str] = set()
+    for parameter in listed:
+        if parameter.name in taken | names:
+            raise UsageError(f"{origin} has a parameter called '{parameter.name}', which is taken")
+        names.add(parameter.name)
+    return names
+
+
+def _published(op: Op, origin: str) -> set[str]:
+    try:
+        return set(op.published(1024))
+    except Exception as problem:
+        raise UsageError(f"{origin}: {op.name} has no parameters for the width 1024: {_said(problem)}") from problem
 
 
 def list_plugins(files: Iterable[str] = ()) -> list[Plugin]:
@@ -83,12 +147,20 @@ def _load_file(path: str) -> ModuleType:
     spec = _module_spec(path)
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    folder = str(Path(path).resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # last: the file's neighbours can be imported, and take nobody's name
+    sys.modules[spec.name] = module  # dataclasses and pickle look it up there
     try:
         with redirect_stdout(sys.stderr):  # stdout is for data
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as problem:
-        raise UsageError(f"--plugin: '{path}' cannot be loaded: {type(problem).__name__}: {problem}") from problem
+        raise UsageError(f"--plugin: '{path}' cannot be loaded: {_said(problem)}") from problem
     return module
+
+
+def _said(problem: BaseException) -> str:
+    return printable(f"{type(problem).__name__}: {problem}")
 
 
 def _load_entry(entry: metadata.EntryPoint) -> ModuleType:
@@ -96,30 +168,60 @@ def _load_entry(entry: metadata.EntryPoint) -> ModuleType:
         with redirect_stdout(sys.stderr):
             module: ModuleType = entry.load()
     except (Exception, SystemExit) as problem:
-        reason = f"{type(problem).__name__}: {problem}"
-        raise UsageError(f"package {entry.name} cannot be loaded; mend or uninstall it: {reason}") from problem
+        raise UsageError(f"package {entry.name} cannot be loaded; mend or uninstall it: {_said(problem)}") from problem
     return module
 
 
-def _backends_of(module: ModuleType, origin: str) -> Iterable[Backend]:
-    found = getattr(module, "BACKENDS", None)
-    if not isinstance(found, list | tuple) or not all(isinstance(b, Backend) for b in found):
-        raise UsageError(f"{origin}: needs a list BACKENDS of Backend objects")
+def _instances(module: ModuleType, name: str, kind: type, origin: str) -> list[Any]:
+    """The objects in a module's list, whose entries may be classes of them."""
+    listed = getattr(module, name, ())
+    if not isinstance(listed, list | tuple):
+        raise UsageError(f"{origin}: {name} needs to be a list of {kind.__name__} classes or objects")
+    found = []
+    for entry in listed:
+        if inspect.isclass(entry) and issubclass(entry, kind):
+            found.append(_make(entry, origin))
+        elif isinstance(entry, kind):
+            found.append(entry)
+        else:
+            raise UsageError(f"{origin}: {name} lists {entry!r}, which is no {kind.__name__}")
     return found
 
 
-def load_registry(plugins: Iterable[str] = ()) -> Registry:
-    """All backends: built in, from the entry-point group `glabench.backends`, and from the plugin files.
+def _make(kind: type, origin: str) -> Any:
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        raise UsageError(f"{origin}: {kind.__name__} needs the method {', '.join(missing)}")
+    try:
+        return kind()
+    except Exception as problem:
+        raise UsageError(f"{origin}: {kind.__name__} cannot be made without arguments: {_said(problem)}") from problem
 
-    A plugin is a Python file (or an installed module) with a list `BACKENDS`. Raises UsageError.
+
+def _add_module(registry: Registry, module: ModuleType, origin: str) -> None:
+    ops_found = _instances(module, "OPS", Op, origin)
+    backends = _instances(module, "BACKENDS", Backend, origin)
+    if not ops_found and not backends:
+        raise UsageError(f"{origin}: needs a list BACKENDS (or OPS); `glabench plugin new FILE` writes an example")
+    for op in ops_found:
+        registry.add_op(op, origin)
+    for backend in backends:
+        registry.add(backend, origin)
+
+
+def load_registry(plugins: Iterable[str] = ()) -> Registry:
+    """All ops and backends: built in, from the entry-point group `glabench.backends`, and from the plugin files.
+
+    A plugin is a Python file (or an installed module) with a list `BACKENDS` of classes or objects, and a list `OPS` if
+    it brings ops. Raises UsageError.
     """
     registry = Registry()
+    for op in ops.BUILTIN:
+        registry.add_op(op, "glabench")
     for backend in builtin.BACKENDS:
         registry.add(backend, "glabench")
     for entry in metadata.entry_points(group=ENTRY_POINTS):
-        for backend in _backends_of(_load_entry(entry), f"package {entry.name}"):
-            registry.add(backend, f"package {entry.name}")
+        _add_module(registry, _load_entry(entry), f"package {entry.name}")
     for path in plugins:
-        for backend in _backends_of(_load_file(path), f"--plugin {path}"):
-            registry.add(backend, f"--plugin {path}")
+        _add_module(registry, _load_file(path), f"--plugin {path}")
     return registry

@@ -1,0 +1,10 @@
+"""Ops: what is computed, one module each. Importing them does not import torch."""
+
+from glabench.ops.base import BYTES, Op, Spec
+from glabench.ops.gla import GLA, LINEAR
+from glabench.ops.mamba1 import MAMBA1
+from glabench.ops.softmax import SOFTMAX
+
+BUILTIN: tuple[Op, ...] = (GLA, LINEAR, SOFTMAX, MAMBA1)
+
+__all__ = ["BUILTIN", "BYTES", "GLA", "LINEAR", "MAMBA1", "SOFTMAX", "Op", "Spec"]

@@ -1,0 +1,104 @@
+"""Gated linear attention, and linear attention without a gate (final paper, section 4.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from glabench.ops.base import Op, Spec, wide
+from glabench.sweeps.model import Cell
+from glabench.sweeps.parameters import Parameter, Value, choices, integers
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+GATES = ("logsigmoid/16", "logsigmoid", "slow", "strong", "resets")
+_HEADS = ("batch", "seqlen", "heads")
+
+
+def make_gate(x: Tensor, kind: str, generator: Generator) -> Tensor:
+    """Gates (natural log, at most 0) of a named distribution from normal x.
+
+    `logsigmoid/16` is GLA's own; `logsigmoid` without the temperature; `slow` decays less (mean +4), `strong` more
+    (3x - 3); `resets` is the first with g = -inf for 2 % of the tokens.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    if kind == "strong":
+        return F.logsigmoid(3 * x - 3)
+    if kind == "logsigmoid":
+        return F.logsigmoid(x)
+    g = F.logsigmoid(x + 4 if kind == "slow" else x) / 16
+    if kind == "resets":
+        hit = torch.rand(g.shape[:3], generator=generator, device=g.device) < 0.02
+        g[hit] = -math.inf
+    return g
+
+
+class Linear(Op):
+    """Linear attention with matrix-valued states; without normalization."""
+
+    name: ClassVar[str] = "linear"
+    equation: ClassVar[str] = "S_t = S_{t-1} + k_t^T v_t,  o_t = q_t S_t / sqrt(K)"
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        integers("heads", "Heads H.", 4),
+        integers("key_dim", "Key head dim K.", 128),
+        integers("value_dim", "Value head dim V.", 256),
+    )
+    aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {"head_dim": ("key_dim", "value_dim")}
+    independent: ClassVar[tuple[str, ...]] = ("batch", "heads")
+    reference_name: ClassVar[str] = "chunked recurrence without a gate"
+
+    def published(self, width: int) -> dict[str, Value]:
+        """Four heads; keys of half the width, values of the whole (version 3, section 4.2)."""
+        return {"heads": 4, "key_dim": max(1, width // 8), "value_dim": max(1, width // 4)}
+
+    def inputs(self, cell: Cell) -> dict[str, Spec]:
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        lead = (cell.batch, cell.seqlen, H)
+        keys = Spec((*_HEADS, "key_dim"), (*lead, K))
+        return {"q": keys, "k": keys, "v": Spec((*_HEADS, "value_dim"), (*lead, V))}
+
+    def output(self, cell: Cell) -> Spec:
+        return self.inputs(cell)["v"]
+
+    def forward_flops(self, cell: Cell) -> int:
+        """2KV for k^T v added to the state, 2KV for q times the state."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        return cell.tokens * H * 4 * K * V
+
+    def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        from glabench.ops.recurrence import gated_recurrence
+
+        return gated_recurrence(inputs["q"], inputs["k"], inputs["v"], inputs.get("g"))
+
+
+class Gla(Linear):
+    """Gated linear attention: a data-dependent gate per head, token and key channel."""
+
+    name: ClassVar[str] = "gla"
+    equation: ClassVar[str] = "S_t = diag(exp g_t) S_{t-1} + k_t^T v_t,  o_t = q_t S_t / sqrt(K)"
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        *Linear.parameters,
+        choices("gate", "Distribution of the gates.", GATES, GATES[0]),
+    )
+    reference_name: ClassVar[str] = "chunked recurrence"
+
+    def inputs(self, cell: Cell) -> dict[str, Spec]:
+        tensors = super().inputs(cell)
+        q = tensors["q"]
+        return tensors | {"g": Spec(q.dims, q.shape, wide(cell))}
+
+    def make(self, name: str, x: Tensor, cell: Cell, generator: Generator) -> Tensor:
+        return make_gate(x, str(cell.get("gate")), generator) if name == "g" else x
+
+    def forward_flops(self, cell: Cell) -> int:
+        """As without a gate, and KV for the state's decay."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        return cell.tokens * H * 5 * K * V
+
+
+LINEAR = Linear()
+GLA = Gla()

@@ -1,0 +1,72 @@
+"""Mamba's selective scan (Mamba-1), without its projections and convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from glabench.ops.base import Op, Spec, wide
+from glabench.sweeps.model import Cell
+from glabench.sweeps.parameters import Parameter, Value, integers
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+class Mamba1(Op):
+    """A state per channel; B and C are shared by the channels of a sequence, A and D by the sequences."""
+
+    name: ClassVar[str] = "mamba1"
+    equation: ClassVar[str] = "x_t = exp(D_t A) x_{t-1} + D_t B_t u_t,  y_t = C_t x_t + D u_t, D_t = softplus(delta_t)"
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        integers("inner", "Inner width: channels of the scan.", 2048),
+        integers("state_size", "States N per channel.", 16),
+    )
+    independent: ClassVar[tuple[str, ...]] = ("batch", "inner")
+    small: ClassVar[Mapping[str, int]] = {"inner": 128}
+    reference_name: ClassVar[str] = "chunked selective scan"
+
+    def published(self, width: int) -> dict[str, Value]:
+        """Twice the model's width, 16 states per channel (version 3, section 4.2)."""
+        return {"inner": 2 * width, "state_size": 16}
+
+    def inputs(self, cell: Cell) -> dict[str, Spec]:
+        D, N = cell.sizes("inner", "state_size")
+        channels = Spec(("batch", "inner", "seqlen"), (cell.batch, D, cell.seqlen))
+        shared = Spec(("batch", "state_size", "seqlen"), (cell.batch, N, cell.seqlen))
+        return {
+            "u": channels,
+            "delta": channels,
+            "A": Spec(("inner", "state_size"), (D, N), wide(cell)),
+            "B": shared,
+            "C": shared,
+            "D": Spec(("inner",), (D,), wide(cell)),
+        }
+
+    def output(self, cell: Cell) -> Spec:
+        return self.inputs(cell)["u"]
+
+    def make(self, name: str, x: Tensor, cell: Cell, generator: Generator) -> Tensor:  # noqa: ARG002
+        """As Mamba starts: steps of 0.001 to 0.1 after softplus; A = -exp(log of 1..N), S4D-real."""
+        import torch
+        import torch.nn.functional as F
+
+        if name == "delta":
+            return x.sub_(4.5)
+        if name == "A":
+            rates = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
+            return -rates.expand(x.shape).contiguous() * F.softplus(x * 0.1 + 0.54)
+        return x
+
+    def forward_flops(self, cell: Cell) -> int:
+        """Six for each state (step times A, decay, input times B, sum, 2 to read it out); three a channel (step, D)."""
+        D, N = cell.sizes("inner", "state_size")
+        return cell.tokens * D * (6 * N + 3)
+
+    def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        from glabench.ops.recurrence import selective_scan
+
+        return selective_scan(inputs)
+
+
+MAMBA1 = Mamba1()

@@ -1,0 +1,90 @@
+"""Recurrences in chunks, by autograd: what backends are held against. The suite's own, no product's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CHUNK = 16
+# Tokens whose pairs are held at a time, in the backward too.
+_SEGMENT = 1024
+# exp of it is 0 in float64, and sums of it are exact enough for what follows a reset; -inf - -inf would be NaN.
+_NO_GATE_BELOW = -800.0
+
+
+def gated_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> Tensor:
+    """`S_t = diag(exp g_t) S_{t-1} + k_t^T v_t`, `o_t = q_t S_t / sqrt(K)` (final paper, section 4.1).
+
+    No gate if g is None. q, k, g [B, T, H, K] and v [B, T, H, V], all of one type, give o [B, T, H, V]. All exponents
+    are at most 0, so that any gate is right, -inf too; float64 inputs give an error of some 1e-12.
+    """
+    K, V = q.shape[-1], v.shape[-1]
+    state = q.new_zeros((q.shape[0], q.shape[2], K, V))
+    gates = torch.zeros_like(q) if g is None else g.clamp(min=_NO_GATE_BELOW)
+    outputs = []
+    for start in range(0, q.shape[1], _SEGMENT):
+        end = start + _SEGMENT
+        pieces = (q[:, start:end] * K**-0.5, k[:, start:end], v[:, start:end], gates[:, start:end], state)
+        if q.shape[1] <= _SEGMENT:
+            out, state = _segment(*pieces)
+        else:
+            out, state = checkpoint(_segment, *pieces, use_reentrant=False)
+        outputs.append(out)
+    return torch.cat(outputs, 1)
+
+
+def _segment(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The output of some tokens from the state before them, and the state after them."""
+    T = q.shape[1]
+    # [B, H, chunk, row, D]; rows past the end neither decay nor add.
+    padded = (F.pad(x, (0, 0, 0, 0, 0, -T % _CHUNK)).transpose(1, 2) for x in (q, k, v, g))
+    q, k, v, g = (x.reshape(*x.shape[:2], -1, _CHUNK, x.shape[-1]) for x in padded)
+    G = g.cumsum(-2)
+    later = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=q.device).triu(1)[..., None]
+    between = (G[..., :, None, :] - G[..., None, :, :]).masked_fill(later, -math.inf).exp()
+    scores = torch.einsum("...ik,...jk,...ijk->...ij", q, k, between)
+    within = scores @ v
+    from_start, to_end = q * G.exp(), k * (G[..., -1:, :] - G).exp()
+    added = to_end.transpose(-1, -2) @ v
+    kept = G[..., -1, :, None].exp()
+    before = []
+    for chunk in range(q.shape[2]):
+        before.append(state)
+        state = kept[:, :, chunk] * state + added[:, :, chunk]
+    out = within + from_start @ torch.stack(before, 2)
+    return out.flatten(2, 3).transpose(1, 2)[:, :T], state
+
+
+def selective_scan(inputs: Mapping[str, Tensor]) -> Tensor:
+    """`x_t = exp(D_t A) x_{t-1} + D_t B_t u_t`, `y_t = C_t x_t + D u_t`, `D_t = softplus(delta_t)` (Mamba, section 3).
+
+    u, delta [B, D, T]; A [D, N] below 0; B, C [B, N, T]; D [D]; gives y [B, D, T]. Tokens of all chunks are scanned
+    side by side from nothing, then each chunk is given the state before it.
+    """
+    u, A = inputs["u"], inputs["A"]
+    T = u.shape[-1]
+    C = max(1, math.isqrt(T))
+    step = F.softplus(inputs["delta"])
+    # [B, D, N, chunk, row]; rows past the end neither decay nor add.
+    gate, added = (
+        F.pad(x, (0, -T % C)).reshape(*x.shape[:-1], -1, C)
+        for x in (step[:, :, None] * A[..., None], (step * u)[:, :, None] * inputs["B"][:, None])
+    )
+    local = [added[..., 0]]
+    for row in range(1, C):
+        local.append(gate[..., row].exp() * local[-1] + added[..., row])
+    within, passed = torch.stack(local, -1), gate.cumsum(-1).exp()
+    before = [torch.zeros_like(within[..., 0, 0])]
+    for chunk in range(within.shape[-2] - 1):
+        before.append(passed[..., chunk, -1] * before[-1] + within[..., chunk, -1])
+    states = (within + passed * torch.stack(before, -1)[..., None]).flatten(-2)[..., :T]
+    out: Tensor = (states * inputs["C"][:, None]).sum(2) + u * inputs["D"][:, None]
+    return out

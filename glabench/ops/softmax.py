@@ -1,0 +1,67 @@
+"""Causal softmax attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from glabench.ops.base import Op, Spec
+from glabench.sweeps.model import Cell
+from glabench.sweeps.parameters import Parameter, Value, integers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ROWS_AT_ONCE = 512
+
+
+class Softmax(Op):
+    """Every token looks at itself and at all tokens before it."""
+
+    name: ClassVar[str] = "softmax"
+    equation: ClassVar[str] = "o = softmax(q k^T / sqrt(D), causal) v"
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        integers("heads", "Heads H.", 16),
+        integers("head_dim", "Head dim: K and V together.", 64),
+    )
+    independent: ClassVar[tuple[str, ...]] = ("batch", "heads")
+    reference_name: ClassVar[str] = "softmax attention"
+
+    def published(self, width: int) -> dict[str, Value]:
+        """Heads of 64."""
+        return {"heads": max(1, width // 64), "head_dim": 64}
+
+    def inputs(self, cell: Cell) -> dict[str, Spec]:
+        H, D = cell.sizes("heads", "head_dim")
+        spec = Spec(("batch", "seqlen", "heads", "head_dim"), (cell.batch, cell.seqlen, H, D))
+        return {"q": spec, "k": spec, "v": spec}
+
+    def output(self, cell: Cell) -> Spec:
+        return self.inputs(cell)["v"]
+
+    def forward_flops(self, cell: Cell) -> int:
+        """2D for a score and 2D for its share of the output, for each pair of a token and one not after it."""
+        H, D = cell.sizes("heads", "head_dim")
+        return cell.batch * H * (cell.seqlen * (cell.seqlen + 1) // 2) * 4 * D
+
+    def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        q, k, v = (inputs[name].transpose(1, 2) for name in ("q", "k", "v"))
+
+        def rows(start: int, end: int) -> Tensor:
+            scores = q[:, :, start:end] @ k[:, :, :end].transpose(-1, -2) * q.shape[-1] ** -0.5
+            future = torch.ones(end - start, end, dtype=torch.bool, device=q.device).triu(start + 1)
+            out: Tensor = scores.masked_fill(future, -math.inf).softmax(-1) @ v[:, :, :end]
+            return out
+
+        T = q.shape[2]
+        blocks = [(start, min(start + _ROWS_AT_ONCE, T)) for start in range(0, T, _ROWS_AT_ONCE)]
+        # The scores of one block at a time, in the backward too.
+        outputs = [rows(*b) if len(blocks) == 1 else checkpoint(rows, *b, use_reentrant=False) for b in blocks]
+        return torch.cat(outputs, 2).transpose(1, 2)
+
+
+SOFTMAX = Softmax()

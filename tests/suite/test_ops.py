@@ -1,0 +1,302 @@
+"""Ops: references against the plainest loops that there are, counts against numbers made by hand, inputs, parts."""
+
+import math
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from glabench import ops
+from glabench.ops import softmax
+from glabench.ops.gla import GATES
+from glabench.ops.recurrence import gated_recurrence, selective_scan
+from glabench.sweeps import Cell, Parameters
+
+OPS = {op.name: op for op in ops.BUILTIN}
+HEADS = {"heads": 3, "key_dim": 16, "value_dim": 32}
+SIZES = {
+    "gla": HEADS | {"gate": "resets"},
+    "linear": HEADS,
+    "softmax": {"heads": 3, "head_dim": 16},
+    "mamba1": {"inner": 6, "state_size": 4},
+}
+NAMED_GATES = {
+    "none": None,
+    "mild": lambda x: F.logsigmoid(x) / 16,
+    "strong": lambda x: F.logsigmoid(30 * x - 30),
+    "resets": lambda x: (F.logsigmoid(x) / 16).masked_fill(x[..., :1] > 1, -math.inf),
+    "resets of channels": lambda x: F.logsigmoid(x).masked_fill(x > 1, -math.inf),
+    "zero": torch.zeros_like,
+    "all resets": lambda x: torch.full_like(x, -math.inf),
+}
+
+
+def cell_of(op, pass_="fwd", dtype="fp64", **changes):
+    return Cell("any", op, pass_, 2, 8, dtype, Parameters(SIZES[op] | changes), "cpu")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def values_and_gradients(function, inputs):
+    """The output and the gradient of every input, from fresh leaves."""
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+    out = function(leaves)
+    grads = torch.autograd.grad(out, tuple(leaves.values()), normal(*out.shape, seed=9))
+    return {"o": out.detach(), **{f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}}
+
+
+def assert_same(found, wanted, most=1e-11):
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        error = (found[name] - wanted[name]).abs().max() / wanted[name].abs().max().clamp(min=1e-30)
+        assert error < most, f"{name}: {error:.1e}"
+
+
+def token_by_token_attention(inputs):
+    q, k, v, g = inputs["q"], inputs["k"], inputs["v"], inputs.get("g")
+    state = q.new_zeros((q.shape[0], q.shape[2], q.shape[3], v.shape[3]))
+    outputs = []
+    for t in range(q.shape[1]):
+        if g is not None:
+            state = g[:, t].exp()[..., None] * state
+        state = state + k[:, t][..., None] * v[:, t][..., None, :]
+        outputs.append((q[:, t][..., None] * state).sum(-2) / math.sqrt(q.shape[3]))
+    return torch.stack(outputs, 1)
+
+
+def token_by_token_scan(inputs):
+    u, A, step = inputs["u"], inputs["A"], F.softplus(inputs["delta"])
+    state = u.new_zeros((*u.shape[:2], A.shape[1]))
+    outputs = []
+    for t in range(u.shape[2]):
+        dt = step[:, :, t, None]
+        state = (dt * A).exp() * state + dt * inputs["B"][:, None, :, t] * u[:, :, t, None]
+        outputs.append((state * inputs["C"][:, None, :, t]).sum(-1) + inputs["D"] * u[:, :, t])
+    return torch.stack(outputs, -1)
+
+
+def plain_softmax(inputs):
+    q, k, v = (inputs[name].transpose(1, 2) for name in ("q", "k", "v"))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    past = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
+    return (scores.masked_fill(~past, -math.inf).softmax(-1) @ v).transpose(1, 2)
+
+
+def gla_inputs(tokens, gate, batch=2, heads=2, K=5, V=7):
+    make = NAMED_GATES[gate]
+    inputs = {name: normal(batch, tokens, heads, K, seed=seed) for seed, name in enumerate("qk")}
+    inputs["v"] = normal(batch, tokens, heads, V, seed=2)
+    return inputs if make is None else inputs | {"g": make(normal(batch, tokens, heads, K, seed=3))}
+
+
+def gla_reference(inputs):
+    return gated_recurrence(inputs["q"], inputs["k"], inputs["v"], inputs.get("g"))
+
+
+# References
+
+
+@pytest.mark.parametrize("gate", list(NAMED_GATES))
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 50])
+def test_the_recurrence_is_that_of_the_equation_token_by_token(tokens, gate):
+    inputs = gla_inputs(tokens, gate)
+    assert_same(
+        values_and_gradients(gla_reference, inputs),
+        values_and_gradients(token_by_token_attention, inputs),
+    )
+
+
+@pytest.mark.parametrize("gate", ["none", "strong", "resets"])
+def test_the_recurrence_goes_on_from_segment_to_segment(gate):
+    inputs = gla_inputs(1025, gate, batch=1, heads=1, K=4, V=3)
+    assert_same(
+        values_and_gradients(gla_reference, inputs),
+        values_and_gradients(token_by_token_attention, inputs),
+    )
+
+
+def test_the_recurrence_holds_for_gates_between_a_reset_and_none():
+    inputs = gla_inputs(40, "mild") | {"g": -(10 ** (3 * normal(2, 40, 2, 5, seed=4)))}
+    assert_same(values_and_gradients(gla_reference, inputs), values_and_gradients(token_by_token_attention, inputs))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 1025])
+def test_the_selective_scan_is_that_of_the_equation_token_by_token(tokens):
+    B, D, N = (1, 2, 3) if tokens > 100 else (2, 3, 4)
+    inputs = {
+        "u": normal(B, D, tokens, seed=1),
+        "delta": normal(B, D, tokens, seed=2) * 3,
+        "A": -normal(D, N, seed=3).exp() * 3,
+        "B": normal(B, N, tokens, seed=4),
+        "C": normal(B, N, tokens, seed=5),
+        "D": normal(D, seed=6),
+    }
+    assert_same(values_and_gradients(selective_scan, inputs), values_and_gradients(token_by_token_scan, inputs))
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 512), (16, 16), (17, 16), (50, 16), (600, 512)])
+def test_softmax_over_blocks_of_rows_is_softmax(monkeypatch, tokens, rows):
+    monkeypatch.setattr(softmax, "_ROWS_AT_ONCE", rows)
+    inputs = {name: 3 * normal(2, tokens, 2, 8, seed=seed) for seed, name in enumerate("qkv")}
+    assert_same(values_and_gradients(ops.SOFTMAX.reference, inputs), values_and_gradients(plain_softmax, inputs))
+
+
+@pytest.mark.parametrize("op", list(OPS))
+def test_a_reference_works_on_the_inputs_that_its_op_makes(op):
+    cell = cell_of(op)
+    inputs, out = OPS[op].make_inputs(cell), OPS[op].output(cell)
+    slow = {"softmax": plain_softmax, "mamba1": token_by_token_scan}.get(op, token_by_token_attention)
+    found = values_and_gradients(OPS[op].reference, inputs)
+    assert found["o"].shape == out.shape
+    assert_same(found, values_and_gradients(slow, inputs))
+
+
+@pytest.mark.parametrize("op", ["gla", "mamba1"])
+def test_a_part_of_16k_tokens_takes_seconds(op):
+    sizes = {"heads": 1, "key_dim": 16, "value_dim": 16} if op == "gla" else {"inner": 1, "state_size": 16}
+    cell = replace(cell_of(op, **sizes), batch=1, seqlen=2**14)
+    inputs = OPS[op].make_inputs(cell)
+    start = time.process_time()
+    found = values_and_gradients(OPS[op].reference, inputs)
+    assert time.process_time() - start < 20  # some 2 s; token by token it is minutes with gradients
+    assert all(x.isfinite().all() for x in found.values())
+
+
+# Counts
+
+# (op, pass, dtype): (operations, bytes that a perfect pass moves, bytes that a cell holds at least).
+COUNTS = {
+    # Inputs 2 * 768 * 2 + 1536 * 2 + 768 * 4 = 9216, output 3072; 2 * 8 * 3 tokens and heads times 5 * 16 * 32.
+    ("gla", "fwd+bwd", "bf16"): (3 * 122_880, 12_288 + 21_504, 24_576),
+    # Inputs 2 * 768 * 2 + 1536 * 2 = 6144, output 3072; 48 * 4 * 16 * 32.
+    ("linear", "fwd", "bf16"): (98_304, 9_216, 9_216),
+    # Inputs 3 * 768 * 2 = 4608, output 1536; 2 * 3 * 36 pairs * 4 * 16.
+    ("softmax", "bwd", "fp16"): (2 * 13_824, 10_752, 12_288),
+    # Inputs 2 * 96 * 2 + 24 * 4 + 2 * 64 * 2 + 6 * 4 = 760, output 192; 2 * 8 * 6 * (6 * 4 + 3).
+    ("mamba1", "infer", "bf16"): (2_592, 952, 952),
+    # Gates of a float64 cell are float64: (2 * 768 + 1536 + 768) * 8 = 30720, output 12288.
+    ("gla", "infer", "fp64"): (122_880, 43_008, 43_008),
+}
+
+
+@pytest.mark.parametrize(("op", "pass_", "dtype"), list(COUNTS))
+def test_counts_are_those_made_by_hand(op, pass_, dtype):
+    cell = cell_of(op, pass_, dtype)
+    found = (OPS[op].flops(cell), OPS[op].moved_bytes(cell), OPS[op].least_bytes(cell))
+    assert found == COUNTS[op, pass_, dtype]
+
+
+@pytest.mark.parametrize("op", list(OPS))
+def test_the_bytes_of_a_pass_are_those_of_its_tensors(op):
+    cell = cell_of(op, "fwd+bwd", "bf16")
+    tensors = OPS[op].make_inputs(cell)
+    assert {name: spec.bytes(cell) for name, spec in OPS[op].inputs(cell).items()} == {
+        name: x.numel() * x.element_size() for name, x in tensors.items()
+    }
+    held = sum(x.numel() * x.element_size() for x in (*tensors.values(), OPS[op].make_grad_output(cell)))
+    assert OPS[op].least_bytes(cell) == 2 * held
+
+
+@pytest.mark.parametrize("op", list(OPS))
+def test_a_forward_and_a_backward_count_as_much_as_both_together(op):
+    by_pass = {name: cell_of(op, name) for name in ("infer", "fwd", "bwd", "fwd+bwd")}
+    for count in (OPS[op].flops, OPS[op].moved_bytes):
+        found = {name: count(cell) for name, cell in by_pass.items()}
+        assert found["infer"] == found["fwd"]
+        assert found["fwd"] + found["bwd"] == found["fwd+bwd"]
+
+
+# Inputs
+
+
+@pytest.mark.parametrize("op", list(OPS))
+def test_inputs_have_the_shapes_and_types_that_the_op_says(op):
+    cell = cell_of(op, dtype="bf16")
+    tensors = OPS[op].make_inputs(cell)
+    for name, spec in OPS[op].inputs(cell).items():
+        assert tuple(tensors[name].shape) == spec.shape
+        assert len(spec.dims) == len(spec.shape)
+        wide = name in ("g", "A") or (op, name) == ("mamba1", "D")
+        assert tensors[name].dtype == (torch.float32 if wide else torch.bfloat16)
+    assert tuple(OPS[op].make_grad_output(cell).shape) == OPS[op].output(cell).shape
+
+
+@pytest.mark.parametrize("op", list(OPS))
+def test_inputs_depend_on_the_seed_alone(op):
+    cell = cell_of(op)
+    first, again, other = (OPS[op].make_inputs(c) for c in (cell, cell, replace(cell, seed=1)))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_gates_are_never_above_0(gate):
+    g = ops.GLA.make_inputs(replace(cell_of("gla", gate=gate), seqlen=512))["g"]
+    assert (g <= 0).all()
+    reset = g.isinf()
+    assert (reset == reset[..., :1]).all()  # a whole token of a head
+    assert (0.005 < reset.double().mean() < 0.05) == (gate == "resets")
+
+
+def test_gates_decay_as_their_names_say():
+    means = {gate: ops.GLA.make_inputs(cell_of("gla", gate=gate))["g"].mean() for gate in GATES if gate != "resets"}
+    assert means["strong"] < means["logsigmoid"] < means["logsigmoid/16"] < means["slow"] < 0
+
+
+def test_mamba_starts_with_small_steps_and_decaying_states():
+    inputs = ops.MAMBA1.make_inputs(replace(cell_of("mamba1"), seqlen=256))
+    assert (inputs["A"] < 0).all()
+    assert 0.001 < F.softplus(inputs["delta"]).median() < 0.1
+
+
+# Parts
+
+
+@pytest.mark.parametrize("op", list(OPS))
+def test_a_part_of_the_inputs_gives_that_part_of_the_output(op):
+    cell = cell_of(op)
+    inputs = OPS[op].make_inputs(cell)
+    whole = OPS[op].last_part(OPS[op].reference(inputs), OPS[op].output(cell), 5)
+    parts = {name: OPS[op].last_part(inputs[name], spec, 5) for name, spec in OPS[op].inputs(cell).items()}
+    alone = OPS[op].reference(parts)
+    sizes = dict(zip(OPS[op].output(cell).dims, alone.shape, strict=True))
+    assert all(sizes[dim] == 1 for dim in OPS[op].independent)
+    assert sizes["seqlen"] == 5
+    assert_same({"o": alone}, {"o": whole})
+
+
+def test_a_part_is_never_longer_than_the_sequence():
+    cell = cell_of("linear")
+    spec = ops.LINEAR.output(cell)
+    assert ops.LINEAR.last_part(torch.zeros(spec.shape), spec, 10_000).shape == (1, 8, 1, 32)
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("op", "width", "parameters"),
+    [
+        ("gla", 1024, {"heads": 4, "key_dim": 128, "value_dim": 256}),
+        ("linear", 2048, {"heads": 4, "key_dim": 256, "value_dim": 512}),
+        ("softmax", 1024, {"heads": 16, "head_dim": 64}),
+        ("mamba1", 1024, {"inner": 2048, "state_size": 16}),
+        ("gla", 1, {"heads": 4, "key_dim": 1, "value_dim": 1}),
+        ("softmax", 1, {"heads": 1, "head_dim": 64}),
+    ],
+)
+def test_published_parameters_are_the_papers(op, width, parameters):
+    assert OPS[op].published(width) == parameters
+
+
+@pytest.mark.parametrize("op", list(OPS))
+def test_the_defaults_of_an_op_make_a_cell_that_it_can_count(op):
+    own = {each.name: each.default for each in OPS[op].parameters}
+    cell = Cell("any", op, "fwd", 1, 2, "bf16", Parameters(own), "cpu")
+    assert OPS[op].flops(cell) > 0
+    assert own.keys() >= OPS[op].published(1024).keys() | OPS[op].small.keys()
+    assert set(OPS[op].independent) <= set(OPS[op].output(cell).dims)

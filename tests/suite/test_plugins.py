@@ -1,0 +1,309 @@
+"""The registry: our own ops and backends, and those of plugin files and packages."""
+
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from glabench.backends import Backend, Requirement, builtin, load_registry, template
+from glabench.backends.registry import ENTRY_POINTS, Registry, list_plugins
+from glabench.errors import UsageError
+from glabench.ops import BUILTIN
+from glabench.records import Record
+from glabench.sweeps import Sweep, Variant, expand, resolve
+
+BACKEND = """
+from glabench.backends import Backend
+from glabench.sweeps.parameters import Parameter, integers, switch
+
+class Mine(Backend):
+    name, op, title = "mine", "linear", "a title"
+
+    def bind(self, inputs, cell):
+        return lambda: inputs["v"]
+"""
+OP = """
+from glabench.backends import Backend
+from glabench.ops import Op, Spec
+from glabench.sweeps.parameters import choices, integers, switch
+
+class Decay(Op):
+    name, equation, reference_name = "decay", "y_t = a y_{t-1} + x_t", "a loop"
+    parameters = (integers("channels", "Channels.", 8), choices("kind", "Kind.", ("slow", "fast"), "slow"))
+    aliases = {"size": ("channels",)}
+    independent = ("batch", "channels")
+
+    def published(self, width):
+        return {"channels": width}
+
+    def inputs(self, cell):
+        (D,) = cell.sizes("channels")
+        return {"x": Spec(("batch", "seqlen", "channels"), (cell.batch, cell.seqlen, D))}
+
+    def output(self, cell):
+        return self.inputs(cell)["x"]
+
+    def reference(self, inputs):
+        return inputs["x"].cumsum(1)
+
+    def forward_flops(self, cell):
+        return cell.tokens * cell.get("channels")
+
+class Fast(Backend):
+    name, op, title = "decay-fast", "decay", "a title"
+    parameters = (integers("sub_chunk", "Sub-chunk.", auto=True), switch("fuse", "Fused.", True))
+
+    def bind(self, inputs, cell):
+        return lambda: inputs["x"].cumsum(1)
+
+OPS = [Decay]
+BACKENDS = [Fast]
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean_imports(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("glabench_plugin_") or "neighbour" in name:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """Writes a plugin file and gives its path."""
+
+    def write(text, name="my_plugin.py"):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+# What is there without plugins
+
+
+def test_our_own_backends_are_there_and_implement_our_ops():
+    registry = load_registry()
+    assert list(registry) == [backend.name for backend in builtin.BACKENDS]
+    assert list(registry.ops) == [op.name for op in BUILTIN] == ["gla", "linear", "softmax", "mamba1"]
+    assert all(registry.op_of(name) is registry.ops[registry[name].op] for name in registry)
+    assert len(registry) == len(builtin.BACKENDS)
+
+
+def test_traits_are_the_parameters_of_op_and_backend():
+    traits = load_registry().traits()
+    assert list(traits["gla-triton"].parameters) == ["heads", "key_dim", "value_dim", "gate", "chunk", "materialize"]
+    assert list(traits["fla-linear"].parameters) == ["heads", "key_dim", "value_dim"]
+    assert list(traits["mamba1"].parameters) == ["inner", "state_size"]
+    assert traits["gla-torch"].targets("head_dim") == ("key_dim", "value_dim")
+    assert traits["sdpa-math"].targets("head_dim") == ("head_dim",)
+
+
+def test_a_requirement_is_looked_for_and_not_imported():
+    assert Requirement("json", "").present
+    assert not Requirement("no_such_package", "").present
+    assert not Requirement("no_such_package.part", "").present
+
+
+# What plugins bring
+
+
+@pytest.mark.parametrize("listed", ["[Mine]", "[Mine()]", "(Mine,)"])
+def test_a_plugin_lists_classes_or_objects(plugin, listed):
+    registry = load_registry([plugin(BACKEND + f"BACKENDS = {listed}")])
+    assert isinstance(registry["mine"], Backend)
+    assert list(registry)[-1] == "mine"
+
+
+def test_the_plugin_to_start_from_is_one(tmp_path):
+    assert "my-linear" in load_registry([str(Path(template.__file__))])
+
+
+def test_a_plugins_op_and_parameters_work_as_axes(plugin):
+    traits = load_registry([plugin(OP)]).traits()
+    axes = {"seqlen": "64", "batch": "1", "dtype": "fp32", "pass": "infer,fwd"}
+    sweep = Sweep(
+        "s", axes | {"kind": "slow,fast"}, (Variant("decay-fast", {"fuse": "on,off"}), Variant("linear-torch"))
+    )
+    changes = {"sub_chunk": [16, None], "size": 32}
+    cells = expand(resolve(sweep, "cpu", changes, traits), traits, "cpu")
+    mine = [cell for cell in cells if cell.op == "decay"]
+    assert len(mine) == 2 * 2 * 2 * 2
+    assert {cell.get("channels") for cell in mine} == {32}
+    assert {(cell.get("kind"), cell.get("fuse"), cell.get("sub_chunk")) for cell in mine} == {
+        (kind, fuse, chunk) for kind in ("slow", "fast") for fuse in (True, False) for chunk in (16, None)
+    }
+    assert not {"kind", "fuse", "sub_chunk", "channels"} & {
+        name for c in cells if c not in mine for name in c.parameters
+    }
+    for cell in mine:
+        record = Record(cell=cell, run_id="run", status="ok", time_ms=1.0)
+        assert Record.from_line(record.to_line()) == record
+    published = expand(resolve(sweep, "cpu", {"width": 96}, traits), traits, "cpu")
+    assert {cell.get("channels") for cell in published if cell.op == "decay"} == {96}
+
+
+def test_a_plugins_op_can_be_counted_and_fed(plugin):
+    registry = load_registry([plugin(OP)])
+    traits = registry.traits()
+    sweep = Sweep("s", {"seqlen": "4", "batch": "2", "dtype": "fp32", "pass": "fwd"}, (Variant("decay-fast"),))
+    (cell,) = expand(resolve(sweep, "cpu", {}, traits), traits, "cpu")
+    op = registry.op_of("decay-fast")
+    inputs = op.make_inputs(cell)
+    assert (op.flops(cell), op.moved_bytes(cell)) == (64, 2 * 2 * 4 * 8 * 4)
+    assert registry["decay-fast"].bind(inputs, cell)().shape == op.reference(inputs).shape == (2, 4, 8)
+
+
+def test_a_plugin_for_a_plugins_op_comes_in_another_file(plugin):
+    second = BACKEND.replace('"linear"', '"decay"') + "BACKENDS = [Mine]"
+    registry = load_registry([plugin(OP, "first.py"), plugin(second, "second.py")])
+    assert registry.op_of("mine") is registry.op_of("decay-fast")
+
+
+def test_a_plugin_may_import_its_neighbours_which_take_nobodys_name(plugin):
+    plugin("NAME = 'mine-too'", "neighbour.py")
+    plugin("raise AssertionError('this is not the json that anybody means')", "json.py")
+    text = "import json, neighbour\n" + BACKEND + "json.dumps(1)\nMine.name = neighbour.NAME\nBACKENDS = [Mine]"
+    assert "mine-too" in load_registry([plugin(text)])
+
+
+def test_a_plugin_may_have_dataclasses_with_annotations_as_text(plugin):
+    text = "from __future__ import annotations\nfrom dataclasses import dataclass\nimport pickle\n" + BACKEND
+    text += "@dataclass\nclass Tile:\n    rows: int = 1\n\npickle.dumps(Tile())\nBACKENDS = [Mine]"
+    assert "mine" in load_registry([plugin(text)])
+
+
+def test_what_a_plugin_prints_is_no_data(plugin, capsys):
+    load_registry([plugin(BACKEND + "print('hello')\nBACKENDS = [Mine]")])
+    assert capsys.readouterr() == ("", "hello\n")
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"needs a list BACKENDS \(or OPS\); `glabench plugin new FILE` writes an example"),
+        ("BACKENDS = []", "needs a list BACKENDS"),
+        ("BACKENDS = 3", "BACKENDS needs to be a list of Backend classes or objects"),
+        ("BACKENDS = [3]", "BACKENDS lists 3, which is no Backend"),
+        ("OPS = [int]", "OPS lists <class 'int'>, which is no Op"),
+        ("x = = 3", "cannot be loaded: SyntaxError"),
+        ("import no_such_package", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'"),
+        ("import sys; sys.exit(3)", "cannot be loaded: SystemExit: 3"),
+        ("raise RuntimeError('one\\ntwo')", "cannot be loaded: RuntimeError: one two"),
+        (BACKEND.replace("def bind", "def bound") + "BACKENDS = [Mine]", "Mine needs the method bind"),
+        (BACKEND + "class Other(Backend):\n  name = 'o'\nBACKENDS = [Other]", "Other needs the method bind"),
+        (BACKEND + "del Mine.title\nBACKENDS = [Mine]", "Mine needs a text `title`"),
+        (BACKEND + "Mine.name = 3\nBACKENDS = [Mine]", "Mine needs a text `name`"),
+        (
+            BACKEND + "Mine.op = 'lineer'\nBACKENDS = [Mine]",
+            r"unknown op 'lineer' \(allowed: .*did you mean 'linear'\?",
+        ),
+        (BACKEND + "Mine.name = 'gla-torch'\nBACKENDS = [Mine]", "a backend named 'gla-torch' exists already"),
+        (BACKEND + "Mine.__init__ = lambda self, x: None\nBACKENDS = [Mine]", "Mine cannot be made without arguments"),
+        (
+            BACKEND + "Mine.parameters = 'chunk'\nBACKENDS = [Mine]",
+            "needs `parameters` to be a tuple of Parameter objects",
+        ),
+        (BACKEND + "Mine.parameters = ('chunk',)\nBACKENDS = [Mine]", "needs `parameters` to be a tuple of Parameter"),
+        (OP + "Decay.name = 'softmax'", "an op named 'softmax' exists already"),
+        (OP + "del Decay.equation", "Decay needs a `equation`"),
+        (OP.replace("def published", "def publish"), "Decay needs the method published"),
+        (
+            OP + "Decay.published = lambda self, width: {'channel': 3}",
+            "decay sets 'channel', which is none of its parameters",
+        ),
+        (OP + "Decay.published = lambda self, width: 1 / 0", "decay has no parameters for .*: ZeroDivisionError"),
+        (OP + "Decay.aliases = {'size': ('a', 'b')}", "decay sets '[ab]', which is none of its parameters"),
+        (OP + "Decay.parameters = None", "needs `parameters` to be a tuple"),
+    ],
+)
+def test_a_plugin_that_is_wrong_is_named_in_one_line(plugin, text, message):
+    path = plugin(text)
+    with pytest.raises(UsageError, match=rf"^--plugin: '.*{message}|^--plugin {path}: .*{message}") as caught:
+        load_registry([path])
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["seqlen", "pass", "width", "op", "parameters", "time_ms", "status", "code", "peak_mib"]
+)
+@pytest.mark.parametrize("owner", ["Mine", "Decay"])
+def test_a_parameter_is_not_called_like_a_field_of_every_record(plugin, name, owner):
+    text = BACKEND + "BACKENDS = [Mine]\n" if owner == "Mine" else OP
+    path = plugin(text + f"{owner}.parameters = (*{owner}.parameters, integers({name!r}, 'help'))")
+    with pytest.raises(UsageError, match=f"{owner.lower()} has a parameter called '{name}', which is taken$"):
+        load_registry([path])
+
+
+@pytest.mark.parametrize("name", ["heads", "head_dim"])
+def test_a_backends_parameter_is_not_one_of_its_op(plugin, name):
+    path = plugin(BACKEND + f"Mine.parameters = (integers({name!r}, 'help'),)\nBACKENDS = [Mine]")
+    with pytest.raises(UsageError, match=f"mine has a parameter called '{name}', which is taken"):
+        load_registry([path])
+
+
+def test_two_parameters_do_not_share_a_name(plugin):
+    path = plugin(BACKEND + "Mine.parameters = (integers('a', ''), switch('a', '', True))\nBACKENDS = [Mine]")
+    with pytest.raises(UsageError, match="mine has a parameter called 'a', which is taken"):
+        load_registry([path])
+
+
+@pytest.mark.parametrize("name", ["gone.py", "folder.py", "text.txt"])
+def test_a_plugin_that_is_no_python_file_is_named(tmp_path, name):
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "text.txt").write_text("BACKENDS = []")
+    for look in (load_registry, list_plugins):
+        with pytest.raises(UsageError, match=f"^--plugin: there is no Python file '.*{name}'$"):
+            look([str(tmp_path / name)])
+
+
+# Packages
+
+
+class Entry:
+    """An entry point of an installed package."""
+
+    name, value = "pack", "pack.backends"
+    dist = None
+
+    def __init__(self, load):
+        self.load = load
+
+
+def install(monkeypatch, load):
+    """As if a package with the entry point was installed."""
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [Entry(load)] if group == ENTRY_POINTS else [])
+
+
+def test_a_package_brings_backends_as_a_file_does(monkeypatch):
+    def load():
+        module = ModuleType("pack.backends")
+        exec(BACKEND + "print('hello')\nBACKENDS = [Mine]", module.__dict__)
+        return module
+
+    install(monkeypatch, load)
+    assert "mine" in load_registry()
+    assert [(found.name, found.origin) for found in list_plugins()] == [("pack", "an unknown package: pack.backends")]
+
+
+def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
+    install(monkeypatch, lambda: 1 / 0)
+    with pytest.raises(UsageError, match=r"^package pack cannot be loaded; mend or uninstall it: ZeroDivisionError"):
+        load_registry()
+
+
+def test_plugins_are_listed_without_running_them(plugin):
+    path = plugin("raise AssertionError")
+    assert [(found.name, found.origin) for found in list_plugins([path])] == [("my_plugin", f"--plugin {path}")]
+
+
+def test_a_registry_is_a_mapping_that_starts_empty():
+    assert (len(Registry()), dict(Registry()), dict(Registry().ops)) == (0, {}, {})
