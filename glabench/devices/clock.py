@@ -29,7 +29,10 @@ if triton is not None:
 
 
 class SmClock:
-    """Two stamps on the current stream, and the mean clock between them. Must be read after a synchronization."""
+    """Two stamps on the current stream of the current GPU, and the mean clock between them.
+
+    Read the clock after a synchronization.
+    """
 
     def __init__(self) -> None:
         import torch
@@ -49,7 +52,7 @@ class SmClock:
         _stamp[(1,)](self._second, num_warps=1)
 
     def mhz(self) -> float | None:
-        """The mean clock between the stamps, MHz; None where they ran on two multiprocessors or in no time at all."""
+        """The mean clock between the stamps, MHz; None if they ran on two multiprocessors or in no time at all."""
         first, second = self._stamps.tolist()  # waits for the second stamp
         elapsed = second[_TIME] - first[_TIME]
         if elapsed <= 0 or first[_MULTIPROCESSOR] != second[_MULTIPROCESSOR]:
@@ -58,7 +61,7 @@ class SmClock:
 
 
 def sm_clock() -> SmClock | None:
-    """The clock of the current GPU; None where it cannot be read (no Triton, or no NVIDIA GPU)."""
+    """The clock of the current GPU; None if it cannot be read (no Triton, or no NVIDIA GPU)."""
     import torch
 
     if triton is None or torch.version.cuda is None:

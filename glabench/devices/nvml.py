@@ -1,4 +1,4 @@
-"""The state of a GPU as NVIDIA's management library (NVML) tells it. Everything is None where it cannot be read."""
+"""The state of a GPU as NVIDIA's management library (NVML) tells it. What cannot be read is None."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Processes:
 
 
 class Nvml:
-    """Readings of one GPU; each is microseconds, but for the energy counter (3 ms)."""
+    """Readings of one GPU. Each takes microseconds, but the energy counter takes 3 ms."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library = library
         self._handle = handle
 
     def _read(self, function: str, *arguments: Any) -> Any:
-        """A reading by the library's function; None where the device, the driver or a container does not give it."""
+        """A reading by the library's function; None if the device, the driver or a container does not give it."""
         try:
             return getattr(self._library, function)(self._handle, *arguments)
         except (self._library.NVMLError, AttributeError):
@@ -69,21 +69,21 @@ class Nvml:
         return _as(lambda millijoules: millijoules / 1e3, self._read("nvmlDeviceGetTotalEnergyConsumption"))
 
     def max_sm_clock_mhz(self) -> float | None:
-        """The SM clock that the device reaches when nothing holds it back."""
+        """The SM clock that the device reaches if nothing holds it back."""
         return _as(float, self._read("nvmlDeviceGetMaxClockInfo", self._library.NVML_CLOCK_SM))
 
     def processes(self, computes: bool = True) -> Processes:
         """Own memory and other processes; `computes` says that this process has memory on the GPU, too.
 
         In a container the driver may show processes under numbers that are not the container's. One of them is then
-        this process, and all but one are others.
+        this process, and all but one are others. Or it shows none, not even this process: nothing is known then.
         """
         found = self._read("nvmlDeviceGetComputeRunningProcesses")
-        if found is None:
+        if found is None or (computes and not found):
             return Processes(None, None)
         own = next((p for p in found if p.pid == os.getpid()), None)
         memory = _as(lambda size: size / 2**20, own.usedGpuMemory) if own is not None else None
-        return Processes(memory, max(0, len(found) - (1 if computes or own is not None else 0)))
+        return Processes(memory, len(found) - (1 if computes or own is not None else 0))
 
     def utilization_pct(self) -> float | None:
         """Share of the last moments in which some kernel ran."""
@@ -93,7 +93,8 @@ class Nvml:
         """What the device is set to: ECC, MIG, its highest SM clock and its power limit."""
         return {
             "ecc": _as(lambda modes: bool(modes[0]), self._read("nvmlDeviceGetEccMode")),
-            "mig": _as(lambda modes: bool(modes[0]), self._read("nvmlDeviceGetMigMode")),
+            "mig": bool(self._read("nvmlDeviceIsMigDeviceHandle"))
+            or _as(lambda modes: bool(modes[0]), self._read("nvmlDeviceGetMigMode")),
             "max_sm_clock_mhz": self.max_sm_clock_mhz(),
             "power_limit_w": _as(lambda milliwatts: milliwatts / 1e3, self._read("nvmlDeviceGetEnforcedPowerLimit")),
         }
@@ -110,8 +111,17 @@ def _as(convert: Callable[[Any], Value], reading: Any) -> Value | None:
     return None if reading is None else convert(reading)
 
 
+def bare_uuid(properties: Any) -> str | None:
+    """The UUID in torch's properties of a GPU, without a prefix; None if this build of torch does not tell it."""
+    uuid = getattr(properties, "uuid", None)
+    return None if uuid is None else str(uuid).removeprefix("GPU-").removeprefix("MIG-")
+
+
 def open_nvml() -> Nvml | None:
-    """NVML of the GPU that torch uses; None without NVML (AMD, WSL, some containers) or without the package."""
+    """NVML of torch's current GPU; None without NVML (AMD, WSL, some containers) or without the package.
+
+    Found by UUID: NVML's own numbers do not know of CUDA_VISIBLE_DEVICES.
+    """
     import torch
 
     try:
@@ -119,7 +129,16 @@ def open_nvml() -> Nvml | None:
     except ImportError:
         return None
     try:
+        uuid = bare_uuid(torch.cuda.get_device_properties())
         pynvml.nvmlInit()
-        return Nvml(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}"))
+        return Nvml(pynvml, _find_handle(pynvml, uuid)) if uuid is not None else None
     except (pynvml.NVMLError, AttributeError, RuntimeError, AssertionError, OSError):
         return None
+
+
+def _find_handle(library: Any, uuid: str) -> Any:
+    """The handle of a GPU, or of a part of one (MIG), for which torch's properties give the same kind of UUID."""
+    try:
+        return library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except library.NVMLError:
+        return library.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")

@@ -1,0 +1,56 @@
+"""What the device can do: the bandwidth of a large copy and the speed of a large bf16 product."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from glabench.plain import Amount
+
+# Milliseconds that a call takes, from as many calls as the timer sees fit.
+MedianMs = Callable[[Callable[[], object]], float]
+
+_BUFFER_BYTES = 2**30
+_PRODUCT_SIZE = 8192
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The most that the device reached; None if unknown."""
+
+    # GB/s (10^9), bytes read plus bytes written.
+    copy_gbps: Amount | None = None
+    # TFLOP/s (10^12).
+    product_tflops: Amount | None = None
+
+
+def measure_ceilings(median_ms: MedianMs) -> Ceilings:
+    """The ceilings of torch's current GPU, timed by `median_ms`."""
+    return Ceilings(copy_bandwidth_gbps(median_ms), product_tflops(median_ms))
+
+
+def copy_bandwidth_gbps(median_ms: MedianMs, device: str = "cuda", buffer_bytes: int = _BUFFER_BYTES) -> float | None:
+    """GB/s that a copy within the device's memory reads and writes; None if there is no room.
+
+    The buffer is many times the L2, and random: copies of zeros can be faster than copies of data.
+    """
+    import torch
+
+    try:
+        source = torch.randint(-(2**31), 2**31, (buffer_bytes // 4,), dtype=torch.int32, device=device)
+        target = torch.empty_like(source)
+    except torch.OutOfMemoryError:
+        return None
+    return 2 * source.numel() * source.element_size() / median_ms(lambda: target.copy_(source)) / 1e6
+
+
+def product_tflops(median_ms: MedianMs, device: str = "cuda", size: int = _PRODUCT_SIZE) -> float | None:
+    """TFLOP/s of a square bf16 product of random matrices; None if there is no room.
+
+    A long product runs at the clock that the power limit leaves it, and that is the ceiling that products meet.
+    """
+    import torch
+
+    try:
+        a, b, out = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(3))
+    except torch.OutOfMemoryError:
+        return None
+    return 2 * size**3 / median_ms(lambda: torch.mm(a, b, out=out)) / 1e9

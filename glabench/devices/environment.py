@@ -1,0 +1,123 @@
+"""Hardware and versions that a run was made with. No host names, no user names, no paths.
+
+    python -m glabench.devices.environment DEVICE
+
+prints them as JSON. The suite asks such a process, because its own must not import torch or hold memory on a GPU.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from glabench import __version__
+from glabench.devices.choice import count_gpus, select_device
+from glabench.devices.nvml import Nvml, bare_uuid, open_nvml
+from glabench.errors import ExitCode, GlabenchError, UsageError
+
+_PACKAGES = (
+    *("torch", "triton", "numpy", "pandas", "flash-attn", "flash-attn-4", "mamba-ssm", "causal-conv1d", "fla-core"),
+    *("nvidia-cudnn-cu13", "cuda-bench"),
+)
+_ID_DIGITS = 12
+
+
+def probe(device_text: str = "auto") -> dict[str, Any]:
+    """The environment as a fresh process sees it, with the device that was chosen.
+
+    Raises UsageError for a device that is not there, GlabenchError if torch cannot be used at all.
+    """
+    command = [sys.executable, "-m", "glabench.devices.environment", device_text]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == ExitCode.USAGE:
+        raise UsageError(json.loads(done.stdout)["error"])
+    if done.returncode != ExitCode.OK:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        hint = "; install it with: pip install torch" if "No module named 'torch'" in last else ""
+        raise GlabenchError(f"torch does not work here: {last}{hint}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def collect(device_text: str = "auto") -> dict[str, Any]:
+    """The environment of this process, which goes over to the device. Imports torch. Raises UsageError."""
+    import torch
+
+    device = select_device(device_text)
+    gpus = count_gpus()
+    nvml = open_nvml() if gpus else None
+    return {
+        "glabench": __version__,
+        "python": platform.python_version(),
+        "os": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cpu_cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "device": device.kind,
+        "gpus": gpus,
+        "gpu": _describe_gpu(nvml) if gpus else None,
+        "busy": _describe_use(nvml) if nvml is not None else None,
+        "packages": {package: _version(package) for package in _PACKAGES},
+    }
+
+
+def _describe_gpu(nvml: Nvml | None) -> dict[str, Any]:
+    """Torch's current GPU. Its `id` tells it from others without giving away its serial number."""
+    import torch
+
+    properties = torch.cuda.get_device_properties()
+    uuid = bare_uuid(properties)
+    return {
+        "name": properties.name,
+        "index": torch.cuda.current_device(),
+        "id": None if uuid is None else hashlib.sha256(uuid.encode()).hexdigest()[:_ID_DIGITS],
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_mib": properties.total_memory // 2**20,
+        "l2_mib": properties.L2_cache_size / 2**20,
+        "cuda": torch.version.cuda,
+        "driver": nvml.driver() if nvml is not None else None,
+        **(nvml.settings() if nvml is not None else {}),
+    }
+
+
+def _describe_use(nvml: Nvml) -> dict[str, Any]:
+    """Who uses the GPU before the run."""
+    return {
+        "other_processes": nvml.processes(computes=False).others,
+        "utilization_pct": nvml.utilization_pct(),
+    }
+
+
+def _cpu_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def main(device_text: str) -> int:
+    """Prints the environment, or what is wrong with the device; gives the exit code."""
+    try:
+        print(json.dumps(collect(device_text)))
+    except UsageError as problem:
+        print(json.dumps({"error": str(problem)}))
+        return problem.exit_code
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

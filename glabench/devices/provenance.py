@@ -1,0 +1,112 @@
+"""Where a number comes from: commit, hashes of the code, variables, command. No path, host name or user name."""
+
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path, PurePath
+from typing import Any
+
+from glabench.errors import printable
+
+_SUITE = Path(__file__).parent.parent
+_HASH_DIGITS = 16
+_GIT_TIMEOUT_S = 10
+# A hook of git sets these for its own repository, which need not be ours.
+SET_BY_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+# Beginnings of the names of variables that change what is measured.
+_RELEVANT = (
+    *("TRITON_", "CUDA_", "TORCH", "PYTORCH_", "GLA_", "CUBLAS", "CUDNN", "FLA_", "MAMBA_"),
+    *("NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+)
+_UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]*")
+_LONGEST_VALUE = 100
+
+
+def describe_code(plugins: Sequence[str] = (), kernels: Path | None = None) -> dict[str, Any]:
+    """The code that is measured and that measures: its commit, and hashes of the .py files of each part.
+
+    `kernels` is the folder of the package gla_kernels itself; by default the one that would be imported. Of a plugin
+    its own file alone is hashed, not the neighbours that it may import.
+    """
+    commit, is_changed = _read_checkout(_SUITE)
+    kernels = kernels or _find_kernels()
+    files = [Path(plugin) for plugin in plugins]
+    return {
+        "commit": commit,
+        "changed": is_changed,
+        "suite": hash_package(_SUITE),
+        "kernels": hash_package(kernels) if kernels is not None else None,
+        "plugins": {name: _hash((name, f) for f in files if f.name == name) for name in sorted(f.name for f in files)},
+    }
+
+
+def hash_package(folder: Path) -> str:
+    """A hash of the .py files in a folder: their contents, and their paths relative to it."""
+    return _hash(sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*.py")))
+
+
+def relevant_variables() -> dict[str, str]:
+    """Environment variables that change what is measured; values that hold a path or name a GPU are not shown."""
+    return {name: _public(value) for name, value in sorted(os.environ.items()) if name.startswith(_RELEVANT)}
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command as a user would type it, from what follows the program's name.
+
+    Of an absolute path, `--option=/path` included, only the last component is left.
+    """
+    return printable(shlex.join(["glabench", *map(_without_folder, arguments)]))
+
+
+def _hash(files: Iterable[tuple[str, Path]]) -> str:
+    whole = hashlib.sha256()
+    for name, path in files:
+        # A digest of each content: no content can be taken for the name of the next file.
+        whole.update(os.fsencode(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n"))
+    return whole.hexdigest()[:_HASH_DIGITS]
+
+
+def _find_kernels() -> Path | None:
+    spec = find_spec("gla_kernels")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def _read_checkout(package: Path) -> tuple[str | None, bool | None]:
+    """The commit of the repository that holds the package, and whether tracked files differ from it."""
+    # A package installed into an environment inside somebody's repository is not of that repository.
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None, None
+    commit = _git(package, "rev-parse", "--verify", "HEAD")
+    changes = _git(package, "status", "--porcelain", "--untracked-files=no")
+    return commit, None if changes is None else changes != ""
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints, stripped; None if it fails or is missing."""
+    variables = {name: value for name, value in os.environ.items() if name not in SET_BY_HOOKS}
+    # Without the lock, as the user may be working in the repository.
+    variables["GIT_OPTIONAL_LOCKS"] = "0"
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S, env=variables
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _public(value: str) -> str:
+    if "/" in value or "\\" in value:
+        return "(a path)"
+    return printable(_UUID.sub(r"\1-(a UUID)", value))[:_LONGEST_VALUE]
+
+
+def _without_folder(argument: str) -> str:
+    option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    path = PurePath(value)
+    return f"{option}{equals}{path.name or value}" if path.is_absolute() else argument
