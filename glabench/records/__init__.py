@@ -1,7 +1,7 @@
-"""Records: what measuring gave, and the run folder that keeps it."""
+"""Records: what measuring gave, the table of metrics, the run folder that keeps it all."""
 
-from glabench.records.rates import Ceilings, with_rates
-from glabench.records.record import FAILED, Record, Status
+from glabench.records.record import FAILED, Measured, Record, Status
+from glabench.records.run import Run
 from glabench.records.runfolder import RunFolder
 
-__all__ = ["FAILED", "Ceilings", "Record", "RunFolder", "Status", "with_rates"]
+__all__ = ["FAILED", "Measured", "Record", "Run", "RunFolder", "Status"]

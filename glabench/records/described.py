@@ -4,11 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from glabench.errors import printable
-from glabench.records.rates import Ceilings
-from glabench.sweeps.fields import read_fields
-
-_DEEPEST = 8
+from glabench.plain import Amount, Whole, read_as, read_text
 
 
 @dataclass(frozen=True)
@@ -17,33 +13,34 @@ class _Gpu:
 
 
 @dataclass(frozen=True)
+class _Ceilings:
+    copy_gbps: Amount | None = None
+    product_tflops: Amount | None = None
+
+
+@dataclass(frozen=True)
 class _Described:
     device: str | None = None
     cpu: str | None = None
+    gpu: _Gpu | None = None
+    ceilings: _Ceilings | None = None
     packages: Mapping[str, str | None] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    plugins: list[str] = field(default_factory=list)
+    cells: Whole | None = None
+    version: str | None = None
 
 
 def check_environment(data: Any) -> dict[str, Any]:
     """An environment that was read from a file, good to be described. Raises ValueError that names a wrong key."""
-    environment = _checked(_Described, _printable(data))
-    for key, owner in (("gpu", _Gpu), ("ceilings", Ceilings)):
-        if environment.get(key) is not None:
-            environment[key] = _checked(owner, environment[key])
-    return environment
+    environment = read_text(data)
+    read_as(_Described, environment)
+    return {"packages": {}, **environment}
 
 
-def _checked(owner: type, data: Any) -> dict[str, Any]:
-    values = read_fields(owner, data)
-    return {**data, **values}
-
-
-def _printable(value: Any, depth: int = 0) -> Any:
-    if depth > _DEEPEST:
-        raise ValueError(f"tables or lists in one another, more than {_DEEPEST} deep")
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [_printable(item, depth + 1) for item in value]
-    if isinstance(value, dict):
-        return {printable(key): _printable(item, depth + 1) for key, item in value.items()}
-    return value
+def device_name(environment: Mapping[str, Any]) -> str:
+    """The GPU, or the CPU if the run was made on one."""
+    gpu = environment.get("gpu")
+    if environment.get("device") != "cpu" and isinstance(gpu, Mapping):
+        return str(gpu.get("name"))
+    return str(environment.get("cpu") or "an unknown machine")

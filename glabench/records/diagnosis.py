@@ -1,5 +1,6 @@
-"""What a person should know of a measurement before believing it. Each diagnosis carries its own advice."""
+"""Reasons to doubt a measured time. Each has a short tag for tables, and an explanation that counts what was seen."""
 
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from statistics import median
 
@@ -10,43 +11,129 @@ _MANY_EXPOSED = 0.25  # of the samples; fewer cannot move their median far
 _FAR = 1.5  # times the median
 _DRIFT = 0.02
 _FEWEST_FOR_DRIFT = 20
+_HARMLESS = ("", "none", "power cap")
 
 
 class Diagnosis(StrEnum):
-    """A reason to doubt a time, and what to do about it."""
+    """A reason to doubt a time; its value is the tag that tables show."""
 
-    UNSETTLED = "sampling stopped at the time limit before the median was known as well as asked; raise --time-limit"
-    EXPOSED = "launch latency may be in the time: the GPU begins before the host has queued it all; try --timing graph"
-    THROTTLED = "the clock was held back during some samples, which do not count; let the GPU cool down"
-    HOT = "the GPU slowed itself down for its temperature or its supply; look to its cooling"
-    SHARED = "other processes computed on the GPU; measure when it is free"
-    OUTLIERS = "more than one sample in twenty took 1.5 times the median; look for other work on the machine"
-    DRIFT = "the time drifted by more than 2 % while it was sampled; a longer --time-limit shows whether it settles"
+    UNSETTLED = "unsettled"
+    EXPOSED = "launch?"
+    THROTTLED = "throttled"
+    HOT = "hot"
+    SHARED = "shared"
+    OUTLIERS = "outliers"
+    DRIFT = "drift"
 
 
 def diagnose(record: Record) -> list[Diagnosis]:
-    """All that is wrong with the circumstances of a record's time; nothing where there is no time."""
+    """All that is wrong with the circumstances of a record's time; nothing if there is no time."""
     samples = record.samples_ms
     if record.time_ms is None or not samples:
         return []
-    slow = sum(sample > _FAR * record.time_ms for sample in samples)
-    causes = (record.throttle or "").split(", ")
     found = {
         Diagnosis.UNSETTLED: record.stop_reason == "time limit",
         Diagnosis.EXPOSED: (record.exposed_samples or 0) > _MANY_EXPOSED * len(samples),
         Diagnosis.THROTTLED: bool(record.thrown_out_ms),
-        Diagnosis.HOT: any(cause not in ("", "none", "power cap") for cause in causes),
+        Diagnosis.HOT: bool(_causes(record)),
         Diagnosis.SHARED: bool(record.other_processes),
-        Diagnosis.OUTLIERS: slow > _MANY_OUTLIERS * len(samples),
+        Diagnosis.OUTLIERS: _count_outliers(record) > _MANY_OUTLIERS * len(samples),
         Diagnosis.DRIFT: abs(drift(samples)) > _DRIFT,
     }
     return [diagnosis for diagnosis, holds in found.items() if holds]
 
 
-def drift(samples: tuple[float, ...]) -> float:
+def explain(kind: Diagnosis, records: Sequence[Record]) -> str:
+    """One line: how many of the records have it, the counts of the worst of them, and what to do about it."""
+    found = [record for record in records if kind in diagnose(record)]
+    if not found:
+        return "no cell has it"
+    where = "" if len(records) == 1 else f"{len(found)} of {len(records)} cells: "
+    return where + _EXPLANATIONS[kind](found)
+
+
+def drift(samples: Sequence[float]) -> float:
     """How far the median of the last third is from that of the first, as a share; 0 for few samples."""
     if len(samples) < _FEWEST_FOR_DRIFT:
         return 0.0
     third = len(samples) // 3
     first, last = median(samples[:third]), median(samples[-third:])
     return (last - first) / first if first > 0 else 0.0
+
+
+def _causes(record: Record) -> list[str]:
+    """What slowed the device down, besides the power limit that it was given."""
+    return [cause for cause in (record.throttle or "").split(", ") if cause not in _HARMLESS]
+
+
+def _count_outliers(record: Record) -> int:
+    return sum(sample > _FAR * (record.time_ms or 0) for sample in record.samples_ms or ())
+
+
+def _count(record: Record) -> int:
+    return len(record.samples_ms or ())
+
+
+def _worst(found: Sequence[Record], count: Callable[[Record], int], total: Callable[[Record], int] = _count) -> str:
+    """`12 of 30`, of the record with the largest share; `up to` if there are several records."""
+    worst = max(found, key=lambda record: count(record) / total(record))
+    return f"{'up to ' if len(found) > 1 else ''}{count(worst)} of {total(worst)}"
+
+
+def _explain_unsettled(found: Sequence[Record]) -> str:
+    fewest, most = min(map(_count, found)), max(map(_count, found))
+    after = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    return (
+        f"sampling stopped at the time limit, after {after} samples, before the median was known as well as asked. "
+        "Raise --time-limit."
+    )
+
+
+def _explain_exposed(found: Sequence[Record]) -> str:
+    is_graph = all("graph" in (record.timing or "") for record in found)
+    hint = "Measure a longer call." if is_graph else "Rerun with --timing graph."
+    samples = _worst(found, lambda record: record.exposed_samples or 0)
+    return f"{samples} samples may include launch latency: the GPU started before the call was queued. {hint}"
+
+
+def _explain_throttled(found: Sequence[Record]) -> str:
+    def thrown(record: Record) -> int:
+        return len(record.thrown_out_ms or ())
+
+    samples = _worst(found, thrown, lambda record: thrown(record) + _count(record))
+    return f"the clock was held back during {samples} samples, which do not count. Let the GPU cool down."
+
+
+def _explain_hot(found: Sequence[Record]) -> str:
+    causes = ", ".join(dict.fromkeys(cause for record in found for cause in _causes(record)))
+    hottest = max((record.temperature_c for record in found if record.temperature_c is not None), default=None)
+    at = "" if hottest is None else f", at up to {hottest:.0f} °C"
+    return f"the GPU slowed itself down ({causes}{at}). Look to its cooling and its power supply."
+
+
+def _explain_shared(found: Sequence[Record]) -> str:
+    most = max(record.other_processes or 0 for record in found)
+    return f"{most} other {'process' if most == 1 else 'processes'} computed on the GPU. Measure when it is free."
+
+
+def _explain_outliers(found: Sequence[Record]) -> str:
+    samples = _worst(found, _count_outliers)
+    return f"{samples} samples took more than {_FAR} times the median. Look for other work on the machine."
+
+
+def _explain_drift(found: Sequence[Record]) -> str:
+    worst = max((drift(record.samples_ms or ()) for record in found), key=abs)
+    by = f"{'up to ' if len(found) > 1 else ''}{100 * abs(worst):.1f} %"
+    way = "longer" if worst > 0 else "shorter"
+    return f"times became {by} {way} while they were sampled. A longer --time-limit shows whether they settle."
+
+
+_EXPLANATIONS: Mapping[Diagnosis, Callable[[Sequence[Record]], str]] = {
+    Diagnosis.UNSETTLED: _explain_unsettled,
+    Diagnosis.EXPOSED: _explain_exposed,
+    Diagnosis.THROTTLED: _explain_throttled,
+    Diagnosis.HOT: _explain_hot,
+    Diagnosis.SHARED: _explain_shared,
+    Diagnosis.OUTLIERS: _explain_outliers,
+    Diagnosis.DRIFT: _explain_drift,
+}

@@ -6,93 +6,109 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from glabench.sweeps.fields import Amount, read_fields
+from glabench.plain import Amount, Number, Whole, read_as, read_json, read_text
 from glabench.sweeps.model import Cell
 
+# 1: every op had heads, key_dim and value_dim. 2: `parameters` names the keys that are the cell's parameters.
+SCHEMA = 2
 Status = Literal["ok", "oom", "unsupported", "inaccurate", "timeout", "crashed", "error"]
 FAILED: frozenset[Status] = frozenset({"oom", "inaccurate", "timeout", "crashed", "error"})
 
 
-@dataclass(frozen=True)
-class Record:
-    """Field names are a promise to scripts. Times in milliseconds unless the name says otherwise, memory in MiB.
-
-    `time_ms` is the median of `samples_ms`, which keeps every sample; `stop_reason` says why there are no more of
-    them. `first_call_s` is the cell's first call in its worker: compiling, autotuning and allocation, as far as
-    earlier cells of the worker and caches on disk have not done them already. `peak_*_mib` is what the pass takes
-    above its inputs; `saved_mib` what is held between forward and backward, output included; `process_memory_mib` what
-    the driver counts for the worker, its context and caches included. `rel_error` is per tensor, against
-    `accuracy_reference`; its `o_at_size` is of the output at the cell's own size. `gbps` and `tflops` are what a
-    perfect pass would move and compute over the time it took, `copy_gbps` and `product_tflops` what a large copy and a
-    large product reached in the same run, `roofline_pct` the share of the nearer one. `launch` is what the backend says
-    of its kernels.
-
-    `thrown_out_ms` are samples during which the clock was throttled; `exposed_samples` counts those that may hold
-    launch latency. `sm_clock_mhz` is the median over the samples, `temperature_c` the highest, `throttle` every reason
-    that NVML gave, `other_processes` who else computed on the GPU. `energy_j` is the whole board's, a call,
-    while calls follow each other without flushes, one every `energy_call_ms`: a hot board, or its host, is slower.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The fields of a record besides its cell. Their names are a promise to scripts: new ones may come, none goes."""
 
     run_id: str
-    cell: Cell
     status: Status
+    # Why there is no time, in one line.
     reason: str | None = None
+    # Median of `samples_ms`, and what lies around it.
     time_ms: Amount | None = None
     time_ms_p20: Amount | None = None
     time_ms_p80: Amount | None = None
     samples_ms: tuple[Amount, ...] | None = None
+    # Samples during which the clock was throttled; they do not count.
     thrown_out_ms: tuple[Amount, ...] | None = None
-    exposed_samples: int | None = None
+    # How many samples may hold launch latency.
+    exposed_samples: Whole | None = None
+    # Why there are no more samples: precision, time limit, sample limit.
     stop_reason: str | None = None
+    # How samples were taken.
     timing: str | None = None
-    first_call_s: float | None = None
-    peak_allocated_mib: float | None = None
-    peak_reserved_mib: float | None = None
-    saved_mib: float | None = None
-    process_memory_mib: float | None = None
-    tflops: float | None = None
+    # Seconds of the first call: compiling, autotuning and allocation, as far as they had not been done before.
+    first_call_s: Number | None = None
+    # MiB that the pass takes above its inputs: what torch allocated on a GPU, and what it took from the device for it.
+    peak_allocated_mib: Number | None = None
+    peak_reserved_mib: Number | None = None
+    # The same on a CPU, from the process' resident memory.
+    peak_resident_mib: Number | None = None
+    # MiB held between forward and backward, output included.
+    saved_mib: Number | None = None
+    # MiB of the whole worker as the driver counts it, context and caches included.
+    process_memory_mib: Number | None = None
+    # What a perfect pass computes (10^12 a second) and moves (10^9 bytes a second) in the time it took.
+    tflops: Number | None = None
     gbps: Amount | None = None
+    # What the implementation says that it executes and moves, if it says so.
+    executed_tflops: Number | None = None
+    executed_gbps: Number | None = None
+    # What a large copy and a large bf16 product reached in the same run, and the share of the nearer of the two.
     copy_gbps: Amount | None = None
     product_tflops: Amount | None = None
-    roofline_pct: float | None = None
-    energy_j: float | None = None
-    energy_call_ms: float | None = None
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    other_processes: int | None = None
+    roofline_pct: Number | None = None
+    # Joules per call, whole board, over calls in a row without flushes; and the mean time of those calls, which is
+    # longer than time_ms at the power limit or when the device waits for the host.
+    energy_j: Number | None = None
+    energy_call_ms: Number | None = None
+    # The device while it was sampled: median clocks and power, highest temperature, every reason that held the clock
+    # back (`none` if there was none), how many others computed on it.
+    sm_clock_mhz: Number | None = None
+    memory_clock_mhz: Number | None = None
+    temperature_c: Number | None = None
+    power_w: Number | None = None
+    other_processes: Whole | None = None
     throttle: str | None = None
+    # Relative error per tensor against `accuracy_reference`; `o_at_size` is of the output at the cell's own size.
     rel_error: Mapping[str, float | None] | None = None
     accuracy_reference: str | None = None
+    # What the backend says of its kernels.
     launch: str | None = None
+    # Hash of the measured code (kernels and plugins): records of one run may differ in it after --retry-failed.
+    code: str | None = None
+    # UTC, to the second.
     started_at: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Measured):
+    """One cell and what measuring it gave."""
+
+    cell: Cell
 
     def to_json(self) -> dict[str, Any]:
         """One flat dict, the cell's fields among the record's. Numbers that JSON lacks become null."""
-        data: dict[str, Any] = {"run_id": self.run_id, **self.cell.to_json()}
-        for f in fields(self):
-            if f.name not in ("run_id", "cell"):
-                data[f.name] = _plain(getattr(self, f.name))
-        return data
+        own = {f.name: _plain(getattr(self, f.name)) for f in fields(Measured)}
+        return {"schema": SCHEMA, "run_id": own.pop("run_id"), **self.cell.to_json(), **own}
 
     def to_line(self) -> str:
         """One line of `records.jsonl`, without the line's end."""
-        return json.dumps(self.to_json(), allow_nan=False)
+        return json.dumps(read_text(self.to_json()), allow_nan=False)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Record":
-        """The way back of `to_json`; keys of later versions are passed over. Raises ValueError naming a wrong one."""
-        own = read_fields(cls, data, skip=("cell",))
+    def from_json(cls, data: Any) -> "Record":
+        """The inverse of `to_json` for every schema; keys of later ones are passed over.
+
+        Raises ValueError that names a wrong key.
+        """
+        measured = read_as(Measured, data)
+        own = {f.name: getattr(measured, f.name) for f in fields(Measured)}
         return cls(cell=Cell.from_json(data), **own)
 
     @classmethod
     def from_line(cls, line: str | bytes) -> "Record":
-        """The way back of `to_line`. Raises ValueError for anything that is not a record."""
-        try:
-            return cls.from_json(json.loads(line))
-        except RecursionError:
-            raise ValueError("tables or lists in one another without end") from None
+        """The inverse of `to_line`. Raises ValueError for anything that is not a record."""
+        return cls.from_json(read_text(read_json(line)))
 
 
 def _plain(value: Any) -> Any:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from glabench.errors import RecordNotKeptError, UsageError
+from glabench.plain import read_json, read_text
 from glabench.records.described import check_environment
 from glabench.records.record import Record
+from glabench.records.run import Run
 from glabench.sweeps.load import dump_sweep, read_sweep
 from glabench.sweeps.model import Cell, Sweep
 
@@ -47,7 +49,9 @@ class RunFolder:
             raise _cannot_write(path, problem) from None
         try:
             (path / "sweep.toml").write_text(dump_sweep(sweep), encoding="utf-8")
-            (path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
+            (path / "environment.json").write_text(
+                json.dumps(read_text(environment), indent=2) + "\n", encoding="utf-8"
+            )
         except OSError as problem:
             folder._records_file.unlink()  # no run, so that the same command works when there is room
             raise _cannot_write(path, problem) from None
@@ -70,7 +74,7 @@ class RunFolder:
         file = self.path / "sweep.toml"
         if not file.is_file():
             raise UsageError(f"RUN: '{self.path}' has no sweep.toml")
-        return read_sweep(self.run_id, file, str(file))
+        return read_sweep(self.run_id, file, str(file), stored=True)
 
     def environment(self) -> dict[str, Any]:
         """Hardware and versions of the run; empty if the file is missing. Raises UsageError."""
@@ -82,11 +86,13 @@ class RunFolder:
         if len(text) > _LARGEST_ENVIRONMENT:
             raise UsageError(f"{path}: too large for an environment")
         try:
-            return check_environment(json.loads(text))
+            return check_environment(read_json(text))
         except ValueError as problem:
             raise UsageError(f"{path}: not an environment: {problem}") from None
-        except RecursionError:
-            raise UsageError(f"{path}: not an environment: tables or lists in one another without end") from None
+
+    def load(self) -> Run:
+        """The run as it is now. Raises UsageError for files that are not what they should be."""
+        return Run(self.path, self.sweep(), self.environment(), self.records())
 
     def append(self, record: Record) -> None:
         """Adds a record and waits until it is on the disk. A line cut off by a kill is replaced, not glued to.

@@ -1,0 +1,76 @@
+"""A run: the records of one sweep on one machine, with its environment. What `glabench.load` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from glabench.records.metrics import derived
+from glabench.records.record import Record
+from glabench.sweeps.model import Sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """One flat dict per record: its fields, `rel_error` spread over `rel_error_o`, ..., and the derived columns.
+
+    Samples are counted (`samples`), not listed; `cell` is the cell's text. Every report is made of these rows.
+    """
+    rows = []
+    for record in records:
+        row = record.to_json()
+        row |= derived(row)
+        row["samples"] = len(row.pop("samples_ms") or ()) or None
+        row["parameters"] = ",".join(row["parameters"])
+        row |= {f"rel_error_{name}": error for name, error in (row.pop("rel_error") or {}).items()}
+        rows.append({"cell": str(record.cell), **row})
+    return rows
+
+
+@dataclass(frozen=True)
+class Run:
+    """The records of one sweep on one machine. Read-only: what is measured later is in the folder, not in here."""
+
+    path: Path
+    sweep: Sweep
+    environment: Mapping[str, Any]
+    records: Sequence[Record]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.resolve().name
+
+    @property
+    def cells(self) -> int:
+        """How many cells the sweep has; of runs that did not keep the number, as many as were measured."""
+        found = self.environment.get("cells")
+        return found if isinstance(found, int) else len(self.records)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell of the sweep has a record, whatever became of it."""
+        return len(self.records) >= self.cells
+
+    def table(self) -> pd.DataFrame:
+        """One row per record, in the order in which they were measured; the columns of `rows_of`.
+
+        Sizes are whole numbers that may be missing (Int64), as a head dim is for an op that has none.
+        """
+        import pandas as pd
+
+        rows = rows_of(self.records)
+        frame = pd.DataFrame(rows)
+        for name in frame:
+            if pd.api.types.is_float_dtype(frame[name]) and _all_ints(self.records, name):
+                frame[name] = pd.array([row.get(str(name)) for row in rows], dtype="Int64")
+        return frame
+
+
+def _all_ints(records: Sequence[Record], name: Any) -> bool:
+    found = [value for record in records if (value := record.cell.get(str(name))) is not None]
+    return bool(found) and all(isinstance(value, int) for value in found)

@@ -1,0 +1,88 @@
+"""The table of metrics."""
+
+from dataclasses import fields
+
+import pytest
+
+from glabench.errors import UsageError
+from glabench.records import Measured, Record
+from glabench.records.metrics import BY_NAME, METRICS, USUAL, derived, known, parse_metrics, significant
+from glabench.records.run import rows_of
+from glabench.sweeps import Cell, Parameters
+
+
+def row(**measured):
+    cell = Cell("b", "linear", "fwd", 2, 512, "bf16", Parameters({"heads": 4}))
+    return rows_of([Record(cell=cell, run_id="run", status="ok", **measured)])[0]
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_every_metric_is_a_column_of_every_row(metric):
+    assert metric.field in row()
+    assert metric.field in {field.name for field in fields(Measured)} | derived(row() | {"rel_error": None}).keys()
+    assert metric.title
+    assert metric.better in ("lower", "higher", None)
+
+
+def test_names_and_fields_of_metrics_are_theirs_alone():
+    assert len(BY_NAME) == len({metric.field for metric in METRICS}) == len(METRICS)
+
+
+def test_a_metric_with_a_limit_has_a_better_direction():
+    assert all(metric.better == "lower" for metric in METRICS if metric.limit is not None)
+    assert [m.name for m in METRICS if m.limit is not None] == ["time", "peak", "first_call", "error"]
+
+
+def test_metrics_are_chosen_by_name_in_the_order_given_and_once():
+    assert [metric.field for metric in parse_metrics("peak, time,peak")] == ["peak_mib", "time_ms"]
+    assert tuple(metric.name for metric in parse_metrics(None)) == USUAL
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"), [("tme", r"; did you mean 'time'\?"), ("zzz", ""), ("", ""), ("time,,peak", ""), ("TIME", "")]
+)
+def test_a_metric_that_is_none_is_refused_with_those_that_are(text, hint):
+    with pytest.raises(UsageError, match=rf"^--metric: '.*' is not a metric \(allowed: time, peak, .*error{hint}\)$"):
+        parse_metrics(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((0, "0"), (0.0512, "0.0512"), (1.78, "1.78"), (14.5, "14.5"), (1040, "1040"), (123456, "123000")),
+        *((1e-18, "0.000000000000000001"), (1.234e-11, "0.0000000000123"), (0.00001, "0.00001"), (-2.5, "-2.5")),
+        *((9e18, "9000000000000000000"), (0.99999, "1"), (999.9, "1000"), (True, "1")),
+    ],
+)
+def test_numbers_have_three_digits_and_no_exponent(value, text):
+    assert significant(value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [("time", 0.12345, "0.123"), ("peak", 1234.5, "1234"), ("peak", 12.34, "12.3"), ("error", 0.00312, "3.1e-03")],
+)
+def test_a_metric_is_shown_in_its_own_way(name, value, text):
+    assert BY_NAME[name].format(value) == text
+
+
+def test_the_peak_on_a_cpu_is_that_of_the_process():
+    assert row(peak_resident_mib=7.0)["peak_mib"] == 7.0
+    assert row(peak_resident_mib=7.0, peak_allocated_mib=0.0)["peak_mib"] == 0.0
+    assert row()["peak_mib"] is None
+
+
+def test_what_cannot_be_derived_is_none():
+    for measured in ({}, {"gbps": 5.0}, {"copy_gbps": 5.0}, {"rel_error": {}}, {"rel_error": {"o": None}}):
+        found = row(**measured)
+        assert [found[name] for name in ("floor_pct", "tokens_per_s", "error")] == [None] * 3
+
+
+def test_tokens_per_second_are_in_millions():
+    assert row(time_ms=2.0)["tokens_per_s"] == pytest.approx(2 * 512 / 2e-3 / 1e6)
+
+
+def test_metrics_that_no_row_has_are_not_shown():
+    rows = [row(time_ms=1.0), row(peak_allocated_mib=0.0)]
+    assert [metric.name for metric in known(METRICS, rows)] == ["time", "peak", "tokens"]
+    assert known(METRICS, []) == []
