@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from glabench.records import Record
-from glabench.sweeps import Cell
+from glabench.sweeps import Cell, Parameters
 
-CELL = Cell("gla-triton", "gla", "fwd", 2, 1024, 4, 64, 64, None, True, "bf16", "logsigmoid/16", "cuda")
+SIZES = {"heads": 4, "key_dim": 64, "value_dim": 64, "materialize": True, "gate": "logsigmoid/16"}
+CELL = Cell("gla-triton", "gla", "fwd", 2, 1024, "bf16", Parameters(SIZES))
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,23 @@ class World:
         return tuple(float(t) for t in times)
 
 
+# Nothing disturbs a measurement in it, but for a little noise.
+STEADY = World(noise=0.001, outliers=0, drift_within=0, drift_a_round=0)
+
+
 def record(samples, cell=CELL, **fields):
     """A record that is sound but for what is asked for."""
     known = {"timing": "cold", "stop_reason": "precision", "peak_allocated_mib": 100.0, "rel_error": {"o": 0.003}}
-    median = float(np.median(samples))
-    return Record("run", cell, "ok", time_ms=median, samples_ms=tuple(samples), **{**known, **fields})
+    values = {"time_ms": float(np.median(samples)), "samples_ms": tuple(samples), **known, **fields}
+    return Record(run_id="run", cell=cell, status="ok", **values)
+
+
+def failed(status, reason=None, cell=CELL):
+    """A record without a time."""
+    return Record(run_id="run", cell=cell, status=status, reason=reason)
+
+
+def measured(world, seed, factor=1.0, rounds=2, start=0, cell=CELL, **fields):
+    """Rounds of one cell; `seed` is a number, or a generator that goes on."""
+    generator = np.random.default_rng(seed)
+    return [[record(world.round(generator, factor, start + at), cell, **fields)] for at in range(rounds)]

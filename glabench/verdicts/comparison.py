@@ -1,0 +1,129 @@
+"""A comparison: every finding of two sides, and what follows from them all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from glabench.errors import ExitCode
+from glabench.sweeps.model import Cell
+from glabench.verdicts.findings import EXIT_CODES, Finding, Limits, Verdict, worst
+from glabench.verdicts.statistics import median_of_known
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WORST_FIRST = list(reversed(Verdict))
+_UNSOUND = frozenset({Verdict.FAILED, Verdict.INACCURATE})
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides by name, and everything that is found of them."""
+
+    base: str
+    new: str
+    limits: Limits
+    # Of every cell, then of the first calls of every backend.
+    findings: tuple[Finding, ...]
+    # What differs between the environments: a name, and both values.
+    differences: tuple[tuple[str, Any, Any], ...] = ()
+    # Median SM clocks while measured, of the base and of the new side.
+    clocks_mhz: tuple[float | None, float | None] = (None, None)
+    # What else has to be said, such as that the measured code is the same.
+    notes: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> list[Finding]:
+        """The findings of cells."""
+        return [finding for finding in self.findings if finding.cell is not None]
+
+    @property
+    def worst_first(self) -> list[Finding]:
+        """All findings in the order in which they matter."""
+        return sorted(self.findings, key=lambda finding: _WORST_FIRST.index(finding.verdict))
+
+    def table(self) -> pd.DataFrame:
+        """One row per cell: its fields, the verdict, the ratio with its interval, and both values of every metric."""
+        import pandas as pd
+
+        return pd.DataFrame([finding.to_json() for finding in self.cells])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "base": self.base,
+            "new": self.new,
+            "limits": dict(self.limits.by_metric),
+            "verdicts": dict(Counter(str(finding.verdict) for finding in self.cells)),
+            "notes": list(self.notes),
+            "sm_clock_mhz": dict(zip(("base", "new"), self.clocks_mhz, strict=True)),
+            "environment": [{"name": name, "base": base, "new": new} for name, base, new in self.differences],
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+    def summary(self) -> str:
+        """One line: how many cells have which verdict, whose first calls are slower, and the median ratio of all cells.
+
+        Far from 1, that median says that the machine has changed and not a kernel.
+        """
+        counts = Counter(finding.verdict for finding in self.cells)
+        parts = [", ".join(f"{counts[verdict]} {verdict}" for verdict in _WORST_FIRST if counts[verdict])]
+        if self.slow_first_calls():
+            parts.append(f"first calls of {', '.join(self.slow_first_calls())} slower")
+        ratios = [finding.first_ratio or finding.ratio for finding in self.cells]
+        middle = median_of_known(None if ratio is None else ratio.ratio for ratio in ratios)
+        if middle is not None:
+            parts.append(f"median ratio of all cells {middle:.3f}")
+        return "; ".join(part for part in parts if part)
+
+    def exit_code(self, fail_on: Collection[Verdict]) -> ExitCode:
+        """That of the worst verdict among `fail_on`, each metric's counted; OK if there is none.
+
+        A check fails on FAILING, a strict one also on UNCLEAR.
+        """
+        found = {verdict for finding in self.findings for verdict in finding.judged.values()}
+        bad = found & set(fail_on) & EXIT_CODES.keys()
+        return EXIT_CODES[worst(bad)] if bad else ExitCode.OK
+
+    def suspects(self) -> list[Cell]:
+        """The cells whose time is not shown to be within the limit: a second look may clear them."""
+        return [finding.cell for finding in self.findings if finding.cell is not None and finding.is_suspect]
+
+    def slow_first_calls(self) -> list[str]:
+        """The backends whose first calls became slower: a second look, with nothing compiled, may clear them."""
+        return [f.backend for f in self.findings if f.backend is not None and f.verdict is Verdict.SLOWER]
+
+    def confirmed(self, again: Comparison, how: str) -> Comparison:
+        """With the suspects' findings replaced by those of a second look; `how` says how it was taken.
+
+        What it says counts, and both are told. Suspects of which it has nothing to compare stay suspects.
+        """
+        found = {f.cell: f for f in again.cells if f.verdict is not Verdict.NOT_COMPARED}
+        looked_at = {f.name: found.get(f.cell) for f in self.cells if f.is_suspect}
+        return self._with_second_look(looked_at, how)
+
+    def confirmed_first_calls(self, again: Comparison, how: str) -> Comparison:
+        """The same for the first calls of backends.
+
+        A backend that has no time of some cell in the second look stays a suspect: that cell may be the slow one.
+        """
+        unsound = {f.cell.backend for f in again.cells if f.cell and f.verdict in _UNSOUND}
+        found = {f.backend: f for f in again.findings if f.backend is not None and f.backend not in unsound}
+        slow = self.slow_first_calls()
+        looked_at = {f.name: found.get(f.backend) for f in self.findings if f.backend in slow}
+        return self._with_second_look(looked_at, how)
+
+    def _with_second_look(self, looked_at: Mapping[str, Finding | None], how: str) -> Comparison:
+        findings = [_confirm(f, looked_at[f.name], how) if f.name in looked_at else f for f in self.findings]
+        return replace(self, findings=tuple(findings))
+
+
+def _confirm(suspect: Finding, again: Finding | None, how: str) -> Finding:
+    if again is None:
+        return replace(suspect, remarks=(*suspect.remarks, f"{how}, which gave nothing to compare"))
+    remarks = (*again.remarks, how, f"before that: {suspect.reason}")
+    cleared = _WORST_FIRST.index(again.verdict) > _WORST_FIRST.index(Verdict.UNCLEAR)
+    return replace(again, remarks=remarks, first_ratio=suspect.ratio, cleared=cleared)

@@ -1,0 +1,241 @@
+"""The engine of `compare` and `check`: two sides, each of some rounds, become a finding for every cell."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, TypeAlias
+
+from glabench.errors import UsageError
+from glabench.records import Record
+from glabench.records.diagnosis import Diagnosis, diagnose
+from glabench.records.metrics import ERROR, FIRST_CALL, METRICS, PEAK, TIME, Metric, Row
+from glabench.records.run import rows_of
+from glabench.sweeps.model import Cell
+from glabench.verdicts.comparison import Comparison
+from glabench.verdicts.findings import Finding, Limits, Verdict
+from glabench.verdicts.statistics import Ratio, compare_samples, false_discovery, median_of_known
+from glabench.verdicts.surroundings import check_same_device, differences
+
+SIGNIFICANCE = 0.05
+# An interval this wide lets an unchanged cell be blamed, or a slow-down of just the limit be missed, once in 200 times.
+CONFIDENCE = 0.99
+# Pairs of base and new code that confirm a suspicion. Where samples scatter by 3 % and processes by 0.5 %, three leave
+# one in fifteen slow-downs by 5 % unclear, four one in thirty.
+CONFIRMING_ROUNDS = 4
+# How near to 1 `compare` calls a ratio the same. Two single runs cannot be known to be nearer than 1.5 %: the spread
+# between processes alone is that wide.
+SAME_WITHIN = 0.02
+# A base measured like this would excuse anything.
+_BAD_BASE = frozenset({Diagnosis.HOT, Diagnosis.SHARED})
+_ERROR_PREFIX = "rel_error_"
+_Pair: TypeAlias = tuple[Sequence[Record], Sequence[Record]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One version: its rounds, each the records of one fresh process, and the environment they were measured in."""
+
+    name: str
+    rounds: Sequence[Sequence[Record]]
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+def by_cell(rounds: Iterable[Iterable[Record]]) -> dict[Cell, list[Record]]:
+    """The records of every cell, one per round, in the order in which cells first appear."""
+    found: dict[Cell, list[Record]] = {}
+    for records in rounds:
+        for record in records:
+            found.setdefault(record.cell, []).append(record)
+    return found
+
+
+def compare_sides(
+    base: Side,
+    new: Side,
+    limits: Limits,
+    paired: bool = False,
+    *,
+    expects_all: bool = False,
+    any_device: bool = False,
+    notes: Sequence[str] = (),
+) -> Comparison:
+    """A finding for every cell of either side, and for the first calls of every backend of both.
+
+    `paired`: round i of both sides ran next to each other. `expects_all`: a cell that the new side lacks has failed.
+    Raises UsageError for sides of different devices (unless `any_device`), and for sides without a common cell.
+    """
+    if not any_device:
+        check_same_device(base.environment, new.environment)
+    cells_base, cells_new = by_cell(base.rounds), by_cell(new.rounds)
+    if not expects_all and cells_base.keys().isdisjoint(cells_new):
+        sizes = [f"{side.name} has {len(cells)}" for side, cells in ((base, cells_base), (new, cells_new))]
+        raise UsageError(f"nothing to compare: no cell is on both sides ({', '.join(sizes)}); measure the same sweep")
+    sides = {cell: (cells_base.get(cell, []), cells_new.get(cell, [])) for cell in {**cells_base, **cells_new}}
+    findings = {cell: found for cell, pair in sides.items() if (found := _find_missing_time(cell, *pair, expects_all))}
+    timed = {cell: ([r for r in b if _has_time(r)], n) for cell, (b, n) in sides.items() if cell not in findings}
+    for cell, finding in _judge_times(timed, paired, limits.time).items():
+        findings[cell] = _with_other_metrics(finding, *timed[cell], limits)
+    return Comparison(
+        base.name,
+        new.name,
+        limits,
+        (*(findings[cell] for cell in sides), *_judge_first_calls(base, new, limits)),
+        tuple(differences(base.environment, new.environment)),
+        (_median_clock(base), _median_clock(new)),
+        tuple(notes),
+    )
+
+
+def _find_missing_time(cell: Cell, base: Sequence[Record], new: Sequence[Record], expects_all: bool) -> Finding | None:
+    """What is to be said of a cell that has no time in the base or in a round of the new side; None if it has both."""
+
+    def found(verdict: Verdict, why: str) -> Finding:
+        metric = ERROR if verdict is Verdict.INACCURATE else TIME
+        values = _values(rows_of(base), rows_of(new))
+        return Finding(str(cell), {metric.name: verdict}, cell, values=values, remarks=(why,))
+
+    if not any(map(_has_time, base)):
+        return found(Verdict.NOT_COMPARED, f"base: {_explain_failure(base[0])}" if base else "not in base")
+    if not new:
+        return found(Verdict.FAILED, "not measured") if expects_all else found(Verdict.NOT_COMPARED, "not in new")
+    failed = sorted((r for r in new if not _has_time(r)), key=lambda record: record.status != "inaccurate")
+    if not failed:
+        return None
+    verdict = Verdict.INACCURATE if failed[0].status == "inaccurate" else Verdict.FAILED
+    return found(verdict, _explain_failure(failed[0]))
+
+
+def _has_time(record: Record) -> bool:
+    return record.status == "ok" and bool(record.samples_ms)
+
+
+def _explain_failure(record: Record) -> str:
+    return f"{record.status}: {record.reason}" if record.reason else record.status
+
+
+def _judge_times(timed: Mapping[Cell, _Pair], paired: bool, limit: float) -> dict[Cell, Finding]:
+    """What the times say; p values are adjusted for the number of cells."""
+    doubts = {cell: why for cell, pair in timed.items() if (why := _explain_doubt(*pair))}
+    ratios = {cell: _compare_times(*pair, paired) for cell, pair in timed.items() if cell not in doubts}
+    adjusted = false_discovery([ratio.p_value for ratio in ratios.values()])
+    found = {
+        cell: Finding(str(cell), {TIME.name: Verdict.UNCLEAR}, cell, remarks=(why,)) for cell, why in doubts.items()
+    }
+    for (cell, ratio), q_value in zip(ratios.items(), adjusted, strict=True):
+        judged = {TIME.name: judge_ratio(ratio, q_value, limit)}
+        found[cell] = Finding(str(cell), judged, cell, ratio=ratio, q_value=q_value, limit=limit)
+    return found
+
+
+def _explain_doubt(base: Sequence[Record], new: Sequence[Record]) -> str | None:
+    """Why two times cannot be held against each other; None if they can."""
+    ways = {str(record.timing) for record in (*base, *new)}
+    if len(ways) > 1:
+        return f"timed in different ways: {', '.join(sorted(ways))}"
+    bad = sorted({doubt.name.lower() for record in base for doubt in diagnose(record) if doubt in _BAD_BASE})
+    return f"the base cannot be trusted here: {', '.join(bad)}; measure it again" if bad else None
+
+
+def _compare_times(base: Sequence[Record], new: Sequence[Record], paired: bool) -> Ratio:
+    samples_base, samples_new = ([record.samples_ms or () for record in side] for side in (base, new))
+    return compare_samples(samples_base, samples_new, paired and len(base) == len(new), CONFIDENCE)
+
+
+def judge_ratio(ratio: Ratio, q_value: float, limit: float) -> Verdict:
+    """Same: the interval is within the limit. Slower: it lies above 1, and the rank test says so too. Faster likewise.
+
+    So a slow-down of the limit itself is caught as surely as the interval holds the truth, and a change that is within
+    the limit passes once it is known well enough.
+    """
+    if 1 / (1 + limit) <= ratio.low and ratio.high <= 1 + limit:
+        return Verdict.SAME
+    if q_value < SIGNIFICANCE and ratio.low > 1:
+        return Verdict.SLOWER
+    if q_value < SIGNIFICANCE and ratio.high < 1:
+        return Verdict.FASTER
+    return Verdict.NOT_SLOWER if ratio.high <= 1 + limit else Verdict.UNCLEAR
+
+
+def _with_other_metrics(time: Finding, base: Sequence[Record], new: Sequence[Record], limits: Limits) -> Finding:
+    """A finding with the values of all metrics, and with the verdicts of those besides time that became worse."""
+    rows_base, rows_new = rows_of(base), rows_of(new)
+    judged, remarks = dict(time.judged), list(time.remarks)
+    for metric in METRICS:
+        # One cell's first call says little: what it compiles depends on the cells before it.
+        if metric.name not in limits.by_metric or metric in (TIME, FIRST_CALL):
+            continue
+        for name in _judged_fields(metric, rows_base):
+            was, now = _value(metric, name, rows_base), _value(metric, name, rows_new)
+            allowed = _allowed(metric, was, limits.by_metric[metric.name])
+            if was is None or now is None or allowed is None or not _is_worse(metric, now, allowed):
+                continue
+            judged[metric.name] = _verdict_of_worse(metric)
+            of = f" ({name.removeprefix(_ERROR_PREFIX)})" if metric is ERROR else ""
+            texts = f"{metric.format(was)} -> {metric.format(now)}", f"allowed {metric.format(allowed)} {metric.unit}"
+            remarks.append(f"{metric.title}{of} {', '.join(texts).rstrip()}")
+    return replace(time, judged=judged, values=_values(rows_base, rows_new), remarks=tuple(remarks))
+
+
+def _values(base: Sequence[Row], new: Sequence[Row]) -> dict[str, tuple[float | None, float | None]]:
+    """Base and new value of every metric that can be better or worse and that either side knows."""
+    pairs = {m.name: (_value(m, m.field, base), _value(m, m.field, new)) for m in METRICS if m.better}
+    return {name: pair for name, pair in pairs.items() if pair != (None, None)}
+
+
+def _judged_fields(metric: Metric, rows: Sequence[Row]) -> list[str]:
+    """The columns that a metric is judged by."""
+    if metric is PEAK:
+        return ["peak_allocated_mib"]  # the resident memory of a CPU's process is too noisy
+    if metric is ERROR:
+        return sorted({name for row in rows for name in row if name.startswith(_ERROR_PREFIX)})
+    return [metric.field]
+
+
+def _value(metric: Metric, name: str, rows: Sequence[Row]) -> float | None:
+    """The median over rounds, of errors the largest; None if no round has one."""
+    found = [row[name] for row in rows if row.get(name) is not None]
+    return (max if metric is ERROR else median)(found) if found else None
+
+
+def _allowed(metric: Metric, was: float | None, limit: float) -> float | None:
+    """The worst value that passes; None if there is nothing to go by."""
+    if was is None or (was <= 0 and not metric.slack):
+        return None
+    return was * (1 + limit) + metric.slack if metric.better == "lower" else was / (1 + limit) - metric.slack
+
+
+def _is_worse(metric: Metric, now: float, allowed: float) -> bool:
+    return now > allowed if metric.better == "lower" else now < allowed
+
+
+def _verdict_of_worse(metric: Metric) -> Verdict:
+    if metric is ERROR:
+        return Verdict.INACCURATE
+    return Verdict.LARGER if metric.better == "lower" else Verdict.SLOWER
+
+
+def _judge_first_calls(base: Side, new: Side, limits: Limits) -> list[Finding]:
+    """A finding for every backend: all its first calls of the first round together, which compiles everything."""
+    limit = limits.by_metric.get(FIRST_CALL.name)
+    if limit is None or not base.rounds or not new.rounds:
+        return []
+    seconds_base, seconds_new = (
+        {r.cell: r.first_call_s for r in side.rounds[0] if r.first_call_s is not None and _has_time(r)}
+        for side in (base, new)
+    )
+    common = [cell for cell in seconds_base if cell in seconds_new]
+    findings = []
+    for backend in dict.fromkeys(cell.backend for cell in common):
+        was, now = (
+            sum(seconds[cell] for cell in common if cell.backend == backend) for seconds in (seconds_base, seconds_new)
+        )
+        allowed = was * (1 + limit) + FIRST_CALL.slack
+        verdict = Verdict.NOT_SLOWER if now <= allowed else Verdict.SLOWER
+        name, words = f"first calls of {backend}", f"{was:.1f} s -> {now:.1f} s, allowed {allowed:.1f} s"
+        judged, values = {FIRST_CALL.name: verdict}, {FIRST_CALL.name: (was, now)}
+        findings.append(Finding(name, judged, backend=backend, values=values, remarks=(words,)))
+    return findings
+
+
+def _median_clock(side: Side) -> float | None:
+    return median_of_known(record.sm_clock_mhz for records in side.rounds for record in records)

@@ -1,0 +1,142 @@
+"""The words of a comparison: verdicts, the limits that they depend on, and what is found of one cell."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from glabench.errors import ExitCode, UsageError
+from glabench.records.metrics import BY_NAME, METRICS, TIME
+from glabench.sweeps.model import Cell
+from glabench.verdicts.statistics import Ratio
+
+
+class Verdict(StrEnum):
+    """What is said of a cell, the worst last."""
+
+    FASTER = "faster"
+    # The whole interval of the ratio is within the limit, on either side of 1.
+    SAME = "same"
+    # Neither of these, but no slower than the limit allows.
+    NOT_SLOWER = "not slower"
+    # There is no time in the base to hold anything against.
+    NOT_COMPARED = "not compared"
+    UNCLEAR = "unclear"
+    SLOWER = "slower"
+    LARGER = "larger"
+    # There is no time now, though the base has one.
+    FAILED = "failed"
+    INACCURATE = "inaccurate"
+
+
+# What fails a check. What is unclear fails only a strict one.
+FAILING: frozenset[Verdict] = frozenset({Verdict.SLOWER, Verdict.LARGER, Verdict.FAILED, Verdict.INACCURATE})
+EXIT_CODES: Mapping[Verdict, ExitCode] = {
+    Verdict.UNCLEAR: ExitCode.UNCLEAR,
+    Verdict.SLOWER: ExitCode.REGRESSION,
+    Verdict.LARGER: ExitCode.REGRESSION,
+    Verdict.FAILED: ExitCode.CELL_FAILED,
+    Verdict.INACCURATE: ExitCode.ACCURACY,
+}
+_ORDER = list(Verdict)
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The worst of some verdicts."""
+    return max(verdicts, key=_ORDER.index)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """By how much each metric may become worse, as a share: 0.05 allows 5 % more. Others are not judged."""
+
+    by_metric: Mapping[str, float]
+
+    @classmethod
+    def of(cls, **changes: float | None) -> "Limits":
+        """The limits of the table of metrics with changes, by the metric's name; None: it is not judged.
+
+        Raises UsageError for what has no better and worse, and for a time without a limit.
+        """
+        for name, limit in changes.items():
+            if name not in BY_NAME or BY_NAME[name].better is None or (limit is None and name == TIME.name):
+                allowed = ", ".join(metric.name for metric in METRICS if metric.better)
+                raise UsageError(f"limits: {name}={limit} limits nothing (allowed: {allowed}; time needs a number)")
+        limits = {metric.name: metric.limit for metric in METRICS} | changes
+        return cls({name: limit for name, limit in limits.items() if limit is not None})
+
+    @property
+    def time(self) -> float:
+        """The limit of the time."""
+        return self.by_metric[TIME.name]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {100 * limit:.3g} %" for name, limit in self.by_metric.items())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is found of one cell, or of all first calls of a backend, which has no cell."""
+
+    name: str
+    # The verdict of every metric that was judged.
+    judged: Mapping[str, Verdict]
+    cell: Cell | None = None
+    backend: str | None = None
+    # New time over base time; None if one of them is not known or not to be trusted.
+    ratio: Ratio | None = None
+    # The rank test's p value adjusted for the number of cells.
+    q_value: float | None = None
+    limit: float | None = None
+    # Base and new, the median over rounds, by the metric's name.
+    values: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    # What there is to say besides the ratio.
+    remarks: tuple[str, ...] = ()
+    # After a second look: the ratio of the first one, and whether the second did not share its suspicion.
+    first_ratio: Ratio | None = None
+    cleared: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of what was judged."""
+        return worst(self.judged.values())
+
+    @property
+    def reason(self) -> str:
+        """Everything that the verdict rests on, in one line."""
+        words = [] if self.ratio is None else [f"time ×{self.ratio}, allowed {1 + (self.limit or 0):.3g}"]
+        return "; ".join([*words, *self.remarks])
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the time is not shown to be within the limit, so that a second look may clear it."""
+        is_too_slow = self.ratio is not None and self.limit is not None and self.ratio.high > 1 + self.limit
+        return is_too_slow and self.verdict in (Verdict.UNCLEAR, Verdict.SLOWER, Verdict.LARGER)
+
+    def quotient(self, metric: str) -> float | None:
+        """New over base; None if one of them is not known, or the base is 0."""
+        base, new = self.values.get(metric, (None, None))
+        return new / base if base and new is not None else None
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat dict."""
+        ratio, first = self.ratio, self.first_ratio
+        values = {
+            f"{BY_NAME[name].field}_{side}": value
+            for name, sides in self.values.items()
+            for side, value in zip(("base", "new"), sides, strict=True)
+        }
+        return {
+            "name": self.name,
+            "verdict": str(self.verdict),
+            "reason": self.reason,
+            "ratio": ratio.ratio if ratio else None,
+            "ratio_low": ratio.low if ratio else None,
+            "ratio_high": ratio.high if ratio else None,
+            "p_value": ratio.p_value if ratio else None,
+            "q_value": self.q_value,
+            "first_ratio": first.ratio if first else None,
+            "cleared": self.cleared,
+            **(self.cell.to_json() if self.cell else {"backend": self.backend}),
+            **values,
+        }

@@ -1,0 +1,39 @@
+"""What two environments differ in, and whether their times can be compared at all."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from glabench.errors import UsageError
+from glabench.records.described import device_name
+
+# What differs from moment to moment, or was not asked for, is no difference between machines.
+_OF_THE_MOMENT = frozenset(
+    {"busy", "ceilings", "cells", "code", "command", "glabench", "gpus", "plugins", "variables", "version"}
+)
+
+
+def differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """What differs between two environments: a name, and both values."""
+    flat_base, flat_new = dict(_flat(base)), dict(_flat(new))
+    names = dict.fromkeys([*flat_base, *flat_new])
+    pairs = [(name, flat_base.get(name), flat_new.get(name)) for name in names]
+    return [(name, was, now) for name, was, now in pairs if was != now]
+
+
+def _flat(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in environment.items():
+        if not prefix and key in _OF_THE_MOMENT:
+            continue
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key} ")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def check_same_device(base: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raises UsageError for environments of different devices."""
+    if device_name(base) != device_name(new):
+        raise UsageError(
+            f"the base was measured on {device_name(base)}, the new times on {device_name(new)}: they say nothing of "
+            "the code; compare all the same with --any-device"
+        )
