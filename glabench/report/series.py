@@ -1,76 +1,131 @@
-"""Records ordered for showing: one series a backend and setting, against the swept axis."""
+"""Rows of runs ordered for showing: a panel per pass, in it a series per backend and setting, against the x axis."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glabench.records import Record
+from glabench.errors import printable
+from glabench.records import Run
+from glabench.records.described import device_name
+from glabench.records.diagnosis import diagnose
+from glabench.records.run import rows_of
 from glabench.sweeps.axis import format_number
+from glabench.sweeps.model import SYMBOLS
 
-# Axes of a record that may tell two series of one backend apart, with the words for a label.
+Row = Mapping[str, Any]
+
+# Words for the parameters that come with glabench, in the order in which they are named; a plugin's are `name=value`.
 LABELS: Mapping[str, Callable[[Any], str]] = {
-    "materialize": lambda value: "materialized" if value else "not materialized",
-    "chunk": lambda value: f"C={value}",
+    "batch": "B={}".format,
+    "seqlen": lambda value: f"T={show_x(value)}",
+    **{name: (symbol + "={}").format for name, symbol in SYMBOLS.items() if name != "state_size"},
+    "inner": "inner={}".format,
+    "state_size": "N={}".format,
     "dtype": str,
-    "gate": str,
-    "batch": lambda value: f"B={value}",
-    "seqlen": lambda value: f"T={format_number(value)}",
-    "heads": lambda value: f"H={value}",
-    "key_dim": lambda value: f"K={value}",
-    "value_dim": lambda value: f"V={value}",
+    "chunk": "C={}".format,
+    "gate": "gate={}".format,
+    "materialize": lambda value: "materialized" if value else "not materialized",
 }
-# Axes with an order, against which a line makes sense.
-_X_AXES = ("seqlen", "chunk", "batch", "heads", "key_dim", "value_dim")
-_RECORD_FIELD = {"head_dim": "key_dim"}
+_ORDER = {name: place for place, name in enumerate(LABELS)}
+# What says something of every cell, whatever its op.
+_COMMON = ("batch", "seqlen", "dtype")
+# An axis hides the parameters that it stands for, and those that stand for it.
+_HIDES: Mapping[str, tuple[str, ...]] = {
+    "head_dim": ("key_dim", "value_dim"),
+    "key_dim": ("head_dim",),
+    "value_dim": ("head_dim",),
+}
+_USUAL = {"gate": "logsigmoid/16"}
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a figure, one row of a table: records by x. A record under x = None does not depend on x."""
+    """One line of a figure, one row of a table: rows by x. A row under x = None does not depend on x."""
 
     backend: str
     label: str
-    records: Mapping[Any, Record]
+    rows: Mapping[Any, Row]
+
+    def at(self, x: Any) -> Row | None:
+        """The row at an x."""
+        return self.rows.get(x, self.rows.get(None))
 
 
 @dataclass(frozen=True)
 class Panel:
-    """All series of one pass, with the x values that any of them has."""
+    """All series of one pass, with the x values that any of them has; [None] if none has any."""
 
     pass_: str
     x_name: str
     x_values: Sequence[Any]
     series: Sequence[Series]
 
-    @property
-    def knows_memory(self) -> bool:
-        """Whether any of its records holds a peak of memory."""
-        return any(r.peak_allocated_mib is not None for s in self.series for r in s.records.values())
+
+@dataclass(frozen=True)
+class View:
+    """What a report of runs shows. `rows` are all rows; backends of which no cell could run are in no panel."""
+
+    runs: Sequence[Run]
+    rows: Sequence[Row]
+    x_name: str
+    panels: Sequence[Panel]
+    # What all series have in common, and what differs between ops: `B=32, bf16; gla: H=4 K=128; softmax: H=16 D=64`.
+    shape: str
 
     @property
-    def knows_bandwidth(self) -> bool:
-        """Whether any of its records can be held against the bandwidth of a copy."""
-        return any(r.gbps and r.copy_gbps for s in self.series for r in s.records.values())
+    def has_x(self) -> bool:
+        """Whether there is more than one x, so that there is something to show against it."""
+        return len({x for panel in self.panels for x in panel.x_values}) > 1
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of all series, each once."""
+        return list(dict.fromkeys(series.label for panel in self.panels for series in panel.series))
 
 
-def x_field(axis: str) -> str:
-    """The record field that a sweep's x axis stands for."""
-    return _RECORD_FIELD.get(axis, axis)
+def make_view(runs: Sequence[Run]) -> View:
+    """The rows of runs as panels, against the axis that the first run's sweep names, or another that varies."""
+    rows = rows_of_runs(runs)
+    runnable = {row["backend"] for row in rows if row["status"] != "unsupported"}
+    shown = [row for row in rows if row["backend"] in runnable] or rows
+    x = choose_x(shown, runs[0].sweep.x)
+    return View(runs, rows, x, make_panels(shown, x), describe_shape(shown, x))
 
 
-def choose_x(records: Sequence[Record], wanted: str) -> str:
-    """The axis to draw against: the wanted one, unless it has a single value and just one other axis has more."""
-    rows = [record.to_json() for record in records]
+def name_runs(runs: Sequence[Run]) -> list[str]:
+    """A name for each run: its folder's, or its whole path if two folders have the same."""
+    names = [printable(run.name) for run in runs]
+    return names if len(set(names)) == len(names) else [printable(str(run.path)) for run in runs]
 
-    def varies(name: str) -> bool:
-        return len({row[name] for row in rows} - {None}) > 1
 
-    if varies(x_field(wanted)):
+def rows_of_runs(runs: Sequence[Run]) -> list[Row]:
+    """`rows_of` for several runs; `run`, `machine` and `doubts` (tags) are added."""
+    rows: list[Row] = []
+    for run, name in zip(runs, name_runs(runs), strict=True):
+        machine = device_name(run.environment)
+        for row, record in zip(rows_of(run.records), run.records, strict=True):
+            rows.append({**row, "run": name, "machine": machine, "doubts": tuple(diagnose(record))})
+    return rows
+
+
+def choose_x(rows: Sequence[Row], wanted: str) -> str:
+    """The axis to draw against: the wanted one, unless it is constant and just one other axis of numbers varies."""
+    has_square_heads = all(row["key_dim"] == row["value_dim"] for row in rows)
+    if wanted == "head_dim" and not has_square_heads:
+        wanted = "key_dim"
+    if len({x_of(row, wanted) for row in rows} - {None}) > 1:
         return wanted
-    others = [name for name in LABELS if name in _X_AXES and varies(name)]
-    if others == ["key_dim", "value_dim"] and all(row["key_dim"] == row["value_dim"] for row in rows):
-        return "head_dim"
-    return others[0] if len(others) == 1 else wanted
+    varying = {name for own in _by_backend(rows).values() for name in _varying(own) if _all_numbers(own, name)}
+    if has_square_heads and not varying.isdisjoint(_HIDES["head_dim"]):
+        varying = varying - {*_HIDES["head_dim"]} | {"head_dim"}
+    return varying.pop() if len(varying) == 1 else wanted
+
+
+def x_of(row: Row, axis: str) -> Any:
+    """A row's value on an axis; None if it does not depend on it. A head dim is that of keys and of values."""
+    if axis == "head_dim" and "head_dim" not in _names(row):
+        axis = "key_dim"
+    return row[axis] if axis in (*_names(row), "key_dim", "value_dim") else None
 
 
 def show_x(value: Any) -> str:
@@ -82,42 +137,125 @@ def show_x(value: Any) -> str:
     return format_number(value) if isinstance(value, int) else str(value)
 
 
-def make_panels(records: Iterable[Record], x_axis: str) -> list[Panel]:
-    """The records as panels, one a pass, in the order in which passes and backends first appear."""
-    rows = [(record, record.to_json()) for record in records]
-    x = x_field(x_axis)
-    apart = _telling_fields([data for _, data in rows], x, both_dims=x_axis == "head_dim")
-    panels: dict[str, dict[str, dict[Any, Record]]] = {}
-    backends: dict[str, str] = {}
-    swept = {data["backend"] for _, data in rows if data[x] is not None}
-    for record, data in rows:
-        words = [LABELS[f](data[f]) for f in apart[record.cell.backend] if data[f] is not None]
-        if data[x] is None and data["backend"] in swept:
-            words.append("auto")  # a line of its own: the backend's choice is one of the other values, or none
-        label = record.cell.backend + (f" ({', '.join(words)})" if words else "")
-        backends[label] = record.cell.backend
-        panels.setdefault(data["pass"], {}).setdefault(label, {})[data[x]] = record
+def is_number(value: Any) -> bool:
+    """Whether a value has a place on a scale."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def make_panels(rows: Sequence[Row], x_axis: str) -> list[Panel]:
+    """The rows as panels, one per pass, in the order in which passes and backends first appear.
+
+    A label begins with the run's name if two runs have the same cell, or if they were made on different machines.
+    """
+    telling = {name: _varying(own, _hidden(x_axis)) for name, own in _by_backend(rows).items()}
+    swept = {row["backend"] for row in rows if x_of(row, x_axis) is not None}
+    labels = []
+    for row in rows:
+        words = name_values({name: row.get(name) for name in telling[row["backend"]]})
+        if row["backend"] in swept and x_of(row, x_axis) is None:
+            words.append("auto")  # a line of its own: what the backend chose is one of the other values, or none
+        labels.append(row["backend"] + (f" ({', '.join(words)})" if words else ""))
+    keys = {(row["pass"], label, x_of(row, x_axis)) for row, label in zip(rows, labels, strict=True)}
+    several = len({row.get("run") for row in rows}) > 1
+    if several and (len(keys) < len(rows) or len({row.get("machine") for row in rows}) > 1):
+        labels = [f"{row['run']}: {label}" for row, label in zip(rows, labels, strict=True)]
+    panels: dict[str, dict[str, dict[Any, Row]]] = {}
+    for row, label in zip(rows, labels, strict=True):
+        panels.setdefault(row["pass"], {}).setdefault(label, {})[x_of(row, x_axis)] = row
     return [
         Panel(
             pass_,
             x_axis,
-            sorted({value for by_x in lines.values() for value in by_x if value is not None}) or [None],
-            [Series(backends[label], label, by_x) for label, by_x in lines.items()],
+            _ordered(x for by_x in lines.values() for x in by_x),
+            [Series(next(iter(by_x.values()))["backend"], label, by_x) for label, by_x in lines.items()],
         )
         for pass_, lines in panels.items()
     ]
 
 
-def _telling_fields(rows: Sequence[Mapping[str, Any]], x: str, both_dims: bool) -> dict[str, list[str]]:
-    """Per backend, the axes besides x that take more than one value."""
-    hidden = {x, "value_dim"} if both_dims else {x}
-    found: dict[str, list[str]] = {}
-    for backend in dict.fromkeys(row["backend"] for row in rows):
-        own = [row for row in rows if row["backend"] == backend]
-        found[backend] = [f for f in LABELS if f not in hidden and len({row[f] for row in own}) > 1]
+def describe_shape(rows: Sequence[Row], x_axis: str) -> str:
+    """What is constant, for all, per op and per backend: `B=32, bf16; gla: H=4 K=128 V=256; softmax: H=16 D=64`."""
+    hidden = _hidden(x_axis) if len({x_of(row, x_axis) for row in rows}) > 1 else set()
+    of_backend = {}
+    for backend, own in _by_backend(rows).items():
+        varying = {*_varying(own), *hidden}
+        constant = {name: own[0].get(name) for name in _names(own[0]) if name not in varying}
+        of_backend[backend] = name_values({n: v for n, v in constant.items() if v != _USUAL.get(n)})
+    common = _shared(list(of_backend.values()))
+    backends_of: dict[str, list[str]] = {}
+    for backend, own in _by_backend(rows).items():
+        backends_of.setdefault(own[0]["op"], []).append(backend)
+    owners: dict[str, list[str]] = {}
+    for op, backends in backends_of.items():
+        of_op = [word for word in _shared([of_backend[name] for name in backends]) if word not in common]
+        rest = {name: [w for w in of_backend[name] if w not in (*common, *of_op)] for name in backends}
+        for owner, words in {op: of_op, **rest}.items() if len(backends) > 1 else [(op, of_op)]:
+            if words:
+                owners.setdefault(" ".join(words), []).append(owner)
+    parts = [", ".join(common), *(f"{', '.join(names)}: {words}" for words, names in owners.items())]
+    return "; ".join(filter(None, parts))
+
+
+def name_values(values: Mapping[str, Any]) -> list[str]:
+    """Parameters in words, those that are None left out; keys and values of one size are a head dim."""
+    given = {name: value for name, value in values.items() if value is not None}
+    if "key_dim" in given and given["key_dim"] == given.get("value_dim"):
+        given["head_dim"] = given.pop("value_dim")
+        del given["key_dim"]
+    names = sorted(given, key=lambda name: _ORDER.get(name, len(_ORDER)))
+    return [LABELS[name](given[name]) if name in LABELS else f"{name}={_show_value(given[name])}" for name in names]
+
+
+def find_base(panel: Panel, row: Row, x: Any, against: str | None) -> tuple[Series, Row] | None:
+    """The series and row of the backend `against` that a row is held against: the same x, batch, length and type.
+
+    Of several, those of the same run and the same heads if there are any, else the first.
+    """
+    of_backend = [(each, base) for each in panel.series if each.backend == against and (base := each.at(x))]
+    found = [(each, base) for each, base in of_backend if all(base[name] == row[name] for name in _COMMON)]
+    alike = ("run", "heads", "key_dim", "value_dim")
+    return max(found, key=lambda pair: [pair[1].get(name) == row.get(name) for name in alike], default=None)
+
+
+def _show_value(value: Any) -> str:
+    return show_x(value) if isinstance(value, bool) else str(value)
+
+
+def _names(row: Row) -> list[str]:
+    """The axes of a row."""
+    return [*_COMMON, *filter(None, row["parameters"].split(","))]
+
+
+def _hidden(x_axis: str) -> set[str]:
+    return {x_axis, *_HIDES.get(x_axis, ())}
+
+
+def _by_backend(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["backend"], []).append(row)
     return found
 
 
-def baseline_series(panel: Panel, baseline: str | None) -> Series | None:
-    """The first series of the baseline backend."""
-    return next((s for s in panel.series if s.backend == baseline), None)
+def _varying(rows: Sequence[Row], hidden: Iterable[str] = ()) -> list[str]:
+    """The axes that take more than one value in rows of one backend."""
+    names = dict.fromkeys(name for row in rows for name in (*_names(row), "device", "seed"))
+    return [name for name in names if name not in hidden and len({row.get(name) for row in rows}) > 1]
+
+
+def _all_numbers(rows: Sequence[Row], name: str) -> bool:
+    """Whether an axis has several values, all of them numbers, besides those that were left to the backend."""
+    values = {row.get(name) for row in rows} - {None}
+    return len(values) > 1 and all(is_number(value) for value in values)
+
+
+def _ordered(values: Iterable[Any]) -> list[Any]:
+    """Numbers by size, then all else in the order in which it appears; [None] if there is nothing."""
+    found = [value for value in dict.fromkeys(values) if value is not None]
+    numbers = sorted(value for value in found if is_number(value))
+    return [*numbers, *(value for value in found if not is_number(value))] or [None]
+
+
+def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
+    """The words that are in all lists."""
+    return [word for word in lists[0] if all(word in words for words in lists)] if lists else []

@@ -1,158 +1,168 @@
-"""Records as a rich table, as Markdown with ratios, and as a DataFrame for CSV."""
+"""Tables of metrics, for a terminal of any width and as Markdown. Nothing is cut: wide tables get a vertical form."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from glabench.records import Record
-from glabench.records.diagnosis import Diagnosis, diagnose
-from glabench.report.series import Panel, Series, baseline_series, make_panels, show_x
+from glabench.records import Run
+from glabench.records.metrics import TIME, Metric, known, significant
+from glabench.report.describe import surroundings_of, title_of
+from glabench.report.grid import DOUBTS, Grid, escape
+from glabench.report.notes import explain_doubts, list_failures, tag_series
+from glabench.report.series import Panel, Row, View, find_base, make_view, show_x
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from rich.table import Table
+    from rich.text import Text
 
-UNSETTLED_NOTE = "~ sampling stopped at the time limit, before the median was known as well as asked"
-FLOOR_TITLE = "share of the memory's floor, %"
 PASS_TITLES = {
     "infer": "forward without gradients",
     "fwd": "forward",
     "bwd": "backward",
     "fwd+bwd": "forward + backward",
 }
+_SPREAD_NOTE = "±: from the median to the farther of p20 and p80"
 
 
-def to_frame(records: Iterable[Record]) -> pd.DataFrame:
-    """One row a record, one column a field, `rel_error` spread over `rel_error_o`, ...; samples are counted."""
-    import pandas as pd
+def render_tables(runs: Sequence[Run], metrics: Sequence[Metric], width: int, against: str | None = None) -> list[Text]:
+    """What a terminal of a width shows of runs: title, tables, doubts explained, what was not measured.
 
-    rows = []
-    for record in records:
-        row = record.to_json()
-        row["samples"] = len(row.pop("samples_ms") or ()) or None
-        row |= {f"rel_error_{name}": error for name, error in (row.pop("rel_error") or {}).items()}
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """A number to so many significant digits, without an exponent: 0.0512, 1.78, 14.5, 1040."""
-    if value == 0:
-        return "0"
-    text = f"{value:.{digits}g}"
-    if "e" not in text:
-        return text
-    return f"{float(text):.0f}" if abs(value) >= 1 else f"{float(text):.12f}".rstrip("0")
-
-
-def _spread(record: Record) -> str:
-    if record.time_ms is None or record.time_ms_p20 is None or record.time_ms_p80 is None:
-        return record.status
-    half = max(record.time_ms_p80 - record.time_ms, record.time_ms - record.time_ms_p20)
-    return f"{_mark(record)}{significant(record.time_ms)} ±{100 * half / record.time_ms:.0f}%"
-
-
-def unsettled(record: Record) -> bool:
-    """Whether sampling stopped before the median was known as well as asked; tables then show a `~`."""
-    return record.stop_reason == "time limit"
-
-
-def _mark(record: Record) -> str:
-    return "~" if unsettled(record) else ""
-
-
-def _at(series: Series, x: Any) -> Record | None:
-    return series.records.get(x, series.records.get(None))
-
-
-def rich_tables(records: Sequence[Record], x_axis: str) -> list[Table]:
-    """A pass: median times (with the larger distance to p20 or p80), and peak memory and the floor's share if known."""
-    from rich.table import Table
-
-    tables = []
-    for panel in make_panels(records, x_axis):
-        heading = f"{PASS_TITLES[panel.pass_]}: median time, ms, and its distance to p20 or p80"
-        tables.append(_rich_table(Table(title=heading, title_justify="left"), panel, _spread))
-        if panel.knows_memory:
-            heading = f"{PASS_TITLES[panel.pass_]}: peak memory above the inputs, MiB"
-            tables.append(_rich_table(Table(title=heading, title_justify="left"), panel, _memory))
-        if panel.knows_bandwidth:
-            heading = f"{PASS_TITLES[panel.pass_]}: {FLOOR_TITLE}"
-            tables.append(_rich_table(Table(title=heading, title_justify="left"), panel, _floor_share))
-    return tables
-
-
-def _memory(record: Record) -> str:
-    return record.status if record.peak_allocated_mib is None else f"{record.peak_allocated_mib:.0f}"
-
-
-def _floor_share(record: Record) -> str:
-    """The time of a copy of what a perfect pass moves, as a share of the time that it took."""
-    if record.gbps is None or record.copy_gbps is None:
-        return record.status if record.status != "ok" else ""
-    return f"{100 * record.gbps / record.copy_gbps:.0f}"
-
-
-def _rich_table(table: Table, panel: Panel, show: Any) -> Table:
-    from rich.markup import escape
-
-    table.add_column(f"backend / {panel.x_name}", no_wrap=True)
-    for x in panel.x_values:
-        table.add_column(escape(show_x(x)), justify="right", no_wrap=True, min_width=4)
-    for series in panel.series:
-        found = [_at(series, x) for x in panel.x_values]
-        table.add_row(escape(series.label), *("" if r is None else _colored(show(r), r) for r in found))
-    return table
-
-
-def _colored(text: str, record: Record) -> str:
-    return text if record.status == "ok" else f"[dim]{text}[/]" if record.status == "unsupported" else f"[red]{text}[/]"
-
-
-def markdown(records: Sequence[Record], x_axis: str, baseline: str | None) -> str:
-    """Markdown tables: median times, each with its speed-up over the baseline backend, peak memory, the floor's share.
-
-    `2.31 (×6.3)` reads: 2.31 ms, 6.3 times as fast as the baseline at the same x. What failed shows its status, and
-    every failure's reason stands below the tables.
+    Tables that are too wide for it get a vertical form, with one line per cell. Metrics that no record has are left
+    out. With `against`, times say how many times as fast as that backend they are.
     """
-    parts = []
-    for panel in make_panels(records, x_axis):
-        base = baseline_series(panel, baseline)
-        against = f"; in brackets: times as fast as {base.label}" if base else ""
-        parts.append(f"**{PASS_TITLES[panel.pass_]}**, median ms{against}\n")
-        parts.append(_markdown_table(panel, lambda r, x, base=base: _time_and_ratio(r, base, x)))
-        if panel.knows_memory:
-            parts.append(f"**{PASS_TITLES[panel.pass_]}**, peak memory above the inputs, MiB\n")
-            parts.append(_markdown_table(panel, lambda r, _x: _memory(r)))
-        if panel.knows_bandwidth:
-            parts.append(f"**{PASS_TITLES[panel.pass_]}**, {FLOOR_TITLE}\n")
-            parts.append(_markdown_table(panel, lambda r, _x: _floor_share(r)))
-    if any(unsettled(r) for r in records):
-        parts.append(UNSETTLED_NOTE + "\n")
-    doubts = [f"- {r.cell}: {doubt}" for r in records for doubt in diagnose(r) if doubt is not Diagnosis.UNSETTLED]
-    if doubts:
-        parts.append("To be taken with care:\n")
-        parts.append("\n".join(doubts) + "\n")
-    failed = [r for r in records if r.status != "ok"]
-    if failed:
-        parts.append("Not measured:\n")
-        parts.append("\n".join(f"- {r.cell}: {r.status}, {r.reason}" for r in failed) + "\n")
-    return "\n".join(parts)
+    from rich.text import Text
+
+    view = make_view(runs)
+    heading = Text(title_of(runs), "bold")
+    heading.append("".join(f"\n{line}" for line in [view.shape, *surroundings_of(runs)] if line), "not bold dim")
+    grids = _make_grids(view, metrics, _Form(against, with_spread=True), width)
+    has_spread = any("±" in cell for grid in grids for row in grid.rows for cell in row)
+    notes = [*([_SPREAD_NOTE] if has_spread else []), *_list_notes(view, metrics, grids)]
+    return [heading.append("\n"), *(grid.to_text() for grid in grids), *([Text("\n".join(notes))] if notes else [])]
 
 
-def _markdown_table(panel: Panel, show: Any) -> str:
-    lines = [f"| {panel.x_name} | " + " | ".join(show_x(x) for x in panel.x_values) + " |"]
-    lines.append("| --- |" + " ---: |" * len(panel.x_values))
+def make_markdown(view: View, metrics: Sequence[Metric], against: str | None) -> str:
+    """Tables as Markdown, times with their ratio to the backend `against`, and the notes that a terminal shows.
+
+    `2.31 (×6.3)` reads: 2.31 ms, 6.3 times as fast at the same x. What failed shows its status.
+    """
+    grids = _make_grids(view, metrics, _Form(against, with_spread=False), None)
+    notes = "".join(f"- {escape(note)}\n" for note in _list_notes(view, metrics, grids))
+    return "\n".join([*(grid.to_markdown() for grid in grids), *([notes] if notes else [])])
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How values are written: times with a ratio to a backend, if one is named, and with their spread or without."""
+
+    against: str | None
+    with_spread: bool
+
+    def show(self, panel: Panel, metric: Metric, row: Row | None, x: Any) -> str:
+        """A row's value, or what became of it."""
+        if row is None:
+            return ""
+        value = row.get(metric.field)
+        if value is None:
+            return "" if row["status"] == "ok" else str(row["status"])
+        if metric is not TIME:
+            return metric.format(value)
+        base = find_base(panel, row, x, self.against)
+        ratio = f" (×{significant(base[1]['time_ms'] / value, 2)})" if base and base[1]["time_ms"] else ""
+        return metric.format(value) + (_spread(row) if self.with_spread else "") + ratio
+
+    def explain(self, panel: Panel) -> str:
+        """What the ratios of a panel refer to, for its title."""
+        cells = [(row, x) for series in panel.series for x in panel.x_values if (row := series.at(x))]
+        bases = {base[0].label for row, x in cells if (base := find_base(panel, row, x, self.against))}
+        return f"; in brackets: times as fast as {bases.pop() if len(bases) == 1 else self.against}" if bases else ""
+
+
+def _spread(row: Row) -> str:
+    time, low, high = row["time_ms"], row["time_ms_p20"], row["time_ms_p80"]
+    return "" if low is None or high is None else f" ±{100 * max(high - time, time - low) / time:.0f}%"
+
+
+def _make_grids(view: View, metrics: Sequence[Metric], form: _Form, width: int | None) -> list[Grid]:
+    """The tables of all panels, in the vertical form if a width is given and one of them is wider."""
+    shown = [(panel, _known(metrics, panel)) for panel in view.panels]
+    wide = [grid for panel, own in shown for grid in _make_wide(view, panel, own, form)]
+    if width is None or all(grid.width <= width for grid in wide):
+        return wide
+    return [grid for panel, own in shown for grid in _make_narrow(view, panel, own, form, width)]
+
+
+def _known(metrics: Sequence[Metric], panel: Panel) -> list[Metric]:
+    """The metrics that a panel has; the first one if it has none, so that statuses have a place."""
+    return known(metrics, [row for series in panel.series for row in series.rows.values()]) or list(metrics[:1])
+
+
+def _make_wide(view: View, panel: Panel, metrics: Sequence[Metric], form: _Form) -> list[Grid]:
+    """One table per metric, x across; one table, metrics across, if there is just one x."""
+    if view.has_x:
+        return [_put_x_across(panel, metric, form, with_tags=metric is metrics[0]) for metric in metrics]
+    (x,) = panel.x_values
+    rows = [[series.label, *_values(panel, metrics, series.at(x), x, form)] for series in panel.series]
+    tags = [_tag(series.at(x)) for series in panel.series]
+    return [_grid(panel, _about(panel, metrics, form), ["backend", *map(_head, metrics)], rows, tags)]
+
+
+def _put_x_across(panel: Panel, metric: Metric, form: _Form, with_tags: bool) -> Grid:
+    rows = [
+        [series.label, *(form.show(panel, metric, series.at(x), x) for x in panel.x_values)] for series in panel.series
+    ]
+    tags = [tag_series(series.rows) if with_tags else "" for series in panel.series]
+    title = f", {metric.title}{metric.unit and ', '}{metric.unit}{_about(panel, [metric], form)}"
+    return _grid(panel, title, [panel.x_name, *map(show_x, panel.x_values)], rows, tags)
+
+
+def _make_narrow(view: View, panel: Panel, metrics: Sequence[Metric], form: _Form, width: int) -> list[Grid]:
+    """One table, metrics across and a line per cell, each series under its label; several if that is too wide, too."""
+    rows: list[list[str]] = []
+    tags: list[str] = []
     for series in panel.series:
-        cells = [(_at(series, x), x) for x in panel.x_values]
-        lines.append(f"| {series.label} | " + " | ".join("" if r is None else show(r, x) for r, x in cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([series.label])
+        tags.append("")
+        for x, row in series.rows.items():
+            rows.append([f"  {show_x(x)}" if view.has_x else "", *_values(panel, metrics, row, x, form)])
+            tags.append(_tag(row))
+    head = [panel.x_name if view.has_x else "", *map(_head, metrics)]
+    grid = _grid(panel, _about(panel, metrics, form), head, rows, tags)
+    if grid.width <= width or len(metrics) == 1:
+        return [grid]
+    half = (len(metrics) + 1) // 2
+    return [each for part in (metrics[:half], metrics[half:]) for each in _make_narrow(view, panel, part, form, width)]
 
 
-def _time_and_ratio(record: Record, base: Series | None, x: Any) -> str:
-    if record.time_ms is None:
-        return record.status
-    reference = _at(base, x) if base else None
-    ratio = f" (×{significant(reference.time_ms / record.time_ms, 2)})" if reference and reference.time_ms else ""
-    return _mark(record) + significant(record.time_ms) + ratio
+def _grid(panel: Panel, title: str, head: Sequence[str], rows: Sequence[Sequence[str]], tags: Sequence[str]) -> Grid:
+    """A table of a panel, with a column of doubts if there are any."""
+    if any(tags):
+        head = [*head, DOUBTS]
+        rows = [row if len(row) == 1 else [*row, tag] for row, tag in zip(rows, tags, strict=True)]
+    return Grid(PASS_TITLES[panel.pass_], title, head, rows)
+
+
+def _values(panel: Panel, metrics: Sequence[Metric], row: Row | None, x: Any, form: _Form) -> list[str]:
+    return [form.show(panel, metric, row, x) for metric in metrics]
+
+
+def _about(panel: Panel, metrics: Sequence[Metric], form: _Form) -> str:
+    return form.explain(panel) if TIME in metrics else ""
+
+
+def _tag(row: Row | None) -> str:
+    return ", ".join(row["doubts"]) if row else ""
+
+
+def _head(metric: Metric) -> str:
+    """A metric as a short head of a column: `peak, MiB`."""
+    return ", ".join(filter(None, [metric.name.replace("_", " "), metric.unit]))
+
+
+def _list_notes(view: View, metrics: Sequence[Metric], grids: Sequence[Grid]) -> list[str]:
+    """The lines below the tables: what short heads mean, doubts, what was not measured."""
+    heads = {head for grid in grids for head in grid.head}
+    short = {_head(metric).partition(",")[0]: metric.title for metric in metrics if _head(metric) in heads}
+    named = "; ".join(f"{name}: {title}" for name, title in short.items() if name != title)
+    return [*([named] if named else []), *explain_doubts(view), *list_failures(view)]

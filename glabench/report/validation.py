@@ -8,8 +8,8 @@ from statistics import median, stdev
 from typing import Any
 
 from glabench.records import Record
-from glabench.records.comparison import by_cell
-from glabench.report.tables import significant
+from glabench.records.metrics import significant
+from glabench.sweeps import Cell
 
 _TIMERS = (
     ("cold_ms", "cold"),
@@ -33,13 +33,17 @@ class Spread:
 
 def spreads(rounds: Sequence[Sequence[Record]]) -> list[Spread]:
     """One for each cell that every process has a time of."""
+    times: dict[Cell, list[float | None]] = {}
+    for records in rounds:
+        for record in records:
+            times.setdefault(record.cell, []).append(record.time_ms)
     found = []
-    for cell, records in by_cell(rounds).items():
-        times = [record.time_ms for record in records if record.time_ms]
-        if len(times) == len(records) > 1:
-            middle = median(times)
+    for cell, all_times in times.items():
+        known = [time for time in all_times if time]
+        if len(known) == len(all_times) > 1:
+            middle = median(known)
             found.append(
-                Spread(str(cell), len(times), middle, stdev(times) / middle, (max(times) - min(times)) / middle)
+                Spread(str(cell), len(known), middle, stdev(known) / middle, (max(known) - min(known)) / middle)
             )
     return found
 

@@ -1,54 +1,72 @@
-"""Everything that a report of a run folder consists of, written beside its records."""
+"""Everything that a report of runs consists of, written beside their records."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from glabench.errors import printable
-from glabench.records import Record, RunFolder
-from glabench.report.figures import draw, save
-from glabench.report.series import LABELS, choose_x, x_field
-from glabench.report.tables import markdown, to_frame
-from glabench.sweeps import Sweep
+from glabench.records import Run
+from glabench.records.metrics import USUAL, Metric
+from glabench.report.describe import settings_of, surroundings_of, title_of
+from glabench.report.figures import draw, explain_figure, save_figure
+from glabench.report.grid import escape
+from glabench.report.series import View, make_view, name_runs
+from glabench.report.tables import make_markdown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _WRITTEN = ("records.csv", "report.md", "figure.png", "figure.svg")
-_SHAPE = ("batch", "heads", "key_dim", "value_dim", "seqlen", "dtype")
+# What a figure shows, of the metrics that are usual.
+_DRAWN = ("time", "peak")
 
 
-def describe_environment(environment: Mapping[str, Any]) -> str:
-    """One line: the GPU or CPU, and the versions that matter."""
-    packages = environment.get("packages", {})
-    gpu = environment.get("gpu") if environment.get("device") != "cpu" else None
-    device = gpu["name"] if gpu else environment.get("cpu") or "unknown machine"
-    versions = [f"{name} {packages[name]}" for name in ("torch", "triton") if packages.get(name)]
-    return ", ".join([device, *versions])
+def write_report(runs: Sequence[Run], folder: Path, metrics: Sequence[Metric], against: str | None) -> list[Path]:
+    """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into a folder; returns their paths.
 
-
-def describe_shape(records: Sequence[Record], x_axis: str) -> str:
-    """The axes that have one value in the whole run, but for x: `B=32, H=16, K=V=64, bf16`."""
-    rows = [record.to_json() for record in records]
-    fixed = {f: rows[0][f] for f in _SHAPE if f != x_field(x_axis) and len({row[f] for row in rows}) == 1}
-    words = {f: LABELS[f](value) for f, value in fixed.items()}
-    if "key_dim" in fixed and fixed["key_dim"] == fixed.get("value_dim"):
-        words["key_dim"] = f"K={words.pop('value_dim')}"
-    return ", ".join(words.values())
-
-
-def write_report(folder: RunFolder, sweep: Sweep, records: Sequence[Record], baseline: str | None) -> list[Path]:
-    """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into the run folder; returns their paths.
-
-    `sweep` and `records` are the folder's own; `baseline` None stands for the sweep's.
+    For a single run that is most often its own folder. `against` None stands for the first run's sweep's own.
     """
-    surroundings = describe_environment(folder.environment())
-    for name in _WRITTEN:
-        if (folder.path / name).is_symlink():
-            (folder.path / name).unlink()  # it may have come with the run, and lead to any file of the user's
-    csv = folder.path / "records.csv"
-    to_frame(records).to_csv(csv, index=False)
-    page = folder.path / "report.md"
-    x = choose_x(records, sweep.x)
-    description = "\n".join(map(printable, sweep.description.splitlines()))
-    text = f"# {printable(sweep.title)}\n\n{description}\n\n{surroundings}\n\n![time and memory](figure.png)\n\n"
-    page.write_text(text + markdown(records, x, baseline or sweep.baseline), encoding="utf-8")
-    figure = draw(records, x, sweep.title, "; ".join(filter(None, [describe_shape(records, x), surroundings])))
-    return [csv, page, *save(figure, folder.path, "figure")]
+    csv, page, *figures = paths = [folder / name for name in _WRITTEN]
+    for path in paths:
+        if path.is_symlink():
+            path.unlink()  # it may have come with the run, and lead to any file of the user's
+    view = make_view(runs)
+    drawn = choose_drawn(metrics)
+    to_frame(runs).to_csv(csv, index=False)
+    page.write_text(make_page(view, metrics, drawn, against or runs[0].sweep.against), encoding="utf-8")
+    figure = draw(view, drawn)
+    for path in figures:
+        save_figure(figure, path)
+    return paths
+
+
+def choose_drawn(metrics: Sequence[Metric]) -> list[Metric]:
+    """The metrics of the figure: those that were asked for, but of the usual ones time and memory alone."""
+    is_usual = tuple(metric.name for metric in metrics) == USUAL
+    return [metric for metric in metrics if not is_usual or metric.name in _DRAWN]
+
+
+def to_frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """The tables of runs below each other, with a column `run` in front if there are several."""
+    import pandas as pd
+
+    if len(runs) == 1:
+        return runs[0].table()
+    frames = [run.table() for run in runs]
+    for frame, name in zip(frames, name_runs(runs), strict=True):
+        frame.insert(0, "run", name)
+    return pd.concat(frames, ignore_index=True)
+
+
+def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], against: str | None) -> str:
+    """The report as Markdown, with its figure beside it."""
+    descriptions = dict.fromkeys(run.sweep.description for run in view.runs if run.sweep.description)
+    described = ["\n".join(map(printable, description.splitlines())) for description in descriptions]
+    made_with = [*surroundings_of(view.runs), view.shape, *settings_of(view.runs)]
+    lines = "".join(f"- {escape(line)}\n" for line in made_with if line)
+    figure = f"![{', '.join(metric.title for metric in drawn)}](figure.png)"
+    caption = f"*{printable(title_of(view.runs))}. {explain_figure(view, drawn)}*"
+    tables = make_markdown(view, metrics, against)
+    return "\n\n".join([f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, tables])

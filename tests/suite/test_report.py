@@ -1,26 +1,36 @@
 """Reports from records alone: tables and figures of runs with every kind of outcome."""
 
+import re
+from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from glabench.backends import load_registry
-from glabench.records import Record, RunFolder
-from glabench.report.figures import draw, save
-from glabench.report.series import choose_x, make_panels
-from glabench.report.tables import markdown, rich_tables, significant, to_frame
-from glabench.report.write import describe_environment, describe_shape, write_report
-from glabench.sweeps import expand, load_sweep, resolve
+from glabench.records import Record, Run, RunFolder
+from glabench.records.metrics import BY_NAME, METRICS, PEAK, TIME, known, parse_metrics, significant
+from glabench.records.run import rows_of
+from glabench.report.describe import describe_environment, describe_settings
+from glabench.report.figures import FORMATS, draw, save_figure
+from glabench.report.series import choose_x, describe_shape, make_panels, make_view, show_x
+from glabench.report.styles import choose_styles
+from glabench.report.tables import make_markdown, render_tables
+from glabench.report.write import choose_drawn, make_page, to_frame, write_report
+from glabench.sweeps import Cell, Parameters, expand, load_sweep, resolve
 
 TRAITS = load_registry().traits()
+USUAL = parse_metrics("time,peak,roof")
+H200 = {"device": "cuda", "gpu": {"name": "NVIDIA H200"}, "packages": {"torch": "2"}}
 
 
-def made_up(preset, changes=None, outcome=lambda cell: "ok"):
-    """A record for every cell of a preset, with times that grow with the work."""
+def made_up(preset, changes=None, outcome=lambda cell: "ok", name="a-run", environment=None, **fields):
+    """A run with a record for every cell of a preset, with times that grow with the work."""
+    sweep = resolve(load_sweep(preset), "cuda", changes or {}, TRAITS)
     records = []
-    for cell in expand(resolve(load_sweep(preset), "cuda", changes or {}), TRAITS, "cuda"):
+    for cell in expand(sweep, TRAITS, "cuda"):
         status = outcome(cell)
         time = cell.seqlen / 1000 * len(cell.backend) * len(cell.pass_)
         measured = {
@@ -31,17 +41,32 @@ def made_up(preset, changes=None, outcome=lambda cell: "ok"):
             "peak_allocated_mib": cell.seqlen / 10,
             "rel_error": {"o": 3e-3},
             "stop_reason": "precision",
+            **fields,
         }
-        records.append(Record("run", cell, status, **measured if status == "ok" else {"reason": "a reason"}))
-    return records
+        measured = measured if status == "ok" else {"reason": "a reason"}
+        records.append(Record(run_id=name, cell=cell, status=status, **measured))
+    return Run(Path(name), sweep, environment or {}, records)
 
 
-def text_of(tables):
-    console = Console(width=200, no_color=True)
+def rows(run):
+    return rows_of(run.records)
+
+
+def shown(runs, metrics=USUAL, width=200, against=None):
+    """What a terminal of that width shows."""
+    console = Console(width=width, no_color=True, highlight=False)
     with console.capture() as captured:
-        for table in tables:
-            console.print(table)
+        for each in render_tables(runs, metrics, width, against):
+            console.print(each)
     return captured.get()
+
+
+def markdown(run, metrics=USUAL, against=None):
+    return make_markdown(make_view([run]), metrics, against)
+
+
+def drawn(run, metrics=(TIME, PEAK)):
+    return draw(make_view([run]), metrics)
 
 
 @pytest.mark.parametrize(
@@ -59,74 +84,235 @@ def test_numbers_are_shown_without_exponents(value, text):
     assert significant(value) == text
 
 
+# Series
+
+
 def test_series_of_one_backend_are_told_apart_by_what_differs():
-    (panel,) = make_panels(made_up("paper-fig2", {"pass": "fwd"}), "seqlen")
+    (panel,) = make_panels(rows(made_up("paper-fig2", {"pass": "fwd"})), "seqlen")
     labels = [s.label for s in panel.series]
     assert labels[:3] == ["gla-triton (materialized)", "gla-triton (not materialized)", "linear-triton"]
     assert list(panel.x_values) == [1024, 2048, 4096, 8192, 16384]
 
 
 def test_head_dim_as_x_does_not_tell_series_apart():
-    panels = make_panels(made_up("head-dim"), "head_dim")
-    assert [s.label for s in panels[0].series][2:4] == ["linear-triton", "gla-torch"]
+    panel = make_panels(rows(made_up("head-dim")), "head_dim")[0]
+    assert [s.label for s in panel.series][2:] == [
+        "linear-triton",
+        "gla-torch",
+        "linear-torch",
+        "sdpa-flash",
+        "sdpa-cudnn",
+    ]
+    assert {tuple(s.rows) for s in panel.series} == {(32, 64, 128, 256)}
+
+
+def test_a_head_dim_beside_another_axis_is_named_once():
+    panel = make_panels(
+        rows(made_up("paper-fig2", {"head_dim": "64,128", "backend": "sdpa-flash,linear-torch"})), "seqlen"
+    )[0]
+    assert [s.label for s in panel.series] == [
+        "sdpa-flash (D=64)",
+        "sdpa-flash (D=128)",
+        "linear-torch (D=64)",
+        "linear-torch (D=128)",
+    ]
+
+
+def test_parameters_of_plugins_are_named_with_their_values():
+    run = made_up("paper-fig2", {"pass": "fwd", "backend": "gla-torch"})
+    records = [
+        replace(record, cell=replace(record.cell, parameters=Parameters({**record.cell.parameters, "fuse": fuse})))
+        for record in run.records
+        for fuse in (True, False)
+    ]
+    (panel,) = make_panels(rows_of(records), "seqlen")
+    assert [s.label for s in panel.series] == ["gla-torch (fuse=on)", "gla-torch (fuse=off)"]
 
 
 def test_the_chunk_that_a_backend_chose_has_a_series_of_its_own():
-    (panel,) = make_panels(
-        made_up("chunk-sweep", {"chunk": "auto,16..64", "pass": "fwd", "backend": "gla-torch"}), "chunk"
-    )
-    assert {s.label: list(s.records) for s in panel.series} == {
-        "gla-torch (auto)": [None],
-        "gla-torch": [16, 32, 64],
-    }
-    (panel,) = make_panels(made_up("chunk-sweep", {"chunk": "auto", "pass": "fwd"}), "chunk")
+    run = made_up("chunk-sweep", {"chunk": "auto,16..64", "pass": "fwd", "backend": "gla-torch"})
+    (panel,) = make_panels(rows(run), "chunk")
+    assert {s.label: list(s.rows) for s in panel.series} == {"gla-torch (auto)": [None], "gla-torch": [16, 32, 64]}
+    (panel,) = make_panels(rows(made_up("chunk-sweep", {"chunk": "auto", "pass": "fwd"})), "chunk")
     assert list(panel.x_values) == [None]
 
 
 @pytest.mark.parametrize(
-    ("changes", "x"),
+    ("preset", "changes", "x"),
     [
-        ({}, "seqlen"),
-        ({"seqlen": "1k", "batch": "1..8"}, "batch"),
-        ({"seqlen": "1k", "head_dim": "32..128"}, "head_dim"),
-        ({"seqlen": "1k"}, "seqlen"),
-        ({"seqlen": "1k", "batch": "1,2", "heads": "1,2"}, "seqlen"),
+        ("paper-fig2", {}, "seqlen"),
+        ("paper-fig2", {"seqlen": "1k", "batch": "1..8"}, "batch"),
+        ("paper-fig2", {"seqlen": "1k", "head_dim": "32..128"}, "head_dim"),
+        ("paper-fig2", {"seqlen": "1k"}, "seqlen"),
+        ("paper-fig2", {"seqlen": "1k", "batch": "1,2", "heads": "1,2"}, "seqlen"),
+        ("paper-v3-width", {"seqlen": "1k", "state_size": "16,32"}, "state_size"),
     ],
 )
-def test_the_axis_that_varies_is_drawn_against(changes, x):
-    assert choose_x(made_up("paper-fig2", changes), "seqlen") == x
+def test_the_axis_that_varies_is_drawn_against(preset, changes, x):
+    assert choose_x(rows(made_up(preset, changes)), "seqlen") == x
+
+
+@pytest.mark.parametrize(
+    ("preset", "x", "words"),
+    [
+        ("paper-fig2", "seqlen", "B=32, bf16; gla, linear, softmax: H=16 D=64; mamba1: inner=2048 N=16"),
+        ("head-dim", "head_dim", "B=8, T=4k, H=8, bf16"),
+        ("paper-v3-width", "seqlen", "B=32, bf16; gla: H=4 K=128 V=256; softmax: H=16 D=64; mamba1: inner=2048 N=16"),
+    ],
+)
+def test_what_series_share_and_what_differs_between_ops_is_named(preset, x, words):
+    changes = {"materialize": "on,off"}  # else linear-triton's is named, too
+    assert describe_shape(rows(made_up(preset, changes)), x) == words
+
+
+# Tables
 
 
 def test_the_markdown_holds_times_ratios_memory_and_reasons():
-    records = made_up(
-        "paper-fig2", {"pass": "fwd"}, lambda c: "oom" if c.seqlen == 16384 and c.op == "softmax" else "ok"
-    )
-    text = markdown(records, "seqlen", "sdpa-flash")
+    fails = lambda c: "oom" if c.seqlen == 16384 and c.backend == "sdpa-flash" else "ok"  # noqa: E731
+    text = markdown(made_up("paper-fig2", {"pass": "fwd"}, fails), against="sdpa-flash")
     assert "in brackets: times as fast as sdpa-flash" in text
     # gla-torch has a shorter name than sdpa-flash by one letter: 10 / 9 of its speed.
     assert "| gla-torch | 27.6 (×1.1)" in text
-    assert "oom" in text
-    assert "- sdpa-flash fwd B=32 T=16384 H=16 K=64 V=64 bf16: oom, a reason" in text
+    assert "- oom: sdpa-flash at 16k (fwd): a reason" in text
     assert "peak memory above the inputs, MiB" in text
 
 
-def test_a_median_that_did_not_settle_is_marked():
-    records = [replace(r, stop_reason="time limit") for r in made_up("paper-fig2", {"seqlen": "1k"})]
-    assert "~" in text_of(rich_tables(records, "seqlen"))
-    assert "~ sampling stopped at the time limit" in markdown(records, "seqlen", None)
+def test_ratios_refer_to_the_same_batch_and_length():
+    text = markdown(made_up("guard", {"pass": "fwd"}), against="sdpa-flash")
+    batch_1 = next(line for line in text.splitlines() if line.startswith("| gla-triton (B=1,"))
+    assert batch_1.count("×") == 1  # at 32k, against attention with a batch of 1
+    assert "(×1)" in batch_1
 
 
-def test_square_brackets_in_a_label_are_not_markup():
-    records = [replace(r, cell=replace(r.cell, dtype="[bold]")) for r in made_up("paper-fig2", {"seqlen": "1k"})]
-    records += made_up("paper-fig2", {"seqlen": "1k"})
-    assert "[bold]" in text_of(rich_tables(records, "seqlen"))
+def test_a_doubt_is_a_tag_in_a_column_and_explained_once():
+    run = made_up("paper-fig2", {"pass": "fwd", "seqlen": "1k,2k"}, stop_reason="time limit")
+    doubtful = replace(
+        run, records=[replace(r, stop_reason="precision") if r.cell.seqlen == 1024 else r for r in run.records]
+    )
+    for text in (shown([doubtful]), markdown(doubtful)):
+        assert text.count("unsettled 2k") == len(make_view([doubtful]).labels)
+        assert text.count("unsettled: ") == 1
+        assert "sampling stopped at the time limit, after 3 samples" in re.sub(r"\s+", " ", text)
+    assert shown([doubtful], width=60).count("unsettled\n") == len(make_view([doubtful]).labels)
+    assert "doubts" not in shown([made_up("paper-fig2", {"seqlen": "1k"})])
+
+
+def test_square_brackets_in_a_label_are_not_markup_and_bars_end_no_cell():
+    run = made_up("paper-fig2", {"seqlen": "1k", "backend": "gla-torch"})
+    cells = [replace(r.cell, backend="[bold]a|b") for r in run.records]
+    odd = replace(run, records=[replace(r, cell=cell) for r, cell in zip(run.records, cells, strict=True)])
+    assert "[bold]a|b" in shown([odd])
+    assert "| [bold]a\\|b |" in markdown(odd)
 
 
 def test_the_frame_has_a_column_for_every_tensors_error_and_counts_samples():
-    frame = to_frame(made_up("paper-fig2", {"seqlen": "1k"}))
+    run = made_up("paper-fig2", {"seqlen": "1k"})
+    frame = to_frame([run])
     assert {"rel_error_o", "samples", "time_ms", "pass"} <= set(frame.columns)
     assert "samples_ms" not in frame.columns
     assert set(frame["samples"]) == {3}
+    assert list(to_frame([run, replace(run, path=Path("b-run"))])["run"].unique()) == ["a-run", "b-run"]
+
+
+def test_metrics_are_shown_if_known_and_only_then():
+    plain = made_up("paper-fig2", {"backend": "gla-triton", "seqlen": "1k,2k"})
+    fast = made_up("paper-fig2", {"backend": "gla-triton", "seqlen": "1k,2k"}, gbps=1070.0, copy_gbps=4280.0)
+    asked = parse_metrics("time,floor")
+    for run, is_known in ((plain, False), (fast, True)):
+        assert all(
+            ("share of the memory's floor" in text) == is_known for text in (markdown(run, asked), shown([run], asked))
+        )
+    assert "| gla-triton (materialized) | 25 | 25 |" in markdown(fast, asked)
+    assert "floor" not in markdown(fast)  # attention is not bound by it: on request alone
+
+
+def test_equal_reasons_of_many_cells_take_one_line():
+    run = made_up(
+        "paper-fig2", {}, lambda c: "unsupported" if c.backend == "mamba1" else "oom" if c.seqlen > 4096 else "ok"
+    )
+    records = [
+        replace(r, reason=f"tried to allocate {i} GiB") if r.status == "oom" else r for i, r in enumerate(run.records)
+    ]
+    lines = shown([replace(run, records=records)], width=1000).splitlines()
+    (absent,) = (line for line in lines if line.startswith("unsupported:"))
+    (failed,) = (line for line in lines if line.startswith("oom:"))
+    assert absent == "unsupported: mamba1: a reason"
+    assert "gla-torch at 8k 16k (fwd, fwd+bwd)" in failed
+    assert sum("mamba1" in line for line in lines) == 1
+
+
+STORED = sorted(path.parent for path in (Path(__file__).parents[2] / "results").glob("*/records.jsonl"))
+
+
+@cache
+def stored(name):
+    return RunFolder.open(STORED[0].parent / name).load()
+
+
+def expected_words(runs, metrics):
+    """Every value that a report has to show, as often as it has to be there; and every name."""
+    view = make_view(runs)
+    values = Counter()
+    for panel in view.panels:
+        in_panel = [row for series in panel.series for row in series.rows.values()]
+        for metric in known(metrics, in_panel):
+            for row in in_panel:
+                value = row.get(metric.field)
+                values += Counter(
+                    [row["status"]] if row["status"] != "ok" else [] if value is None else [metric.format(value)]
+                )
+    return values, {*view.labels, *(show_x(x) for panel in view.panels for x in panel.x_values if view.has_x)}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("metrics", [USUAL, METRICS], ids=["usual", "all"])
+@pytest.mark.parametrize("names", [[path.name] for path in STORED] + [["h200-gla-340m", "h200-gla-1.3b"]], ids=",".join)
+def test_no_digit_column_or_name_is_lost_at_any_width(names, metrics, width):
+    runs = [stored(name) for name in names]
+    text = shown(runs, metrics, width)
+    values, labels = expected_words(runs, metrics)
+    assert max(map(len, text.splitlines())) <= width
+    assert not values - Counter(text.split())
+    assert all(label in re.sub(r"\s*\n", " ", text) for label in labels)
+    assert "…" not in text.partition("\noom:")[0]
+
+
+def test_a_run_of_one_length_has_one_table_per_pass():
+    text = shown([stored("h200-gla-340m")], width=80, against="fla-gla")
+    assert text.count("gla-triton (materialized)") == 2
+    assert "time, ms" in text
+    assert "0.222 ±1% (×4)" in text
+
+
+# Several runs
+
+
+def test_runs_of_the_same_cells_are_told_apart_by_name_and_by_nothing_else():
+    first = made_up("paper-fig2", {"backend": "gla-torch", "pass": "fwd"}, name="first", environment=H200)
+    again = made_up("paper-fig2", {"backend": "gla-torch", "pass": "fwd"}, name="again", environment=H200)
+    longer = made_up("paper-fig2", {"backend": "gla-torch", "seqlen": "32k", "pass": "fwd"}, environment=H200)
+    assert make_view([first, again]).labels == ["first: gla-torch", "again: gla-torch"]
+    assert make_view([first, longer]).labels == ["gla-torch"]
+    assert "first, again: NVIDIA H200, torch 2\n" in shown([first, again])
+
+
+def test_runs_of_different_gpus_name_each():
+    first = made_up("paper-fig2", {"backend": "gla-torch"}, name="first", environment=H200)
+    other = made_up(
+        "paper-fig2", {"backend": "sdpa-flash"}, name="other", environment=H200 | {"gpu": {"name": "NVIDIA A100"}}
+    )
+    assert make_view([first, other]).labels == ["first: gla-torch", "other: sdpa-flash"]
+    assert "first: NVIDIA H200, torch 2\nother: NVIDIA A100, torch 2\n" in shown([first, other])
+
+
+def test_folders_of_the_same_name_are_told_apart_by_their_paths():
+    run = made_up("paper-fig2", {"backend": "gla-torch"})
+    labels = make_view([replace(run, path=Path("x/process-1")), replace(run, path=Path("y/process-1"))]).labels
+    assert labels == ["x/process-1: gla-torch", "y/process-1: gla-torch"]
+
+
+# Figures
 
 
 OUTCOMES = {
@@ -138,62 +324,115 @@ OUTCOMES = {
     "everything fails": lambda cell: "error",
     "nothing is supported": lambda cell: "unsupported",
 }
+CHANGES = [{}, {"seqlen": "1k"}, {"seqlen": "1k..16k:+1k", "dtype": "bf16,fp16", "backend": "gla-triton,sdpa-flash"}]
+# Every outcome with every second change, which pairs each change with most of the outcomes.
+CASES = [(o, c) for i, o in enumerate(OUTCOMES) for j, c in enumerate(CHANGES) if (i + j) % 2 == 0]
 
 
-@pytest.mark.parametrize("outcome", list(OUTCOMES))
-@pytest.mark.parametrize("changes", [{}, {"seqlen": "1k"}, {"seqlen": "1k..16k:+1k", "dtype": "bf16,fp16"}], ids=str)
+def saved(figure, path):
+    figure.set_dpi(30)
+    save_figure(figure, path)
+    return path
+
+
+@pytest.mark.parametrize(("outcome", "changes"), CASES, ids=str)
 def test_a_figure_is_drawn_whatever_happened(tmp_path, outcome, changes):
-    records = made_up("paper-fig2", changes, OUTCOMES[outcome])
-    paths = save(draw(records, "seqlen", "A title", "a subtitle"), tmp_path, "figure")
-    assert [p.name for p in paths] == ["figure.png", "figure.svg"]
-    assert all(p.stat().st_size > 5000 for p in paths)
+    figure = drawn(made_up("paper-fig2", {"pass": "fwd"} | changes, OUTCOMES[outcome]))
+    assert saved(figure, tmp_path / "figure.png").stat().st_size > 2000
 
 
 @pytest.mark.parametrize(
-    "preset", ["chunk-sweep", "head-dim", "gla-340m", "long-context", "paper-v3-width", "cpu-smoke"]
+    ("preset", "metrics"),
+    [
+        ("chunk-sweep", "time"),
+        ("head-dim", "peak"),
+        ("gla-340m", "time,error"),
+        ("guard", "time"),
+        ("cpu-smoke", "tokens,time,peak,error"),
+    ],
 )
-def test_every_preset_has_a_figure(tmp_path, preset):
-    save(draw(made_up(preset), load_sweep(preset).x, "A title", "a subtitle"), tmp_path, "figure")
+def test_every_kind_of_preset_and_metric_has_a_figure(tmp_path, preset, metrics):
+    figure = drawn(made_up(preset, {"pass": "fwd"}), parse_metrics(metrics))
+    assert len([axes for axes in figure.axes if axes.axison]) == len(metrics.split(","))
+    saved(figure, tmp_path / "figure.png")
 
 
-def _legend(figure):
+def legend(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_out_of_memory_ends_a_line_with_a_cross():
-    figure = draw(made_up("paper-fig2", {}, OUTCOMES["long sequences fail"]), "seqlen", "A title", "")
-    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+def test_failures_stand_in_a_strip_at_the_top_edge():
+    figure = drawn(made_up("paper-fig2", {"pass": "fwd"}, OUTCOMES["long sequences fail"]))
+    axes = figure.axes[0]
+    crosses = [line for line in axes.lines if line.get_marker() == "x"]
     assert {tuple(line.get_xdata()) for line in crosses} == {(8192,)}  # the first failure, and not 16k again
-    assert "out of memory" in _legend(figure)
+    lowest = min(line.get_ydata()[0] for line in crosses)  # of the axes' height
+    highest = max(value for line in axes.lines if line not in crosses for value in line.get_ydata())
+    assert axes.transData.transform((1, highest))[1] < axes.transAxes.transform((0, lowest))[1]
+    assert "out of memory" in legend(figure)
 
 
-def test_a_backend_that_failed_everywhere_is_in_the_legend():
-    figure = draw(made_up("paper-fig2", {}, OUTCOMES["all of one backend fails"]), "seqlen", "A title", "")
-    assert {"gla-triton (materialized)", "inaccurate"} <= set(_legend(figure))
+def test_a_backend_that_failed_everywhere_is_in_the_legend_and_the_band_is_named():
+    figure = drawn(made_up("paper-fig2", {"pass": "fwd"}, OUTCOMES["all of one backend fails"]))
+    assert {"gla-triton (materialized)", "inaccurate", "band: p20 to p80 of the samples"} <= set(legend(figure))
 
 
 def test_with_one_value_of_the_axis_bars_say_their_times_and_what_failed():
-    records = made_up("gla-340m", {}, lambda c: "oom" if c.backend == "fla-gla" else "ok")
-    figure = draw(records, "seqlen", "A title", "a subtitle")
-    forward = figure.axes[0]
-    times = [r.time_ms for r in records if r.cell.pass_ == "fwd"]
+    run = made_up("gla-340m", {}, lambda c: "oom" if c.backend == "fla-gla" else "ok")
+    forward = drawn(run).axes[0]
+    times = [r.time_ms for r in run.records if r.cell.pass_ == "fwd"]
     assert [bar.get_width() for bar in forward.patches] == [time or 0.0 for time in times]
     assert [text.get_text() for text in forward.texts] == [significant(t) if t else "out of memory" for t in times]
     assert "gla-triton (materialized)" in [label.get_text() for label in forward.get_yticklabels()]
 
 
+def test_bars_say_what_tables_say():
+    memory = drawn(made_up("gla-340m", peak_allocated_mib=1536.0)).axes[1]
+    assert {text.get_text() for text in memory.texts} == {"1536"}
+
+
+def test_large_memory_is_in_gib():
+    figures = [
+        drawn(made_up("paper-fig2", {"pass": "fwd"}, peak_allocated_mib=mib), (PEAK,)) for mib in (100.0, 20480.0)
+    ]
+    assert [figure.axes[0].get_ylabel()[-3:] for figure in figures] == ["MiB", "GiB"]
+    assert set(figures[1].axes[0].lines[0].get_ydata()) == {20.0}
+
+
 def test_a_backend_that_was_not_there_is_left_out_of_the_figure():
-    figure = draw(made_up("paper-fig2", {}, lambda c: "unsupported" if c.op == "softmax" else "ok"), "seqlen", "A", "")
-    assert not any("sdpa" in label for label in _legend(figure))
+    figure = drawn(made_up("paper-fig2", {"pass": "fwd"}, lambda c: "unsupported" if c.op == "softmax" else "ok"))
+    assert not any("sdpa" in label for label in legend(figure))
+
+
+def test_a_backend_has_the_same_colour_and_marker_in_every_figure():
+    alone = choose_styles({"sdpa-flash": "sdpa-flash", "x": "mine"})
+    among = choose_styles({"a": "gla-triton", "b": "gla-triton", "sdpa-flash": "sdpa-flash", "x": "mine"})
+    assert alone["sdpa-flash"] == among["sdpa-flash"]
+    assert alone["x"] == among["x"]
+    assert among["a"].color == among["b"].color
+    assert among["a"].line != among["b"].line
+    assert among["a"].bar != among["b"].bar
+
+
+def test_backends_of_others_have_colours_of_their_own():
+    styles = choose_styles({name: name for name in [*TRAITS, *"abcdefg"]})
+    assert len({style.color for style in styles.values()}) == len(styles)
+
+
+def test_the_usual_figure_is_of_time_and_memory_and_another_of_what_was_asked_for():
+    assert choose_drawn(USUAL) == [TIME, PEAK]
+    assert choose_drawn(parse_metrics("roof,time")) == [BY_NAME["roof"], TIME]
 
 
 def test_the_same_records_give_the_same_figures(tmp_path):
-    first, again = (tmp_path / name for name in ("first", "again"))
-    for folder in (first, again):
-        folder.mkdir()
-        save(draw(made_up("paper-fig2"), "seqlen", "A title", "a subtitle"), folder, "figure")
-    for name in ("figure.png", "figure.svg"):
-        assert (first / name).read_bytes() == (again / name).read_bytes()
+    for suffix in FORMATS:
+        first, again = (
+            saved(drawn(made_up("paper-fig2", {"pass": "fwd"}), (TIME,)), tmp_path / f"{name}{suffix}") for name in "ab"
+        )
+        assert first.read_bytes() == again.read_bytes()
+
+
+# What a run was made with
 
 
 def test_a_cpu_run_on_a_machine_with_a_gpu_names_the_cpu():
@@ -202,33 +441,51 @@ def test_a_cpu_run_on_a_machine_with_a_gpu_names_the_cpu():
     assert describe_environment(environment | {"device": "cuda"}) == "A GPU, torch 2"
 
 
-def test_the_shape_that_a_run_shares_is_named():
-    assert describe_shape(made_up("paper-fig2"), "seqlen") == "B=32, H=16, K=V=64, bf16"
-    assert describe_shape(made_up("head-dim"), "head_dim") == "B=8, H=8, T=4k, bf16"
+def test_the_settings_are_said_as_far_as_they_are_known():
+    settings = {"precision": 0.005, "time_limit_s": 3.0, "max_samples": "many"}
+    run = made_up(
+        "cpu-smoke", environment={"settings": settings, "code": {"commit": "0123456789abcdef"}}, timing="hot, x"
+    )
+    assert describe_settings(run) == (
+        "timing: hot, x, sampled until the median is known to 0.5 %, at most 3 s per cell, commit 0123456789ab"
+    )
+    assert describe_settings(replace(run, environment={"code": 3}, records=[])) == ""
 
 
-STORED = sorted(path.parent for path in (Path(__file__).parents[2] / "results").glob("*/records.jsonl"))
+def test_an_interrupted_run_says_how_much_of_it_is_there():
+    run = made_up("paper-fig2", environment=H200 | {"cells": 20})
+    part = replace(run, records=run.records[:4])
+    words = "NVIDIA H200, torch 2, 4 of 20 cells"
+    assert words in shown([part])
+    assert words in make_page(make_view([part]), USUAL, [TIME], None)
+    assert any(words in text.get_text() for text in drawn(part).texts)
+
+
+# Files
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.name)
-def test_a_stored_run_reports_again(tmp_path, path):
-    for name in ("records.jsonl", "sweep.toml", "environment.json"):
-        (tmp_path / name).write_bytes((path / name).read_bytes())
-    folder = RunFolder.open(tmp_path)
-    write_report(folder, folder.sweep(), folder.records(), None)
+def test_a_stored_run_reports_again(path):
     # What its owner committed is what its records give.
-    assert (tmp_path / "records.csv").read_text() == (path / "records.csv").read_text()
-    assert (tmp_path / "report.md").read_text() == (path / "report.md").read_text()
+    run = stored(path.name)
+    page = make_page(make_view([run]), USUAL, choose_drawn(USUAL), run.sweep.against)
+    assert page == (path / "report.md").read_text()
+    assert to_frame([run]).to_csv(index=False) == (path / "records.csv").read_text()
+
+
+def test_a_report_of_two_runs_is_written_into_a_folder(tmp_path):
+    runs = [stored("h200-gla-340m-infer"), stored("h200-gla-1.3b-infer")]
+    paths = write_report(runs, tmp_path, USUAL, None)
+    assert [path.name for path in paths] == ["records.csv", "report.md", "figure.png", "figure.svg"]
+    assert all(path.stat().st_size > 1000 for path in paths)
+    assert "| gla-triton (B=8, K=256, V=512) | 0.172 (×3.6) |" in (tmp_path / "report.md").read_text()
 
 
 def test_there_is_a_stored_run():
     assert STORED
 
 
-def test_the_floors_share_is_shown_where_a_copy_was_measured_and_only_there():
-    plain = made_up("paper-fig2", {"backend": "gla-triton", "seqlen": "1k"})
-    known = [replace(r, gbps=1070.0, copy_gbps=4280.0) for r in plain]
-    for records, shown in ((plain, False), (known, True)):
-        texts = markdown(records, "seqlen", None), text_of(rich_tables(records, "seqlen"))
-        assert all(("share of the memory's floor" in text) == shown for text in texts)
-    assert "| gla-triton (materialized) | 25 |" in markdown(known, "seqlen", None)
+def test_a_cell_without_parameters_is_shown():
+    cell = Cell("mine", "identity", "fwd", 1, 16, "fp32")
+    run = made_up("cpu-smoke", {"backend": "gla-torch"})
+    assert "mine" in shown([replace(run, records=[replace(run.records[0], cell=cell)])])

@@ -1,0 +1,165 @@
+"""What all figures share: quantities on axes, and a grid of panels under a title."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from glabench.records import FAILED
+from glabench.records.metrics import Metric, known, significant
+from glabench.report.describe import surroundings_of, title_of
+from glabench.report.series import Panel, Row, Series, View
+from glabench.report.styles import Style, choose_styles
+from glabench.report.tables import PASS_TITLES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# How a failure is marked, and what it is called.
+FAILURE_MARKS: Mapping[str, tuple[str, str]] = {
+    "oom": ("x", "out of memory"),
+    "timeout": ("1", "timed out"),
+    "inaccurate": ("*", "inaccurate"),
+    "error": ("2", "failed"),
+}
+# Inches: a panel's width, and a line of the title and of the subtitle.
+PANEL_WIDTH = 5.2
+_TITLE_LINE, _SUBTITLE_LINE, _MARGIN = 0.24, 0.16, 0.1
+_CHARACTERS_PER_INCH = 15
+_MOST_COLUMNS = 3
+# MiB from which an axis counts in GiB.
+_LARGE_MIB = 8192
+_LINEAR_UNITS = ("%", "W", "MHz")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A metric on an axis, in a unit that suits its values."""
+
+    metric: Metric
+    unit: str
+    factor: float = 1.0
+
+    @property
+    def title(self) -> str:
+        """For an axis."""
+        return ", ".join(filter(None, [self.metric.title, self.unit]))
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether differences count, not ratios."""
+        return self.unit in _LINEAR_UNITS
+
+    def of(self, row: Row) -> float | None:
+        """A row's value; None if it has none that the axis can show."""
+        value = row.get(self.metric.field)
+        return None if value is None or (value <= 0 and not self.is_linear) else float(value) * self.factor
+
+    def text(self, row: Row) -> str:
+        """A row's value in words, or what became of it."""
+        value = row.get(self.metric.field)
+        if value is None:
+            return FAILURE_MARKS[mark_of(row)][1] if has_failed(row) else ""
+        return self.metric.format(value) if self.factor == 1.0 else significant(value * self.factor)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a figure draws: the series of each pass of which some cell could run, each with its style."""
+
+    view: View
+    quantities: Sequence[Quantity]
+    series: Mapping[str, Sequence[Series]]
+    styles: Mapping[str, Style]
+
+    @property
+    def columns(self) -> int:
+        """Panels side by side."""
+        return len(self.quantities) if len(self.quantities) <= _MOST_COLUMNS else 2
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One panel on a figure; `is_first` if it begins a row."""
+
+    axes: Axes
+    panel: Panel
+    quantity: Quantity
+    is_first: bool
+
+
+def make_plan(view: View, metrics: Sequence[Metric]) -> Plan:
+    """Chooses units and styles; metrics that no row has are left out."""
+    rows = [row for panel in view.panels for series in panel.series for row in series.rows.values()]
+    quantities = [_measure(metric, rows) for metric in known(metrics, rows) or metrics[:1]]
+    shown = {panel.pass_: [series for series in panel.series if _can_run(series)] for panel in view.panels}
+    backends = {series.label: series.backend for panel in view.panels for series in shown[panel.pass_]}
+    return Plan(view, quantities, shown, choose_styles(backends))
+
+
+def lay_out(plan: Plan, heights: Sequence[float], below: float) -> tuple[Figure, list[Plot]]:
+    """A figure with its titles and empty panels; in inches the heights of passes and what a legend needs."""
+    from matplotlib.figure import Figure
+
+    lines = -(-len(plan.quantities) // plan.columns)  # of panels per pass
+    width = PANEL_WIDTH * plan.columns + 0.4
+    title = textwrap.wrap(title_of(plan.view.runs), int(0.6 * _CHARACTERS_PER_INCH * width))
+    about = filter(None, [plan.view.shape, *surroundings_of(plan.view.runs)])
+    subtitle = [line for text in about for line in textwrap.wrap(text, int(_CHARACTERS_PER_INCH * width))]
+    below_title = _MARGIN + _TITLE_LINE * len(title)
+    above = below_title + _SUBTITLE_LINE * len(subtitle) + _MARGIN
+    row_heights = [height for height in heights for _ in range(lines)]
+    height = above + sum(row_heights) + below
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=160)
+    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - above / height), w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
+    figure.text(0.01, 1 - _MARGIN / height, "\n".join(title), fontsize=12, fontweight="bold", va="top")
+    figure.text(0.01, 1 - below_title / height, "\n".join(subtitle), fontsize=8.5, color="#444444", va="top")
+    grid = figure.subplots(len(row_heights), plan.columns, squeeze=False, height_ratios=row_heights)
+    plots: list[Plot] = []
+    for number, row in enumerate(grid):
+        panel = plan.view.panels[number // lines]
+        first = number % lines * plan.columns
+        own = _known_in(plan, panel)[first : first + plan.columns]
+        plots += [Plot(row[i], panel, quantity, is_first=i == 0) for i, quantity in enumerate(own)]
+        for axes in row[len(own) :]:
+            axes.set_axis_off()
+    return figure, plots
+
+
+def frame(plot: Plot) -> None:
+    """Title and grid of a panel."""
+    axes = plot.axes
+    axes.set_title(PASS_TITLES[plot.panel.pass_], fontsize=10)
+    axes.grid(which="major", color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def has_failed(row: Row) -> bool:
+    """Whether a cell could have run and gave no time that counts."""
+    return row["status"] in FAILED
+
+
+def mark_of(row: Row) -> str:
+    """The key of a failure's mark."""
+    return row["status"] if row["status"] in FAILURE_MARKS else "error"
+
+
+def _measure(metric: Metric, rows: Sequence[Row]) -> Quantity:
+    most = max((row[metric.field] for row in rows if row.get(metric.field) is not None), default=0)
+    is_large = metric.unit == "MiB" and most >= _LARGE_MIB
+    return Quantity(metric, "GiB", 1 / 1024) if is_large else Quantity(metric, metric.unit)
+
+
+def _known_in(plan: Plan, panel: Panel) -> Sequence[Quantity]:
+    """The quantities that a panel has values of; one if there are failures alone."""
+    rows = [row for series in plan.series[panel.pass_] for row in series.rows.values()]
+    found = [each for each in plan.quantities if any(each.of(row) is not None for row in rows)]
+    return found or plan.quantities[:1]
+
+
+def _can_run(series: Series) -> bool:
+    return any(row["status"] != "unsupported" for row in series.rows.values())

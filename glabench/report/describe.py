@@ -1,0 +1,78 @@
+"""What runs were made of and made with, in lines that stand above tables and figures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from glabench.errors import printable
+from glabench.records import Run
+from glabench.records.described import device_name
+from glabench.records.metrics import significant
+from glabench.report.series import name_runs
+
+_VERSIONS = ("torch", "triton")
+_MOST_TITLES = 2
+_COMMIT = 12
+
+
+def describe_environment(environment: Mapping[str, Any]) -> str:
+    """One line: the GPU or CPU, and the versions that matter."""
+    packages = environment.get("packages", {})
+    versions = [f"{name} {packages[name]}" for name in _VERSIONS if packages.get(name)]
+    return ", ".join([device_name(environment), *versions])
+
+
+def describe_settings(run: Run) -> str:
+    """One line: how times were taken, when sampling stopped, and the commit, as far as the run says so."""
+    settings, code = run.environment.get("settings"), run.environment.get("code")
+    settings = settings if isinstance(settings, Mapping) else {}
+    precision, limit, most = (_number(settings, name) for name in ("precision", "time_limit_s", "max_samples"))
+    commit = code.get("commit") if isinstance(code, Mapping) else None
+    timings = dict.fromkeys(record.timing for record in run.records if record.timing)
+    words = [
+        "timing: " + "; ".join(timings) if timings else None,
+        None if precision is None else f"sampled until the median is known to {significant(100 * precision)} %",
+        None if limit is None else f"at most {limit:g} s per cell",
+        None if most is None else f"at most {most:g} samples",
+        "launch plans autotuned" if settings.get("autotune") is True else None,
+        f"commit {commit[:_COMMIT]}" if isinstance(commit, str) and commit else None,
+    ]
+    return ", ".join(filter(None, words))
+
+
+def describe_progress(run: Run) -> str:
+    """`4 of 20 cells` for an interrupted run; nothing for a complete one."""
+    return "" if run.complete else f"{len(run.records)} of {run.cells} cells"
+
+
+def title_of(runs: Sequence[Run]) -> str:
+    """The title of the sweep; of several, their titles, or the runs' names if those are many."""
+    titles = list(dict.fromkeys(printable(run.sweep.title) for run in runs))
+    return "; ".join(titles) if len(titles) <= _MOST_TITLES else ", ".join(name_runs(runs))
+
+
+def surroundings_of(runs: Sequence[Run]) -> list[str]:
+    """What the runs were made with, and how much of them is there: one line for all that have the same."""
+    found = _one_line_each(
+        runs, lambda run: ", ".join(filter(None, [describe_environment(run.environment), describe_progress(run)]))
+    )
+    return list(found) if len(runs) == 1 else [f"{', '.join(names)}: {line}" for line, names in found.items()]
+
+
+def settings_of(runs: Sequence[Run]) -> list[str]:
+    """How the runs were measured: one line for all that have the same."""
+    found = _one_line_each(runs, describe_settings)
+    return list(found) if len(found) == 1 else [f"{', '.join(names)}: {line}" for line, names in found.items()]
+
+
+def _one_line_each(runs: Sequence[Run], describe: Callable[[Run], str]) -> dict[str, list[str]]:
+    """Descriptions, each with the names of the runs that it is of."""
+    found: dict[str, list[str]] = {}
+    for run, name in zip(runs, name_runs(runs), strict=True):
+        if line := describe(run):
+            found.setdefault(line, []).append(name)
+    return found
+
+
+def _number(settings: Mapping[str, Any], name: str) -> float | None:
+    value = settings.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

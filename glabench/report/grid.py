@@ -1,0 +1,75 @@
+"""A table in words, and how it is written: in columns for a terminal, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from glabench.records import FAILED, Status
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+DOUBTS = "doubts"
+_GAP = "  "
+_STYLES = {status: "red" if status in FAILED else "dim" for status in get_args(Status)}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table in words, `topic` the first of its title. A row of one text is a heading over the rows below it."""
+
+    topic: str
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def width(self) -> int:
+        """How wide it is in a terminal, titles and headings aside: those may be wrapped."""
+        widths = self._widths()
+        return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+    def to_text(self) -> Text:
+        """In columns, for a terminal."""
+        from rich.text import Text
+
+        text = Text(f"{self.topic}{self.title}\n", "bold")
+        widths = self._widths()
+        for number, row in enumerate([self.head, *self.rows]):
+            style = "not bold underline" if number == 0 else "not bold"
+            cells = [row[0]] if len(row) == 1 else [self._place(i, cell, widths[i]) for i, cell in enumerate(row)]
+            for i, cell in enumerate(cells):
+                if i:
+                    text.append(_GAP, "not bold")
+                text.append(cell, f"{style} {_STYLES.get(row[i], '') if i else ''}")
+            text.rstrip()
+            text.append("\n")
+        return text
+
+    def to_markdown(self) -> str:
+        """As Markdown, the topic in bold; without rows of one text."""
+        dashes = ["---", *("---:" for _ in self.head[1:])]
+        if self.head[-1] == DOUBTS:
+            dashes[-1] = "---"
+        lines = [self.head, dashes, *self.rows]
+        return f"**{self.topic}**{self.title}\n\n" + "".join(f"| {' | '.join(map(escape, row))} |\n" for row in lines)
+
+    def _widths(self) -> list[int]:
+        from rich.cells import cell_len
+
+        full = [self.head, *(row for row in self.rows if len(row) > 1)]
+        return [max(map(cell_len, column)) for column in zip(*full, strict=True)]
+
+    def _place(self, column: int, cell: str, width: int) -> str:
+        """A cell in its column: texts at the left, numbers at the right."""
+        from rich.cells import cell_len
+
+        spaces = " " * (width - cell_len(cell))
+        return cell + spaces if column == 0 or self.head[column] == DOUBTS else spaces + cell
+
+
+def escape(text: str) -> str:
+    """Text for a cell or a line of Markdown, in which a bar ends no cell."""
+    return text.replace("|", "\\|")
