@@ -1,1 +1,1 @@
-"""Measuring: timers, memory, accuracy, the worker process that measures one cell, the runner that drives workers."""
+"""Measuring one cell: timers, sampling, memory, accuracy, and the worker process that does it."""

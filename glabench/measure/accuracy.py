@@ -1,4 +1,4 @@
-"""The accuracy gate: outputs and gradients at a small size, against the op's float64 reference."""
+"""The accuracy check: outputs and gradients at a small size, against the op's float64 reference."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from glabench.backends import Backend, Workload
-from glabench.sweeps.model import Cell
+from glabench.backends import Backend
+from glabench.measure.workload import Workload, prepare
+from glabench.ops import Op
+from glabench.sweeps.model import Cell, Parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,14 +39,15 @@ class Accuracy:
         return f"relative error beyond {self.bound:.0e} against {self.reference}: {shown}"
 
 
-def small_cell(cell: Cell) -> Cell:
-    """The cell that stands for `cell` in the gate: the same kind of inputs, few tokens, heads and sequences."""
+def small_cell(op: Op, cell: Cell) -> Cell:
+    """The cell that stands for `cell` in the check: the same kind of inputs, few tokens, heads and sequences."""
+    fewer = {name: min(size, int(cell.parameters[name])) for name, size in op.small.items() if name in cell.parameters}
     return replace(
         cell,
         batch=min(cell.batch, 2),
-        heads=min(cell.heads, 2),
         seqlen=min(cell.seqlen, MOST_TOKENS),
         pass_="fwd+bwd" if cell.has_backward else cell.pass_,
+        parameters=Parameters({**cell.parameters, **fewer}),
     )
 
 
@@ -65,14 +68,13 @@ def _results(workload: Workload, with_gradients: bool) -> dict[str, Tensor]:
     return results
 
 
-def check_accuracy(backend: Backend, cell: Cell) -> Accuracy:
+def check_accuracy(op: Op, backend: Backend, cell: Cell) -> Accuracy:
     """Runs the small cell and its reference; `cell` may be the small cell itself."""
-    small = small_cell(cell)
-    workload = backend.prepare(small)
+    small = small_cell(op, cell)
+    workload = prepare(op, backend, small)
     if small.device == "cuda":
         _poison_free_memory()
     found = _results(workload, small.has_backward)
-    op = backend.definition()
     wide = {name: x.detach().double().requires_grad_(small.has_backward) for name, x in workload.inputs.items()}
     exact = Workload(lambda: op.reference(wide), wide, workload.grad_output.double())
     expected = _results(exact, small.has_backward)
@@ -80,16 +82,16 @@ def check_accuracy(backend: Backend, cell: Cell) -> Accuracy:
     return Accuracy(errors, f"{op.reference_name} in float64, {small.seqlen} tokens", BOUNDS[cell.dtype])
 
 
-def output_error_at_size(backend: Backend, workload: Workload, output: Tensor) -> float:
-    """Relative error of the first tokens of the last sequence (and head) of a cell's own output.
+def output_error_at_size(op: Op, cell: Cell, workload: Workload, output: Tensor) -> float:
+    """Relative error of the first tokens of the last part (sequence and head, or channel) of a cell's own output.
 
     All ops are causal, so the first tokens' reference needs no others. The small cell cannot show a wrong offset into
     a large tensor; this does.
     """
-    op = backend.definition()
-    with_tokens = op.corner(workload.inputs, MOST_TOKENS)
-    expected = op.reference({name: x.detach().double() for name, x in with_tokens.items()})
-    return relative_error(op.output_corner(output.detach(), MOST_TOKENS), expected)
+    specs = op.inputs(cell)
+    parts = {name: op.last_part(x.detach(), specs[name], MOST_TOKENS) for name, x in workload.inputs.items()}
+    expected = op.reference({name: x.double() for name, x in parts.items()})
+    return relative_error(op.last_part(output.detach(), op.output(cell), MOST_TOKENS), expected)
 
 
 def _poison_free_memory() -> None:

@@ -1,4 +1,4 @@
-"""Measuring one cell, from inputs to a record: first call, accuracy gate, memory, samples, energy."""
+"""Measuring one cell, from inputs to a finished record: first call, accuracy, memory, samples, energy, rates."""
 
 from __future__ import annotations
 
@@ -8,50 +8,23 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from statistics import median
-from typing import TYPE_CHECKING
 
-from glabench.backends import Backend, Workload
+from glabench.backends import Backend
+from glabench.devices.nvml import Nvml
 from glabench.measure.accuracy import Accuracy, check_accuracy, first_nonfinite, output_error_at_size, small_cell
 from glabench.measure.energy import energy_per_call
+from glabench.measure.job import Job
 from glabench.measure.memory import Memory, measure_memory
+from glabench.measure.rates import with_rates
 from glabench.measure.sampling import Samples, collect_samples
-from glabench.measure.settings import Settings
 from glabench.measure.timer import Sample, Timer
 from glabench.measure.watch import Watch
+from glabench.measure.workload import Steps, Workload, prepare, steps_of
+from glabench.ops import Op
 from glabench.records import Record
-from glabench.records.nvml import Nvml
 from glabench.sweeps.model import Cell
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 _LEAST_WARM_UP_CALLS = 2
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """A pass as calls: `prepare`, where there is one, runs before each timed `call` and is not timed."""
-
-    prepare: Callable[[], object] | None
-    call: Callable[[], object]
-    forward: Callable[[], object] | None
-
-
-def _steps(workload: Workload, cell: Cell) -> _Steps:
-    def both() -> tuple[Tensor, ...]:
-        output = workload.forward()
-        return (output, *workload.gradients(output))
-
-    if not cell.has_backward:
-        return _Steps(None, workload.forward, None)
-    if cell.pass_ == "fwd+bwd":
-        return _Steps(None, both, workload.forward)
-    held: list[Tensor] = []
-
-    def forward_first() -> None:
-        held[:] = [workload.forward()]
-
-    return _Steps(forward_first, lambda: workload.gradients(held[0]), workload.forward)
 
 
 @dataclass(frozen=True)
@@ -63,7 +36,7 @@ class _FirstCall:
     output_error: float | None
 
 
-def _first_call(backend: Backend, workload: Workload, cell: Cell, timer: Timer) -> _FirstCall:
+def _first_call(op: Op, workload: Workload, cell: Cell, timer: Timer) -> _FirstCall:
     timer.synchronize()
     start = time.perf_counter()
     output = workload.forward()
@@ -73,28 +46,30 @@ def _first_call(backend: Backend, workload: Workload, cell: Cell, timer: Timer) 
     names = ("o", *(f"d{name}" for name in workload.inputs))
     nonfinite = first_nonfinite(dict(zip(names, (output, *gradients), strict=False)))
     del gradients
-    return _FirstCall(seconds, nonfinite, None if nonfinite else output_error_at_size(backend, workload, output))
+    return _FirstCall(seconds, nonfinite, None if nonfinite else output_error_at_size(op, cell, workload, output))
 
 
 class CellMeter:
     """Measures cells of one backend; an accuracy check is made once for all cells that share its small cell."""
 
-    def __init__(
-        self, backend: Backend, settings: Settings, timer: Timer, run_id: str, nvml: Nvml | None = None
-    ) -> None:
+    def __init__(self, op: Op, backend: Backend, job: Job, timer: Timer, nvml: Nvml | None = None) -> None:
+        self._op = op
         self._backend = backend
-        self._settings = settings
+        self._job = job
         self._timer = timer
-        self._run_id = run_id
         self._nvml = nvml
         self._checked: dict[Cell, Accuracy] = {}
 
     def measure(self, cell: Cell) -> Record:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
+        record = self._measure(cell)
+        return with_rates(record, self._op, self._backend, self._job.ceilings)
+
+    def _measure(self, cell: Cell) -> Record:
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        record = Record(self._run_id, cell, "ok", started_at=started_at)
-        workload = self._backend.prepare(cell)
-        first = _first_call(self._backend, workload, cell, self._timer)
+        record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
+        workload = prepare(self._op, self._backend, cell)
+        first = _first_call(self._op, workload, cell, self._timer)
         launch = self._backend.launch(workload.inputs, cell)
         record = replace(record, first_call_s=first.seconds, launch=launch)
         if first.output_error is None:
@@ -104,15 +79,14 @@ class CellMeter:
         record = replace(record, rel_error=accuracy.rel_error, accuracy_reference=accuracy.reference)
         if accuracy.problem is not None:
             return replace(record, status="inaccurate", reason=accuracy.problem)
-        if cell.device == "cuda":
-            steps = _steps(workload, cell)
-            record = _with_memory(record, measure_memory(steps.prepare, steps.call, steps.forward))
-            del steps  # and with it a forward's nodes, which must not outlive their stream
-        steps = _steps(workload, cell)
+        steps = steps_of(workload, cell)
+        record = _with_memory(record, measure_memory(steps, cell.device))
+        del steps  # and with it a forward's nodes, which must not outlive their stream
+        steps = steps_of(workload, cell)
         record = self._sampled(record, steps)
         return self._with_energy(record, steps)
 
-    def _sampled(self, record: Record, steps: _Steps) -> Record:
+    def _sampled(self, record: Record, steps: Steps) -> Record:
         sample = self._timer.bind(steps.prepare, steps.call)
         self._warm_up(sample)
         watch = Watch(self._nvml)
@@ -123,7 +97,7 @@ class CellMeter:
             return taken
 
         max_clock = self._nvml.max_sm_clock_mhz() if self._nvml is not None else None
-        samples = collect_samples(watched, self._settings, max_clock)
+        samples = collect_samples(watched, self._job.settings, max_clock)
         record = _with_samples(record, samples, self._timer.name)
         seen = watch.summary()
         processes = self._nvml.processes() if self._nvml is not None else None
@@ -137,24 +111,24 @@ class CellMeter:
             other_processes=processes.others if processes is not None else None,
         )
 
-    def _with_energy(self, record: Record, steps: _Steps) -> Record:
+    def _with_energy(self, record: Record, steps: Steps) -> Record:
         """With joules a call; without for a backward alone, which cannot be called again without its forward."""
-        if self._nvml is None or not self._settings.energy or steps.prepare is not None or not record.time_ms:
+        if self._nvml is None or not self._job.settings.energy or steps.prepare is not None or not record.time_ms:
             return record
         energy = energy_per_call(steps.call, record.time_ms / 1e3, self._timer.mark, self._nvml.energy_j)
         return record if energy is None else replace(record, energy_j=energy.call_j, energy_call_ms=energy.call_ms)
 
     def _warm_up(self, sample: Callable[[], Sample]) -> None:
-        end = time.monotonic() + min(self._settings.warm_up_s, self._settings.time_limit_s)
+        end = time.monotonic() + min(self._job.settings.warm_up_s, self._job.settings.time_limit_s)
         for call in count(1):
             sample()
             if call >= _LEAST_WARM_UP_CALLS and time.monotonic() >= end:
                 return
 
     def _accuracy(self, cell: Cell) -> Accuracy:
-        key = small_cell(cell)
+        key = small_cell(self._op, cell)
         if key not in self._checked:
-            self._checked[key] = check_accuracy(self._backend, key)
+            self._checked[key] = check_accuracy(self._op, self._backend, key)
         return self._checked[key]
 
 
@@ -163,6 +137,7 @@ def _with_memory(record: Record, memory: Memory) -> Record:
         record,
         peak_allocated_mib=memory.peak_allocated_mib,
         peak_reserved_mib=memory.peak_reserved_mib,
+        peak_resident_mib=memory.peak_resident_mib,
         saved_mib=memory.saved_mib,
     )
 

@@ -1,6 +1,6 @@
 """The work of a known size as benchmarks of NVIDIA's cuda-bench (nvbench); its options are this program's.
 
-python -m glabench.measure.cuda_bench --json FILE
+python -m glabench.measure.cuda_bench --json FILE --devices GPU
 """
 
 import sys
@@ -27,6 +27,7 @@ def _benchmark(work: KnownWork) -> Any:
 
 def main() -> None:
     """Registers and runs all works."""
+    torch.cuda.set_device(int(sys.argv[sys.argv.index("--devices") + 1]))
     for work in known_works():
         work.call()
         cuda.bench.register(_benchmark(work)).set_name(work.name)

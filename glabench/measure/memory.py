@@ -1,46 +1,51 @@
-"""Memory that a pass takes above its inputs, from torch's allocator."""
+"""Memory that a pass takes above its inputs: from torch's allocator on a GPU, from resident memory on a CPU."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
+
+from glabench.devices.resident import peak_resident_mib
+from glabench.measure.workload import Steps
 
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Memory:
-    """MiB above what was allocated before: the peaks of what torch allocated and of what it took from the device for
-    that, and what forward leaves for backward."""
+    """MiB above what was held before; None if it cannot be told."""
 
-    peak_allocated_mib: float
-    peak_reserved_mib: float
-    saved_mib: float | None
+    # Peaks of what torch allocated, and of what it took from the device for that.
+    peak_allocated_mib: float | None = None
+    peak_reserved_mib: float | None = None
+    # Peak of the process' resident memory.
+    peak_resident_mib: float | None = None
+    # What the forward leaves for the backward, output included.
+    saved_mib: float | None = None
 
 
-def measure_memory(
-    prepare: Callable[[], object] | None, call: Callable[[], object], forward: Callable[[], object] | None
-) -> Memory:
-    """Runs `prepare`, if there is one, then `call` once on an emptied cache, and reads the peaks; GPU only.
-
-    `forward`, where the pass has a backward, is run once more by itself: what is still allocated when it has
-    returned, output included, is what is held between forward and backward.
-    """
+def measure_memory(steps: Steps, device: Literal["cuda", "cpu"]) -> Memory:
+    """Runs the pass once, and its forward once more if there is a backward, and reads what they take."""
+    if device == "cpu":
+        kept = steps.prepare() if steps.prepare is not None else None
+        peak = peak_resident_mib(steps.call)
+        del kept
+        return Memory(peak_resident_mib=peak)
     import torch
 
-    kept = prepare() if prepare is not None else None
+    kept = steps.prepare() if steps.prepare is not None else None
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     base = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    result = call()
+    result = steps.call()
     torch.cuda.synchronize()
     allocated = (torch.cuda.max_memory_allocated() - base) / MIB
     reserved = (torch.cuda.max_memory_reserved() - base) / MIB
     del kept, result
     saved = None
-    if forward is not None:
+    if steps.forward is not None:
         base = torch.cuda.memory_allocated()
-        result = forward()
+        result = steps.forward()
         torch.cuda.synchronize()
         saved = (torch.cuda.memory_allocated() - base) / MIB
         del result
-    return Memory(allocated, reserved, saved)
+    return Memory(allocated, reserved, saved_mib=saved)

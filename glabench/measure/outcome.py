@@ -3,6 +3,7 @@
 import re
 
 from glabench.errors import printable
+from glabench.measure.job import Job
 from glabench.records import Record, Status
 from glabench.sweeps.model import Cell
 
@@ -22,18 +23,18 @@ def one_line(text: str) -> str:
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
 
-def failure(run_id: str, cell: Cell, status: Status, reason: str) -> Record:
+def failure(job: Job, cell: Cell, status: Status, reason: str) -> Record:
     """The record of a cell that gave no measurement."""
-    return Record(run_id, cell, status, one_line(reason))
+    return Record(run_id=job.run_id, cell=cell, status=status, reason=one_line(reason), code=job.code)
 
 
-def failure_of(run_id: str, cell: Cell, problem: BaseException) -> Record:
+def failure_of(job: Job, cell: Cell, problem: BaseException) -> Record:
     """The record of a cell whose measurement raised."""
     if is_out_of_memory(problem):
-        return failure(run_id, cell, "oom", str(problem) or "out of memory")
+        return failure(job, cell, "oom", str(problem) or "out of memory")
     if any(words in str(problem) for words in _NO_KERNEL):
-        return failure(run_id, cell, "unsupported", f"{type(problem).__name__}: {problem}")
-    return failure(run_id, cell, "error", f"{type(problem).__name__}: {problem}")
+        return failure(job, cell, "unsupported", f"{type(problem).__name__}: {problem}")
+    return failure(job, cell, "error", f"{type(problem).__name__}: {problem}")
 
 
 # How torch, its CPU allocator, cuBLAS and the driver (through Triton) say it; few have an exception of their own.

@@ -1,43 +1,46 @@
 """How a cell is measured."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
 
-from glabench.measure.timer import Timing
-from glabench.sweeps.fields import read_fields, shown
+from glabench.plain import Amount, Count, Number, Whole, read_as, shown
+
+Timing = Literal["cold", "hot", "graph"]
+TIMINGS: tuple[Timing, ...] = get_args(Timing)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Sampling stops when the median is known within `precision`, or after `time_limit_s`, or at `max_samples`.
+    """How long and in what way cells are sampled; the defaults are those of a GPU."""
 
-    Before it, the call runs for `warm_up_s`, and it goes on for `least_time_s`, so that a short call is not judged
-    while the clocks still rise.
-
-    `cell_timeout_s` bounds a whole cell, compiling included; the runner enforces it from outside. `autotune` lets our
-    kernels choose their launch plan by timing. `timing` is how a sample is taken; `energy` asks for joules a call.
-    """
-
-    precision: float = 0.01
-    min_samples: int = 10
-    max_samples: int = 1000
-    time_limit_s: float = 3.0
-    least_time_s: float = 0.2
-    warm_up_s: float = 0.1
-    cell_timeout_s: float = 300.0
+    # Sampling stops when the median's 95 % interval is within this share of it on either side,
+    precision: Amount = 0.01
+    min_samples: Whole = 10
+    # or at so many samples,
+    max_samples: Count = 1000
+    # or after so many seconds.
+    time_limit_s: Amount = 3.0
+    # It goes on for so long at least, so that a short call is not judged while the clocks still rise.
+    least_time_s: Number = 0.2
+    # The call runs for so long before it is sampled.
+    warm_up_s: Number = 0.1
+    # Bounds a whole cell, compiling included; enforced from outside the worker.
+    cell_timeout_s: Amount = 300.0
+    # Our kernels choose their launch plan by timing.
     autotune: bool = False
     timing: Timing = "cold"
+    # Whether joules per call are measured.
     energy: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the worker."""
+        """Plain data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Settings":
-        """The way back of `to_json`. Raises ValueError for a wrong value, or one that this version does not know."""
-        values = read_fields(cls, data)
-        if unknown := set(data) - set(values):
+        """The inverse of `to_json`. Raises ValueError for a wrong value, or one that this version does not know."""
+        settings = read_as(cls, data)
+        if unknown := set(data) - {f.name for f in fields(cls)}:
             raise ValueError(f"unknown settings: {shown(sorted(unknown))}")
-        return cls(**values)
+        return settings

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Protocol
+
+from glabench.measure.settings import Timing
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Timing = Literal["cold", "hot", "graph"]
-TIMINGS: tuple[Timing, ...] = get_args(Timing)
 
 _CPU_FLUSH_BYTES = 64 * 2**20
 # The device spins before the clock starts, for longer than the host took to queue any of the last calls: all launches
@@ -74,8 +73,10 @@ class WallTimer:
         if self._flush is not None:
             self._flush.zero_()
         start = time.perf_counter_ns()
-        call()
-        return Sample((time.perf_counter_ns() - start) / 1e6)
+        kept = call()
+        elapsed = time.perf_counter_ns() - start
+        del kept  # freeing is not the call's business
+        return Sample(elapsed / 1e6)
 
     def synchronize(self) -> None:
         pass
@@ -95,7 +96,7 @@ class CudaTimer:
     def __init__(self, timing: Timing = "cold") -> None:
         import torch
 
-        from glabench.measure.clock import sm_clock
+        from glabench.devices.clock import sm_clock
 
         self.name = {
             "cold": "cold, device events behind a spin",
@@ -108,7 +109,7 @@ class CudaTimer:
             # The default stream cannot be captured, and a backward runs on the stream that its inputs' nodes were made
             # on: from here on all work of this process goes to a stream of its own.
             torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
-        l2 = torch.cuda.get_device_properties(0).L2_cache_size
+        l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush: Tensor | None = None
         if timing != "hot":
             self._flush = torch.empty(4 * max(l2, 2**24), dtype=torch.int8, device="cuda")

@@ -1,6 +1,6 @@
 """Holds the timers against work of a known size, and against other people's timers.
 
-    python -m glabench.measure.validation
+    python -m glabench.measure.validation DEVICE
 
 prints, as JSON, one object a work: its name, what it is, its true time, and the median of each timer, milliseconds.
 """
@@ -18,7 +18,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from glabench.measure.timer import TIMINGS, CudaTimer, median_ms
+from glabench.measure.settings import TIMINGS
+from glabench.measure.timer import CudaTimer, median_ms
 
 _BURSTS, _REST_S = 5, 0.1
 _WARM_UP_CALLS, _SAMPLES = 2, 10
@@ -26,11 +27,13 @@ _CUDA_BENCH_TIMEOUT_S = 300
 
 
 def measure_known_work() -> list[dict[str, Any]]:
-    """One row a work; `cuda_bench` is None where the package is not installed or does not run."""
+    """One row per work, on torch's current GPU; `cuda_bench` is None if it is not installed or does not run."""
+    import torch
+
     from glabench.measure.known import KnownWork, known_works
 
     timers = {timing: CudaTimer(timing) for timing in TIMINGS}
-    theirs = cuda_bench_ms()
+    theirs = cuda_bench_ms(torch.cuda.current_device())
 
     def row(work: KnownWork) -> dict[str, Any]:
         rows: dict[str, Any] = {"work": work.name, "what": work.what, "true_ms": _rested(work.true_ms)}
@@ -61,8 +64,8 @@ def _do_bench_ms(call: Callable[[], object]) -> float:
     return float(do_bench(call, warmup=1, rep=15, return_mode="median"))
 
 
-def cuda_bench_ms() -> Mapping[str, float]:
-    """Median GPU time of each work by NVIDIA's cuda-bench, in a process of its own; empty where it is not installed."""
+def cuda_bench_ms(gpu: int) -> Mapping[str, float]:
+    """Median time of each work by NVIDIA's cuda-bench, in a process of its own; empty if it is not installed."""
     try:
         if find_spec("cuda.bench") is None:
             return {}
@@ -70,7 +73,7 @@ def cuda_bench_ms() -> Mapping[str, float]:
         return {}
     with TemporaryDirectory() as folder:
         out = Path(folder) / "cuda-bench.json"
-        command = [sys.executable, "-m", "glabench.measure.cuda_bench", "--json", str(out)]
+        command = [sys.executable, "-m", "glabench.measure.cuda_bench", "--json", str(out), "--devices", str(gpu)]
         command += ["--stopping-criterion", "sample-count", "--target-samples", str(_SAMPLES)]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=_CUDA_BENCH_TIMEOUT_S)
@@ -90,5 +93,13 @@ def _medians(found: Mapping[str, Any]) -> list[tuple[str, float]]:
     return pairs
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measures and prints."""
+    import torch
+
+    torch.cuda.set_device(sys.argv[1])
     print(json.dumps(measure_known_work()))
+
+
+if __name__ == "__main__":
+    main()

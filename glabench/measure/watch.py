@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from statistics import median
 
-from glabench.records.nvml import DeviceState, Nvml
-from glabench.records.statistics import median_of_known
+from glabench.devices.nvml import DeviceState, Nvml
 
 _BETWEEN_READINGS_S = 0.05
 
@@ -46,8 +46,13 @@ class Watch:
         reasons = [reading.throttle for reading in self._readings if reading.throttle is not None]
         seen = sorted(frozenset[str]().union(*reasons))
         return Watched(
-            median_of_known(reading.memory_clock_mhz for reading in self._readings),
+            _median(reading.memory_clock_mhz for reading in self._readings),
             max((r.temperature_c for r in self._readings if r.temperature_c is not None), default=None),
-            median_of_known(reading.power_w for reading in self._readings),
+            _median(reading.power_w for reading in self._readings),
             (", ".join(seen) or "none") if reasons else None,
         )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

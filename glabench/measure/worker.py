@@ -1,6 +1,6 @@
 """The worker: a process that measures cells of one backend, one request a line, one record a line.
 
-    python -m glabench.measure.worker BACKEND RUN_ID SETTINGS_JSON [PLUGIN.py ...]
+    python -m glabench.measure.worker JOB_JSON
 
 Requests come on stdin as cells in JSON; records go to the stdout that the process was started with. Whatever a
 backend prints goes to stderr instead, so that it cannot be taken for a record.
@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from glabench.backends import Backend, load_registry
+from glabench.backends import Registry, load_registry
+from glabench.devices.nvml import open_nvml
 from glabench.measure.cell import CellMeter
+from glabench.measure.job import Job
 from glabench.measure.outcome import failure, failure_of
-from glabench.measure.settings import Settings
 from glabench.measure.timer import timer_for
 from glabench.records import Record
-from glabench.records.nvml import open_nvml
 from glabench.sweeps.model import Cell
 
 
@@ -65,41 +65,47 @@ def _die_first() -> None:
 class _Cells:
     """Measures cell after cell; the meter is made when the first cell needs it: torch is not loaded for none."""
 
-    def __init__(self, backend: Backend, run_id: str, settings: Settings) -> None:
-        self._backend = backend
-        self._run_id = run_id
-        self._settings = settings
+    def __init__(self, registry: Registry, job: Job) -> None:
+        self._op, self._backend = registry.op_of(job.backend), registry[job.backend]
+        self._job = job
         self._meter: CellMeter | None = None
 
     def record(self, cell: Cell) -> Record:
-        reason = self._backend.unavailable(cell.device) or self._backend.supports(cell)
-        if reason is not None:
-            return failure(self._run_id, cell, "unsupported", reason)
         try:
-            needed, free = self._backend.definition().least_bytes(cell), free_memory_bytes(cell.device)
+            reason = self._backend.unavailable(cell.device) or self._backend.supports(cell)
+            if reason is not None:
+                return failure(self._job, cell, "unsupported", reason)
+            if self._meter is None:
+                self._meter = self._make_meter(cell)
+            needed, free = self._op.least_bytes(cell), free_memory_bytes(cell.device)
             if free is not None and needed > free:
                 reason = f"its tensors alone take {needed / 2**30:.1f} GiB; {free / 2**30:.1f} GiB are free"
-                return failure(self._run_id, cell, "oom", reason)
-            if self._meter is None:
-                timer = timer_for(cell.device, self._settings.timing)
-                nvml = open_nvml() if cell.device == "cuda" else None
-                self._meter = CellMeter(self._backend, self._settings, timer, self._run_id, nvml)
+                return failure(self._job, cell, "oom", reason)
             return self._meter.measure(cell)
         except Exception as problem:
             traceback.print_exc()  # to stderr, which --verbose shows
-            return failure_of(self._run_id, cell, problem)
+            return failure_of(self._job, cell, problem)
+
+    def _make_meter(self, cell: Cell) -> CellMeter:
+        nvml = None
+        if cell.device == "cuda":
+            import torch
+
+            torch.cuda.set_device(self._job.device)
+            nvml = open_nvml()
+        timer = timer_for(cell.device, self._job.settings.timing)
+        return CellMeter(self._op, self._backend, self._job, timer, nvml)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Serves requests until stdin ends."""
     _end_with_parent()
     _die_first()
-    name, run_id, settings_json, *plugins = arguments
-    settings = Settings.from_json(json.loads(settings_json))
-    if settings.autotune:
+    job = Job.from_json(json.loads(arguments[0]))
+    if job.settings.autotune:
         os.environ["GLA_AUTOTUNE"] = "1"
     with _private_stdout() as channel:
-        cells = _Cells(load_registry(plugins)[name], run_id, settings)
+        cells = _Cells(load_registry(job.plugins), job)
         for line in sys.stdin:
             record = cells.record(Cell.from_json(json.loads(line)))
             print(record.to_line(), file=channel, flush=True)

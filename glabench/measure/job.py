@@ -1,0 +1,32 @@
+"""What a worker is started with: the backend and everything about its cells that does not change between them."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from glabench.devices.ceilings import Ceilings
+from glabench.measure.settings import Settings
+from glabench.plain import read_as
+
+
+@dataclass(frozen=True)
+class Job:
+    """One worker's work. `device` is text such as `cuda:1`; `plugins` are paths of files that bring backends."""
+
+    backend: str
+    run_id: str
+    device: str
+    settings: Settings = field(default_factory=Settings)
+    plugins: tuple[str, ...] = ()
+    ceilings: Ceilings = field(default_factory=Ceilings)
+    # Hash of the measured code, for the records.
+    code: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Job":
+        """The inverse of `to_json`. Raises ValueError that names a wrong key."""
+        return read_as(cls, data)

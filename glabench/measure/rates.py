@@ -1,0 +1,32 @@
+"""From a time and the counts of an op to rates, and to a share of what the device can do."""
+
+from dataclasses import replace
+
+from glabench.backends import Backend
+from glabench.devices.ceilings import Ceilings
+from glabench.ops import Op
+from glabench.records import Record
+
+
+def with_rates(record: Record, op: Op, backend: Backend, ceilings: Ceilings) -> Record:
+    """The record with its rates, the ceilings, and `roofline_pct`.
+
+    That is the time that the device needs for the op's bytes or for its FLOPs, whichever is longer, over the time that
+    it took. Ops in wider types than bf16 are held against the bf16 product all the same.
+    """
+    record = replace(record, copy_gbps=ceilings.copy_gbps, product_tflops=ceilings.product_tflops)
+    if not record.time_ms:
+        return record
+    gbps, tflops = op.moved_bytes(record.cell) / record.time_ms / 1e6, op.flops(record.cell) / record.time_ms / 1e9
+    executed = backend.executes(record.cell)
+    known = ceilings.copy_gbps is not None and ceilings.product_tflops is not None
+    return replace(
+        record,
+        gbps=gbps,
+        tflops=tflops,
+        executed_gbps=executed.bytes / record.time_ms / 1e6 if executed else None,
+        executed_tflops=executed.flops / record.time_ms / 1e9 if executed else None,
+        roofline_pct=100 * max(gbps / ceilings.copy_gbps, tflops / ceilings.product_tflops)  # type: ignore[operator]
+        if known
+        else None,
+    )

@@ -1,0 +1,43 @@
+"""The device's ceilings, measured with the suite's own timer in a process that leaves the GPU's memory as it was.
+
+python -m glabench.measure.roofs DEVICE
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from functools import partial
+
+from glabench.devices.ceilings import Ceilings, measure_ceilings
+from glabench.measure.timer import median_ms, timer_for
+from glabench.plain import read_as, read_json
+
+_WARM_UP_CALLS, _SAMPLES = 3, 15
+_TIMEOUT_S = 120
+
+
+def find_ceilings(device: str) -> Ceilings:
+    """The ceilings of a device such as `cuda:1`; unknown ones on a CPU, or if the process that measures them fails."""
+    if device == "cpu":
+        return Ceilings()
+    command = [sys.executable, "-m", "glabench.measure.roofs", device]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, timeout=_TIMEOUT_S)
+        return read_as(Ceilings, read_json(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return Ceilings()
+
+
+def main() -> None:
+    """Measures and prints."""
+    import torch
+
+    torch.cuda.set_device(sys.argv[1])
+    timer = timer_for("cuda")
+    found = measure_ceilings(partial(median_ms, timer, warm_up_calls=_WARM_UP_CALLS, samples=_SAMPLES))
+    print(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main()
