@@ -1,3 +1,32 @@
-"""glabench: measures how fast, how memory-hungry and how accurate sequence-mixing layers are."""
+"""glabench: measures how fast, how memory-hungry and how accurate sequence-mixing layers are.
 
-__version__ = "0.1.0"
+`run`, `resume`, `load`, `compare`, `compare_versions` and `check` are the Python API (see `glabench.api`).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from glabench.api import check, compare, compare_versions, load, resume, run
+    from glabench.records import Record, Run
+    from glabench.sweeps import Cell, Sweep
+
+__version__ = "0.2.0"
+__all__ = ["Cell", "Record", "Run", "Sweep", "check", "compare", "compare_versions", "load", "resume", "run"]
+
+_HOME = {
+    **dict.fromkeys(("check", "compare", "compare_versions", "load", "resume", "run"), "glabench.api"),
+    **dict.fromkeys(("Record", "Run"), "glabench.records"),
+    **dict.fromkeys(("Cell", "Sweep"), "glabench.sweeps"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on use, so that workers and `import glabench` stay light.
+    if name not in _HOME:
+        raise AttributeError(f"module 'glabench' has no attribute '{name}'")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

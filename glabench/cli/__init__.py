@@ -4,9 +4,10 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from typing import Any, NoReturn
 
-from glabench.errors import ExitCode, GlabenchError, printable
+from glabench.errors import ExitCode, GlabenchError, RenamedWarning, printable
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -26,6 +27,19 @@ def _end_like_an_interruption() -> None:
             signal.signal(number, _interrupt)
 
 
+def _show_notices() -> None:
+    """A name that is of one version ago is a line on stderr, once."""
+    show = warnings.showwarning
+
+    def show_notice(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+        if issubclass(category, RenamedWarning):
+            print(f"glabench: note: {printable(str(message))}", file=sys.stderr)
+        else:
+            show(message, category, *where, **options)
+
+    warnings.showwarning = show_notice
+
+
 def _flush_stdout() -> None:
     """Writes what is left now, where it can fail with a message: at the interpreter's end it cannot."""
     try:
@@ -42,10 +56,12 @@ def main() -> NoReturn:
     """
     try:
         # Imported here, so that an interruption during imports ends like any other.
-        from glabench.cli.app import app
+        from glabench.cli.app import make_app
+        from glabench.cli.options import find_axes
 
         _end_like_an_interruption()
-        code = app(standalone_mode=False)
+        _show_notices()
+        code = make_app(find_axes(sys.argv[1:]))(standalone_mode=False)
         _flush_stdout()
     except GlabenchError as problem:
         _fail(str(problem), problem.exit_code)

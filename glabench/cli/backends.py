@@ -1,36 +1,32 @@
 """`glabench backends`."""
 
-from typing import Annotated
-
-import typer
 from rich.markup import escape
 from rich.table import Table
 
-from glabench.backends.ops import OPS
-from glabench.cli.measuring import find_place
+from glabench.cli.options import DeviceOption, JsonOption, PluginOption
 from glabench.cli.output import data_console, write_json
+from glabench.scheduling.plan import find_place
 
 
-def backends(
-    json_to: Annotated[str | None, typer.Option("--json", help="Write as JSON, - for stdout.")] = None,
-    plugin: Annotated[list[str] | None, typer.Option(help="A Python file with more backends.")] = None,
-) -> None:
-    """List the backends: what is there, what is missing and how to get it."""
-    place = find_place(plugins=plugin)
+def backends(device: DeviceOption = "auto", plugin: PluginOption = None, json_to: JsonOption = None) -> None:
+    """List the backends (what is there, what is missing and how to get it) and the ops with their parameters."""
+    place = find_place(device, plugin or ())
+    traits = place.registry.traits()
     rows = []
     for name, backend in place.registry.items():
-        reason = backend.unavailable(place.device)
-        here = {"available": reason is None, "reason": reason}
-        rows.append({"name": name, "op": backend.op, "title": backend.title, **here})
+        reason = backend.unavailable(place.kind)
+        known = {"name": name, "op": backend.op, "title": backend.title, "parameters": list(traits[name].parameters)}
+        rows.append({**known, "available": reason is None, "reason": reason})
     if json_to is not None:
         write_json(rows, json_to)
         return
-    table = Table("backend", "op", "what it is", f"here ({place.device})")
-    for row in rows:
-        table.add_row(*(escape(str(row[key])) for key in ("name", "op", "title")), escape(str(row["reason"] or "yes")))
-    ops = Table("op", "what it computes")
-    for op in OPS.values():
-        ops.add_row(op.name, escape(op.equation))
+    table = Table("backend", "op", "what it is", "own parameters", f"here ({place.kind})")
+    for name, backend in place.registry.items():
+        own = ", ".join(parameter.name for parameter in backend.parameters)
+        table.add_row(name, backend.op, escape(backend.title), own, escape(backend.unavailable(place.kind) or "yes"))
+    ops = Table("op", "what it computes", "parameters")
+    for op in place.registry.ops.values():
+        ops.add_row(op.name, escape(op.equation), ", ".join(parameter.name for parameter in op.parameters))
     console = data_console()
     console.print(table)
     console.print(ops)

@@ -1,11 +1,10 @@
 """`glabench chunk-sweep`."""
 
-from glabench.cli.measuring import find_place, measure
-from glabench.cli.options import SweepOptions, with_options
-from glabench.sweeps import load_sweep
+from glabench.cli.measuring import measure
+from glabench.cli.options import SweepOptions
+from glabench.cli.speed import ResumedRun
 
 
-@with_options
-def chunk_sweep(options: SweepOptions) -> None:
+def chunk_sweep(options: SweepOptions, folder: ResumedRun = None) -> None:
     """Time and memory against the chunk size, states materialized or not (preset chunk-sweep)."""
-    measure(load_sweep("chunk-sweep"), options, find_place(options.device, options.plugin))
+    measure("chunk-sweep", options, folder)

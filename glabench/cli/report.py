@@ -1,38 +1,68 @@
-"""`glabench report RUN`."""
+"""`glabench report RUN...`."""
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from glabench.cli.output import Messages, check_targets, print_tables, write_records
-from glabench.errors import UsageError
+from glabench.cli.options import MetricOption
+from glabench.cli.output import Messages, check_targets, data_console, warn_of_unknown, write_records
+from glabench.errors import RenamedWarning, UsageError, did_you_mean
 from glabench.records import RunFolder
-from glabench.report.write import write_report
+from glabench.records.metrics import parse_metrics
+from glabench.report.figures import FORMATS, draw, save_figure
+from glabench.report.series import make_view
+from glabench.report.tables import render_tables
+from glabench.report.write import choose_drawn, write_report
+from glabench.scheduling.folders import new_path
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    baseline: Annotated[
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several share tables and figure.")],
+    metric: MetricOption = None,
+    against: Annotated[
         str | None, typer.Option(help="The backend that ratios refer to; by default the sweep's.")
     ] = None,
+    baseline: Annotated[str | None, typer.Option(hidden=True)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the files; by default the run's, or a new one for several runs.")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the figure here as well: a .png, .svg or .pdf.")] = None,
     json_to: Annotated[str | None, typer.Option("--json", help="Write the records as JSON, - for stdout.")] = None,
     csv_to: Annotated[str | None, typer.Option("--csv", help="Write the records as CSV, - for stdout.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files only.")] = False,
 ) -> None:
-    """Tables and figures from a run's records, on any machine.
+    """Tables and figures from the records of one or several runs, on any machine.
 
-    Writes records.csv, report.md, figure.png and figure.svg into the run folder.
+    Writes records.csv, report.md, figure.png and figure.svg.
     """
-    folder = RunFolder.open(run)
-    records, sweep = folder.records(), folder.sweep()
-    if not records:
-        raise UsageError(f"RUN: '{run}' has no records yet")
-    known = sorted({record.cell.backend for record in records})
-    if baseline is not None and baseline not in known:
-        raise UsageError(f"--baseline: '{baseline}' is not in the run (allowed: {', '.join(known)})")
-    check_targets({"--json": json_to, "--csv": csv_to})
-    paths = write_report(folder, sweep, records, baseline)
-    if not write_records(records, json_to, csv_to) and not quiet:
-        print_tables(records, sweep)
-    Messages(quiet).say("wrote " + ", ".join(str(path) for path in paths))
+    messages = Messages(quiet)
+    if baseline is not None:
+        warnings.warn("the option --baseline is now called --against", RenamedWarning, stacklevel=2)
+    against = against or baseline
+    if figure is not None and figure.suffix not in FORMATS:
+        raise UsageError(f"--figure: '{figure}' ends in none of {', '.join(FORMATS)}")
+    check_targets({"--json": json_to, "--csv": csv_to, "--figure": None if figure is None else str(figure)})
+    loaded = [RunFolder.open(path).load() for path in runs]
+    for run in loaded:
+        if not run.records:
+            raise UsageError(f"RUN: '{run.path}' has no records yet")
+    known = sorted({record.cell.backend for run in loaded for record in run.records})
+    if against is not None and against not in known:
+        raise UsageError(
+            f"--against: '{against}' is not in the run (allowed: {', '.join(known)}{did_you_mean(against, known)})"
+        )
+    metrics = parse_metrics(metric)
+    warn_of_unknown(loaded, metric, messages)
+    folder = out or (loaded[0].path if len(loaded) == 1 else new_path("report"))
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = write_report(loaded, folder, metrics, against)
+    if figure is not None:
+        save_figure(draw(make_view(loaded), choose_drawn(metrics)), figure)
+        paths.append(figure)
+    if not write_records(loaded, json_to, csv_to) and not quiet:
+        console = data_console()
+        for table in render_tables(loaded, metrics, console.width, against):
+            console.print(table)
+    messages.say("wrote " + ", ".join(str(path) for path in paths))

@@ -1,26 +1,32 @@
 """`glabench run SWEEP`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from glabench.cli.measuring import find_place, measure
-from glabench.cli.options import SweepOptions, with_options
-from glabench.sweeps import load_sweep, preset_names
+from glabench.cli.measuring import measure
+from glabench.cli.options import SweepOptions
+from glabench.errors import UsageError
+from glabench.sweeps import preset_names
 
 
-@with_options
 def run(
+    options: SweepOptions,
     sweep: Annotated[
         str,
         typer.Argument(
             metavar="SWEEP",
-            help="A preset's name (see `glabench sweeps`) or a .toml file.",
+            help="A preset's name (see `glabench sweeps`), a .toml file, or with --resume a run folder.",
             autocompletion=preset_names,
         ),
-    ],
-    options: SweepOptions,
+    ] = "",
 ) -> None:
     """Run a sweep: a preset, or a .toml file of your own in the same format. Options change its axes."""
-    loaded = load_sweep(sweep)
-    measure(loaded, options, find_place(options.device, options.plugin))
+    is_resuming = options.resume or options.retry_failed
+    if is_resuming and (Path(sweep) / "records.jsonl").is_file() and sweep:
+        measure("", options, Path(sweep))
+        return
+    if not sweep and not is_resuming:
+        raise UsageError(f"SWEEP: name a preset ({', '.join(preset_names())}) or a .toml file")
+    measure(sweep, options)

@@ -7,16 +7,17 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from glabench.cli.options import JsonOption
 from glabench.cli.output import data_console, write_json
 from glabench.sweeps import load_sweep, preset_names
-from glabench.sweeps.load import dump_sweep
+from glabench.sweeps.load import preset_text
 
 
 def sweeps(
     name: Annotated[
         str | None, typer.Argument(metavar="[SWEEP]", help="Print this preset's .toml.", autocompletion=preset_names)
     ] = None,
-    json_to: Annotated[str | None, typer.Option("--json", help="Write as JSON, - for stdout.")] = None,
+    json_to: JsonOption = None,
 ) -> None:
     """List the presets, or print one as a .toml file to start your own from."""
     presets = [load_sweep(preset) for preset in (preset_names() if name is None else [name])]
@@ -24,7 +25,7 @@ def sweeps(
         write_json([asdict(sweep) for sweep in presets], json_to)
         return
     if name is not None:
-        print(dump_sweep(presets[0]), end="")
+        print(preset_text(presets[0].name), end="")
         return
     table = Table("preset", "what it shows")
     for sweep in presets:

@@ -8,50 +8,53 @@ from typing import Annotated, Any
 
 import typer
 
-from glabench.cli.measuring import find_place, resolved
-from glabench.cli.options import MeasuringOptions, between, with_options
+from glabench.checking import Rounds
+from glabench.cli.options import MeasuringOptions, between
 from glabench.cli.output import Messages
-from glabench.cli.rounds import Campaign, Version, campaign_folder, measure_rounds, records_of
 from glabench.errors import GlabenchError, UsageError
+from glabench.report.describe import describe_environment
 from glabench.report.validation import markdown, spreads
-from glabench.report.write import describe_environment
-from glabench.sweeps import load_sweep
+from glabench.scheduling.folders import records_of
+from glabench.scheduling.versions import measure_versions, present_version
+from glabench.sweeps import preset_names
 
 _TIMEOUT_S = 600
 
 
-@with_options
 def validate(
     options: MeasuringOptions,
-    sweep: Annotated[str, typer.Option(help="The cells whose spread between processes is measured.")] = "validation",
+    sweep: Annotated[
+        str, typer.Option(help="The cells whose spread between processes is measured.", autocompletion=preset_names)
+    ] = "validation",
     processes: Annotated[int, between("--processes", 2, 100, "Fresh processes that measure every cell.")] = 10,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; by default under runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the processes in --out.")] = False,
 ) -> None:
     """Hold this harness against work of a known size and other people's timers, and against itself.
 
-    Writes known-work.json, validation.md, and one run folder a process. Needs an NVIDIA GPU; NVIDIA's cuda-bench is
-    compared with where it is installed.
+    Writes known-work.json, validation.md, and one run folder per process. Needs an NVIDIA GPU; NVIDIA's cuda-bench is
+    compared with if it is installed.
     """
     messages = Messages(options.quiet, options.verbose)
-    place = find_place(options.device, options.plugin)
-    if place.device != "cuda":
+    plan = options.request(sweep).plan()
+    if plan.place.kind != "cuda":
         raise UsageError("--device: validate needs an NVIDIA GPU, whose timers it holds against each other")
-    folder = campaign_folder(out, "validation")
-    loaded, cells = resolved(load_sweep(sweep), options, place)
-    campaign = Campaign(loaded, cells, options.settings(place.device), place, folder, messages, options.verbose)
-    folders = measure_rounds(campaign, {"process": Version(plugins=tuple(options.plugin or ()))}, processes)["process"]
+    folder = Rounds(processes, out, resume).folder("validation")
+    versions = {"process": present_version(plan.place.plugins)}
+    go_on = f"the same command with --resume --out {folder}"
+    measured = measure_versions(plan, versions, processes, folder, messages, go_on, resume, options.verbose)
+    folders = measured["process"]
     messages.say("timing work of a known size")
-    known = _known_work()
-    found = spreads(records_of(folders))
-    page = markdown(known, found, describe_environment(folders[0].environment()))
+    known = _time_known_work(plan.place.device)
+    page = markdown(known, spreads(records_of(folders)), describe_environment(folders[0].environment()))
     (folder / "known-work.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
     (folder / "validation.md").write_text(page, encoding="utf-8")
     if not options.quiet:
         print(page)
 
 
-def _known_work() -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "glabench.measure.validation"]
+def _time_known_work(device: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "glabench.measure.validation", device]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
         found: list[dict[str, Any]] = json.loads(done.stdout)

@@ -1,46 +1,111 @@
-"""Dependencies point one way, and the kernels know nothing of the suite."""
+"""Dependencies point one way, the kernels know nothing of the suite, and a parent process stays light."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-# A part may import those named beside it, and itself.
+# A part may import those named beside it, and itself. The registry alone needs records: their fields are no parameters.
 ALLOWED = {
     "errors": set(),
-    "sweeps": {"errors"},
-    "backends": {"sweeps", "errors"},
-    "records": {"sweeps", "errors"},
-    "report": {"records", "sweeps", "errors"},
-    "measure": {"backends", "records", "sweeps", "errors"},
-    "cli": {"measure", "backends", "report", "records", "sweeps", "errors"},
+    "plain": {"errors"},
+    "sweeps": {"plain", "errors"},
+    "ops": {"sweeps"},
+    "records": {"sweeps", "plain", "errors"},
+    "backends": {"ops", "sweeps", "records", "errors"},
+    "devices": {"plain", "errors"},
+    "measure": {"devices", "backends", "ops", "records", "sweeps", "plain", "errors"},
+    "scheduling": {"measure", "devices", "backends", "records", "sweeps", "plain", "errors"},
+    "verdicts": {"records", "sweeps", "plain", "errors"},
+    "report": {"verdicts", "records", "sweeps", "errors"},
+    "checking": {"scheduling", "verdicts", "measure", "records", "sweeps", "errors"},
+    "api": {"checking", "scheduling", "verdicts", "records", "sweeps", "errors"},
+    "cli": {
+        *("api", "checking", "scheduling", "verdicts", "report", "measure", "devices", "backends", "records", "sweeps"),
+        "errors",
+    },
 }
+# `glabench` itself names what the API offers, and `python -m glabench` is the command line.
+ENTRANCES = {"__init__": {"api", "records", "sweeps"}, "__main__": {"cli"}}
+HEAVY = ("torch", "triton", "numpy", "pandas", "matplotlib", "scipy")
+
+
+def files_of(part):
+    path = ROOT / "glabench" / part
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
 
 
 def imports(path):
+    """Every module that a file imports anywhere, by its full name."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} has a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("part", list(ALLOWED))
+def test_every_part_has_its_place():
+    found = {
+        path.stem for path in (ROOT / "glabench").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert found == {*ALLOWED, *ENTRANCES}
+
+
+@pytest.mark.parametrize("part", [*ALLOWED, *ENTRANCES])
 def test_a_part_imports_only_what_is_below_it(part):
-    files = [ROOT / f"glabench/{part}.py"] if part == "errors" else (ROOT / "glabench" / part).rglob("*.py")
-    for path in files:
+    allowed = (ALLOWED | ENTRANCES)[part] | {part, "__version__"}
+    for path in files_of(part):
         for module in imports(path):
             if module.startswith("glabench."):
-                assert module.split(".")[1] in ALLOWED[part] | {part}, f"{path} imports {module}"
-            if part != "backends":
-                assert not module.startswith("gla_kernels"), f"{path} imports {module}"
+                assert module.split(".")[1] in allowed, f"{path} imports {module}"
 
 
-def test_the_kernels_import_torch_and_triton_alone():
-    for path in (ROOT / "kernels/gla_kernels").glob("*.py"):
-        for module in imports(path):
-            assert not module.startswith("glabench"), f"{path} imports {module}"
+def test_the_parts_are_in_an_order():
+    below = set()
+    for part, needed in ALLOWED.items():
+        assert needed <= below, f"{part} needs something above it"
+        below.add(part)
+
+
+def test_records_are_imported_by_one_module_of_backends_alone():
+    users = {path.name for path in files_of("backends") if any(m.startswith("glabench.records") for m in imports(path))}
+    assert users == {"registry.py"}
+
+
+def test_one_module_uses_the_kernels():
+    files = (ROOT / "glabench").rglob("*.py")
+    users = {path.name for path in files if any(module.startswith("gla_kernels") for module in imports(path))}
+    assert users == {"gla.py"}
+
+
+def test_the_kernels_import_nothing_of_the_suite():
+    files = sorted((ROOT / "kernels/gla_kernels").rglob("*.py"))
+    assert len(files) > 20
+    for path in files:
+        assert not any(module.startswith("glabench") for module in imports(path)), path
+
+
+def test_a_parent_process_is_light():
+    """One process for all of it: the API, the command line, the registry, a preset's cells."""
+    code = f"""
+import sys
+import glabench, glabench.api, glabench.checking, glabench.cli.app
+from glabench.backends import load_registry
+from glabench.sweeps import expand, load_sweep, resolve
+assert set(glabench.__all__) <= set(dir(glabench))
+assert [getattr(glabench, name) for name in glabench.__all__]
+traits = load_registry().traits()
+assert expand(resolve(load_sweep("cpu-smoke"), "cpu", {{}}, traits), traits, "cpu")
+print([name for name in {HEAVY} if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 def test_no_module_is_longer_than_a_reader_likes():

@@ -1,0 +1,145 @@
+"""The Python API: what the command line does, for notebooks and scripts.
+
+    import glabench
+
+    run = glabench.run("paper-fig2", seqlen="1k..4k", backend=["gla-triton", "sdpa-flash"])
+    run.table()[["cell", "time_ms", "peak_mib"]]
+    glabench.compare("runs/before", "runs/after").table()
+
+Importing it does not import torch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from glabench.checking import (
+    Rounds,
+    check_baseline,
+    check_revision,
+    compare_folders,
+    compare_revisions,
+)
+from glabench.errors import UsageError
+from glabench.records import Record, Run, RunFolder
+from glabench.scheduling.observer import Observer
+from glabench.scheduling.runs import Request, check_settings, measure_run, resume_run
+from glabench.sweeps import Sweep
+from glabench.verdicts import SAME_WITHIN, Comparison, Limits
+
+_NO_SETTINGS: Mapping[str, Any] = {}
+
+
+class _Listener(Observer):
+    def __init__(self, on_record: Callable[[Record], None]) -> None:
+        self._on_record = on_record
+
+    def record(self, record: Record, lane: str) -> None:  # noqa: ARG002
+        self._on_record(record)
+
+
+def run(
+    sweep: str | Path | Sweep,
+    *,
+    out: str | Path | None = None,
+    plugins: Sequence[str | Path] = (),
+    on_record: Callable[[Record], None] | None = None,
+    device: str = "auto",
+    settings: Mapping[str, Any] = _NO_SETTINGS,
+    **axes: Any,
+) -> Run:
+    """Measures a sweep: a preset's name, the path of a .toml file, or a `Sweep`.
+
+    `axes` change it: text of the axis grammar or Python's values (`seqlen="1k..16k"`, `batch=8`, `chunk=[16, None]`,
+    `materialize=True`, `backend=["gla-triton"]`); the axis `pass` is `pass_`. `out` is the run folder, by default a new
+    one under runs/. `plugins` are files that bring backends; `on_record` is called with each record when it is on the
+    disk. `device` is auto, cpu, cuda or cuda:N; `settings` are fields of `glabench.measure.settings.Settings`, times in
+    seconds. A failed cell is a record with a status and a reason.
+
+    Raises UsageError, NothingToRunError and other GlabenchErrors, each with a message that says how to mend it.
+    """
+    check_settings(settings)
+    request = Request(sweep, None, _named(axes), settings, device, plugins)
+    return measure_run(request, _path(out), _observer(on_record))
+
+
+def resume(
+    path: str | Path,
+    *,
+    retry_failed: bool = False,
+    on_record: Callable[[Record], None] | None = None,
+) -> Run:
+    """Goes on with an interrupted run, as it was begun; with `retry_failed` also measures again what is not ok."""
+    return resume_run(Request(""), Path(path), _observer(on_record), retry_failed)
+
+
+def load(path: str | Path) -> Run:
+    """The run in a folder, on any machine. Raises UsageError if it is none."""
+    return RunFolder.open(Path(path)).load()
+
+
+def compare(
+    a: str | Path | Run, b: str | Path | Run, *, same_within: float = SAME_WITHIN, any_device: bool = False
+) -> Comparison:
+    """Two runs (or two folders of rounds) cell by cell: b against a. `same_within` 0.02 is 2 %.
+
+    Raises UsageError for runs without a common cell, or of different devices unless `any_device`.
+    """
+    return compare_folders(_folder(a), _folder(b), Limits.of(time=same_within, first_call=None), any_device)
+
+
+def compare_versions(
+    rev: str, *, sweep: str | Path | Sweep = "guard", rounds: int = 4, same_within: float = SAME_WITHIN, **options: Any
+) -> Comparison:
+    """Two git revisions (`main..HEAD`) measured in turns. Other options are those of `run`."""
+    request, counted, observer = _rounds_request(sweep, rounds, options)
+    return compare_revisions(request, rev, counted, Limits.of(time=same_within, first_call=None), observer)
+
+
+def check(
+    *,
+    rev: str | None = None,
+    baseline: str | Path | None = None,
+    sweep: str | Path | Sweep = "guard",
+    rounds: int = 2,
+    limits: Mapping[str, float] = _NO_SETTINGS,
+    **options: Any,
+) -> Comparison:
+    """Whether the working tree is slower, larger or less accurate than a revision (`rev="main"`) or a baseline file.
+
+    `limits` are by metric (`{"time": 0.05}`, 5 %). Other options are those of `run`; with a baseline, its own sweep and
+    settings count. `Comparison.exit_code` is that of `glabench check`. Raises UsageError unless one of both is given.
+    """
+    if (rev is None) == (baseline is None):
+        raise UsageError("check: give either rev or baseline")
+    request, counted, observer = _rounds_request(sweep, rounds, options)
+    if baseline is not None:
+        return check_baseline(request, Path(baseline), counted, Limits.of(**limits), observer)
+    return check_revision(request, str(rev), counted, Limits.of(**limits), observer)
+
+
+def _rounds_request(
+    sweep: str | Path | Sweep, rounds: int, options: Mapping[str, Any]
+) -> tuple[Request, Rounds, Observer]:
+    axes = dict(options)
+    out, plugins, on_record = axes.pop("out", None), axes.pop("plugins", ()), axes.pop("on_record", None)
+    device, settings = axes.pop("device", "auto"), axes.pop("settings", {})
+    check_settings(settings)
+    request = Request(sweep, None, _named(axes), settings, device, plugins)
+    return request, Rounds(rounds, _path(out)), _observer(on_record)
+
+
+def _named(axes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removesuffix("_"): value for name, value in axes.items()}
+
+
+def _path(out: str | Path | None) -> Path | None:
+    return None if out is None else Path(out)
+
+
+def _folder(run: str | Path | Run) -> Path:
+    return run.path if isinstance(run, Run) else Path(run)
+
+
+def _observer(on_record: Callable[[Record], None] | None) -> Observer:
+    return Observer() if on_record is None else _Listener(on_record)

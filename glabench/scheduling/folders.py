@@ -1,0 +1,186 @@
+"""Where runs go: a new folder, one that is gone on with, the rounds of several versions beside each other."""
+
+import glob
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from glabench.devices.ceilings import Ceilings
+from glabench.errors import UsageError
+from glabench.measure.roofs import find_ceilings
+from glabench.measure.settings import Settings
+from glabench.records import Record, RunFolder
+from glabench.scheduling.loop import Lane, Version
+from glabench.scheduling.plan import RUNS, Plan
+from glabench.sweeps import Sweep
+from glabench.sweeps.load import dump_sweep
+from glabench.sweeps.parameters import option_of
+
+_DATE = 8 * "[0-9]"
+_MOST_DIGITS = 3  # of a round's number
+# What may differ between a run and its continuation: what is of the moment, and what is compared by itself.
+_MAY_DIFFER = frozenset({"settings", "busy", "ceilings", "cells", "plugins", "command", "version", "gpus"})
+
+
+def new_path(name: str) -> Path:
+    """A folder under runs/ that is not there yet."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return next(p for n in count(1) if not (p := RUNS / (stem if n == 1 else f"{stem}-{n}")).exists())
+
+
+def latest_run(names: Sequence[str]) -> Path:
+    """The newest run under runs/ of one of the sweeps, or of any if none is named. Raises UsageError."""
+    stems = [glob.escape(name) for name in names] or ["*"]
+    found = [path for stem in stems for path in RUNS.glob(f"{stem}-{_DATE}-*/records.jsonl")]
+    if not found:
+        what = f"run of {' or '.join(names)}" if names else "run"
+        raise UsageError(f"--resume: there is no {what} under {RUNS}/; name its folder: --resume FOLDER")
+    return max(found, key=lambda path: path.stat().st_mtime).parent
+
+
+def create_run(path: Path, plan: Plan) -> RunFolder:
+    """A new run folder, with the device's ceilings. Raises UsageError if it holds a run already."""
+    return RunFolder.create(
+        path, plan.sweep, {**plan.environment(), "ceilings": asdict(find_ceilings(plan.place.device))}
+    )
+
+
+def kept_settings(folder: RunFolder, given: Mapping[str, Any]) -> Settings:
+    """The settings of a run that is gone on with; of those that are given, only time-outs may differ.
+
+    Raises UsageError that names the first other one.
+    """
+    try:
+        kept = Settings.from_json(folder.environment().get("settings") or {})
+    except ValueError as problem:
+        message = f"--resume: the settings of '{folder.path}' are not those of this glabench: {problem}"
+        raise UsageError(message) from None
+    for name, value in given.items():
+        if name != "cell_timeout_s" and getattr(kept, name) != value:
+            option = "--" + name.removesuffix("_s").replace("_", "-")
+            raise UsageError(
+                f"{option}: '{folder.path}' was measured with {getattr(kept, name)}, not {value}; "
+                "go on with the same, or start a new run"
+            )
+    return replace(kept, **{name: value for name, value in given.items() if name == "cell_timeout_s"})
+
+
+def check_same_machine(
+    folder: RunFolder, plan: Plan, environment: Mapping[str, Any] | None = None, may_differ: Collection[str] = ()
+) -> None:
+    """Raises UsageError if a run would go on with another sweep, on another machine or with other code.
+
+    `environment` is what a new run would keep, if that is not the plan's; `may_differ` names keys of it.
+    """
+    kept = folder.sweep()
+    if dump_sweep(kept) != dump_sweep(plan.sweep):
+        option = _changed_option(kept, plan.sweep)
+        raise UsageError(f"{option}: '{folder.path}' was begun with another sweep; leave out what changes it to go on")
+    before, now = (_lasting(known) for known in (folder.environment(), environment or plan.environment()))
+    compared = [key for key in before if key in now and key not in {*_MAY_DIFFER, *may_differ}]
+    differing = [key for key in compared if before[key] != now[key]]
+    if differing:
+        what = ", ".join(differing)
+        raise UsageError(
+            f"--resume: '{folder.path}' was measured elsewhere or with other code (it differs in: {what}); "
+            "start a new run"
+        )
+
+
+def _changed_option(kept: Sweep, changed: Sweep) -> str:
+    """The option that made one sweep of the other, as far as that can be told."""
+    if [variant.backend for variant in kept.variants] != [variant.backend for variant in changed.variants]:
+        return option_of("backend")
+    tables = [
+        (kept.axes, changed.axes),
+        *((a.axes, b.axes) for a, b in zip(kept.variants, changed.variants, strict=True)),
+    ]
+    names = [name for before, now in tables for name in now if now[name] != before.get(name)]
+    return option_of(names[0]) if names else "--resume"
+
+
+def _lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """An environment with the hashes of the code alone: a commit that changes no code changes no number."""
+    code = environment.get("code")
+    hashes = {"code": {k: v for k, v in code.items() if k not in ("commit", "changed")}} if code else {}
+    return {**environment, **hashes}
+
+
+def lanes_of_rounds(plan: Plan, versions: Mapping[str, Version], rounds: int, path: Path, resume: bool) -> list[Lane]:
+    """One lane per version and round, in turns, each with a run folder `SIDE-ROUND` under `path`.
+
+    With `resume`, folders that are there already are gone on with. Raises UsageError if there are some without it.
+    """
+    if not resume and path.is_dir() and any(path.iterdir()):
+        raise UsageError(f"--out: '{path}' is not empty; rounds need a new folder, or --resume to go on")
+    order = [(side, number) for number in range(1, rounds + 1) for side in _turn(list(versions), number)]
+    general = plan.environment()
+    environments = {
+        side: {**general, "version": version.label, "code": {**general["code"], **version.code}}
+        for side, version in versions.items()
+    }
+    lanes: list[Lane] = []
+    ceilings: Ceilings | None = None
+    for side, number in order:
+        target = path / f"{side}-{number}"
+        if resume and (target / "records.jsonl").is_file():
+            folder = RunFolder.open(target)
+            check_same_machine(folder, plan, environments[side])
+            kept_settings(folder, plan.settings.to_json())
+        else:
+            ceilings = ceilings or find_ceilings(plan.place.device)
+            folder = RunFolder.create(target, plan.sweep, {**environments[side], "ceilings": asdict(ceilings)})
+        lanes.append(Lane(folder, versions[side], target.name))
+    return lanes
+
+
+def _turn(sides: list[str], number: int) -> list[str]:
+    """A B, B A, A B, ...: what drifts steadily meets both sides alike, and every pair ran next to each other."""
+    return sides if number % 2 else sides[::-1]
+
+
+def records_of(folders: Sequence[RunFolder]) -> list[list[Record]]:
+    """The records of every round."""
+    return [folder.records() for folder in folders]
+
+
+def rounds_in(path: Path) -> list[RunFolder]:
+    """A run folder, or the rounds in a folder of rounds, by their numbers. Raises UsageError if there are none."""
+    if not path.is_dir() or (path / "records.jsonl").exists():
+        return [RunFolder.open(path)]
+    found = [RunFolder.open(run) for run in path.iterdir() if (run / "records.jsonl").exists()]
+    if not found:
+        raise UsageError(f"RUN: '{path}' is not a run folder (it has no records.jsonl), nor a folder of some")
+    if not all(_is_round(folder.path) for folder in found):
+        raise UsageError(
+            f"RUN: '{path}' holds runs that are no rounds of one measurement (NAME-1, NAME-2, ...); name one of them"
+        )
+    if len({_name_and_round(folder.path)[0] for folder in found}) > 1:
+        raise UsageError(
+            f"RUN: '{path}' holds rounds of several versions; name it alone, or two folders of one version"
+        )
+    return sorted(found, key=lambda folder: _name_and_round(folder.path))
+
+
+def turns_in(path: Path, side: str) -> list[RunFolder]:
+    """One side's rounds (`base` or `new`) in the folder of a comparison. Raises UsageError if there are none."""
+    old = {"base": "A", "new": "B"}[side]  # what 0.1 called them
+    found = [run for name in (side, old) for run in path.glob(f"{name}-*")]
+    runs = [run for run in found if _is_round(run) and (run / "records.jsonl").exists()]
+    if not runs:
+        raise UsageError(f"RUN_A RUN_B: needs two run folders; '{path}' alone is none that --rev made")
+    return [RunFolder.open(run) for run in sorted(runs, key=_name_and_round)]
+
+
+def _name_and_round(path: Path) -> tuple[str, int]:
+    name, _, number = path.name.rpartition("-")
+    return name, int(number)
+
+
+def _is_round(path: Path) -> bool:
+    """Whether a run's name ends in the number of a round; two runs of one day end in a time of six digits."""
+    number = path.name.rpartition("-")[2]
+    return number.isascii() and number.isdecimal() and len(number) <= _MOST_DIGITS

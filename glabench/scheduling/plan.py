@@ -1,0 +1,172 @@
+"""What is to be measured, where and how: a sweep resolved and expanded for a machine, with what it will take."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from glabench.backends import Registry, load_registry
+from glabench.devices.environment import probe
+from glabench.devices.provenance import command_line, describe_code, relevant_variables
+from glabench.errors import NothingToRunError, UsageError
+from glabench.measure.settings import Settings
+from glabench.records import Record, RunFolder
+from glabench.sweeps import Cell, Sweep, expand, load_sweep, resolve
+
+RUNS = Path("runs")
+_MOST_RUNS = 20
+# What an unknown cell may take besides sampling: a process' start, compiling, the checks, energy.
+_BESIDES_S: Mapping[str, float] = {"cuda": 15.0, "cpu": 4.0}
+# Calls of a cell at the least, and a cautious speed: they tell cells of seconds from cells of minutes.
+_CALLS = 10
+_FLOPS_PER_S: Mapping[str, float] = {"cuda": 2e13, "cpu": 1e10}
+LONG_S = 600.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sweep runs: the environment as torch sees it, and the backends."""
+
+    environment: Mapping[str, Any]
+    registry: Registry
+    plugins: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """`cuda` or `cpu`."""
+        return str(self.environment["device"])
+
+    @property
+    def device(self) -> str:
+        """The device for workers: `cuda:1`, or `cpu`."""
+        return f"cuda:{self.environment['gpu']['index']}" if self.kind == "cuda" else "cpu"
+
+
+def find_place(device: str = "auto", plugins: Iterable[str | Path] = ()) -> Place:
+    """Looks at the machine and loads the backends; `device` is auto, cpu, cuda or cuda:N.
+
+    Raises UsageError for a device that is not there or a plugin that is wrong.
+    """
+    files = tuple(str(plugin) for plugin in plugins)
+    registry = load_registry(files)
+    return Place(probe(device), registry, files)
+
+
+def default_settings(device: str) -> Settings:
+    """How cells are measured on a kind of device: a CPU's samples rarely settle, so it gets less time."""
+    return Settings() if device == "cuda" else Settings(time_limit_s=1.0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells of a resolved sweep, and all that workers need to measure them."""
+
+    sweep: Sweep
+    cells: Sequence[Cell]
+    settings: Settings
+    place: Place
+    # The command as it was typed, for the record.
+    arguments: Sequence[str] = field(default_factory=tuple)
+
+    def on(self, cells: Sequence[Cell]) -> "Plan":
+        """The same with other cells."""
+        return replace(self, cells=cells)
+
+    def environment(self) -> dict[str, Any]:
+        """What a run folder keeps besides the sweep: hardware, versions, settings, and where its code comes from."""
+        return {
+            **self.place.environment,
+            "settings": self.settings.to_json(),
+            "cells": len(self.cells),
+            "plugins": list(self.place.plugins),
+            "code": describe_code(self.place.plugins),
+            "variables": relevant_variables(),
+            "command": command_line(self.arguments) if self.arguments else None,
+        }
+
+
+def make_plan(
+    sweep: str | Path | Sweep,
+    axes: Mapping[str, Any],
+    settings: Settings | None,
+    place: Place,
+    arguments: Sequence[str] = (),
+) -> Plan:
+    """The plan of a sweep (a preset's name, a .toml file or an object) with changes to its axes.
+
+    Raises UsageError for a wrong sweep or axis, NothingToRunError if it has no cell.
+    """
+    loaded = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep))
+    settings = settings or default_settings(place.kind)
+    if settings.timing == "graph" and place.kind != "cuda":
+        raise UsageError("--timing: 'graph' needs a GPU (allowed here: cold, hot)")
+    traits = place.registry.traits()
+    resolved = resolve(loaded, place.kind, axes, traits)
+    cells = expand(resolved, traits, place.kind)
+    if not cells:
+        raise NothingToRunError(f"the sweep {resolved.name} has no cell")
+    return Plan(resolved, cells, settings, place, arguments)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one cell will take: MiB, and seconds (0 if it cannot run, for the reason given)."""
+
+    cell: Cell
+    least_mib: float
+    estimate_mib: float
+    seconds: float
+    unsupported: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat dict, the cell's fields among them."""
+        own = {name: getattr(self, name) for name in ("least_mib", "estimate_mib", "seconds", "unsupported")}
+        return {**self.cell.to_json(), **own}
+
+
+def estimate_cells(plan: Plan) -> list[Estimate]:
+    """An estimate for each cell: from a stored run under `runs/` on the same kind of device, else an upper bound."""
+    stored = _stored_seconds(plan)
+    return [_estimate(cell, plan, stored) for cell in plan.cells]
+
+
+def _estimate(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> Estimate:
+    backend, op = plan.place.registry[cell.backend], plan.place.registry.op_of(cell.backend)
+    sampling = plan.settings.warm_up_s + plan.settings.time_limit_s + _BESIDES_S[cell.device]
+    try:
+        least, flops, working = op.least_bytes(cell), op.flops(cell), backend.working_bytes(cell)
+        reason = backend.unavailable(cell.device) or backend.supports(cell)
+    except Exception:  # a plugin's fault, which the cell's record will tell
+        least, flops, working, reason = 0, 0, 0, None
+    bound = max(sampling, _CALLS * flops / _FLOPS_PER_S[cell.device])
+    seconds = 0.0 if reason else min(stored.get(cell, bound), plan.settings.cell_timeout_s)
+    return Estimate(cell, least / 2**20, (least + working) / 2**20, seconds, reason)
+
+
+def _stored_seconds(plan: Plan) -> dict[Cell, float]:
+    """What cells took in the newest runs of the same device, seconds."""
+    found: dict[Cell, float] = {}
+    for file in sorted(RUNS.glob("*/records.jsonl"), key=_changed_at)[-_MOST_RUNS:]:
+        try:
+            run = RunFolder.open(file.parent).load()
+        except (UsageError, OSError):
+            continue
+        if _device(run.environment) == _device(plan.place.environment):
+            found |= {record.cell: _seconds(record, plan.settings) for record in run.records if record.samples_ms}
+    return found
+
+
+def _changed_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # it was removed just now
+        return 0.0
+
+
+def _device(environment: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    return (environment.get("device"), environment.get("cpu"), (environment.get("gpu") or {}).get("name"))
+
+
+def _seconds(record: Record, settings: Settings) -> float:
+    sampled = sum(record.samples_ms or ()) / 1e3
+    return (record.first_call_s or 0.0) + 2 * sampled + settings.warm_up_s + 1.0

@@ -1,0 +1,128 @@
+"""A worker as its parent sees it: a process that answers, dies or hangs."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from glabench.measure.job import Job
+from glabench.measure.outcome import one_line
+from glabench.records import Record
+from glabench.sweeps.model import Cell
+
+_LOOK_AGAIN_S = 1.0
+_LAST_WAIT_S = 10.0
+# Of a worker that says something without end, what it said last.
+_MOST_ERRORS = 2**20
+
+
+class WorkerDiedError(Exception):
+    """The worker ended without an answer; the message says how."""
+
+
+class WorkerTimeoutError(Exception):
+    """The worker gave no answer in time."""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name
+        return str(number)
+
+
+class Worker(Protocol):
+    """Measures cells of one backend. Raises WorkerDiedError or WorkerTimeoutError; it is of no use after either."""
+
+    def measure(self, cell: Cell) -> Record:
+        """The record of a cell."""
+
+    def close(self) -> None:
+        """Ends the worker, whatever it is doing."""
+
+
+class ProcessWorker:
+    """A worker in a process of its own, and in a process group of its own, which ends as a whole.
+
+    What the worker says on stderr is kept for the reason of a crash, and shown in the end if `show_errors`.
+    `variables` are added to its environment.
+    """
+
+    def __init__(self, job: Job, variables: Mapping[str, str], show_errors: bool = False) -> None:
+        self._show_errors = show_errors
+        self._timeout_s = job.settings.cell_timeout_s
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "glabench.measure.worker", json.dumps(job.to_json())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+            env={**os.environ, **variables},
+        )
+        self._unread = b""
+
+    def measure(self, cell: Cell) -> Record:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(cell.to_json()).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerDiedError(self._how_it_died()) from None
+        return Record.from_line(self._read_line())
+
+    def _read_line(self) -> bytes:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + self._timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise WorkerTimeoutError(f"no result within {self._timeout_s:g} s (--cell-timeout)")
+                if not selector.select(min(left, _LOOK_AGAIN_S)):
+                    # A child that the worker left behind may hold the pipe open.
+                    if self._process.poll() is not None:
+                        raise WorkerDiedError(self._how_it_died())
+                    continue
+                piece = os.read(self._process.stdout.fileno(), 1 << 20)
+                if not piece:
+                    raise WorkerDiedError(self._how_it_died())
+                self._unread += piece
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _how_it_died(self) -> str:
+        try:
+            code = self._process.wait(timeout=_LAST_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return "the worker answers no more, and does not end"
+        end = f"was killed by signal {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        if code == -signal.SIGKILL:
+            end += ", perhaps by the system, because the host's memory ran out"
+        said = self._stderr().splitlines()
+        return f"the worker {end}" + (f": {one_line(said[-1])}" if said else "")
+
+    def _stderr(self) -> str:
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - _MOST_ERRORS))
+        return self._errors.read().decode(errors="replace").strip()
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # stuck in the driver: left to the system
+            self._process.wait(timeout=_LAST_WAIT_S)
+        if self._show_errors and (said := self._stderr()):
+            print(said, file=sys.stderr)
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()

@@ -1,0 +1,117 @@
+"""Measuring one run: a new one, or one that is gone on with."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from glabench.errors import UsageError
+from glabench.measure.settings import Settings
+from glabench.records import Run, RunFolder
+from glabench.records.described import device_name
+from glabench.scheduling.folders import check_same_machine, create_run, kept_settings, latest_run, new_path
+from glabench.scheduling.loop import Lane, measure_lanes, missing_cells
+from glabench.scheduling.observer import Observer
+from glabench.scheduling.plan import LONG_S, Place, Plan, default_settings, estimate_cells, find_place, make_plan
+from glabench.scheduling.process import ProcessWorker
+from glabench.scheduling.versions import present_version
+from glabench.sweeps import Sweep
+
+_BUSY_PCT = 10
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: a sweep with changes to its axes, on which device, with which settings changed."""
+
+    sweep: str | Path | Sweep
+    # A preset that takes the sweep's place if there is no GPU.
+    sweep_on_cpu: str | None = None
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "auto"
+    plugins: Sequence[str | Path] = ()
+    arguments: Sequence[str] = ()
+    show_errors: bool = False
+
+    def find_place(self) -> Place:
+        """The machine and the backends. Raises UsageError."""
+        return find_place(self.device, self.plugins)
+
+    def plan(self) -> Plan:
+        """The plan of what is asked for. Raises UsageError, NothingToRunError."""
+        place = self.find_place()
+        settings = replace(default_settings(place.kind), **self.settings)
+        sweep = self.sweep_on_cpu if self.sweep_on_cpu and place.kind == "cpu" else self.sweep
+        return make_plan(sweep, self.axes, settings, place, self.arguments)
+
+
+def measure_run(request: Request, out: Path | None, observer: Observer) -> Run:
+    """Measures a new run into `out`, or into a new folder under runs/."""
+    plan = request.plan()
+    if request.sweep_on_cpu and plan.place.kind == "cpu":
+        left_out = [name for name, backend in plan.place.registry.items() if backend.unavailable("cpu")]
+        observer.say(f"No NVIDIA GPU is used: this is the small CPU sweep. Left out: {', '.join(left_out)}")
+    announce(plan, observer, 1)
+    folder = create_run(out or new_path(plan.sweep.name), plan)
+    return _measure(folder, plan, request, observer, retry_failed=False)
+
+
+def resume_run(request: Request, path: Path | None, observer: Observer, retry_failed: bool = False) -> Run:
+    """Goes on with a run, with the sweep, the plugins and the settings that it was begun with.
+
+    `path` None stands for the latest run of the request's sweep. What the request changes must be what it was, but for
+    time-outs. Raises UsageError for the first thing that differs.
+    """
+    names = [Path(str(name)).stem for name in (request.sweep, request.sweep_on_cpu) if name]
+    folder = RunFolder.open(path or latest_run(names))
+    environment = folder.environment()
+    settings = kept_settings(folder, request.settings)
+    device = request.device if request.device != "auto" else _device_of(environment)
+    place = find_place(device, request.plugins or environment.get("plugins") or ())
+    plan = make_plan(folder.sweep(), request.axes, settings, place, request.arguments)
+    # What failed may have been mended; each record keeps the hash of the code that it was measured with.
+    check_same_machine(folder, plan, may_differ=("code",) if retry_failed else ())
+    announce(plan.on(list(missing_cells(folder, plan.cells, retry_failed))), observer, 1)
+    return _measure(folder, plan, request, observer, retry_failed)
+
+
+def _device_of(environment: Mapping[str, Any]) -> str:
+    if environment.get("device") != "cuda":
+        return str(environment.get("device") or "auto")
+    return f"cuda:{(environment.get('gpu') or {}).get('index') or 0}"
+
+
+def _measure(folder: RunFolder, plan: Plan, request: Request, observer: Observer, retry_failed: bool) -> Run:
+    observer.say(
+        f"{plan.sweep.title}: {len(plan.cells)} cells on {device_name(plan.place.environment)}, in {folder.path}"
+    )
+    lane = Lane(folder, present_version(plan.place.plugins))
+    start = partial(ProcessWorker, show_errors=request.show_errors)
+    measure_lanes([lane], plan, observer, f"--resume {folder.path}", retry_failed, start)
+    return folder.load()
+
+
+def announce(plan: Plan, observer: Observer, rounds: int) -> None:
+    """Says what a person should know before a measurement: a busy GPU, a long time."""
+    busy = plan.place.environment.get("busy") if plan.place.kind == "cuda" else None
+    others, load = (busy or {}).get("other_processes"), (busy or {}).get("utilization_pct")
+    if others or (load or 0) > _BUSY_PCT:
+        share = "" if load is None else f", {load:.0f} % of its time in use"
+        observer.say(
+            f"warning: the GPU is busy ({others or 0} processes{share}); times will not be those of a free one"
+        )
+    seconds = rounds * sum(estimate.seconds for estimate in estimate_cells(plan))
+    if seconds > LONG_S:
+        observer.say(
+            f"this may take up to {seconds / 60:.0f} minutes; --dry-run tells more, --backend and axes narrow it"
+        )
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises UsageError for a setting that is not there, or has a value that it cannot have."""
+    try:
+        Settings.from_json({**Settings().to_json(), **settings})
+    except ValueError as problem:
+        raise UsageError(f"settings: {problem} (allowed: {', '.join(Settings().to_json())})") from None
