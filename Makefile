@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 ARGS ?=
-BASELINE ?= results/baselines/nvidia-h200.json
+REV ?= main
+BASELINE ?=
 CHECK_OUT ?= runs/check-gpu
 
 .PHONY: speed test test-full test-gpu check-gpu lint types workflows clean
@@ -31,15 +32,15 @@ test-full: $(VENV)/.installed lint types
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-# Correctness first: what computes something else may well be faster. ARGS are those of `glabench check`. Its runs go to a
-# new folder each time; reports of an earlier check go, so that none can pass for this one's.
+# Against the revision REV, measured in turns with it; or against a file: make check-gpu BASELINE=FILE. Correctness first:
+# what computes something else may well be faster. ARGS are those of `glabench check`. Its runs go to a new folder each
+# time; reports of an earlier check go, so that none can pass for this one's.
 check-gpu: $(VENV)/.installed
-	@test -f $(BASELINE) || { echo "no $(BASELINE); make it with: $(BIN)/glabench baseline save --out $(BASELINE)"; exit 2; }
 	mkdir -p $(CHECK_OUT)
 	rm -f $(CHECK_OUT)/tests.xml $(CHECK_OUT)/check.md $(CHECK_OUT)/check.json $(CHECK_OUT)/check.xml
 	$(MAKE) test-gpu ARGS=--junitxml=$(CHECK_OUT)/tests.xml
-	$(BIN)/glabench check --baseline $(BASELINE) --out $(CHECK_OUT)/$$(date +%Y%m%d-%H%M%S) \
-		--markdown $(CHECK_OUT)/check.md --json $(CHECK_OUT)/check.json --junit $(CHECK_OUT)/check.xml $(ARGS)
+	$(BIN)/glabench check $(if $(BASELINE),--baseline $(BASELINE),--rev $(REV)) \
+		--out $(CHECK_OUT)/$$(date +%Y%m%d-%H%M%S) --markdown $(CHECK_OUT)/check.md --json $(CHECK_OUT)/check.json --junit $(CHECK_OUT)/check.xml $(ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -42,7 +42,7 @@ def run(
     sweep: str | Path | Sweep,
     *,
     out: str | Path | None = None,
-    plugins: Sequence[str | Path] = (),
+    plugins: str | Path | Sequence[str | Path] = (),
     on_record: Callable[[Record], None] | None = None,
     device: str = "auto",
     settings: Mapping[str, Any] = _NO_SETTINGS,
@@ -52,14 +52,13 @@ def run(
 
     `axes` change it: text of the axis grammar or Python's values (`seqlen="1k..16k"`, `batch=8`, `chunk=[16, None]`,
     `materialize=True`, `backend=["gla-triton"]`); the axis `pass` is `pass_`. `out` is the run folder, by default a new
-    one under runs/. `plugins` are files that bring backends; `on_record` is called with each record when it is on the
-    disk. `device` is auto, cpu, cuda or cuda:N; `settings` are fields of `glabench.measure.settings.Settings`, times in
-    seconds. A failed cell is a record with a status and a reason.
+    one under runs/. `plugins` is a file that brings backends, or several; `on_record` is called with each record when it
+    is on the disk. `device` is auto, cpu, cuda or cuda:N; `settings` are fields of `glabench.measure.settings.Settings`,
+    times in seconds. A failed cell is a record with a status and a reason.
 
     Raises UsageError, NothingToRunError and other GlabenchErrors, each with a message that says how to mend it.
     """
-    check_settings(settings)
-    request = Request(sweep, None, _named(axes), settings, device, plugins)
+    request = _request(sweep, axes, settings, device, plugins)
     return measure_run(request, _path(out), _observer(on_record))
 
 
@@ -91,7 +90,10 @@ def compare(
 def compare_versions(
     rev: str, *, sweep: str | Path | Sweep = "guard", rounds: int = 4, same_within: float = SAME_WITHIN, **options: Any
 ) -> Comparison:
-    """Two git revisions (`main..HEAD`) measured in turns. Other options are those of `run`."""
+    """Two git revisions (`main..HEAD`) measured in turns.
+
+    Other options are those of `run`, and `resume=True` to go on with the rounds in `out`.
+    """
     request, counted, observer = _rounds_request(sweep, rounds, options)
     return compare_revisions(request, rev, counted, Limits.of(time=same_within, first_call=None), observer)
 
@@ -107,8 +109,9 @@ def check(
 ) -> Comparison:
     """Whether the working tree is slower, larger or less accurate than a revision (`rev="main"`) or a baseline file.
 
-    `limits` are by metric (`{"time": 0.05}`, 5 %). Other options are those of `run`; with a baseline, its own sweep and
-    settings count. `Comparison.exit_code` is that of `glabench check`. Raises UsageError unless one of both is given.
+    `limits` are by metric (`{"time": 0.05}`, 5 %). Other options are as in `compare_versions`; with a baseline, its own
+    sweep and settings count. `Comparison.exit_code` is that of `glabench check`. Raises UsageError unless one of both
+    is given.
     """
     if (rev is None) == (baseline is None):
         raise UsageError("check: give either rev or baseline")
@@ -122,15 +125,22 @@ def _rounds_request(
     sweep: str | Path | Sweep, rounds: int, options: Mapping[str, Any]
 ) -> tuple[Request, Rounds, Observer]:
     axes = dict(options)
-    out, plugins, on_record = axes.pop("out", None), axes.pop("plugins", ()), axes.pop("on_record", None)
-    device, settings = axes.pop("device", "auto"), axes.pop("settings", {})
+    counted = Rounds(rounds, _path(axes.pop("out", None)), axes.pop("resume", False))
+    observer = _observer(axes.pop("on_record", None))
+    settings, device, plugins = axes.pop("settings", {}), axes.pop("device", "auto"), axes.pop("plugins", ())
+    return _request(sweep, axes, settings, device, plugins), counted, observer
+
+
+def _request(
+    sweep: str | Path | Sweep,
+    axes: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    device: str,
+    plugins: str | Path | Sequence[str | Path],
+) -> Request:
     check_settings(settings)
-    request = Request(sweep, None, _named(axes), settings, device, plugins)
-    return request, Rounds(rounds, _path(out)), _observer(on_record)
-
-
-def _named(axes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.removesuffix("_"): value for name, value in axes.items()}
+    named = {name.removesuffix("_"): value for name, value in axes.items()}
+    return Request(sweep, None, named, settings, device, [plugins] if isinstance(plugins, str | Path) else plugins)
 
 
 def _path(out: str | Path | None) -> Path | None:

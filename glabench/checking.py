@@ -29,6 +29,10 @@ class Rounds:
     out: Path | None = None
     resume: bool = False
 
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UsageError(f"rounds: {self.count} is out of range (allowed: 1 or more)")
+
     def folder(self, name: str, option: str = "--out") -> Path:
         """The folder of the runs, by default a new one. Raises UsageError if there is nothing in it to go on with."""
         if self.resume and (self.out is None or not self.out.is_dir()):
