@@ -52,8 +52,8 @@ def run(
 
     `axes` change it: text of the axis grammar or Python's values (`seqlen="1k..16k"`, `batch=8`, `chunk=[16, None]`,
     `materialize=True`, `backend=["gla-triton"]`); the axis `pass` is `pass_`. `out` is the run folder, by default a new
-    one under runs/. `plugins` is a file that brings backends, or several; `on_record` is called with each record when it
-    is on the disk. `device` is auto, cpu, cuda or cuda:N; `settings` are fields of `glabench.measure.settings.Settings`,
+    one under runs/. `plugins` is a file that brings backends, or several; `on_record` is called with each record that
+    is on the disk. `device` is auto, cpu, cuda or cuda:N; `settings` are those of `glabench.measure.settings.Settings`,
     times in seconds. A failed cell is a record with a status and a reason.
 
     Raises UsageError, NothingToRunError and other GlabenchErrors, each with a message that says how to mend it.

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from glabench.measure.ceiling import measure_ceilings
-from glabench.measure.clock import sm_clock
+from glabench.devices.clock import sm_clock
+from glabench.devices.nvml import open_nvml
 from glabench.measure.known import spin
+from glabench.measure.roofs import find_ceilings
 from glabench.measure.timer import CudaTimer
-from glabench.records.nvml import open_nvml
 
 SMALL = ["--batch", "2", "--heads", "4", "--head-dim", "64", "--time-limit", "0.2"]
 
@@ -84,7 +84,7 @@ def test_the_clock_counts_what_the_device_can_reach():
 
 
 def test_ceilings_are_those_of_a_gpu():
-    found = measure_ceilings()
+    found = find_ceilings("cuda:0")
     assert found.copy_gbps > 100
     assert found.product_tflops > 10
 

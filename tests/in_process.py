@@ -1,0 +1,106 @@
+"""The command line inside of this process, with made-up workers: what is tested is the flow, and costs no process.
+
+A made-up worker has no time of its own: it answers with what the plugin's backend `says` of a cell.
+"""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
+from functools import cache
+from io import StringIO
+from unittest import mock
+from zlib import crc32
+
+import numpy as np
+import simulated
+
+from glabench import cli
+from glabench.backends import load_registry
+from glabench.devices.choice import parse_device
+from glabench.devices.environment import collect
+from glabench.errors import RenamedWarning
+from glabench.measure.outcome import failure
+
+# Commit it, change it: that is a revision that is slower, wrong or busy.
+PLUGIN = """
+from glabench.backends import Backend
+
+class Steady(Backend):
+    name, op, title = "steady", "linear", "takes as long as it says"
+
+    def says(self, cell):
+        return {"ms": 4.0, "error": 0.001, "first_call_s": 0.1}
+
+    def bind(self, inputs, cell):
+        raise AssertionError("a made-up worker calls nothing")
+
+BACKENDS = [Steady]
+"""
+
+
+class MadeUpWorker:
+    """Stands for a process."""
+
+    def __init__(self, job, variables, show_errors=False):
+        self._job = job
+        self._backend = load_registry(job.plugins)[job.backend]
+        self._generator = np.random.default_rng(crc32(job.run_id.encode()))
+
+    def measure(self, cell):
+        if reason := self._backend.unavailable(cell.device) or self._backend.supports(cell):
+            return failure(self._job, cell, "unsupported", reason)
+        said = self._backend.says(cell) if hasattr(self._backend, "says") else {"ms": 1.0, "error": 0.001}
+        if "status" in said:
+            return failure(self._job, cell, said["status"], "as it says")
+        world = replace(simulated.STEADY, noise=said.get("noise", simulated.STEADY.noise))
+        samples = world.round(self._generator, said["ms"])
+        fields = {"rel_error": {"o": said["error"]}, "first_call_s": said.get("first_call_s", 0.1)}
+        made_up = simulated.record(samples, cell, peak_allocated_mib=None, peak_resident_mib=1.0, **fields)
+        return replace(made_up, run_id=self._job.run_id, code=self._job.code)
+
+    def close(self):
+        pass
+
+
+@cache
+def environment():
+    """That of this process, which has torch already."""
+    return collect("cpu")
+
+
+def probe(device="auto"):
+    parse_device(device, 0)
+    return environment()
+
+
+@contextmanager
+def made_up_workers() -> Iterator[None]:
+    """No process is started for the environment or for a cell."""
+    with ExitStack() as stack:
+        for place in ("glabench.scheduling.plan.probe", "glabench.cli.env.probe"):
+            stack.enter_context(mock.patch(place, probe))
+        for place in ("glabench.scheduling.runs.ProcessWorker", "glabench.scheduling.versions.ProcessWorker"):
+            stack.enter_context(mock.patch(place, MadeUpWorker))
+        stack.enter_context(mock.patch.object(sys, "path", list(sys.path)))
+        yield
+
+
+def glabench(folder, *arguments):
+    """What the command does in a folder: its exit code, stdout and stderr."""
+    stdout, stderr = StringIO(), StringIO()
+    with ExitStack() as stack:
+        stack.enter_context(made_up_workers())
+        stack.enter_context(chdir(folder))
+        stack.enter_context(mock.patch.object(sys, "argv", ["glabench", *map(str, arguments)]))
+        stack.enter_context(mock.patch.object(cli, "_end_like_an_interruption"))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("default", RenamedWarning)
+        stack.enter_context(redirect_stdout(stdout))
+        stack.enter_context(redirect_stderr(stderr))
+        try:
+            cli.main()
+        except SystemExit as end:
+            return end.code, stdout.getvalue(), stderr.getvalue()
+    raise AssertionError("the command did not end")
