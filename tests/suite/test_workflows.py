@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from glabench.cli.app import app
+from glabench.cli.app import make_app
+from glabench.cli.options import find_axes
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github/workflows").iterdir()}
@@ -35,6 +36,9 @@ def scripts(text):
 
 def options(text):
     return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+
+
+[GPU_SCRIPT] = [script for script in scripts(WORKFLOWS["gpu-regression.yml"]) if "make check-gpu" in script]
 
 
 def test_scripts_are_found():
@@ -90,16 +94,62 @@ def dry_run(*arguments):
     return subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_check_tests_first_and_knows_every_option_that_it_is_given():
-    done = dry_run("check-gpu", "ARGS=--strict", "CHECK_OUT=there").replace("\\\n", "")
+def check_of(done):
+    """The call of `glabench check` in what make would do; the tests of the kernels have to come before it."""
+    done = done.replace("\\\n", "")
     tests, check = (
         re.search(rf"^\.venv/bin/{name} .*", done, re.MULTILINE)[0] for name in ("python -m pytest", "glabench check")
     )
     assert done.index(tests) < done.index(check)
     assert tests.endswith("tests/gpu --junitxml=there/tests.xml")
+    return check
+
+
+def test_the_check_tests_first_and_measures_in_turns_with_a_revision_or_against_a_file():
+    check = check_of(dry_run("check-gpu", "ARGS=--strict", "CHECK_OUT=there"))
+    assert "--rev main" in check
     assert check.endswith("--strict")
-    [script] = [script for script in scripts(WORKFLOWS["gpu-regression.yml"]) if "make check-gpu" in script]
+    assert "--rev abc1234" in check_of(dry_run("check-gpu", "REV=abc1234", "BASELINE=", "CHECK_OUT=there"))
+    against_file = check_of(dry_run("check-gpu", "REV=abc1234", "BASELINE=b.json", "CHECK_OUT=there"))
+    assert "--baseline b.json" in against_file
+    assert "--rev" not in against_file
+
+
+def test_the_check_knows_every_option_that_it_is_given():
+    check = check_of(dry_run("check-gpu", "CHECK_OUT=there"))
+    app = make_app(find_axes([]))
     known = {name for option in typer.main.get_command(app).commands["check"].params for name in option.opts}
-    assert options(check) >= {"--baseline", "--out", "--strict"}
-    assert options(script) == {"--max-slowdown", "--yardstick", "--strict"}
-    assert options(check) | options(script) <= known
+    assert options(GPU_SCRIPT) == {"--max-slowdown", "--strict"}
+    assert options(check) | {"--baseline"} | options(GPU_SCRIPT) <= known
+
+
+def test_a_pull_request_is_checked_against_the_commit_that_it_is_based_on():
+    text = WORKFLOWS["gpu-regression.yml"]
+    assert next(values("BASE", text)).startswith("${{ inputs.rev || github.event.pull_request.base.sha")
+    assert list(values("fetch-depth", text)) == ["0"]
+    given = re.search(r"make check-gpu (.*)", GPU_SCRIPT)[1]
+    assert set(re.findall(r"([A-Z_]+)=", given)) == {"CHECK_OUT", "REV", "BASELINE", "ARGS"}
+    # Inputs that are asked for are used, and none is used that is not asked for.
+    asked = set(re.findall(r"^      ([a-z-]+):$", text.partition("permissions:")[0], re.MULTILINE))
+    assert set(re.findall(r"inputs\.([a-z-]+)", text)) == asked == {"rev", "baseline", "max-slowdown", "strict"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("BASE", "main;reboot"), ("BASE", "$(id)"), ("FILE", "a b"), ("MAX_SLOWDOWN", "--json"), ("FILE", "x\ny")],
+)
+def test_an_input_that_is_no_plain_word_never_reaches_make(tmp_path, name, value):
+    (tmp_path / "make").write_text("#!/bin/sh\necho made > made\n")
+    (tmp_path / "make").chmod(0o755)
+    plain = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BASE": "origin/main", "FILE": "", "MAX_SLOWDOWN": "5%"}
+
+    def call(**changes):
+        command = ["bash", "-e", "-c", GPU_SCRIPT]
+        return subprocess.run(command, cwd=tmp_path, env={**plain, **changes}, capture_output=True, text=True)
+
+    refused = call(**{name: value})
+    assert refused.returncode == 2
+    assert refused.stdout.startswith("::error::")
+    assert not (tmp_path / "made").exists()
+    assert call().returncode == 0
+    assert (tmp_path / "made").exists()
