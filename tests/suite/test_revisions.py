@@ -214,7 +214,7 @@ def test_runs_without_a_common_cell_cannot_be_compared(run):
         (["one", "two", "--resume"], "--resume: is for measuring"),
         (["one", "two", "--no-energy"], "--energy: is for measuring"),
         (["--rev", "HEAD", "--out", "."], "--out: '.' is not empty; rounds need a new folder"),
-        (["--rev", "HEAD", "--resume"], "--resume: name the folder of the rounds to go on with, got none"),
+        (["--rev", "HEAD", "--resume"], "--resume: name the folder of the rounds to go on with: --out FOLDER"),
         (["--rev", "HEAD", "--resume", "--out", "there"], "--resume: name the folder of the rounds"),
     ],
 )

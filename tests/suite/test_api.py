@@ -1,0 +1,173 @@
+"""The Python API, as a notebook uses it: `import glabench`."""
+
+import os
+import subprocess
+import sys
+
+import in_process
+import pandas as pd
+import pytest
+from in_process import PLUGIN
+
+import glabench
+from glabench.errors import GlabenchError, InterruptedRunError, UsageError
+from glabench.sweeps import Variant
+from glabench.verdicts import FAILING
+
+TINY = {"batch": 1, "heads": 1, "head_dim": 16, "pass_": "fwd"}
+QUICK = {"settings": {"time_limit_s": 0.02}}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A run by a process of its own, and the records that were told of meanwhile."""
+    told = []
+    out = tmp_path_factory.mktemp("api") / "run"
+    axes = {"seqlen": [16, 32], "backend": "linear-torch", **TINY}
+    return glabench.run("cpu-smoke", out=out, on_record=told.append, device="cpu", **axes, **QUICK), told
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder with a plugin, in which made-up workers measure."""
+    (tmp_path / "steady.py").write_text(PLUGIN)
+    monkeypatch.chdir(tmp_path)
+    with in_process.made_up_workers():
+        yield tmp_path
+
+
+def test_importing_is_quick_and_loads_nothing_heavy():
+    probe = "import glabench, sys, time\nassert glabench.run and glabench.check and glabench.Sweep\n"
+    probe += "print(time.process_time(), [m for m in ('torch', 'pandas', 'matplotlib', 'rich') if m in sys.modules])"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=variables)
+    seconds, modules = done.stdout.split(maxsplit=1)
+    assert modules.strip() == "[]"
+    assert float(seconds) < 0.5
+
+
+def test_everything_that_is_promised_is_there_and_documented():
+    assert {"run", "resume", "load", "compare", "compare_versions", "check", "Run", "Sweep"} <= set(glabench.__all__)
+    assert set(glabench.__all__) <= set(dir(glabench))
+    assert all(getattr(glabench, name).__doc__ for name in glabench.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'rum'"):
+        _ = glabench.rum
+
+
+def test_a_run_is_measured_and_every_record_told_of(measured):
+    run, told = measured
+    assert run.complete
+    assert (run.cells, run.name, run.sweep.name) == (2, "run", "run")
+    assert told == list(run.records)
+    assert [record.status for record in told] == ["ok", "ok"]
+    assert run.environment["device"] == "cpu"
+    assert run.environment["settings"]["time_limit_s"] == 0.02
+    assert run.environment["packages"]["torch"]
+
+
+def test_a_table_has_one_row_per_record_and_numbers_in_its_columns(measured):
+    table = measured[0].table()
+    assert list(table["seqlen"]) == [16, 32]
+    assert list(table["key_dim"]) == [16, 16]
+    assert (table["time_ms"] > 0).all()
+    assert (table["error"] < 1e-5).all()
+    assert (table.groupby("seqlen")["peak_mib"].max() > 0).all()
+    assert pd.api.types.is_numeric_dtype(table["seqlen"])
+    assert table.loc[0, "cell"] == "linear-torch fwd B=1 T=16 H=1 K=16 V=16 fp32"
+
+
+def test_a_run_is_loaded_as_it_was_returned_and_compares_with_itself(measured):
+    run, _ = measured
+    assert glabench.load(run.path) == run
+    assert glabench.load(str(run.path)) == run
+    found = glabench.compare(run, run.path)
+    assert list(found.table()["ratio"]) == [1, 1]
+    assert not {"slower", "faster"} & set(found.table()["verdict"])
+
+
+def test_two_runs_of_a_plugin_are_compared(here):
+    one = glabench.run("cpu-smoke", seqlen="16..64", backend="steady", plugins="steady.py", out="one", **TINY)
+    (here / "steady.py").write_text(PLUGIN.replace("4.0", "6.0"))
+    two = glabench.run("cpu-smoke", seqlen=[16, 64], backend=["steady"], plugins=["steady.py"], out="two", **TINY)
+    assert [len(one.records), len(two.records)] == [3, 2]
+    found = glabench.compare(one, two, same_within=0.1)
+    assert found.table().set_index("seqlen")["verdict"].to_dict() == {16: "slower", 32: "not compared", 64: "slower"}
+    assert found.table()["ratio"].median() == pytest.approx(1.5, rel=0.02)
+    assert found.exit_code({"slower"}) == 1
+    assert found.exit_code(()) == 0
+
+
+def test_a_run_goes_on_with_its_own_sweep_plugins_and_settings(here, monkeypatch):
+    told = []
+
+    def stop_at_the_second(record):
+        told.append(record)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    options = {"plugins": "steady.py", "out": "run", "seqlen": "16..64", "backend": "steady", **TINY, **QUICK}
+    with pytest.raises(InterruptedRunError, match="what was measured is kept, go on with: --resume run"):
+        glabench.run("cpu-smoke", on_record=stop_at_the_second, **options)
+    partial = glabench.load("run")
+    assert (len(partial.records), partial.cells, partial.complete) == (2, 3, False)
+    assert glabench.resume("run", on_record=told.append).complete
+    assert [record.cell.seqlen for record in told] == [16, 32, 64]
+
+
+def test_a_sweep_may_be_an_object(here):
+    axes = {"seqlen": "16", "batch": "1", "heads": "1", "head_dim": "16", "dtype": "fp32", "pass": "fwd"}
+    sweep = glabench.Sweep("mine", axes, (Variant("steady"),))
+    run = glabench.run(sweep, plugins="steady.py")
+    assert run.path.name.startswith("mine-")
+    assert run.path.parent.name == "runs"
+    assert len(run.records) == 1
+
+
+def test_revisions_are_compared_and_checked(here):
+    (here / ".gitignore").write_text("runs/\n__pycache__/\n")
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "a"]):
+        subprocess.run(["git", *who, *command], check=True)
+    (here / "steady.py").write_text(PLUGIN.replace("4.0", "6.0"))
+    options = {"sweep": "cpu-smoke", "seqlen": 16, "backend": "steady", "plugins": "steady.py", **TINY}
+    told = []
+    found = glabench.check(rev="main", rounds=1, out="there", on_record=told.append, **options)
+    assert found.exit_code(FAILING) == 1
+    assert len(told) == 2 + 8  # both once, then four pairs of what is doubtful
+    assert glabench.check(rev="main", limits={"time": 0.6}, **options).exit_code(FAILING) == 0
+    again = glabench.check(rev="main", rounds=1, out="there", resume=True, **options)
+    assert again.to_json() == found.to_json()
+    assert glabench.compare_versions("WORKTREE", rounds=1, **options).summary().startswith("1 slower")
+    with pytest.raises(UsageError, match="--resume: name the folder of the rounds to go on with"):
+        glabench.check(rev="main", resume=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: glabench.run("cpu-smok"), "did you mean 'cpu-smoke'"),
+        (lambda: glabench.run("cpu-smoke", seqlne=16), "--seqlne: there is no such axis"),
+        (lambda: glabench.run("cpu-smoke", seqlen=-16), "--seqlen: an axis takes a text such as"),
+        (lambda: glabench.run("cpu-smoke", seqlen="16k..1k"), "^seqlen: '16k..1k' runs downwards"),
+        (lambda: glabench.run("cpu-smoke", backend="linear-trch"), "did you mean 'linear-torch'"),
+        (lambda: glabench.run("cpu-smoke", device="cuda:3"), "--device: 'cuda:3' is not there"),
+        (lambda: glabench.run("cpu-smoke", plugins="nowhere.py"), "there is no Python file 'nowhere.py'"),
+        (lambda: glabench.run("cpu-smoke", settings={"time_limit": 1}), "settings: unknown settings: ..time_limit"),
+        (lambda: glabench.run("cpu-smoke", settings={"time_limit_s": "1"}), "settings: time_limit_s: expected"),
+        (lambda: glabench.run("cpu-smoke", settings={"timing": "cool"}), "settings: timing: "),
+        (lambda: glabench.load("nowhere"), "'nowhere' is not a run folder"),
+        (lambda: glabench.resume("nowhere"), "'nowhere' is not a run folder"),
+        (lambda: glabench.compare("nowhere", "nowhere"), "'nowhere' is not a run folder"),
+        (lambda: glabench.check(), "give either rev or baseline"),
+        (lambda: glabench.check(rev="main", baseline="b.json"), "give either rev or baseline"),
+        (lambda: glabench.check(rev="main", limits={"tme": 1}), "limits: tme=1 limits nothing"),
+        (lambda: glabench.check(rev="main", rounds=0), "rounds: 0 is out of range"),
+        (lambda: glabench.check(baseline="nowhere.json"), "cannot read 'nowhere.json'"),
+    ],
+)
+def test_a_mistake_is_an_exception_that_says_how_to_mend_it(here, call, words):
+    with pytest.raises(UsageError, match=words) as raised:
+        call()
+    assert isinstance(raised.value, GlabenchError)
+    assert "\n" not in str(raised.value)
+    assert not (here / "runs").exists()
