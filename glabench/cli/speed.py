@@ -9,7 +9,7 @@ from glabench.cli.measuring import measure
 from glabench.cli.options import SweepOptions
 
 ResumedRun = Annotated[
-    Path | None, typer.Argument(metavar="[RUN]", help="With --resume: the run to go on with.", show_default=False)
+    Path | None, typer.Argument(metavar="RUN", help="With --resume: the run to go on with.", show_default=False)
 ]
 
 

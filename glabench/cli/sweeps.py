@@ -15,7 +15,7 @@ from glabench.sweeps.load import preset_text
 
 def sweeps(
     name: Annotated[
-        str | None, typer.Argument(metavar="[SWEEP]", help="Print this preset's .toml.", autocompletion=preset_names)
+        str | None, typer.Argument(metavar="SWEEP", help="Print this preset's .toml.", autocompletion=preset_names)
     ] = None,
     json_to: JsonOption = None,
 ) -> None:

@@ -179,6 +179,9 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool) -> None:
     axes = plot.axes
     if is_scale:
         axes.set_xscale("log", base=2)
+    # An x at which everything failed has a mark, and so its place.
+    axes.update_datalim([(place, 1.0) for place in places.values()], updatey=False)
+    axes.autoscale_view(scaley=False)
     shown = list(places)[:: -(-len(places) // _MOST_TICKS)]
     axes.set_xticks([places[x] for x in shown], [show_x(x) for x in shown])
     axes.xaxis.set_minor_formatter(NullFormatter())

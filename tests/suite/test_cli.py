@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import in_process
 import pytest
@@ -90,8 +91,9 @@ def test_a_run_ends_with_a_report_and_a_line_that_names_it(measured):
 def test_a_backend_that_is_not_installed_says_how_to_install_it(measured):
     record = RunFolder.open(measured[0]).records()[-1]
     assert record.cell.backend == "flash-attn"
-    assert "needs a GPU" in record.reason
-    assert "flash_attn is not installed; install with: pip install 'glabench[flash-attn]'" in record.reason
+    assert record.reason.startswith("needs a GPU; there is none here")
+    if find_spec("flash_attn") is None:
+        assert "flash_attn is not installed; install with: pip install 'glabench[flash-attn]'" in record.reason
 
 
 @pytest.mark.full
@@ -118,8 +120,7 @@ def test_a_reader_that_leaves_and_a_full_disk_are_one_line_at_most(glabench):
     os.close(read)
     code, _, stderr = glabench("sweeps", stdout=write)
     os.close(write)
-    assert code == 2
-    assert stderr == "glabench: error: cannot write: Broken pipe\n"
+    assert (code, stderr) == (1, "")
     with open("/dev/full", "w") as full:  # noqa: PTH123
         code, _, stderr = glabench("sweeps", "--json", "-", stdout=full)
     assert code == 2
@@ -261,7 +262,7 @@ def test_a_wrong_key_in_a_users_sweep_is_named(run, tmp_path):
     (tmp_path / "mine.toml").write_text('[axes]\nseqlne = "1k"\n[[backends]]\nname = "sdpa-math"\n')
     code, _, stderr = run("run", "mine.toml")
     assert code == 2
-    assert "seqlne: there is no such axis" in stderr
+    assert "'seqlne': there is no such axis" in stderr
     assert "did you mean 'seqlen'?" in stderr
 
 
@@ -293,7 +294,7 @@ def test_a_bug_is_a_traceback_and_a_code_of_its_own(run, monkeypatch):
     assert "ZeroDivisionError" in stderr
 
 
-def test_a_closed_terminal_and_a_batch_system_end_a_run_as_ctrl_c_does(glabench):
+def test_a_closed_terminal_and_a_batch_system_end_a_run_as_ctrl_c_does():
     probe = "import signal, glabench.cli as c; c._end_like_an_interruption()\n"
     probe += "print([signal.getsignal(n) is c._interrupt for n in (signal.SIGTERM, signal.SIGHUP)])"
     for ignored, taken in ((signal.SIG_DFL, [True, True]), (signal.SIG_IGN, [True, False])):
