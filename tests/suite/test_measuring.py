@@ -7,13 +7,13 @@ import fake_backends
 import pytest
 import torch
 from fake_timer import FakeTimer, constant
+from glabench.measure.process import WorkerDiedError, WorkerTimeoutError
+from glabench.measure.runner import run_cells
 
 from glabench.backends import load_registry
 from glabench.measure.accuracy import check_accuracy, relative_error, small_cell
 from glabench.measure.cell import CellMeter
 from glabench.measure.outcome import failure_of, one_line
-from glabench.measure.process import WorkerDiedError, WorkerTimeoutError
-from glabench.measure.runner import run_cells
 from glabench.measure.settings import Settings
 from glabench.records import Record
 from glabench.sweeps import Cell

@@ -1,94 +1,151 @@
-"""The README says what is so."""
+"""The README and the documents say what is so."""
 
+import json
 import re
+import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from glabench.backends import load_registry
-from glabench.cli.options import SweepOptions
+from glabench.cli.app import make_app
+from glabench.cli.options import find_axes
 from glabench.errors import ExitCode
-from glabench.sweeps import AXES
-from glabench.sweeps.load import parse_sweep
+from glabench.records import Measured
+from glabench.records.metrics import METRICS
+from glabench.sweeps import load_sweep
+from glabench.verdicts import Baseline
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PAGES.items()}
+README, METHOD, RECORDS = TEXTS["README.md"], TEXTS["docs/method.md"], TEXTS["docs/records.md"]
 
 
-def test_every_number_in_its_table_is_in_the_report_of_the_run():
-    rows = re.search(r"<!-- rows of (\S+) -->\n((?:\|.*\n)+)", README)
-    report = (ROOT / rows[1]).read_text(encoding="utf-8").split("**forward + backward**, median ms")[1]
-    assert rows[2].count("\n") == 11
-    assert rows[2] in report
+def test_it_is_short():
+    assert len(README.split()) <= 900
 
 
-def rows_of_runs():
-    """Every row that names a run's report: the report, the pass, the columns' labels and the row's cells."""
-    labels = []
-    for line in README.splitlines():
-        if line.startswith("| run | pass | "):
-            labels = line.strip("| ").split(" | ")[2:]
-        elif row := re.fullmatch(r"\| \[.*\]\((results/\S+)\) \| ([^|]+) \| (.*) \|", line):
-            yield row[1], row[2], labels, [cell.strip() for cell in row[3].split(" | ")]
+def tables_of_runs():
+    for page, text in TEXTS.items():
+        for found in re.finditer(r"<!-- rows of (\S+) -->\n((?:\|.*\n)+)", text):
+            yield pytest.param(found[1], found[2].splitlines(), id=f"{page}-{found[1]}")
 
 
-@pytest.mark.parametrize(("report", "pass_", "labels", "cells"), list(rows_of_runs()))
-def test_every_time_at_the_sizes_of_models_is_in_the_report_of_its_run(report, pass_, labels, cells):
-    text = (ROOT / report).read_text(encoding="utf-8")
-    times = re.search(rf"\*\*{re.escape(pass_)}\*\*, median ms.*?\n\n((?:\|.*\n)+)", text)[1]
-    known = dict(re.findall(r"\| ([^|]+) \| ([^|]+) \|", times))
-    assert cells == [known[label].removesuffix(" (×1)") if label == "fla-gla" else known[label] for label in labels]
+@pytest.mark.parametrize(("report", "rows"), list(tables_of_runs()))
+def test_every_row_of_a_table_is_in_the_report_that_it_names(report, rows):
+    known = (ROOT / report).read_text(encoding="utf-8").splitlines()
+    assert len(rows) > 4
+    assert [row for row in rows if row not in known and set(row) - set("|-: ")] == []
 
 
-def test_both_tables_of_runs_are_found():
-    assert [len(labels) for _, _, labels, _ in rows_of_runs()] == 8 * [5] + 2 * [4]
+def test_the_tables_are_found():
+    assert len(list(tables_of_runs())) == 3
 
 
-METHOD = (ROOT / "docs/method.md").read_text(encoding="utf-8")
+def test_the_readmes_times_are_of_forward_and_backward():
+    report = (ROOT / "results/h200-paper-fig2/report.md").read_text(encoding="utf-8")
+    both = report.split("**forward + backward**, median time")[1].split("**forward + backward**, peak memory")[0]
+    rows = re.findall(r"^\| (?:gla|linear|fla|sdpa|flash|mamba).*$", README, re.MULTILINE)
+    assert len(rows) == 7
+    assert all(row in both for row in rows)
 
 
-def test_every_number_in_the_methods_tables_is_in_the_validation():
-    tables = re.findall(r"<!-- rows of (\S+) -->\n((?:\|.*\n)+)", METHOD)
-    assert len(tables) == 2
-    assert all(rows in (ROOT / report).read_text(encoding="utf-8") for report, rows in tables)
+def targets():
+    for page, text in TEXTS.items():
+        for target in sorted(set(re.findall(r"\]\(((?!http)[^)#]+)\)", text))):
+            yield pytest.param(PAGES[page].parent / target, id=f"{page}-{target}")
 
 
-@pytest.mark.parametrize(("trial", "outcomes"), [("unchanged", [27, 0, 0]), ("slowed", [24, 3, 0])])
-def test_the_methods_trial_of_the_gate_is_what_was_found(trial, outcomes):
-    import json
+@pytest.mark.parametrize("path", list(targets()))
+def test_every_link_leads_to_a_file(path):
+    assert path.exists()
 
-    found = json.loads((ROOT / f"results/h200-gate-trial/{trial}/check.json").read_text())
-    assert [sum(f["outcome"] == name for f in found) for name in ("fine", "regression", "unclear")] == outcomes
+
+def commands():
+    """Every `glabench ...` in a page, once."""
+    found = {}
+    for text in TEXTS.values():
+        code = [*re.findall(r"`(glabench [^`\n]+)`", text), *re.findall(r"^(glabench .+)$", text, re.MULTILINE)]
+        found |= {line.split("  #")[0].split(" > ")[0].strip(): None for line in code}
+    return list(found)
+
+
+@pytest.fixture(scope="module")
+def app():
+    import typer.main
+
+    return typer.main.get_command(make_app(find_axes([])))
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_that_a_page_shows_exists_with_its_options(app, line):
+    words = shlex.split(line)[1:]
+    command = app
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    assert command is not app or words[:1] == ["--help"]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word.split("=")[0] for word in words if word.startswith("-")} <= known | {"--help"}
+
+
+def test_many_commands_are_shown():
+    assert len(commands()) > 20
+
+
+def test_metrics_that_the_readme_names_exist():
+    named = re.search(r"--metric ([a-z_,]+)", README)[1].split(",")
+    assert set(named) <= {metric.name for metric in METRICS}
+
+
+def test_the_readmes_plugin_is_one(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(re.search(r"```python\n(from glabench.backends.*?)```", README, re.DOTALL)[1])
+    assert load_registry([str(file)])["mine"].op == "softmax"
+
+
+def test_the_plugin_pages_parameter_is_an_axis(tmp_path):
+    file = tmp_path / "windowed.py"
+    file.write_text(
+        re.search(r"```python\n(.*?)```", TEXTS["docs/plugins.md"], re.DOTALL)[1] + "\nBACKENDS = [Windowed]\n"
+    )
+    assert "window" in load_registry([str(file)]).traits()["windowed"].parameters
+
+
+def test_every_field_and_every_exit_code_is_explained():
+    words = set(re.findall(r"`([^`]+)`", RECORDS))
+    named = {word for text in words for word in text.split()}
+    assert {field.name for field in fields(Measured)} <= named
+    assert all(f"| {int(code)} |" in RECORDS for code in ExitCode)
+
+
+def test_presets_that_pages_name_exist():
+    for text in TEXTS.values():
+        for name in re.findall(r"glabench run ([a-z][a-z0-9.-]+)(?:\s|`)", text):
+            if not name.endswith(".toml"):
+                load_sweep(name)
+
+
+@pytest.mark.parametrize("trial", ["unchanged", "slowed", "baseline"])
+def test_the_methods_trials_of_the_check_are_what_was_found(trial):
+    found = json.loads((ROOT / f"results/h200-check-trial/{trial}/check.json").read_text())["verdicts"]
     row = next(line for line in METHOD.splitlines() if f"{trial}/check.md" in line)
-    assert [int(cell) for cell in row.strip("| ").split(" | ")[2:]] == outcomes
+    assert [int(cell) for cell in row.strip("| ").split(" | ")[2:]] == [
+        found.get(word, 0) for word in ("same", "slower", "unclear")
+    ]
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(((?!http)[^)]+)\)", METHOD))))
-def test_every_link_of_the_method_leads_to_a_file(target):
-    assert (ROOT / "docs" / target).exists()
+def test_the_stored_baseline_is_still_one():
+    held = Baseline.load(ROOT / "results/baselines/nvidia-h200.json")
+    assert len({record.cell for record in held.rounds[0]}) == 24
+    assert {record.cell.backend for record in held.rounds[0]} <= set(load_registry())
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(((?!http)[^)]+)\)", README))))
-def test_every_link_leads_to_a_file(target):
-    assert (ROOT / target).exists()
-
-
-def test_its_sweep_file_is_right():
-    sweep = parse_sweep("readme", re.search(r"```toml\n(.*?)```", README, re.DOTALL)[1], "README")
-    assert {v.backend for v in sweep.variants} <= set(load_registry())
-
-
-def test_it_names_every_axis_every_option_and_every_exit_code():
-    assert all(axis.option in README for axis in AXES.values())
-    shared = {name for name in SweepOptions.__dataclass_fields__ if name not in AXES} - {"pass_", "json_to", "csv_to"}
-    assert all(f"--{name.replace('_', '-')}" in README for name in shared - {"quiet", "verbose"})
-    assert all(f"| {int(code)} |" in README for code in ExitCode)
-
-
-def test_the_run_that_it_shows_holds_what_the_figure_claims():
-    """The paper's sweep, every cell ok but for the one backend whose memory the README explains."""
-    import json
-
+def test_the_run_that_the_readme_shows_holds_what_it_claims():
+    """The paper's sweep, every cell ok but for the one backend that needs more memory than there is."""
     lines = (ROOT / "results/h200-paper-fig2/records.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert {r["backend"] for r in records if r["status"] != "ok"} == {"gla-torch"}
@@ -98,3 +155,4 @@ def test_the_run_that_it_shows_holds_what_the_figure_claims():
         if r["seqlen"] == 4096 and r["pass"] == "fwd+bwd"
     }
     assert at_4k["gla-triton", True] < at_4k["gla-triton", False] < at_4k["sdpa-flash", None]
+    assert {"flash-attn", "mamba1"} <= {r["backend"] for r in records}

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from glabench.measure.runner import run_cells
 from rich.console import Console
 from test_records import CELL, record
 
 from glabench.cli.output import Messages
-from glabench.measure.runner import run_cells
 from glabench.records import Record, RunFolder
 from glabench.sweeps import load_sweep
 

@@ -6,9 +6,10 @@ from itertools import cycle
 import pytest
 import torch
 from fake_timer import FakeTimer, constant
-
 from glabench.backends.ops import OPS
 from glabench.measure.ceiling import copy_bandwidth_gbps, product_tflops
+from glabench.records.nvml import DeviceState, Nvml
+
 from glabench.measure.energy import energy_per_call
 from glabench.measure.sampling import collect_samples, median_interval, relative_half_width
 from glabench.measure.settings import Settings
@@ -16,7 +17,6 @@ from glabench.measure.timer import Sample, WallTimer
 from glabench.measure.watch import Watch
 from glabench.records import Ceilings, Record, with_rates
 from glabench.records.diagnosis import Diagnosis, diagnose, drift
-from glabench.records.nvml import DeviceState, Nvml
 from glabench.sweeps import Cell
 
 CELL = Cell("any", "gla", "fwd", 2, 40, 3, 8, 16, None, None, "bf16", "logsigmoid/16", "cpu")
