@@ -182,8 +182,13 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool) -> None:
     shown = list(places)[:: -(-len(places) // _MOST_TICKS)]
     axes.set_xticks([places[x] for x in shown], [show_x(x) for x in shown])
     axes.xaxis.set_minor_formatter(NullFormatter())
-    if not is_scale or len(places) == 1:
+    low, high = min(places.values()), max(places.values())
+    if low == high:
         axes.margins(x=0.2)
+    elif is_scale:  # from the first x to the last, even if there are no points, but failures
+        axes.set_xlim(low * (low / high) ** 0.05, high * (high / low) ** 0.05)
+    else:
+        axes.set_xlim(low - 0.2 * (high - low), high + 0.2 * (high - low))
     if plot.quantity.is_linear:
         axes.set_ylim(bottom=0)
     else:

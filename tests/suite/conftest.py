@@ -40,10 +40,11 @@ def run_command(folder, *arguments, workers=None, stdout=None):
     with ExitStack() as stack:
         stack.enter_context(patch.object(sys, "argv", ["glabench", *map(str, arguments)]))
         stack.enter_context(patch.object(sys, "path", list(sys.path)))
-        stack.enter_context(patch("glabench.scheduling.plan.probe", collect))
+        for user in ("scheduling.plan", "cli.env"):
+            stack.enter_context(patch(f"glabench.{user}.probe", collect))
         if workers is not None:
-            stack.enter_context(patch("glabench.scheduling.runs.ProcessWorker", workers))
-            stack.enter_context(patch("glabench.scheduling.versions.ProcessWorker", workers))
+            for user in ("runs", "versions"):
+                stack.enter_context(patch(f"glabench.scheduling.{user}.ProcessWorker", workers))
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(chdir(folder))
         stack.enter_context(redirect_stdout(out))
