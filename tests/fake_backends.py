@@ -78,8 +78,8 @@ class Hanging(Fake):
     name = "fake-hanging"
 
     def act(self, inputs):
-        # With a child that must not outlive it.
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # glabench-fake-child"])
+        # With a child that must not outlive it; FAKE_CHILD tells it from those of other tests.
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", os.environ["FAKE_CHILD"]])
         time.sleep(600)
 
 

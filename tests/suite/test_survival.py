@@ -58,8 +58,10 @@ def records_of(folder):
     return RunFolder.open(folder).records()
 
 
-def processes():
-    return subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
+@pytest.fixture
+def lives(tmp_path):
+    """Whether the child of this test's fake-hanging lives; its worker needs FAKE_CHILD to be `tmp_path`."""
+    return lambda: str(tmp_path) in subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True).stdout
 
 
 @pytest.fixture(scope="module")
@@ -134,13 +136,13 @@ def test_an_unsupported_cell_is_a_record_and_no_failure(command, tmp_path):
 
 
 @pytest.fixture
-def worker():
+def worker(tmp_path):
     """Starts a worker of a fake that does nothing good at 32 tokens; closes it in the end."""
     started = []
 
     def start(backend, **settings):
         job = Job(backend, "run", "cpu", Settings(**settings), (str(FAKES),), code="c0de")
-        started.append(ProcessWorker(job, {"MARK": "of this version"}))
+        started.append(ProcessWorker(job, {"FAKE_CHILD": str(tmp_path)}))
         return started[-1]
 
     yield start
@@ -153,14 +155,14 @@ def ask(worker, backend, seqlen):
     return worker.measure(Cell(backend, "linear", "fwd", 1, seqlen, "fp32", Parameters(sizes), "cpu"))
 
 
-def test_a_worker_that_hangs_is_given_up_with_its_children(worker):
+def test_a_worker_that_hangs_is_given_up_with_its_children(worker, lives):
     hanging = worker("fake-hanging", cell_timeout_s=1.5)
     assert ask(hanging, "fake-hanging", 16).status == "unsupported"
     with pytest.raises(WorkerTimeoutError, match=r"no result within 1.5 s \(--cell-timeout\)"):
         ask(hanging, "fake-hanging", 32)
-    assert "glabench-fake-child" in processes()
+    assert lives()
     hanging.close()
-    assert "glabench-fake-child" not in processes()
+    assert not lives()
 
 
 def test_a_worker_that_closes_its_output_and_lives_on_is_given_up(worker, monkeypatch):
@@ -216,15 +218,15 @@ def test_a_stopped_suite_loses_at_most_the_cell_in_work_and_resumes(command, tmp
     assert records.read_bytes().count(b"\n") == 20
 
 
-def test_a_batch_systems_signal_in_mid_cell_leaves_no_process_and_loses_no_record(tmp_path):
+def test_a_batch_systems_signal_in_mid_cell_leaves_no_process_and_loses_no_record(tmp_path, lives):
     arguments = [*map(str, SPEED), "--backend", "fake-hanging", "--when", "limits", "--out", "here", "-q"]
-    suite = subprocess.Popen(
-        [sys.executable, "-m", "glabench", *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
-    wait_until(lambda: "glabench-fake-child" in processes())
+    started = [sys.executable, "-m", "glabench", *arguments]
+    variables = {**os.environ, "FAKE_CHILD": str(tmp_path / "child")}
+    suite = subprocess.Popen(started, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=variables)
+    wait_until(lives)
     suite.send_signal(signal.SIGTERM)
     stderr = suite.communicate(timeout=30)[1]
     assert suite.returncode == 130
     assert last_line(stderr).endswith("interrupted; what was measured is kept, go on with: --resume here")
-    assert "glabench-fake-child" not in processes()
+    assert not lives()
     assert [record.cell.seqlen for record in records_of(tmp_path / "here")] == [16]
