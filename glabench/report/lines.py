@@ -179,16 +179,14 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool) -> None:
     axes = plot.axes
     if is_scale:
         axes.set_xscale("log", base=2)
+    # An x at which everything failed has a mark, and so its place.
+    axes.update_datalim([(place, 1.0) for place in places.values()], updatey=False)
+    axes.autoscale_view(scaley=False)
     shown = list(places)[:: -(-len(places) // _MOST_TICKS)]
     axes.set_xticks([places[x] for x in shown], [show_x(x) for x in shown])
     axes.xaxis.set_minor_formatter(NullFormatter())
-    low, high = min(places.values()), max(places.values())
-    if low == high:
+    if not is_scale or len(places) == 1:
         axes.margins(x=0.2)
-    elif is_scale:  # from the first x to the last, even if there are no points, but failures
-        axes.set_xlim(low * (low / high) ** 0.05, high * (high / low) ** 0.05)
-    else:
-        axes.set_xlim(low - 0.2 * (high - low), high + 0.2 * (high - low))
     if plot.quantity.is_linear:
         axes.set_ylim(bottom=0)
     else:
