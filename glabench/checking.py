@@ -62,19 +62,21 @@ def _side(name: str, folders: Sequence[RunFolder]) -> Side:
 
 def compare_revisions(request: Request, rev: str, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
     """Two git revisions (`main..HEAD`, `WORKTREE`), measured in turns in fresh processes."""
+    path = rounds.folder("compare")
     plan = request.plan()
     base, new = parse_range(rev)
     with ExitStack() as stack:
         sides = [stack.enter_context(revision(name, plan.place.plugins)) for name in (base, new)]
-        look = _Look(plan, sides[0], sides[1], rounds, rounds.folder("compare"), limits, observer, request.show_errors)
+        look = _Look(plan, sides[0], sides[1], rounds, path, limits, observer, request.show_errors)
         return look.in_turns()
 
 
 def check_revision(request: Request, rev: str, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
     """The working tree against a revision, measured in turns; what is doubtful is measured once more."""
+    path = rounds.folder("check")
     plan = request.plan()
     with revision(rev, plan.place.plugins) as base, revision(WORKTREE, plan.place.plugins) as new:
-        look = _Look(plan, base, new, rounds, rounds.folder("check"), limits, observer, request.show_errors, True)
+        look = _Look(plan, base, new, rounds, path, limits, observer, request.show_errors, True)
         found = look.in_turns()
         _refuse_to_pass_unmeasured(found)
         return look.again(found)

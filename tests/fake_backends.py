@@ -1,4 +1,8 @@
-"""Backends that misbehave, each in one way, as a plugin: `--plugin tests/fake_backends.py`."""
+"""Backends that misbehave, each in one way, as a plugin: `--plugin tests/fake_backends.py`.
+
+With `--when limits` they do so when they are asked for their limits, before a worker has loaded torch: that takes a
+tenth of a second, and all other cells are unsupported.
+"""
 
 import os
 import resource
@@ -8,24 +12,31 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-from gla_kernels import unaware_chunk_linear_attn
-
 from glabench.backends import Backend
+from glabench.sweeps.parameters import choices
 
 
 def correct(inputs):
-    return unaware_chunk_linear_attn(inputs["q"], inputs["k"], inputs["v"])[0]
+    q, k, v = (inputs[name].transpose(1, 2) for name in ("q", "k", "v"))
+    return ((q * q.shape[-1] ** -0.5 @ k.mT).tril() @ v).transpose(1, 2)
 
 
 class Fake(Backend):
     op = "linear"
     title = "a fake"
+    parameters = (choices("when", "When a fake misbehaves.", ("call", "limits"), "call"),)
     # What the backend does at the second of its sequence lengths; at the others it is correct.
     bad_seqlen = 32
 
     def act(self, inputs):
         raise NotImplementedError
+
+    def limits(self, cell):
+        if cell.get("when") != "limits":
+            return None
+        if cell.seqlen == self.bad_seqlen:
+            self.act(None)
+        return "nothing to measure"
 
     def bind(self, inputs, cell):
         return lambda: self.act(inputs) if cell.seqlen == self.bad_seqlen else correct(inputs)
@@ -35,7 +46,7 @@ class Good(Fake):
     name = "fake-good"
 
     def act(self, inputs):
-        return correct(inputs)
+        return None if inputs is None else correct(inputs)
 
     def launch(self, inputs, cell):
         return "tuned" if os.environ.get("GLA_AUTOTUNE") == "1" else None
@@ -60,15 +71,15 @@ class Leaving(Fake):
     name = "fake-leaving"
 
     def act(self, inputs):
-        os._exit(7)
+        sys.exit(7)
 
 
 class Hanging(Fake):
     name = "fake-hanging"
 
     def act(self, inputs):
-        # With a child that must not outlive it.
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # glabench-fake-child"])
+        # With a child that must not outlive it; FAKE_CHILD tells it from those of other tests.
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", os.environ["FAKE_CHILD"]])
         time.sleep(600)
 
 
@@ -81,10 +92,22 @@ class Forking(Fake):
         os._exit(3)
 
 
+class Closing(Fake):
+    """Alive, and without a way to answer."""
+
+    name = "fake-closing"
+
+    def act(self, inputs):
+        os.closerange(3, 256)
+        time.sleep(600)
+
+
 class OutOfMemory(Fake):
     name = "fake-oom"
 
     def act(self, inputs):
+        import torch
+
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
 
@@ -95,6 +118,8 @@ class Sticky(Fake):
     broken = False
 
     def bind(self, inputs, cell):
+        import torch
+
         def call():
             Sticky.broken = Sticky.broken or cell.seqlen == self.bad_seqlen
             if Sticky.broken:
@@ -156,7 +181,7 @@ class Chatty(Fake):
     def act(self, inputs):
         print("this is not a record")
         os.write(1, b"{neither is this}\n")
-        return correct(inputs)
+        return None if inputs is None else correct(inputs)
 
 
 class Picky(Fake):
@@ -170,11 +195,16 @@ class Picky(Fake):
 
 
 class Slow(Fake):
+    """Slow at every length."""
+
     name = "fake-slow"
 
+    def limits(self, cell):
+        time.sleep(0.1)
+        return super().limits(cell)
+
     def act(self, inputs):
-        time.sleep(0.05)
-        return correct(inputs)
+        return None if inputs is None else correct(inputs)
 
 
 BACKENDS = [fake() for fake in Fake.__subclasses__()]

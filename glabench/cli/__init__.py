@@ -56,12 +56,12 @@ def main() -> NoReturn:
     """
     try:
         # Imported here, so that an interruption during imports ends like any other.
-        from glabench.cli.app import make_app
+        from glabench.cli.app import make_app, takes_axes
         from glabench.cli.options import find_axes
 
         _end_like_an_interruption()
         _show_notices()
-        code = make_app(find_axes(sys.argv[1:]))(standalone_mode=False)
+        code = make_app(find_axes(sys.argv[1:]) if takes_axes(sys.argv[1:]) else {})(standalone_mode=False)
         _flush_stdout()
     except GlabenchError as problem:
         _fail(str(problem), problem.exit_code)

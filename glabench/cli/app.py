@@ -1,6 +1,6 @@
 """The app and its commands."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import cleandoc
 from typing import Annotated
 
@@ -61,6 +61,12 @@ def _glabench(
 def _help(command: Callable[..., None]) -> str:
     """The docstring with one line per paragraph: Typer keeps the breaks of all but the first."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(command.__doc__ or "").split("\n\n"))
+
+
+def takes_axes(arguments: Sequence[str]) -> bool:
+    """Whether the command may have options for axes. Plugins are loaded to know all of them, which is not for `env`."""
+    command = next((each for each in arguments if not each.startswith("-")), None)
+    return command not in (*_OTHERS, "plugin")
 
 
 def make_app(axes: Mapping[str, Parameter]) -> typer.Typer:

@@ -16,7 +16,7 @@ from glabench.records import Record, RunFolder
 from glabench.scheduling.loop import Lane, Version
 from glabench.scheduling.plan import RUNS, Plan
 from glabench.sweeps import Sweep
-from glabench.sweeps.load import dump_sweep
+from glabench.sweeps.load import dump_sweep, parse_sweep
 from glabench.sweeps.parameters import option_of
 
 _DATE = 8 * "[0-9]"
@@ -76,8 +76,10 @@ def check_same_machine(
     `environment` is what a new run would keep, if that is not the plan's; `may_differ` names keys of it.
     """
     kept = folder.sweep()
-    if dump_sweep(kept) != dump_sweep(plan.sweep):
-        option = _changed_option(kept, plan.sweep)
+    # As it would be read back: the order of axes counts for nothing.
+    wanted = parse_sweep(folder.run_id, dump_sweep(plan.sweep), "the sweep", stored=True)
+    if kept != wanted:
+        option = _changed_option(kept, wanted)
         raise UsageError(f"{option}: '{folder.path}' was begun with another sweep; leave out what changes it to go on")
     before, now = (_lasting(known) for known in (folder.environment(), environment or plan.environment()))
     compared = [key for key in before if key in now and key not in {*_MAY_DIFFER, *may_differ}]

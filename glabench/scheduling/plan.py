@@ -9,6 +9,7 @@ from glabench.backends import Registry, load_registry
 from glabench.devices.environment import probe
 from glabench.devices.provenance import command_line, describe_code, relevant_variables
 from glabench.errors import NothingToRunError, UsageError
+from glabench.measure.outcome import one_line
 from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
 from glabench.sweeps import Cell, Sweep, expand, load_sweep, resolve
@@ -132,15 +133,30 @@ def estimate_cells(plan: Plan) -> list[Estimate]:
 
 def _estimate(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> Estimate:
     backend, op = plan.place.registry[cell.backend], plan.place.registry.op_of(cell.backend)
-    sampling = plan.settings.warm_up_s + plan.settings.time_limit_s + _BESIDES_S[cell.device]
     try:
-        least, flops, working = op.least_bytes(cell), op.flops(cell), backend.working_bytes(cell)
+        least, working = op.least_bytes(cell), backend.working_bytes(cell)
         reason = backend.unavailable(cell.device) or backend.supports(cell)
-    except Exception:  # a plugin's fault, which the cell's record will tell
-        least, flops, working, reason = 0, 0, 0, None
-    bound = max(sampling, _CALLS * flops / _FLOPS_PER_S[cell.device])
-    seconds = 0.0 if reason else min(stored.get(cell, bound), plan.settings.cell_timeout_s)
+    except Exception as problem:  # a plugin's fault costs its own cells only
+        return Estimate(cell, 0.0, 0.0, 0.0, one_line(f"{type(problem).__name__}: {problem}"))
+    seconds = 0.0 if reason else _bound_seconds(cell, plan, stored)
     return Estimate(cell, least / 2**20, (least + working) / 2**20, seconds, reason)
+
+
+def expected_seconds(plan: Plan) -> float:
+    """What the cells of all backends that are there take at most.
+
+    No other code of a backend is run for it: that of a plugin may take long, load torch, or end the process.
+    """
+    stored, registry = _stored_seconds(plan), plan.place.registry
+    there = [cell for cell in plan.cells if not registry[cell.backend].unavailable(cell.device)]
+    return sum(_bound_seconds(cell, plan, stored) for cell in there)
+
+
+def _bound_seconds(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> float:
+    sampling = plan.settings.warm_up_s + plan.settings.time_limit_s + _BESIDES_S[cell.device]
+    flops = plan.place.registry.op_of(cell.backend).flops(cell)
+    bound = max(sampling, _CALLS * flops / _FLOPS_PER_S[cell.device])
+    return min(stored.get(cell, bound), plan.settings.cell_timeout_s)
 
 
 def _stored_seconds(plan: Plan) -> dict[Cell, float]:

@@ -13,7 +13,7 @@ from glabench.records.described import device_name
 from glabench.scheduling.folders import check_same_machine, create_run, kept_settings, latest_run, new_path
 from glabench.scheduling.loop import Lane, measure_lanes, missing_cells
 from glabench.scheduling.observer import Observer
-from glabench.scheduling.plan import LONG_S, Place, Plan, default_settings, estimate_cells, find_place, make_plan
+from glabench.scheduling.plan import LONG_S, Place, Plan, default_settings, expected_seconds, find_place, make_plan
 from glabench.scheduling.process import ProcessWorker
 from glabench.scheduling.versions import present_version
 from glabench.sweeps import Sweep
@@ -102,7 +102,7 @@ def announce(plan: Plan, observer: Observer, rounds: int) -> None:
         observer.say(
             f"warning: the GPU is busy ({others or 0} processes{share}); times will not be those of a free one"
         )
-    seconds = rounds * sum(estimate.seconds for estimate in estimate_cells(plan))
+    seconds = rounds * expected_seconds(plan)
     if seconds > LONG_S:
         observer.say(
             f"this may take up to {seconds / 60:.0f} minutes; --dry-run tells more, --backend and axes narrow it"

@@ -372,6 +372,18 @@ def test_failures_stand_in_a_strip_at_the_top_edge():
     assert "out of memory" in legend(figure)
 
 
+def test_all_panels_have_the_same_x_even_if_one_of_them_lacks_points():
+    run = made_up(
+        "paper-fig2", {"pass": "fwd", "seqlen": "1k..4k"}, lambda cell: "oom" if cell.seqlen == 2048 else "ok"
+    )
+    no_peak = [replace(r, peak_allocated_mib=0.0) if r.cell.seqlen == 1024 else r for r in run.records]
+    figure = drawn(replace(run, records=no_peak))
+    limits = {axes.get_xlim() for axes in figure.axes}
+    assert len(limits) == 1
+    assert limits.pop()[0] < 1024
+    figure.canvas.draw()  # a mark outside its axes would leave them no room
+
+
 def test_a_backend_that_failed_everywhere_is_in_the_legend_and_the_band_is_named():
     figure = drawn(made_up("paper-fig2", {"pass": "fwd"}, OUTCOMES["all of one backend fails"]))
     assert {"gla-triton (materialized)", "inaccurate", "band: p20 to p80 of the samples"} <= set(legend(figure))

@@ -1,6 +1,8 @@
-"""Real worker processes and backends that misbehave: each costs its own cell only."""
+"""Real worker processes and backends that misbehave: each costs its own cell only. Signals: no record is lost.
 
-import json
+Most fakes do it before their worker loads torch, which takes a tenth of a second instead of three.
+"""
+
 import os
 import signal
 import subprocess
@@ -8,150 +10,223 @@ import sys
 import time
 
 import pytest
-from conftest import FAKES
+from conftest import FAKES, last_line, run_command
+
+from glabench.measure.job import Job
+from glabench.measure.settings import Settings
+from glabench.records import RunFolder
+from glabench.scheduling import process
+from glabench.scheduling.process import ProcessWorker, WorkerDiedError, WorkerTimeoutError
+from glabench.sweeps import Cell, Parameters
 
 # Short samples; axes small enough for a correct cell to take milliseconds.
 SMALL = ["--batch", "1", "--heads", "1", "--head-dim", "16", "--dtype", "fp32", "--pass", "fwd", "--device", "cpu"]
-QUICK = ["--time-limit", "0.02", "--plugin", FAKES]
-SPEED = ["speed", "--seqlen", "16,32,48", *SMALL, *QUICK]
+SPEED = ["run", "cpu-smoke", "--seqlen", "16,32,48", *SMALL, "--time-limit", "0.02", "--plugin", FAKES]
+BAD = {
+    "fake-raising": ("error", "RuntimeError: a made-up fault"),
+    "fake-dying": ("crashed", "the worker was killed by signal SIGSEGV: last words"),
+    "fake-leaving": ("crashed", "the worker ended with exit code 7"),
+    "fake-forking": ("crashed", "the worker ended with exit code 3"),  # although a child holds the pipe
+    "fake-hungry": ("oom", "out of memory"),
+    "fake-killed": ("crashed", "the worker was killed by signal SIGKILL, perhaps by the system, because"),
+    "fake-babbling": ("crashed", "the worker ended with exit code 9: the last words"),
+}
+BAD_WHEN_CALLED = {
+    **BAD,
+    "fake-oom": ("oom", "CUDA out of memory"),
+    "fake-nan": ("inaccurate", "o holds NaN or Inf"),
+    "fake-wrong": ("inaccurate", "relative error beyond"),
+    "fake-sticky": ("error", "AcceleratorError: CUDA error: an illegal memory access was encountered"),
+}
 
 
-def statuses(stdout):
-    return [(r["seqlen"], r["status"]) for r in json.loads(stdout)]
+TELLING = """
+import os
+from glabench.backends import Backend
+
+class Telling(Backend):
+    name, op, title, bind = "telling", "linear", "tells its surroundings", None
+
+    def limits(self, cell):
+        return f"{os.environ.get('MARK')} {os.environ.get('GLA_AUTOTUNE')}"
+
+BACKENDS = [Telling]
+"""
 
 
-@pytest.mark.parametrize(
-    ("backend", "status", "reason"),
-    [
-        ("fake-raising", "error", "RuntimeError: a made-up fault"),
-        ("fake-dying", "crashed", "the worker was killed by signal SIGSEGV: last words"),
-        ("fake-leaving", "crashed", "the worker ended with exit code 7"),
-        ("fake-oom", "oom", "CUDA out of memory"),
-        ("fake-nan", "inaccurate", "o holds NaN or Inf"),
-        ("fake-wrong", "inaccurate", "relative error beyond"),
-    ],
-)
-def test_a_bad_cell_costs_itself_only(glabench, backend, status, reason):
-    code, stdout, _ = glabench(*SPEED, "--backend", backend, "--json", "-")
-    assert statuses(stdout) == [(16, "ok"), (32, status), (48, "ok")]
-    bad = json.loads(stdout)[1]
-    assert bad["reason"].startswith(reason)
-    assert bad["time_ms"] is None
+def records_of(folder):
+    return RunFolder.open(folder).records()
+
+
+@pytest.fixture
+def lives(tmp_path):
+    """Whether the child of this test's fake-hanging lives; its worker needs FAKE_CHILD to be `tmp_path`."""
+    return lambda: str(tmp_path) in subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def survived(tmp_path_factory):
+    """One run of all fakes that misbehave before torch is loaded, and two that do not; its folder and its end."""
+    folder = tmp_path_factory.mktemp("survived")
+    names = ",".join([*BAD, "fake-chatty", "fake-good"])
+    ended = run_command(folder, *SPEED, "--backend", names, "--when", "limits", "--out", "here", "-v")
+    return folder / "here", ended
+
+
+def test_a_bad_cell_costs_itself_only(survived):
+    folder, (code, *_) = survived
+    found = records_of(folder)
+    assert len(found) == 3 * (len(BAD) + 2)
+    for backend, (status, reason) in BAD.items():
+        before, bad, after = (record for record in found if record.cell.backend == backend)
+        assert (before.status, bad.status, after.status) == ("unsupported", status, "unsupported"), bad.reason
+        assert bad.reason.startswith(reason)
+        assert (bad.time_ms, bad.run_id) == (None, "here")
     assert code == 4
+    assert len({record.code for record in found} - {None}) == 1
 
 
-def test_a_hanging_cell_is_given_up_with_its_children(glabench):
-    code, stdout, _ = glabench(*SPEED, "--backend", "fake-hanging", "--cell-timeout", "8", "--json", "-")
-    assert statuses(stdout) == [(16, "ok"), (32, "timeout"), (48, "ok")]
-    assert "--cell-timeout" in json.loads(stdout)[1]["reason"]
-    assert code == 4
-    assert "glabench-fake-child" not in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout
+def test_what_a_backend_prints_is_not_taken_for_data(survived):
+    chatty = [record for record in records_of(survived[0]) if record.cell.backend == "fake-chatty"]
+    assert {(record.status, record.reason) for record in chatty} == {("unsupported", "nothing to measure")}
 
 
-@pytest.mark.parametrize(("flag", "launch"), [([], None), (["--autotune"], "tuned")], ids=str)
-def test_autotune_is_passed_to_the_worker_and_what_was_launched_comes_back(glabench, flag, launch):
-    _, stdout, _ = glabench(*SPEED, "--backend", "fake-good", *flag, "--json", "-")
-    assert {record["launch"] for record in json.loads(stdout)} == {launch}
-
-
-def test_an_unsupported_cell_is_a_record_and_no_failure(glabench):
-    code, stdout, _ = glabench(*SPEED, "--backend", "fake-picky", "--json", "-")
-    assert statuses(stdout) == [(16, "ok"), (32, "unsupported"), (48, "ok")]
-    assert json.loads(stdout)[1]["reason"] == "32 tokens are too many"
-    assert code == 0
-
-
-def test_what_a_backend_prints_is_not_taken_for_data(glabench):
-    code, stdout, _ = glabench(*SPEED, "--backend", "fake-chatty", "--json", "-")
-    assert statuses(stdout) == [(16, "ok"), (32, "ok"), (48, "ok")]
-    assert code == 0
-
-
-def test_a_crash_is_seen_although_a_child_holds_the_pipe(glabench):
-    _, stdout, _ = glabench(*SPEED, "--backend", "fake-forking", "--json", "-")
-    assert statuses(stdout) == [(16, "ok"), (32, "crashed"), (48, "ok")]
-    assert "exit code 3" in json.loads(stdout)[1]["reason"]
-
-
-def test_one_backends_crash_does_not_touch_the_next(glabench):
-    code, stdout, _ = glabench(*SPEED, "--backend", "fake-dying,fake-good", "--seqlen", "32", "--json", "-")
-    assert [(r["backend"], r["status"]) for r in json.loads(stdout)] == [("fake-dying", "crashed"), ("fake-good", "ok")]
-    assert code == 4
-
-
-def _lines(path):
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_stopped_suite_loses_at_most_the_cell_in_work_and_resumes(glabench, tmp_path, how):
-    axes = ["speed", "--seqlen", "16..160:+16", *SMALL, "--backend", "fake-good,fake-slow", "--plugin", str(FAKES)]
-    command = [*axes, "--time-limit", "0.3", "--out", str(tmp_path / "run")]
-    records = tmp_path / "run" / "records.jsonl"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "glabench", *command], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    deadline = time.monotonic() + 60
-    while _lines(records) < 3 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(process.pid, how)
-    _, stderr = process.communicate(timeout=30)
-    done = _lines(records)
-    assert 3 <= done < 20
-    if how == signal.SIGINT:
-        assert process.returncode == 130
-        assert stderr.decode().splitlines()[-1].startswith("glabench: error: interrupted; what was measured is kept")
-    before = records.read_bytes()
-    code, stdout, stderr = glabench(*command, "--resume", "--json", "-")
-    assert code == 0
-    assert f"{done} of 20 cells are done already" in stderr
-    assert records.read_bytes().startswith(before)
-    assert len({(r["backend"], r["seqlen"]) for r in json.loads(stdout)}) == _lines(records) == 20
-
-
-def test_resume_without_out_takes_the_latest_run(glabench, tmp_path):
-    command = [*SPEED, "--backend", "fake-good", "--json", "-"]
-    assert glabench(*command)[0] == 0
-    assert len(list((tmp_path / "runs").iterdir())) == 1
-    code, stdout, stderr = glabench(*command, "--resume")
-    assert code == 0
-    assert "3 of 3 cells are done already" in stderr
-    assert len(json.loads(stdout)) == 3
-    assert len(list((tmp_path / "runs").iterdir())) == 1
-
-
-def test_failed_cells_are_measured_again_when_asked(glabench, tmp_path):
-    plugin = tmp_path / "mended.py"
-    plugin.write_text(FAKES.read_text())
-    axes = ["speed", "--seqlen", "16,32", *SMALL, "--time-limit", "0.02", "--plugin", plugin, "--out", "here"]
-    command = [*axes, "--backend", "fake-raising", "--json", "-"]
-    assert statuses(glabench(*command)[1]) == [(16, "ok"), (32, "error")]
-    plugin.write_text(FAKES.read_text().replace("bad_seqlen = 32", "bad_seqlen = 0"))
-    code, stdout, stderr = glabench(*command, "--resume")
-    assert (statuses(stdout), code) == ([(16, "ok"), (32, "error")], 4)
-    code, stdout, stderr = glabench(*command, "--retry-failed")
-    assert (statuses(stdout), code) == ([(16, "ok"), (32, "ok")], 0)
-    assert "1 of 2 cells are done already" in stderr
-
-
-def test_resume_on_another_machine_is_refused(glabench, tmp_path):
-    command = [*SPEED, "--backend", "fake-good", "--out", "here"]
-    assert glabench(*command)[0] == 0
-    file = tmp_path / "here/environment.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"cpu": "another"}))
-    code, _, stderr = glabench(*command, "--resume")
-    assert code == 2
-    assert "was measured elsewhere (it differs in: cpu)" in stderr
-
-
-def test_verbose_shows_the_traceback_of_a_failed_cell(glabench):
-    _, _, stderr = glabench(*SPEED, "--backend", "fake-raising", "-v")
+def test_verbose_shows_what_a_worker_said_with_the_traceback_of_a_failed_cell(survived):
+    stderr = survived[1][2]
     assert "Traceback" in stderr
     assert "with a second line" in stderr
+    assert "this is not a record" in stderr
 
 
-def test_resume_of_another_sweep_is_refused(glabench, tmp_path):
-    assert glabench(*SPEED, "--backend", "fake-good", "--out", "here")[0] == 0
-    code, _, stderr = glabench(*SPEED, "--backend", "fake-good", "--seqlen", "64", "--out", "here", "--resume")
-    assert code == 2
-    assert "--resume: 'here' holds another sweep" in stderr
+def test_a_measured_cell_is_a_finished_record_and_a_device_in_a_bad_state_costs_one_cell(command, tmp_path):
+    """The one default test in which torch measures in real workers: what is broken stays so within its process."""
+    code, _, stderr = command(*SPEED, "--backend", "fake-sticky", "--out", "here")
+    good, bad, fresh = records_of(tmp_path / "here")
+    assert (good.status, bad.status, fresh.status, code) == ("ok", "error", "ok", 4)
+    assert bad.reason.startswith(BAD_WHEN_CALLED["fake-sticky"][1])
+    assert all(value for value in (good.time_ms, good.samples_ms, good.first_call_s, good.gbps, good.tflops, good.code))
+    assert (good.copy_gbps, good.timing, good.stop_reason) == (None, "cold, wall clock", "time limit")
+    assert good.peak_resident_mib is not None or sys.platform != "linux"
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("backend", "expected"), BAD_WHEN_CALLED.items(), ids=list(BAD_WHEN_CALLED))
+def test_a_cell_that_goes_wrong_while_it_is_measured_costs_itself_only(command, tmp_path, backend, expected):
+    code, *_ = command(*SPEED, "--backend", backend, "--out", "here")
+    good, bad, fresh = records_of(tmp_path / "here")
+    assert (good.status, bad.status, fresh.status, code) == ("ok", expected[0], "ok", 4)
+    assert bad.reason.startswith(expected[1])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("flag", "launch"), [([], None), (["--autotune"], "tuned")], ids=str)
+def test_what_was_launched_comes_back(command, tmp_path, flag, launch):
+    command(*SPEED, "--backend", "fake-good", *flag, "--out", "here")
+    assert {record.launch for record in records_of(tmp_path / "here")} == {launch}
+
+
+def test_an_unsupported_cell_is_a_record_and_no_failure(command, tmp_path):
+    code, *_ = command(*SPEED, "--backend", "fake-picky", "--seqlen", "32", "--out", "here")
+    assert [record.reason for record in records_of(tmp_path / "here")] == ["32 tokens are too many"]
+    assert code == 3  # as there is nothing else
+
+
+# A worker by itself
+
+
+@pytest.fixture
+def worker(tmp_path):
+    """Starts a worker of a fake that does nothing good at 32 tokens; closes it in the end."""
+    started = []
+
+    def start(backend, **settings):
+        job = Job(backend, "run", "cpu", Settings(**settings), (str(FAKES),), code="c0de")
+        started.append(ProcessWorker(job, {"FAKE_CHILD": str(tmp_path)}))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def ask(worker, backend, seqlen):
+    sizes = {"heads": 1, "key_dim": 16, "value_dim": 16, "when": "limits"}
+    return worker.measure(Cell(backend, "linear", "fwd", 1, seqlen, "fp32", Parameters(sizes), "cpu"))
+
+
+def test_a_worker_that_hangs_is_given_up_with_its_children(worker, lives):
+    hanging = worker("fake-hanging", cell_timeout_s=1.5)
+    assert ask(hanging, "fake-hanging", 16).status == "unsupported"
+    with pytest.raises(WorkerTimeoutError, match=r"no result within 1.5 s \(--cell-timeout\)"):
+        ask(hanging, "fake-hanging", 32)
+    assert lives()
+    hanging.close()
+    assert not lives()
+
+
+def test_a_worker_that_closes_its_output_and_lives_on_is_given_up(worker, monkeypatch):
+    monkeypatch.setattr(process, "_LAST_WAIT_S", 0.2)
+    with pytest.raises(WorkerDiedError, match="the worker answers no more, and does not end"):
+        ask(worker("fake-closing"), "fake-closing", 32)
+
+
+def test_a_worker_that_cannot_start_says_why(worker):
+    with pytest.raises(WorkerDiedError, match="ended with exit code 1: KeyError: 'fake-nobody'"):
+        ask(worker("fake-nobody"), "fake-nobody", 16)
+
+
+def test_variables_and_autotuning_reach_the_worker(tmp_path):
+    plugin = tmp_path / "telling.py"
+    plugin.write_text(TELLING)
+    for autotune, said in ((False, "of a version None"), (True, "of a version 1")):
+        job = Job("telling", "run", "cpu", Settings(autotune=autotune), (str(plugin),))
+        worker = ProcessWorker(job, {"MARK": "of a version"})
+        assert ask(worker, "telling", 16).reason == said
+        worker.close()
+
+
+# Signals
+
+
+def wait_until(holds, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
+def test_a_stopped_suite_loses_at_most_the_cell_in_work_and_resumes(command, tmp_path, how):
+    many = ["--seqlen", "16..160:+16", "--backend", "fake-slow,fake-good", "--when", "limits", "--out", "here"]
+    arguments = [*map(str, SPEED), *many]
+    records = tmp_path / "here/records.jsonl"
+    started = [sys.executable, "-m", "glabench", *arguments]
+    suite = subprocess.Popen(started, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    wait_until(lambda: records.exists() and records.read_bytes().count(b"\n") >= 3)
+    os.kill(suite.pid, how)
+    stderr = suite.communicate(timeout=30)[1]
+    before = records.read_bytes()
+    done = before.count(b"\n")
+    assert 3 <= done < 20
+    if how == signal.SIGINT:
+        assert suite.returncode == 130
+        assert last_line(stderr).startswith("glabench: error: interrupted; what was measured is kept")
+    _, _, stderr = command(*arguments, "--resume")
+    assert f"{done} of 20 cells are measured already" in stderr
+    assert records.read_bytes().startswith(before)
+    assert len({(record.cell.backend, record.cell.seqlen) for record in records_of(tmp_path / "here")}) == 20
+    assert records.read_bytes().count(b"\n") == 20
+
+
+def test_a_batch_systems_signal_in_mid_cell_leaves_no_process_and_loses_no_record(tmp_path, lives):
+    arguments = [*map(str, SPEED), "--backend", "fake-hanging", "--when", "limits", "--out", "here", "-q"]
+    started = [sys.executable, "-m", "glabench", *arguments]
+    variables = {**os.environ, "FAKE_CHILD": str(tmp_path / "child")}
+    suite = subprocess.Popen(started, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=variables)
+    wait_until(lives)
+    suite.send_signal(signal.SIGTERM)
+    stderr = suite.communicate(timeout=30)[1]
+    assert suite.returncode == 130
+    assert last_line(stderr).endswith("interrupted; what was measured is kept, go on with: --resume here")
+    assert not lives()
+    assert [record.cell.seqlen for record in records_of(tmp_path / "here")] == [16]

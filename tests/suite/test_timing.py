@@ -1,25 +1,24 @@
-"""Taking samples: when to stop, which count, what the device did meanwhile, and what a time then says."""
+"""Taking samples: when to stop, which count, what the device did meanwhile, clocks that cannot be trusted."""
 
 import math
+import time
 from itertools import cycle
 
 import pytest
 import torch
-from fake_timer import FakeTimer, constant
-from glabench.backends.ops import OPS
-from glabench.measure.ceiling import copy_bandwidth_gbps, product_tflops
-from glabench.records.nvml import DeviceState, Nvml
+from fake_timer import constant
+from simulated import CELL
 
+from glabench.devices.nvml import DeviceState
 from glabench.measure.energy import energy_per_call
-from glabench.measure.sampling import collect_samples, median_interval, relative_half_width
+from glabench.measure.job import Job
+from glabench.measure.outcome import failure_of
+from glabench.measure.sampling import ClockError, collect_samples, median_interval, relative_half_width
 from glabench.measure.settings import Settings
-from glabench.measure.timer import Sample, WallTimer
+from glabench.measure.timer import Sample, WallTimer, median_ms
 from glabench.measure.watch import Watch
-from glabench.records import Ceilings, Record, with_rates
-from glabench.records.diagnosis import Diagnosis, diagnose, drift
-from glabench.sweeps import Cell
 
-CELL = Cell("any", "gla", "fwd", 2, 40, 3, 8, 16, None, None, "bf16", "logsigmoid/16", "cpu")
+JOB = Job(CELL.backend, "run", "cpu")
 
 
 def collect(times, settings, max_clock=None, **options):
@@ -149,61 +148,6 @@ def test_no_reason_seen_is_none_in_words_and_unreadable_is_null():
         assert watch.summary().throttle == words
 
 
-class Library:
-    """The few names of pynvml that are used, over a made-up device."""
-
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, **answers):
-        self._answers = answers
-
-    def __getattr__(self, name):
-        if name not in self._answers:
-            raise AttributeError(name)
-
-        def call(handle, *arguments):
-            answer = self._answers[name]
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-        return call
-
-
-class Process:
-    def __init__(self, pid, memory):
-        self.pid, self.usedGpuMemory = pid, memory
-
-
-def test_what_the_driver_does_not_tell_is_null_and_the_rest_is_read():
-    library = Library(
-        nvmlDeviceGetClockInfo=1980,
-        nvmlDeviceGetTemperature=Library.NVMLError("not supported"),
-        nvmlDeviceGetPowerUsage=123400,
-        nvmlDeviceGetCurrentClocksThrottleReasons=0x4 | 0x1,
-    )
-    state = Nvml(library, None).state()
-    assert state == DeviceState(1980.0, 1980.0, None, 123.4, frozenset({"power cap"}))
-    assert Nvml(library, None).energy_j() is None
-    assert Nvml(library, None).processes().others is None
-
-
-@pytest.mark.parametrize(
-    ("pids", "computes", "others"),
-    [([], True, 0), (["own"], True, 0), (["own", 4], True, 1), ([77], True, 0), ([77, 78], True, 1), ([77], False, 1)],
-)
-def test_other_processes_are_counted_whether_or_not_numbers_are_those_of_a_container(pids, computes, others):
-    import os
-
-    found = [Process(os.getpid() if pid == "own" else pid, 2**30) for pid in pids]
-    processes = Nvml(Library(nvmlDeviceGetComputeRunningProcesses=found), None).processes(computes)
-    assert processes.others == others
-    assert processes.own_memory_mib == (1024 if "own" in pids else None)
-
-
 class Board:
     """A device on which ten calls of 2 ms make a batch; its counter steps every fifth batch, 0.1 s."""
 
@@ -247,115 +191,63 @@ def test_a_counter_that_stands_still_or_is_not_there_gives_no_energy(joules):
 
 @pytest.mark.parametrize("timing", ["cold", "hot"])
 def test_the_wall_timer_measures_the_call_and_not_its_preparation(timing):
-    import time
-
     timer = WallTimer(timing)
     assert 10 <= timer.bind(lambda: time.sleep(0.2), lambda: time.sleep(0.01))().ms < 150
     assert timer.name.startswith(timing)
 
 
-# What a time says
+class Costly:
+    """An output that takes its time to be freed."""
+
+    freed = 0
+
+    def __del__(self):
+        time.sleep(0.2)
+        Costly.freed += 1
 
 
-# A token and head at K = 8 and V = 16, by hand: q, k 16 bytes each and v, o 32 in bf16, g 32 in float32.
-@pytest.mark.parametrize(
-    ("op", "pass_", "per_token"),
-    [
-        ("gla", "infer", 16 + 16 + 32 + 32 + 32),
-        ("gla", "fwd", 16 + 16 + 32 + 32 + 32),
-        ("gla", "bwd", 2 * (16 + 16 + 32 + 32) + 32),
-        ("gla", "fwd+bwd", 3 * (16 + 16 + 32 + 32) + 2 * 32),
-        ("linear", "fwd", 16 + 16 + 32 + 32),
-        ("linear", "fwd+bwd", 3 * (16 + 16 + 32) + 2 * 32),
-    ],
-)
-def test_a_perfect_pass_moves_every_tensor_once(op, pass_, per_token):
-    cell = Cell("any", op, pass_, 2, 40, 3, 8, 16, None, None, "bf16", "logsigmoid/16", "cpu")
-    assert OPS[op].moved_bytes(cell) == 2 * 40 * 3 * per_token
+def test_the_wall_timer_does_not_time_the_freeing_of_an_output():
+    before = Costly.freed
+    assert WallTimer("hot").bind(None, Costly)().ms < 100
+    assert Costly.freed == before + 1  # and nothing of it is left for the next sample
 
 
-# A token and head at K = 8 and V = 16, by hand: 2 * 8 * 16 for the update and as many for the readout; the gate's decay
-# takes another 8 * 16. Attention's 40 tokens make 820 pairs of 2 * (8 + 16). Mamba's channels are 3 * 16, its states 8.
-@pytest.mark.parametrize(
-    ("op", "forward"),
-    [
-        ("gla", 2 * 40 * 3 * (256 + 256 + 128)),
-        ("linear", 2 * 40 * 3 * (256 + 256)),
-        ("softmax", 2 * 3 * 820 * 48),
-        ("mamba1", 2 * 40 * 48 * (6 * 8 + 3)),
-    ],
-)
-def test_flops_are_those_of_the_equation_and_a_backward_has_twice_as_many(op, forward):
-    found = [
-        OPS[op].flops(Cell("any", op, p, 2, 40, 3, 8, 16, None, None, "bf16", None, "cpu"))
-        for p in ("infer", "fwd", "bwd", "fwd+bwd")
-    ]
-    assert found == [forward, forward, 2 * forward, 3 * forward]
+def test_the_median_leaves_out_the_calls_of_the_warm_up():
+    class Rising:
+        name = "rising"
+        times = iter([9.0, 9.0, 1.0, 5.0, 2.0])
+
+        def bind(self, prepare, call):
+            return lambda: Sample(next(self.times))
+
+    assert median_ms(Rising(), lambda: None, warm_up_calls=2, samples=3) == 2.0
 
 
-def test_a_copy_counts_what_it_reads_and_writes_at_its_median_time():
-    timer = FakeTimer([9.0, 9.0, 9.0, *[2.0] * 7, *[1.0] * 4, *[3.0] * 4])
-    assert copy_bandwidth_gbps(timer, "cpu", buffer_bytes=4000) == pytest.approx(2 * 4000 / 2.0 / 1e6)
+# Clocks
 
 
-def test_a_product_counts_two_flops_a_pair():
-    assert product_tflops(FakeTimer(constant(2.0)), "cpu", size=16) == pytest.approx(2 * 16**3 / 2.0 / 1e9)
+@pytest.mark.parametrize("bad", [0.0, -0.5, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("at", [0, 7])
+def test_a_sample_that_no_call_can_take_ends_as_an_error_and_not_as_a_time(bad, at):
+    times = iter([1.0] * at + [bad] + [1.0] * 100)
+    with pytest.raises(ClockError) as caught:
+        collect_samples(lambda: Sample(next(times)), Settings(least_time_s=0))
+    failed = failure_of(JOB, CELL, caught.value)
+    assert failed.status == "error"
+    assert failed.reason.startswith("ClockError: the clock says that a call took ")
 
 
-@pytest.mark.parametrize(("moved", "flops", "share"), [(10**9, 10**9, 50.0), (10**6, 9 * 10**11, 90.0)])
-def test_the_roofline_is_the_nearer_of_both_ceilings(moved, flops, share):
-    record = with_rates(Record("run", CELL, "ok", time_ms=2.0), moved, flops, Ceilings(1000.0, 500.0))
-    assert (record.gbps, record.tflops) == (moved / 2e6, flops / 2e9)
-    assert (record.copy_gbps, record.product_tflops) == (1000.0, 500.0)
-    assert record.roofline_pct == pytest.approx(share)
+def test_samples_without_a_size_never_count_as_settled():
+    assert relative_half_width([0.0] * 20) == math.inf
 
 
-def test_without_ceilings_there_are_rates_and_no_share_and_without_a_time_neither():
-    record = with_rates(Record("run", CELL, "ok", time_ms=2.0), 10**9, 10**9, Ceilings())
-    assert (record.gbps, record.roofline_pct, record.copy_gbps) == (500.0, None, None)
-    assert with_rates(Record("run", CELL, "oom"), 10**9, 10**9, Ceilings(1.0, 1.0)).gbps is None
+def test_a_clock_that_goes_back_does_not_prolong_the_sampling():
+    ticks = iter([*range(0, 3), *range(-1000, 1000)])
+    found = collect_samples(lambda: Sample(5.0), Settings(time_limit_s=5, least_time_s=99), clock=lambda: next(ticks))
+    assert (len(found.kept), found.stop_reason) == (7, "time limit")
 
 
-# Doubts
-
-
-def measured(**fields):
-    samples = fields.pop("samples_ms", (1.0,) * 40)
-    return Record("run", CELL, "ok", time_ms=1.0, samples_ms=samples, **fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "diagnosis"),
-    [
-        ({"stop_reason": "time limit"}, Diagnosis.UNSETTLED),
-        ({"exposed_samples": 11}, Diagnosis.EXPOSED),
-        ({"thrown_out_ms": (2.0,)}, Diagnosis.THROTTLED),
-        ({"throttle": "power cap, temperature"}, Diagnosis.HOT),
-        ({"other_processes": 1}, Diagnosis.SHARED),
-        ({"samples_ms": (1.0,) * 37 + (1.6,) * 3}, Diagnosis.OUTLIERS),
-        ({"samples_ms": tuple(1 + i / 1000 for i in range(40))}, Diagnosis.DRIFT),
-    ],
-)
-def test_each_doubt_is_named_alone(fields, diagnosis):
-    assert diagnose(measured(**fields)) == [diagnosis]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"stop_reason": "precision", "exposed_samples": 10, "thrown_out_ms": (), "throttle": "power cap"},
-        {"throttle": "none", "other_processes": 0, "samples_ms": (1.0,) * 38 + (9.0,) * 2},
-    ],
-)
-def test_a_sound_measurement_is_not_doubted(fields):
-    assert diagnose(measured(**fields)) == []
-
-
-def test_a_failure_is_not_doubted():
-    assert diagnose(Record("run", CELL, "oom", other_processes=3)) == []
-
-
-def test_drift_needs_samples_and_shows_its_sign():
-    assert drift((1.0, 2.0)) == 0
-    assert drift((2.0,) * 10 + (1.0,) * 10) == -0.5
+def test_a_clock_that_leaps_ends_the_sampling_as_one_that_did_not_settle():
+    ticks = iter([0.0, 0.1, 0.2, *(1e9 + i for i in range(100))])
+    found = collect_samples(lambda: Sample(5.0), Settings(time_limit_s=5), clock=lambda: next(ticks))
+    assert (len(found.kept), found.stop_reason) == (3, "time limit")
