@@ -2,13 +2,13 @@
 
 import sys
 from importlib import metadata
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from glabench.backends import Backend, Requirement, builtin, load_registry, template
+from glabench.backends import Backend, Requirement, builtin, load_registry
 from glabench.backends.registry import ENTRY_POINTS, Registry, list_plugins
+from glabench.cli.plugin import new
 from glabench.errors import UsageError
 from glabench.ops import BUILTIN
 from glabench.records import Record
@@ -121,7 +121,9 @@ def test_a_plugin_lists_classes_or_objects(plugin, listed):
 
 
 def test_the_plugin_to_start_from_is_one(tmp_path):
-    assert "my-linear" in load_registry([str(Path(template.__file__))])
+    file = tmp_path / "mine.py"
+    new(file)
+    assert "my-linear" in load_registry([str(file)])
 
 
 def test_a_plugins_op_and_parameters_work_as_axes(plugin):

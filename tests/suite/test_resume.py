@@ -89,7 +89,10 @@ def test_the_same_command_again_goes_on(resume, begun):
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        (["--time-limit", "1"], "--time-limit: 'runs/{}' was measured with 0.02, not 1.0; go on with the same, or start a new run"),
+        (
+            ["--time-limit", "1"],
+            "--time-limit: 'runs/{}' was measured with 0.02, not 1.0; go on with the same, or start a new run",
+        ),
         (["--precision", "5%"], "--precision: 'runs/{}' was measured with 0.01, not 0.05"),
         (["--timing", "hot"], "--timing: 'runs/{}' was measured with cold, not hot"),
         (["--autotune"], "--autotune: 'runs/{}' was measured with False, not True"),
