@@ -10,8 +10,6 @@ import fake_backends
 import pytest
 import torch
 from fake_timer import FakeTimer, constant
-from glabench.measure.process import WorkerDiedError, WorkerTimeoutError
-from glabench.measure.runner import run_cells
 
 from glabench.backends import Backend, load_registry
 from glabench.backends.base import Counts
@@ -20,10 +18,7 @@ from glabench.measure.accuracy import check_accuracy, relative_error, small_cell
 from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
 from glabench.measure.outcome import failure_of, one_line
-<<<<<<< HEAD
-=======
 from glabench.measure.rates import with_rates
->>>>>>> h-t2
 from glabench.measure.settings import Settings
 from glabench.measure.workload import prepare
 from glabench.ops import Op

@@ -3,8 +3,9 @@
 import json
 import shutil
 
+import in_process
 import pytest
-from conftest import FAKES, last_line, run_command
+from conftest import FAKES, last_line
 from fake_workers import Workers
 
 import glabench
@@ -24,7 +25,7 @@ def stopped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped")
     shutil.copy(FAKES, folder / "mine.py")
     out = ["--out", f"runs/{NAME}"]
-    ended = run_command(folder, *BEGUN, "--plugin", "mine.py", *out, workers=Workers(STOPPED))
+    ended = in_process.glabench(folder, *BEGUN, "--plugin", "mine.py", *out, workers=Workers(STOPPED))
     return folder, ended
 
 
@@ -89,7 +90,10 @@ def test_the_same_command_again_goes_on(resume, begun):
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        (["--time-limit", "1"], "--time-limit: 'runs/{}' was measured with 0.02, not 1.0; go on with the same, or start a new run"),
+        (
+            ["--time-limit", "1"],
+            "--time-limit: 'runs/{}' was measured with 0.02, not 1.0; go on with the same, or start a new run",
+        ),
         (["--precision", "5%"], "--precision: 'runs/{}' was measured with 0.01, not 0.05"),
         (["--timing", "hot"], "--timing: 'runs/{}' was measured with cold, not hot"),
         (["--autotune"], "--autotune: 'runs/{}' was measured with False, not True"),

@@ -14,16 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from glabench.measure.runner import run_cells
 from rich.console import Console
 from simulated import CELL, record
 
 from glabench.backends import load_registry
 from glabench.cli.output import Messages
-<<<<<<< HEAD
-=======
 from glabench.measure.settings import Settings
->>>>>>> h-t2
 from glabench.records import Record, RunFolder
 from glabench.scheduling.loop import Lane, Version, measure_lanes
 from glabench.scheduling.plan import Place, Plan
