@@ -76,22 +76,22 @@ def probe(device="auto"):
 
 
 @contextmanager
-def made_up_workers() -> Iterator[None]:
-    """No process is started for the environment or for a cell."""
+def made_up_workers(workers=MadeUpWorker) -> Iterator[None]:
+    """No process is started for the environment, nor for a cell unless `workers` do."""
     with ExitStack() as stack:
         for place in ("glabench.scheduling.plan.probe", "glabench.cli.env.probe"):
             stack.enter_context(mock.patch(place, probe))
         for place in ("glabench.scheduling.runs.ProcessWorker", "glabench.scheduling.versions.ProcessWorker"):
-            stack.enter_context(mock.patch(place, MadeUpWorker))
+            stack.enter_context(mock.patch(place, workers))
         stack.enter_context(mock.patch.object(sys, "path", list(sys.path)))
         yield
 
 
-def glabench(folder, *arguments):
-    """What the command does in a folder: its exit code, stdout and stderr."""
-    stdout, stderr = StringIO(), StringIO()
+def glabench(folder, *arguments, workers=MadeUpWorker, stdout=None):
+    """What the command does in a folder: its exit code, stdout (unless that goes to the file `stdout`) and stderr."""
+    stdout, stderr = stdout or StringIO(), StringIO()
     with ExitStack() as stack:
-        stack.enter_context(made_up_workers())
+        stack.enter_context(made_up_workers(workers))
         stack.enter_context(chdir(folder))
         stack.enter_context(mock.patch.object(sys, "argv", ["glabench", *map(str, arguments)]))
         stack.enter_context(mock.patch.object(cli, "_end_like_an_interruption"))
@@ -102,5 +102,5 @@ def glabench(folder, *arguments):
         try:
             cli.main()
         except SystemExit as end:
-            return end.code, stdout.getvalue(), stderr.getvalue()
+            return end.code, stdout.getvalue() if isinstance(stdout, StringIO) else "", stderr.getvalue()
     raise AssertionError("the command did not end")

@@ -1,20 +1,16 @@
 """Fixtures of the suite's tests: the command line as a process, and within this one."""
 
-import io
-import signal
 import subprocess
 import sys
-import warnings
-from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest.mock import patch
 
+import in_process
 import pytest
 
-from glabench.cli import main
-from glabench.devices.environment import collect
+from glabench.scheduling.process import ProcessWorker
 
 FAKES = Path(__file__).parent.parent / "fake_backends.py"
+REAL = {"workers": ProcessWorker}
 
 
 @pytest.fixture
@@ -30,36 +26,10 @@ def glabench(tmp_path):
     return call
 
 
-def run_command(folder, *arguments, workers=None, stdout=None):
-    """Runs the command line within this process, in a folder; gives (exit code, stdout, stderr).
-
-    Other than with the fixture `glabench` nothing is started but workers, and those are `workers` if they are given.
-    """
-    out, err = stdout or io.StringIO(), io.StringIO()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(sys, "argv", ["glabench", *map(str, arguments)]))
-        stack.enter_context(patch.object(sys, "path", list(sys.path)))
-        for user in ("scheduling.plan", "cli.env"):
-            stack.enter_context(patch(f"glabench.{user}.probe", collect))
-        if workers is not None:
-            for user in ("runs", "versions"):
-                stack.enter_context(patch(f"glabench.scheduling.{user}.ProcessWorker", workers))
-        stack.enter_context(warnings.catch_warnings())
-        stack.enter_context(chdir(folder))
-        stack.enter_context(redirect_stdout(out))
-        stack.enter_context(redirect_stderr(err))
-        ended = stack.enter_context(pytest.raises(SystemExit))
-        main()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    return ended.value.code, "" if stdout else out.getvalue(), err.getvalue()
-
-
 @pytest.fixture
 def command(tmp_path):
-    """`run_command` in an empty folder."""
-    return lambda *arguments, **options: run_command(tmp_path, *arguments, **options)
+    """Runs the command line within this process, in an empty folder, with real workers unless others are given."""
+    return lambda *arguments, **options: in_process.glabench(tmp_path, *arguments, **{**REAL, **options})
 
 
 def last_line(stderr):

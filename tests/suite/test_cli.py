@@ -273,7 +273,7 @@ def test_a_wrong_key_in_a_users_sweep_is_named(run, tmp_path):
         ('name = "fake-good"', 'name = "gla-torch"', "a backend named 'gla-torch' exists already"),
         ('op = "linear"', 'op = "cubic"', "unknown op 'cubic'"),
         ("BACKENDS = [", "OTHERS = [", "needs a list BACKENDS"),
-        ("import resource\n", "import no_such_module\n", "cannot be loaded: ModuleNotFoundError"),
+        ("import time\n", "import no_such_module\n", "cannot be loaded: ModuleNotFoundError"),
     ],
 )
 def test_a_mistake_in_a_plugin_is_named(run, tmp_path, old, new, message):

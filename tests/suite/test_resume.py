@@ -3,8 +3,9 @@
 import json
 import shutil
 
+import in_process
 import pytest
-from conftest import FAKES, last_line, run_command
+from conftest import FAKES, last_line
 from fake_workers import Workers
 
 import glabench
@@ -24,7 +25,7 @@ def stopped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped")
     shutil.copy(FAKES, folder / "mine.py")
     out = ["--out", f"runs/{NAME}"]
-    ended = run_command(folder, *BEGUN, "--plugin", "mine.py", *out, workers=Workers(STOPPED))
+    ended = in_process.glabench(folder, *BEGUN, "--plugin", "mine.py", *out, workers=Workers(STOPPED))
     return folder, ended
 
 

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 
+import in_process
 import pytest
-from conftest import FAKES, last_line, run_command
+from conftest import FAKES, REAL, last_line
 
 from glabench.measure.job import Job
 from glabench.measure.settings import Settings
@@ -69,7 +70,7 @@ def survived(tmp_path_factory):
     """One run of all fakes that misbehave before torch is loaded, and two that do not; its folder and its end."""
     folder = tmp_path_factory.mktemp("survived")
     names = ",".join([*BAD, "fake-chatty", "fake-good"])
-    ended = run_command(folder, *SPEED, "--backend", names, "--when", "limits", "--out", "here", "-v")
+    ended = in_process.glabench(folder, *SPEED, "--backend", names, "--when", "limits", "--out", "here", "-v", **REAL)
     return folder / "here", ended
 
 
