@@ -1,4 +1,4 @@
-"""What a backend is, and the workload that it makes of a cell. Importing this does not import torch."""
+"""What a backend is. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -32,23 +32,8 @@ class Requirement:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """A cell made ready: a forward call on fixed inputs, what to differentiate, and the gradient that comes in."""
-
-    forward: Callable[[], Tensor]
-    inputs: Mapping[str, Tensor]
-    grad_output: Tensor
-
-    def gradients(self, output: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of all inputs, without accumulating into `.grad`."""
-        import torch
-
-        return torch.autograd.grad(output, tuple(self.inputs.values()), self.grad_output)
-
-
-@dataclass(frozen=True)
 class Counts:
-    """What an implementation executes and moves in one call, beyond what its op's equation asks for."""
+    """What an implementation executes and moves in one call."""
 
     flops: int
     bytes: int
