@@ -88,14 +88,26 @@ def compare(
 
 
 def compare_versions(
-    rev: str, *, sweep: str | Path | Sweep = "guard", rounds: int = 4, same_within: float = SAME_WITHIN, **options: Any
+    rev: str,
+    *,
+    sweep: str | Path | Sweep = "guard",
+    rounds: int = 4,
+    same_within: float = SAME_WITHIN,
+    out: str | Path | None = None,
+    resume: bool = False,
+    plugins: str | Path | Sequence[str | Path] = (),
+    on_record: Callable[[Record], None] | None = None,
+    device: str = "auto",
+    settings: Mapping[str, Any] = _NO_SETTINGS,
+    **axes: Any,
 ) -> Comparison:
-    """Two git revisions (`main..HEAD`) measured in turns.
+    """Two git revisions (`main..HEAD`) measured in turns; `resume` goes on with the rounds in `out`.
 
-    Other options are those of `run`, and `resume=True` to go on with the rounds in `out`.
+    Other arguments and errors are those of `run`.
     """
-    request, counted, observer = _rounds_request(sweep, rounds, options)
-    return compare_revisions(request, rev, counted, Limits.of(time=same_within, first_call=None), observer)
+    request = _request(sweep, axes, settings, device, plugins)
+    limits = Limits.of(time=same_within, first_call=None)
+    return compare_revisions(request, rev, Rounds(rounds, _path(out), resume), limits, _observer(on_record))
 
 
 def check(
@@ -105,30 +117,26 @@ def check(
     sweep: str | Path | Sweep = "guard",
     rounds: int = 2,
     limits: Mapping[str, float] = _NO_SETTINGS,
-    **options: Any,
+    out: str | Path | None = None,
+    resume: bool = False,
+    plugins: str | Path | Sequence[str | Path] = (),
+    on_record: Callable[[Record], None] | None = None,
+    device: str = "auto",
+    settings: Mapping[str, Any] = _NO_SETTINGS,
+    **axes: Any,
 ) -> Comparison:
     """Whether the working tree is slower, larger or less accurate than a revision (`rev="main"`) or a baseline file.
 
-    `limits` are by metric (`{"time": 0.05}`, 5 %). Other options are as in `compare_versions`; with a baseline, its own
-    sweep and settings count. `Comparison.exit_code` is that of `glabench check`. Raises UsageError unless one of both
-    is given.
+    `limits` are by metric (`{"time": 0.05}`, 5 %). Other arguments are those of `run` and `compare_versions`; with a
+    baseline, its own sweep and settings count. `Comparison.exit_code()` is that of `glabench check`. Raises UsageError
+    unless one of both is given.
     """
     if (rev is None) == (baseline is None):
         raise UsageError("check: give either rev or baseline")
-    request, counted, observer = _rounds_request(sweep, rounds, options)
+    request, counted = _request(sweep, axes, settings, device, plugins), Rounds(rounds, _path(out), resume)
     if baseline is not None:
-        return check_baseline(request, Path(baseline), counted, Limits.of(**limits), observer)
-    return check_revision(request, str(rev), counted, Limits.of(**limits), observer)
-
-
-def _rounds_request(
-    sweep: str | Path | Sweep, rounds: int, options: Mapping[str, Any]
-) -> tuple[Request, Rounds, Observer]:
-    axes = dict(options)
-    counted = Rounds(rounds, _path(axes.pop("out", None)), axes.pop("resume", False))
-    observer = _observer(axes.pop("on_record", None))
-    settings, device, plugins = axes.pop("settings", {}), axes.pop("device", "auto"), axes.pop("plugins", ())
-    return _request(sweep, axes, settings, device, plugins), counted, observer
+        return check_baseline(request, Path(baseline), counted, Limits.of(**limits), _observer(on_record))
+    return check_revision(request, str(rev), counted, Limits.of(**limits), _observer(on_record))
 
 
 def _request(

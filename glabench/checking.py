@@ -1,24 +1,27 @@
 """Comparing and checking: what measures versions of the code, and hands their records to the verdicts."""
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from glabench.devices.provenance import describe_code
 from glabench.errors import NothingToRunError, UsageError, did_you_mean
 from glabench.measure.settings import Settings
+from glabench.measure.validation import time_known_work
 from glabench.records import RunFolder
 from glabench.records.described import device_name
+from glabench.report.describe import describe_environment
+from glabench.report.validation import markdown, spreads
 from glabench.scheduling.folders import new_path, records_of, rounds_in, turns_in
 from glabench.scheduling.loop import Version
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import Plan
-from glabench.scheduling.revisions import WORKTREE, parse_range, present_revision, repository_with
-from glabench.scheduling.runs import Request, announce
+from glabench.scheduling.revisions import WORKTREE, parse_range, repository_with, unchanged_revision
+from glabench.scheduling.runs import Request, announce, plan_to_resume
 from glabench.scheduling.versions import measure_versions, present_version, revision, runs_same_code
 from glabench.verdicts import CONFIRMING_ROUNDS, Baseline, Comparison, Limits, Side, Verdict, compare_sides
-
-_IDENTICAL = "the measured code (kernels and plugins) is identical on both sides"
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,15 @@ class Rounds:
         if self.resume and (self.out is None or not self.out.is_dir()):
             raise UsageError(f"--resume: name the folder of the rounds to go on with: {option} FOLDER")
         return self.out or new_path(name)
+
+
+def plan_of(request: Request, rounds: Rounds) -> Plan:
+    """The plan of what is asked for, or if rounds are resumed, of the first of them. Raises UsageError."""
+    if rounds.resume and rounds.out is not None:
+        begun = sorted(path.parent for path in rounds.out.glob("*-1/records.jsonl"))
+        if begun:
+            return plan_to_resume(RunFolder.open(begun[0]), request)
+    return request.plan()
 
 
 def compare_folders(a: Path, b: Path | None, limits: Limits, any_device: bool = False) -> Comparison:
@@ -63,7 +75,7 @@ def _side(name: str, folders: Sequence[RunFolder]) -> Side:
 def compare_revisions(request: Request, rev: str, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
     """Two git revisions (`main..HEAD`, `WORKTREE`), measured in turns in fresh processes."""
     path = rounds.folder("compare")
-    plan = request.plan()
+    plan = plan_of(request, rounds)
     base, new = parse_range(rev)
     with ExitStack() as stack:
         sides = [stack.enter_context(revision(name, plan.place.plugins)) for name in (base, new)]
@@ -74,7 +86,7 @@ def compare_revisions(request: Request, rev: str, rounds: Rounds, limits: Limits
 def check_revision(request: Request, rev: str, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
     """The working tree against a revision, measured in turns; what is doubtful is measured once more."""
     path = rounds.folder("check")
-    plan = request.plan()
+    plan = plan_of(request, rounds)
     with revision(rev, plan.place.plugins) as base, revision(WORKTREE, plan.place.plugins) as new:
         look = _Look(plan, base, new, rounds, path, limits, observer, request.show_errors, True)
         found = look.in_turns()
@@ -165,8 +177,7 @@ class _Look:
         if not isinstance(self.base, Version):
             return compare_sides(_only(self.base, plan), new, self.limits, expects_all=self.expects_all)
         base = Side(self.base.label or "base", records_of(folders["base"]), folders["base"][0].environment())
-        notes = (_IDENTICAL,) if runs_same_code(self.base, self.new) else ()
-        return compare_sides(base, new, self.limits, paired=True, expects_all=self.expects_all, notes=notes)
+        return compare_sides(base, new, self.limits, paired=True, expects_all=self.expects_all)
 
 
 def _only(side: Side, plan: Plan) -> Side:
@@ -210,8 +221,8 @@ def save_baseline(request: Request, out: Path, rounds: Rounds, observer: Observe
     """
     if out.is_dir() or (out.parent.exists() and not out.parent.is_dir()):
         raise UsageError(f"--out: '{out}' needs to be a file in a folder")
-    before = present_revision()
-    plan = request.plan()
+    plan = plan_of(request, rounds)
+    before = _revision(plan)
     path = rounds.folder("baseline", "--runs")
     version = present_version(plan.place.plugins)
     observer.say(
@@ -226,7 +237,39 @@ def save_baseline(request: Request, out: Path, rounds: Rounds, observer: Observe
     records = records_of(folders)
     if not any(record.samples_ms for found in records for record in found):
         raise NothingToRunError(f"no cell has a time, so there is nothing to hold; what was tried is in {path}")
-    unchanged = before if before == present_revision() else None
+    unchanged = before if before == _revision(plan) else None
     saved = Baseline(plan.sweep, folders[0].environment(), unchanged, records)
     saved.save(out)
     return saved
+
+
+def _revision(plan: Plan) -> str | None:
+    """The commit of the measured code, if it is that of a repository and was not changed."""
+    if plan.place.plugins:
+        return unchanged_revision(Path(plan.place.plugins[0]).resolve().parent)
+    code = describe_code()
+    return str(code["commit"]) if code["changed"] is False else None
+
+
+def validate_harness(request: Request, rounds: Rounds, observer: Observer) -> Path:
+    """Holds the timers against work of a known size and other people's timers, and fresh processes against each other.
+
+    Writes known-work.json, validation.md and one run folder per process; returns the page's path. Raises UsageError
+    without an NVIDIA GPU, GlabenchError if the known work cannot be timed.
+    """
+    plan = plan_of(request, rounds)
+    if plan.place.kind != "cuda":
+        raise UsageError("--device: validate needs an NVIDIA GPU, whose timers it holds against each other")
+    path = rounds.folder("validation")
+    announce(plan, observer, rounds.count)
+    versions = {"process": present_version(plan.place.plugins)}
+    go_on = f"the same command with --resume --out {path}"
+    measured = measure_versions(plan, versions, rounds.count, path, observer, go_on, rounds.resume, request.show_errors)
+    folders = measured["process"]
+    observer.say("timing work of a known size")
+    known = time_known_work(plan.place.device)
+    page = path / "validation.md"
+    surroundings = describe_environment(folders[0].environment())
+    (path / "known-work.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    page.write_text(markdown(known, spreads(records_of(folders)), surroundings), encoding="utf-8")
+    return page

@@ -48,6 +48,8 @@ class Backend(ABC):
     name: ClassVar[str]
     op: ClassVar[str]
     title: ClassVar[str]
+    # The kind of work that its cells are: a row of `glabench.measure.work.KINDS`.
+    work: ClassVar[str] = "op"
     # What the implementation can be told besides its op's parameters: axes of a sweep.
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     requires: ClassVar[tuple[Requirement, ...]] = ()

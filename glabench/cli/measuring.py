@@ -1,6 +1,5 @@
 """What `speed`, `chunk-sweep` and `run` share: measure, or list what would be measured; then show it."""
 
-import sys
 from pathlib import Path
 
 import typer
@@ -33,16 +32,7 @@ def measure(sweep: str, options: SweepOptions, folder: Path | None = None, sweep
     parse_metrics(options.metric)  # a mistake is told before anything is measured
     if folder is not None and not (options.resume or options.retry_failed):
         raise UsageError(f"RUN: '{folder}' is for --resume; leave it out to start a new run")
-    request = Request(
-        sweep,
-        sweep_on_cpu,
-        options.axes,
-        options.settings,
-        options.device,
-        options.plugin or (),
-        sys.argv[1:],
-        options.verbose,
-    )
+    request = options.request(sweep, sweep_on_cpu)
     messages = Messages(options.quiet, options.verbose)
     if options.dry_run:
         _list_cells(request, options)

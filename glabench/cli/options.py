@@ -1,6 +1,7 @@
 """The options that measuring commands share, declared once; and the axes, one option each."""
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import wraps
@@ -174,9 +175,12 @@ class MeasuringOptions:
         }
         return {name: value for name, value in given.items() if value is not None}
 
-    def request(self, sweep: str) -> Request:
-        """What is asked for with a sweep."""
-        return Request(sweep, None, self.axes, self.settings, self.device, self.plugin or (), show_errors=self.verbose)
+    def request(self, sweep: str, sweep_on_cpu: str | None = None) -> Request:
+        """What is asked for with a sweep, or on a CPU with another one."""
+        plugins, arguments = self.plugin or (), sys.argv[1:]
+        return Request(
+            sweep, sweep_on_cpu, self.axes, self.settings, self.device, plugins, arguments, show_errors=self.verbose
+        )
 
     @property
     def given(self) -> list[str]:

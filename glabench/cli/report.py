@@ -11,7 +11,7 @@ from glabench.cli.output import Messages, check_targets, data_console, warn_of_u
 from glabench.errors import RenamedWarning, UsageError, did_you_mean
 from glabench.records import RunFolder
 from glabench.records.metrics import parse_metrics
-from glabench.report.figures import FORMATS, draw, save_figure
+from glabench.report.figures import check_format, draw, save_figure
 from glabench.report.series import make_view
 from glabench.report.tables import render_tables
 from glabench.report.write import choose_drawn, write_report
@@ -41,8 +41,8 @@ def report(
     if baseline is not None:
         warnings.warn("the option --baseline is now called --against", RenamedWarning, stacklevel=2)
     against = against or baseline
-    if figure is not None and figure.suffix not in FORMATS:
-        raise UsageError(f"--figure: '{figure}' ends in none of {', '.join(FORMATS)}")
+    if figure is not None:
+        check_format(figure)
     check_targets({"--json": json_to, "--csv": csv_to, "--figure": None if figure is None else str(figure)})
     loaded = [RunFolder.open(path).load() for path in runs]
     for run in loaded:

@@ -10,7 +10,7 @@ from rich.table import Table
 from glabench.cli.options import JsonOption
 from glabench.cli.output import data_console, write_json
 from glabench.sweeps import load_sweep, preset_names
-from glabench.sweeps.load import preset_text
+from glabench.sweeps.load import dump_sweep, preset_text
 
 
 def sweeps(
@@ -25,7 +25,7 @@ def sweeps(
         write_json([asdict(sweep) for sweep in presets], json_to)
         return
     if name is not None:
-        print(preset_text(presets[0].name), end="")
+        print(dump_sweep(presets[0]) if name.endswith(".toml") else preset_text(presets[0].name), end="")
         return
     table = Table("preset", "what it shows")
     for sweep in presets:

@@ -12,7 +12,7 @@ import typer
 from glabench.cli.options import complete_list
 from glabench.cli.output import check_targets, data_console, write_json, write_text
 from glabench.errors import UsageError, did_you_mean
-from glabench.report.figures import FORMATS, save_figure
+from glabench.report.figures import check_format, save_figure
 from glabench.report.verdicts import draw_ratios, github_annotations, junit, markdown, terminal_report
 from glabench.verdicts import FAILING, Comparison, Verdict
 
@@ -42,8 +42,8 @@ class Outputs:
 
     def check(self) -> None:
         """Raises UsageError, before anything is measured, for places that cannot be written to."""
-        if self.figure is not None and self.figure.suffix not in FORMATS:
-            raise UsageError(f"--figure: '{self.figure}' ends in none of {', '.join(FORMATS)}")
+        if self.figure is not None:
+            check_format(self.figure)
         figure = None if self.figure is None else str(self.figure)
         check_targets(
             {"--json": self.json_to, "--markdown": self.markdown_to, "--junit": self.junit_to, "--figure": figure}

@@ -4,87 +4,73 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import count
 from statistics import median
 
-from glabench.backends import Backend
 from glabench.devices.nvml import Nvml
-from glabench.measure.accuracy import Accuracy, check_accuracy, first_nonfinite, output_error_at_size, small_cell
+from glabench.measure.accuracy import first_nonfinite
 from glabench.measure.energy import energy_per_call
 from glabench.measure.job import Job
-from glabench.measure.memory import Memory, measure_memory
+from glabench.measure.memory import measure_memory
 from glabench.measure.rates import with_rates
 from glabench.measure.sampling import Samples, collect_samples
 from glabench.measure.timer import Sample, Timer
 from glabench.measure.watch import Watch
-from glabench.measure.workload import Steps, Workload, prepare, steps_of
-from glabench.ops import Op
+from glabench.measure.work import Work
+from glabench.measure.workload import Steps, Workload, steps_of
 from glabench.records import Record
 from glabench.sweeps.model import Cell
 
 _LEAST_WARM_UP_CALLS = 2
 
 
-@dataclass(frozen=True)
-class _FirstCall:
-    """What the first call of a cell showed: its time, a fault that is plain to see, the error of its output."""
-
-    seconds: float
-    nonfinite: str | None
-    output_error: float | None
-
-
-def _first_call(op: Op, workload: Workload, cell: Cell, timer: Timer) -> _FirstCall:
-    timer.synchronize()
-    start = time.perf_counter()
-    output = workload.forward()
-    gradients = workload.gradients(output) if cell.has_backward else ()
-    timer.synchronize()
-    seconds = time.perf_counter() - start
-    names = ("o", *(f"d{name}" for name in workload.inputs))
-    nonfinite = first_nonfinite(dict(zip(names, (output, *gradients), strict=False)))
-    del gradients
-    return _FirstCall(seconds, nonfinite, None if nonfinite else output_error_at_size(op, cell, workload, output))
-
-
 class CellMeter:
-    """Measures cells of one backend; an accuracy check is made once for all cells that share its small cell."""
+    """Measures the cells of one backend."""
 
-    def __init__(self, op: Op, backend: Backend, job: Job, timer: Timer, nvml: Nvml | None = None) -> None:
-        self._op = op
-        self._backend = backend
+    def __init__(self, work: Work, job: Job, timer: Timer, nvml: Nvml | None = None) -> None:
+        self._work = work
         self._job = job
         self._timer = timer
         self._nvml = nvml
-        self._checked: dict[Cell, Accuracy] = {}
 
     def measure(self, cell: Cell) -> Record:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
-        record = self._measure(cell)
-        return with_rates(record, self._op, self._backend, self._job.ceilings)
+        return with_rates(self._measure(cell), self._work, self._job.ceilings)
 
     def _measure(self, cell: Cell) -> Record:
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
-        workload = prepare(self._op, self._backend, cell)
-        first = _first_call(self._op, workload, cell, self._timer)
-        launch = self._backend.launch(workload.inputs, cell)
-        record = replace(record, first_call_s=first.seconds, launch=launch)
-        if first.output_error is None:
-            return replace(record, status="inaccurate", reason=f"{first.nonfinite} holds NaN or Inf")
-        accuracy = self._accuracy(cell)
-        accuracy = replace(accuracy, rel_error={**accuracy.rel_error, "o_at_size": first.output_error})
-        record = replace(record, rel_error=accuracy.rel_error, accuracy_reference=accuracy.reference)
-        if accuracy.problem is not None:
-            return replace(record, status="inaccurate", reason=accuracy.problem)
+        workload = self._work.prepare(cell)
+        record = self._checked(record, workload)
+        if record.status != "ok":
+            return record
         steps = steps_of(workload, cell)
-        record = _with_memory(record, measure_memory(steps, cell.device))
+        record = replace(record, **asdict(measure_memory(steps, cell.device)))
         del steps  # and with it a forward's nodes, which must not outlive their stream
         steps = steps_of(workload, cell)
         record = self._sampled(record, steps)
         return self._with_energy(record, steps)
+
+    def _checked(self, record: Record, workload: Workload) -> Record:
+        """With the time of the first call, and with its errors; inaccurate if they are too large."""
+        cell = record.cell
+        self._timer.synchronize()
+        start = time.perf_counter()
+        output = workload.forward()
+        gradients = workload.gradients(output) if cell.has_backward else ()
+        self._timer.synchronize()
+        record = replace(record, first_call_s=time.perf_counter() - start, launch=self._work.launch(cell, workload))
+        names = ("o", *(f"d{name}" for name in workload.inputs))
+        nonfinite = first_nonfinite(dict(zip(names, (output, *gradients), strict=False)))
+        del gradients
+        if nonfinite is not None:
+            return replace(record, status="inaccurate", reason=f"{nonfinite} holds NaN or Inf")
+        accuracy = self._work.check(cell, workload, output)
+        record = replace(record, rel_error=accuracy.rel_error, accuracy_reference=accuracy.reference)
+        problem = accuracy.problem
+        return record if problem is None else replace(record, status="inaccurate", reason=problem)
 
     def _sampled(self, record: Record, steps: Steps) -> Record:
         sample = self._timer.bind(steps.prepare, steps.call)
@@ -99,14 +85,10 @@ class CellMeter:
         max_clock = self._nvml.max_sm_clock_mhz() if self._nvml is not None else None
         samples = collect_samples(watched, self._job.settings, max_clock)
         record = _with_samples(record, samples, self._timer.name)
-        seen = watch.summary()
         processes = self._nvml.processes() if self._nvml is not None else None
         return replace(
             record,
-            memory_clock_mhz=seen.memory_clock_mhz,
-            temperature_c=seen.temperature_c,
-            power_w=seen.power_w,
-            throttle=seen.throttle,
+            **asdict(watch.summary()),
             process_memory_mib=processes.own_memory_mib if processes is not None else None,
             other_processes=processes.others if processes is not None else None,
         )
@@ -124,22 +106,6 @@ class CellMeter:
             sample()
             if call >= _LEAST_WARM_UP_CALLS and time.monotonic() >= end:
                 return
-
-    def _accuracy(self, cell: Cell) -> Accuracy:
-        key = small_cell(self._op, cell)
-        if key not in self._checked:
-            self._checked[key] = check_accuracy(self._op, self._backend, key)
-        return self._checked[key]
-
-
-def _with_memory(record: Record, memory: Memory) -> Record:
-    return replace(
-        record,
-        peak_allocated_mib=memory.peak_allocated_mib,
-        peak_reserved_mib=memory.peak_reserved_mib,
-        peak_resident_mib=memory.peak_resident_mib,
-        saved_mib=memory.saved_mib,
-    )
 
 
 def _with_samples(record: Record, samples: Samples, timing: str) -> Record:

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-from glabench.backends import Backend
 from glabench.devices.ceilings import Ceilings
-from glabench.ops import Op
+from glabench.measure.work import Work
 from glabench.records import Record
 
 
-def with_rates(record: Record, op: Op, backend: Backend, ceilings: Ceilings) -> Record:
+def with_rates(record: Record, work: Work, ceilings: Ceilings) -> Record:
     """The record with its rates, the ceilings, and `roofline_pct`.
 
     That is the time that the device needs for the op's bytes or for its FLOPs, whichever is longer, over the time that
@@ -17,8 +16,8 @@ def with_rates(record: Record, op: Op, backend: Backend, ceilings: Ceilings) -> 
     record = replace(record, copy_gbps=ceilings.copy_gbps, product_tflops=ceilings.product_tflops)
     if not record.time_ms:
         return record
-    gbps, tflops = op.moved_bytes(record.cell) / record.time_ms / 1e6, op.flops(record.cell) / record.time_ms / 1e9
-    executed = backend.executes(record.cell)
+    counts, executed = work.counts(record.cell), work.executes(record.cell)
+    gbps, tflops = counts.bytes / record.time_ms / 1e6, counts.flops / record.time_ms / 1e9
     known = ceilings.copy_gbps is not None and ceilings.product_tflops is not None
     return replace(
         record,

@@ -6,6 +6,7 @@ python -m glabench.measure.roofs DEVICE
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
@@ -17,15 +18,18 @@ _WARM_UP_CALLS, _SAMPLES = 3, 15
 _TIMEOUT_S = 120
 
 
-def find_ceilings(device: str) -> Ceilings:
-    """The ceilings of a device such as `cuda:1`; unknown ones on a CPU, or if the process that measures them fails."""
+def find_ceilings(device: str, say: Callable[[str], None]) -> Ceilings:
+    """The ceilings of a device such as `cuda:1`; unknown ones on a CPU, or, with a word, if measuring them fails."""
     if device == "cpu":
         return Ceilings()
     command = [sys.executable, "-m", "glabench.measure.roofs", device]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=_TIMEOUT_S)
         return read_as(Ceilings, read_json(done.stdout))
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except (OSError, subprocess.SubprocessError, ValueError) as problem:
+        said = (getattr(problem, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
+        why = said[-1] if said else problem
+        say(f"the device's ceilings cannot be measured ({why}); shares of them will be missing")
         return Ceilings()
 
 

@@ -18,12 +18,29 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from glabench.errors import GlabenchError
 from glabench.measure.settings import TIMINGS
-from glabench.measure.timer import CudaTimer, median_ms
 
 _BURSTS, _REST_S = 5, 0.1
 _WARM_UP_CALLS, _SAMPLES = 2, 10
 _CUDA_BENCH_TIMEOUT_S = 300
+_TIMEOUT_S = 600
+
+
+def time_known_work(device: str) -> list[dict[str, Any]]:
+    """What this module prints when it is run for a device. Raises GlabenchError if that fails."""
+    command = [sys.executable, "-m", "glabench.measure.validation", device]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
+        found: list[dict[str, Any]] = json.loads(done.stdout)
+    except subprocess.CalledProcessError as problem:
+        last = (problem.stderr.strip().splitlines() or ["no message"])[-1]
+        raise GlabenchError(f"timing work of a known size failed: {last}") from None
+    except ValueError:
+        raise GlabenchError("timing work of a known size gave no JSON; something else wrote to its stdout") from None
+    except subprocess.TimeoutExpired:
+        raise GlabenchError(f"timing work of a known size took more than {_TIMEOUT_S} s; is the GPU busy?") from None
+    return found
 
 
 def measure_known_work() -> list[dict[str, Any]]:
@@ -31,6 +48,7 @@ def measure_known_work() -> list[dict[str, Any]]:
     import torch
 
     from glabench.measure.known import KnownWork, known_works
+    from glabench.measure.timer import CudaTimer, median_ms
 
     timers = {timing: CudaTimer(timing) for timing in TIMINGS}
     theirs = cuda_bench_ms(torch.cuda.current_device())

@@ -22,6 +22,7 @@ from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
 from glabench.measure.outcome import failure, failure_of
 from glabench.measure.timer import timer_for
+from glabench.measure.work import KINDS
 from glabench.records import Record
 from glabench.sweeps.model import Cell
 
@@ -66,7 +67,8 @@ class _Cells:
     """Measures cell after cell; the meter is made when the first cell needs it: torch is not loaded for none."""
 
     def __init__(self, registry: Registry, job: Job) -> None:
-        self._op, self._backend = registry.op_of(job.backend), registry[job.backend]
+        self._backend = registry[job.backend]
+        self._work = KINDS[self._backend.work](registry.op_of(job.backend), self._backend)
         self._job = job
         self._meter: CellMeter | None = None
 
@@ -77,7 +79,7 @@ class _Cells:
                 return failure(self._job, cell, "unsupported", reason)
             if self._meter is None:
                 self._meter = self._make_meter(cell)
-            needed, free = self._op.least_bytes(cell), free_memory_bytes(cell.device)
+            needed, free = self._work.least_bytes(cell), free_memory_bytes(cell.device)
             if free is not None and needed > free:
                 reason = f"its tensors alone take {needed / 2**30:.1f} GiB; {free / 2**30:.1f} GiB are free"
                 return failure(self._job, cell, "oom", reason)
@@ -94,7 +96,7 @@ class _Cells:
             torch.cuda.set_device(self._job.device)
             nvml = open_nvml()
         timer = timer_for(cell.device, self._job.settings.timing)
-        return CellMeter(self._op, self._backend, self._job, timer, nvml)
+        return CellMeter(self._work, self._job, timer, nvml)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -43,6 +43,12 @@ class Metric:
     format: Callable[[float], str] = significant
     limit: float | None = None
     slack: float = 0.0
+    # What a value is multiplied with to be shown in `unit`.
+    scale: float = 1.0
+
+    def show(self, value: float) -> str:
+        """A value of the column as text, in `unit`."""
+        return self.format(value * self.scale)
 
 
 METRICS: tuple[Metric, ...] = (
@@ -50,7 +56,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("peak", "peak_mib", "peak memory above the inputs", "MiB", "lower", _whole, limit=0.02),
     Metric("roof", "roofline_pct", "share of the nearer roof", "%", "higher", _whole),
     Metric("floor", "floor_pct", "share of the memory's floor", "%", "higher", _whole),
-    Metric("tokens", "tokens_per_s", "tokens per second", "M/s", "higher"),
+    Metric("tokens", "tokens_per_s", "tokens per second", "million/s", "higher", scale=1e-6),
     Metric("tflops", "tflops", "the equation's operations", "TFLOP/s", "higher"),
     Metric("gbps", "gbps", "the equation's bytes", "GB/s", "higher", _whole),
     Metric("executed_tflops", "executed_tflops", "operations executed", "TFLOP/s", "higher"),
@@ -89,7 +95,7 @@ def derived(row: Row) -> dict[str, Any]:
     return {
         "peak_mib": allocated if allocated is not None else row["peak_resident_mib"],
         "floor_pct": 100 * gbps / ceiling if gbps and ceiling else None,
-        "tokens_per_s": row["batch"] * row["seqlen"] / time_ms / 1e3 if time_ms else None,
+        "tokens_per_s": 1e3 * row["batch"] * row["seqlen"] / time_ms if time_ms else None,
         "error": max(errors, default=None),
     }
 

@@ -40,6 +40,9 @@ class Run:
     environment: Mapping[str, Any]
     records: Sequence[Record]
 
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: {len(self.records)} of {self.cells} cells of {self.sweep.name}>"
+
     @property
     def name(self) -> str:
         """The folder's name."""

@@ -3,14 +3,14 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from glabench.errors import RecordNotKeptError, UsageError
-from glabench.plain import read_json, read_text
+from glabench.plain import read_as, read_json, read_text
 from glabench.records.described import check_environment
 from glabench.records.record import Record
 from glabench.records.run import Run
@@ -20,6 +20,7 @@ from glabench.sweeps.model import Cell, Sweep
 # A record of many thousand samples has less; what is longer is no record, and may be no run at all.
 _LONGEST_LINE = 16 * 2**20
 _LARGEST_ENVIRONMENT = 2**20
+_PLUGINS = "plugins.json"
 
 
 class RunFolder:
@@ -34,8 +35,19 @@ class RunFolder:
         return self.path.resolve().name
 
     @classmethod
-    def create(cls, path: Path, sweep: Sweep, environment: Mapping[str, Any]) -> "RunFolder":
-        """Makes a new run folder. Raises UsageError if it holds a run already or cannot be made."""
+    def check_free(cls, path: Path) -> None:
+        """Raises UsageError if a path holds a run already."""
+        if cls(path)._records_file.exists():
+            raise UsageError(f"--out: '{path}' holds a run already; resume it (--resume) or name another folder")
+
+    @classmethod
+    def create(
+        cls, path: Path, sweep: Sweep, environment: Mapping[str, Any], plugins: Sequence[str] = ()
+    ) -> "RunFolder":
+        """Makes a new run folder. Raises UsageError if it holds a run already or cannot be made.
+
+        The paths of plugins are kept beside the environment, which has their names alone: only resuming needs them.
+        """
         folder = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -43,11 +55,13 @@ class RunFolder:
         except FileExistsError:
             if not path.is_dir():
                 raise UsageError(f"--out: cannot write to '{path}': it is not a folder") from None
-            message = f"--out: '{path}' holds a run already; go on with it (--resume) or name another folder"
-            raise UsageError(message) from None
+            cls.check_free(path)
+            raise
         except OSError as problem:
             raise _cannot_write(path, problem) from None
         try:
+            if plugins:
+                (path / _PLUGINS).write_text(json.dumps(read_text(list(plugins))) + "\n", encoding="utf-8")
             (path / "sweep.toml").write_text(dump_sweep(sweep), encoding="utf-8")
             (path / "environment.json").write_text(
                 json.dumps(read_text(environment), indent=2) + "\n", encoding="utf-8"
@@ -89,6 +103,16 @@ class RunFolder:
             return check_environment(read_json(text))
         except ValueError as problem:
             raise UsageError(f"{path}: not an environment: {problem}") from None
+
+    def plugins(self) -> list[str]:
+        """The paths of the plugins that the run was begun with, as they were given."""
+        file = self.path / _PLUGINS
+        if not file.is_file():
+            return []
+        try:
+            return read_as(list[str], read_json(file.read_bytes()))
+        except ValueError as problem:
+            raise UsageError(f"{file}: not a list of paths: {problem}") from None
 
     def load(self) -> Run:
         """The run as it is now. Raises UsageError for files that are not what they should be."""

@@ -56,14 +56,18 @@ class Quantity:
     def of(self, row: Row) -> float | None:
         """A row's value; None if it has none that the axis can show."""
         value = row.get(self.metric.field)
-        return None if value is None or (value <= 0 and not self.is_linear) else float(value) * self.factor
+        return (
+            None
+            if value is None or (value <= 0 and not self.is_linear)
+            else float(value) * self.metric.scale * self.factor
+        )
 
     def text(self, row: Row) -> str:
         """A row's value in words, or what became of it."""
         value = row.get(self.metric.field)
         if value is None:
             return FAILURE_MARKS[mark_of(row)][1] if has_failed(row) else ""
-        return self.metric.format(value) if self.factor == 1.0 else significant(value * self.factor)
+        return self.metric.show(value) if self.factor == 1.0 else significant(value * self.factor)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glabench.errors import UsageError
 from glabench.records.metrics import TIME, Metric
 from glabench.report.canvas import Plan, frame, has_failed, lay_out, make_plan
 from glabench.report.lines import draw_lines
@@ -46,8 +47,18 @@ def explain_figure(view: View, metrics: Sequence[Metric]) -> str:
     return " ".join(words)
 
 
+def check_format(path: Path) -> None:
+    """Raises UsageError for a path that no figure can be written to."""
+    if path.suffix not in FORMATS:
+        raise UsageError(f"--figure: '{path}' ends in none of {', '.join(FORMATS)}")
+
+
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes the figure as the path's suffix says: .png, .svg or .pdf. The same figure gives the same bytes."""
+    """Writes the figure as the path's suffix says. The same figure gives the same bytes.
+
+    Raises UsageError for a suffix that is none of FORMATS.
+    """
+    check_format(path)
     import matplotlib as mpl
 
     with mpl.rc_context({"svg.hashsalt": "glabench", **_PLAIN_TEXT}):

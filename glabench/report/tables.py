@@ -67,10 +67,10 @@ class _Form:
         if value is None:
             return "" if row["status"] == "ok" else str(row["status"])
         if metric is not TIME:
-            return metric.format(value)
+            return metric.show(value)
         base = find_base(panel, row, x, self.against)
         ratio = f" (×{significant(base[1]['time_ms'] / value, 2)})" if base and base[1]["time_ms"] else ""
-        return metric.format(value) + (_spread(row) if self.with_spread else "") + ratio
+        return metric.show(value) + (_spread(row) if self.with_spread else "") + ratio
 
     def explain(self, panel: Panel) -> str:
         """What the ratios of a panel refer to, for its title."""

@@ -14,6 +14,7 @@ from glabench.measure.roofs import find_ceilings
 from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
 from glabench.scheduling.loop import Lane, Version
+from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import RUNS, Plan
 from glabench.sweeps import Sweep
 from glabench.sweeps.load import dump_sweep, parse_sweep
@@ -41,11 +42,11 @@ def latest_run(names: Sequence[str]) -> Path:
     return max(found, key=lambda path: path.stat().st_mtime).parent
 
 
-def create_run(path: Path, plan: Plan) -> RunFolder:
+def create_run(path: Path, plan: Plan, observer: Observer) -> RunFolder:
     """A new run folder, with the device's ceilings. Raises UsageError if it holds a run already."""
-    return RunFolder.create(
-        path, plan.sweep, {**plan.environment(), "ceilings": asdict(find_ceilings(plan.place.device))}
-    )
+    RunFolder.check_free(path)  # before the ceilings take their time
+    environment = {**plan.environment(), "ceilings": asdict(find_ceilings(plan.place.device, observer.say))}
+    return RunFolder.create(path, plan.sweep, environment, plan.place.plugins)
 
 
 def kept_settings(folder: RunFolder, given: Mapping[str, Any]) -> Settings:
@@ -105,13 +106,18 @@ def _changed_option(kept: Sweep, changed: Sweep) -> str:
 
 
 def _lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """An environment with the hashes of the code alone: a commit that changes no code changes no number."""
-    code = environment.get("code")
-    hashes = {"code": {k: v for k, v in code.items() if k not in ("commit", "changed")}} if code else {}
-    return {**environment, **hashes}
+    """An environment without what changes no number: the commit beside the code's hashes, the number of the GPU."""
+    drops = {"code": ("commit", "changed"), "gpu": ("index",)}
+    parts = {key: environment[key] for key in drops if isinstance(environment.get(key), Mapping)}
+    return {
+        **environment,
+        **{key: {k: v for k, v in part.items() if k not in drops[key]} for key, part in parts.items()},
+    }
 
 
-def lanes_of_rounds(plan: Plan, versions: Mapping[str, Version], rounds: int, path: Path, resume: bool) -> list[Lane]:
+def lanes_of_rounds(
+    plan: Plan, versions: Mapping[str, Version], rounds: int, path: Path, observer: Observer, resume: bool
+) -> list[Lane]:
     """One lane per version and round, in turns, each with a run folder `SIDE-ROUND` under `path`.
 
     With `resume`, folders that are there already are gone on with. Raises UsageError if there are some without it.
@@ -133,8 +139,9 @@ def lanes_of_rounds(plan: Plan, versions: Mapping[str, Version], rounds: int, pa
             check_same_machine(folder, plan, environments[side])
             kept_settings(folder, plan.settings.to_json())
         else:
-            ceilings = ceilings or find_ceilings(plan.place.device)
-            folder = RunFolder.create(target, plan.sweep, {**environments[side], "ceilings": asdict(ceilings)})
+            ceilings = ceilings or find_ceilings(plan.place.device, observer.say)
+            environment = {**environments[side], "ceilings": asdict(ceilings)}
+            folder = RunFolder.create(target, plan.sweep, environment, plan.place.plugins)
         lanes.append(Lane(folder, versions[side], target.name))
     return lanes
 

@@ -79,7 +79,7 @@ class Plan:
             **self.place.environment,
             "settings": self.settings.to_json(),
             "cells": len(self.cells),
-            "plugins": list(self.place.plugins),
+            "plugins": [Path(plugin).name for plugin in self.place.plugins],
             "code": describe_code(self.place.plugins),
             "variables": relevant_variables(),
             "command": command_line(self.arguments) if self.arguments else None,

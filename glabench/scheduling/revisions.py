@@ -101,10 +101,10 @@ def is_within(repository: Path, plugin: str) -> bool:
     return Path(plugin).resolve().is_relative_to(repository)
 
 
-def present_revision() -> str | None:
-    """The commit of the repository that the working folder belongs to; None where there is none, or it was changed."""
+def unchanged_revision(folder: Path) -> str | None:
+    """The commit of the repository that a folder belongs to; None if there is none, or files in it were changed."""
     try:
-        repository = repository_of(Path.cwd())
+        repository = repository_of(folder)
         return (
             None if _git(repository, "status", "--porcelain", "--untracked-files=no") else commit_of(repository, "HEAD")
         )

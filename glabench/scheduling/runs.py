@@ -1,5 +1,6 @@
 """Measuring one run: a new one, or one that is gone on with."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -54,7 +55,7 @@ def measure_run(request: Request, out: Path | None, observer: Observer) -> Run:
         left_out = [name for name, backend in plan.place.registry.items() if backend.unavailable("cpu")]
         observer.say(f"No NVIDIA GPU is used: this is the small CPU sweep. Left out: {', '.join(left_out)}")
     announce(plan, observer, 1)
-    folder = create_run(out or new_path(plan.sweep.name), plan)
+    folder = create_run(out or new_path(plan.sweep.name), plan, observer)
     return _measure(folder, plan, request, observer, retry_failed=False)
 
 
@@ -66,15 +67,22 @@ def resume_run(request: Request, path: Path | None, observer: Observer, retry_fa
     """
     names = [Path(str(name)).stem for name in (request.sweep, request.sweep_on_cpu) if name]
     folder = RunFolder.open(path or latest_run(names))
-    environment = folder.environment()
-    settings = kept_settings(folder, request.settings)
-    device = request.device if request.device != "auto" else _device_of(environment)
-    place = find_place(device, request.plugins or environment.get("plugins") or ())
-    plan = make_plan(folder.sweep(), request.axes, settings, place, request.arguments)
+    plan = plan_to_resume(folder, request)
     # What failed may have been mended; each record keeps the hash of the code that it was measured with.
     check_same_machine(folder, plan, may_differ=("code",) if retry_failed else ())
     announce(plan.on(list(missing_cells(folder, plan.cells, retry_failed))), observer, 1)
     return _measure(folder, plan, request, observer, retry_failed)
+
+
+def plan_to_resume(folder: RunFolder, request: Request) -> Plan:
+    """The plan that a run was begun with, and what the request changes of it.
+
+    Raises UsageError for a changed setting.
+    """
+    settings = kept_settings(folder, request.settings)
+    device = request.device if request.device != "auto" else _device_of(folder.environment())
+    place = find_place(device, request.plugins or folder.plugins())
+    return make_plan(folder.sweep(), request.axes, settings, place, request.arguments)
 
 
 def _device_of(environment: Mapping[str, Any]) -> str:
@@ -89,7 +97,7 @@ def _measure(folder: RunFolder, plan: Plan, request: Request, observer: Observer
     )
     lane = Lane(folder, present_version(plan.place.plugins))
     start = partial(ProcessWorker, show_errors=request.show_errors)
-    measure_lanes([lane], plan, observer, f"--resume {folder.path}", retry_failed, start)
+    measure_lanes([lane], plan, observer, f"glabench run --resume {shlex.quote(str(folder.path))}", retry_failed, start)
     return folder.load()
 
 

@@ -48,7 +48,7 @@ def measure_versions(
             side: replace(version, variables={**version.variables, **_compile_cache(f"{cache}/{side}")})
             for side, version in versions.items()
         }
-        lanes = lanes_of_rounds(plan, apart, rounds, path, resume)
+        lanes = lanes_of_rounds(plan, apart, rounds, path, observer, resume)
         start = partial(ProcessWorker, show_errors=show_errors)
         measure_lanes(lanes, plan, observer, go_on, start_worker=start)
     return {side: [lane.folder for lane in lanes if lane.version is version] for side, version in apart.items()}

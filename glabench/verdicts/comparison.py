@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from glabench.errors import ExitCode
 from glabench.sweeps.model import Cell
-from glabench.verdicts.findings import EXIT_CODES, Finding, Limits, Verdict, worst
+from glabench.verdicts.findings import EXIT_CODES, FAILING, Finding, Limits, Verdict, worst
 from glabench.verdicts.statistics import median_of_known
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ class Comparison:
             parts.append(f"median ratio of all cells {middle:.3f}")
         return "; ".join(part for part in parts if part)
 
-    def exit_code(self, fail_on: Collection[Verdict]) -> ExitCode:
+    def __repr__(self) -> str:
+        return f"<Comparison of {self.new} with {self.base}: {self.summary()}>"
+
+    def exit_code(self, fail_on: Collection[Verdict] = FAILING) -> ExitCode:
         """That of the worst verdict among `fail_on`, each metric's counted; OK if there is none.
 
         A check fails on FAILING, a strict one also on UNCLEAR.

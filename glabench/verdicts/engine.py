@@ -17,6 +17,7 @@ from glabench.verdicts.statistics import Ratio, compare_samples, false_discovery
 from glabench.verdicts.surroundings import check_same_device, differences
 
 SIGNIFICANCE = 0.05
+_IDENTICAL = "the measured code (kernels and plugins) is identical on both sides"
 # An interval this wide lets an unchanged cell be blamed, or a slow-down of just the limit be missed, once in 200 times.
 CONFIDENCE = 0.99
 # Pairs of base and new code that confirm a suspicion. Where samples scatter by 3 % and processes by 0.5 %, three leave
@@ -57,7 +58,6 @@ def compare_sides(
     *,
     expects_all: bool = False,
     any_device: bool = False,
-    notes: Sequence[str] = (),
 ) -> Comparison:
     """A finding for every cell of either side, and for the first calls of every backend of both.
 
@@ -82,8 +82,15 @@ def compare_sides(
         (*(findings[cell] for cell in sides), *_judge_first_calls(base, new, limits)),
         tuple(differences(base.environment, new.environment)),
         (_median_clock(base), _median_clock(new)),
-        tuple(notes),
+        (_IDENTICAL,) if _has_same_code(base, new) else (),
     )
+
+
+def _has_same_code(base: Side, new: Side) -> bool:
+    """Whether both sides are known to have run the same kernels and plugins."""
+    codes = [side.environment.get("code") for side in (base, new)]
+    parts = [{part: code.get(part) for part in ("kernels", "plugins")} for code in codes if isinstance(code, Mapping)]
+    return len(parts) == 2 and parts[0] == parts[1] and parts[0]["kernels"] is not None
 
 
 def _find_missing_time(cell: Cell, base: Sequence[Record], new: Sequence[Record], expects_all: bool) -> Finding | None:
@@ -171,7 +178,7 @@ def _with_other_metrics(time: Finding, base: Sequence[Record], new: Sequence[Rec
                 continue
             judged[metric.name] = _verdict_of_worse(metric)
             of = f" ({name.removeprefix(_ERROR_PREFIX)})" if metric is ERROR else ""
-            texts = f"{metric.format(was)} -> {metric.format(now)}", f"allowed {metric.format(allowed)} {metric.unit}"
+            texts = f"{metric.show(was)} -> {metric.show(now)}", f"allowed {metric.show(allowed)} {metric.unit}"
             remarks.append(f"{metric.title}{of} {', '.join(texts).rstrip()}")
     return replace(time, judged=judged, values=_values(rows_base, rows_new), remarks=tuple(remarks))
 

@@ -7,14 +7,14 @@ from glabench.errors import UsageError
 from glabench.records.described import device_name
 
 # What differs from moment to moment, or was not asked for, is no difference between machines.
-_OF_THE_MOMENT = frozenset(
-    {"busy", "ceilings", "cells", "code", "command", "glabench", "gpus", "plugins", "variables", "version"}
-)
+_OF_THE_MOMENT = frozenset({"busy", "ceilings", "cells", "code", "command", "glabench", "gpus", "plugins", "version"})
 
 
 def differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """What differs between two environments: a name, and both values."""
-    flat_base, flat_new = dict(_flat(base)), dict(_flat(new))
+    # What one side did not keep is not known to differ.
+    common = base.keys() & new.keys()
+    flat_base, flat_new = (dict(_flat({k: v for k, v in side.items() if k in common})) for side in (base, new))
     names = dict.fromkeys([*flat_base, *flat_new])
     pairs = [(name, flat_base.get(name), flat_new.get(name)) for name in names]
     return [(name, was, now) for name, was, now in pairs if was != now]

@@ -21,7 +21,7 @@ ALLOWED = {
     "scheduling": {"measure", "devices", "backends", "records", "sweeps", "plain", "errors"},
     "verdicts": {"records", "sweeps", "plain", "errors"},
     "report": {"verdicts", "records", "sweeps", "errors"},
-    "checking": {"scheduling", "verdicts", "measure", "records", "sweeps", "errors"},
+    "checking": {"scheduling", "report", "verdicts", "measure", "devices", "records", "sweeps", "errors"},
     "api": {"checking", "scheduling", "verdicts", "records", "sweeps", "errors"},
     "cli": {
         *("api", "checking", "scheduling", "verdicts", "report", "measure", "devices", "backends", "records", "sweeps"),

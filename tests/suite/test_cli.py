@@ -82,8 +82,8 @@ def test_speed_measures_shows_and_keeps(measured):
 
 def test_a_run_ends_with_a_report_and_a_line_that_names_it(measured):
     folder, _, _, stderr = measured
-    made = {"environment.json", "records.jsonl", "sweep.toml", "records.csv", "report.md", "figure.png", "figure.svg"}
-    assert {path.name for path in folder.iterdir()} == made
+    begun = {"environment.json", "plugins.json", "records.jsonl", "sweep.toml"}
+    assert {path.name for path in folder.iterdir()} == begun | {"records.csv", "report.md", "figure.png", "figure.svg"}
     assert stderr.splitlines()[-1] == "report: run/report.md  figure: run/figure.png"
     assert "times as fast as sdpa-math" in (folder / "report.md").read_text()
 

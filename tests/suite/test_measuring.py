@@ -20,6 +20,7 @@ from glabench.measure.job import Job
 from glabench.measure.outcome import failure_of, one_line
 from glabench.measure.rates import with_rates
 from glabench.measure.settings import Settings
+from glabench.measure.work import OpWork
 from glabench.measure.workload import prepare
 from glabench.ops import Op
 from glabench.ops.base import Spec
@@ -40,7 +41,7 @@ def resized(cell, **sizes):
 
 def measure(backend, cell=CELL, timer=None, **settings):
     job = replace(JOB, settings=replace(QUICK, **settings))
-    return CellMeter(LINEAR, backend, job, timer or FakeTimer(constant())).measure(cell)
+    return CellMeter(OpWork(LINEAR, backend), job, timer or FakeTimer(constant())).measure(cell)
 
 
 # Accuracy
@@ -213,8 +214,8 @@ def test_a_wrong_result_is_inaccurate_and_has_no_time(backend, reason):
 def test_the_check_is_made_once_for_cells_that_share_it(monkeypatch):
     calls = []
     check = check_accuracy
-    monkeypatch.setattr("glabench.measure.cell.check_accuracy", lambda *args: calls.append(args[-1]) or check(*args))
-    meter = CellMeter(LINEAR, fake_backends.Good(), JOB, FakeTimer(constant()))
+    monkeypatch.setattr("glabench.measure.work.check_accuracy", lambda *args: calls.append(args[-1]) or check(*args))
+    meter = CellMeter(OpWork(LINEAR, fake_backends.Good()), JOB, FakeTimer(constant()))
     for cell in (CELL, replace(CELL, batch=4), resized(CELL, key_dim=32)):
         meter.measure(cell)
     assert [cell.get("key_dim") for cell in calls] == [16, 32]
@@ -245,7 +246,7 @@ def test_a_record_leaves_the_meter_finished():
             return Counts(flops=4 * 10**9, bytes=6 * 10**6)
 
     job = replace(JOB, ceilings=Ceilings(1000.0, 500.0))
-    record = CellMeter(LINEAR, Telling(), job, FakeTimer(constant(2.0))).measure(CELL)
+    record = CellMeter(OpWork(LINEAR, Telling()), job, FakeTimer(constant(2.0))).measure(CELL)
     assert (record.run_id, record.code) == ("run", "c0de")
     assert record.gbps == pytest.approx(LINEAR.moved_bytes(CELL) / 2e6)
     assert record.tflops == pytest.approx(LINEAR.flops(CELL) / 2e9)
@@ -270,7 +271,7 @@ class Counted:
 
 def rated(moved, flops, ceilings, **fields):
     record = Record(run_id="run", cell=CELL, **{"status": "ok", "time_ms": 2.0, **fields})
-    return with_rates(record, Counted(moved, flops), REGISTRY["linear-torch"], ceilings)
+    return with_rates(record, OpWork(Counted(moved, flops), REGISTRY["linear-torch"]), ceilings)
 
 
 @pytest.mark.parametrize(("moved", "flops", "share"), [(10**9, 10**9, 50.0), (10**6, 9 * 10**11, 90.0)])

@@ -78,8 +78,9 @@ def test_what_cannot_be_derived_is_none():
         assert [found[name] for name in ("floor_pct", "tokens_per_s", "error")] == [None] * 3
 
 
-def test_tokens_per_second_are_in_millions():
-    assert row(time_ms=2.0)["tokens_per_s"] == pytest.approx(2 * 512 / 2e-3 / 1e6)
+def test_tokens_per_second_are_kept_as_such_and_shown_in_millions():
+    assert row(time_ms=2.0)["tokens_per_s"] == pytest.approx(2 * 512 / 2e-3)
+    assert BY_NAME["tokens"].show(2 * 512 / 2e-3) == "0.512"
 
 
 def test_metrics_that_no_row_has_are_not_shown():

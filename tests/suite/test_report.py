@@ -260,7 +260,7 @@ def expected_words(runs, metrics):
             for row in in_panel:
                 value = row.get(metric.field)
                 values += Counter(
-                    [row["status"]] if row["status"] != "ok" else [] if value is None else [metric.format(value)]
+                    [row["status"]] if row["status"] != "ok" else [] if value is None else [metric.show(value)]
                 )
     return values, {*view.labels, *(show_x(x) for panel in view.panels for x in panel.x_values if view.has_x)}
 

@@ -197,7 +197,7 @@ def rounds(plan, tmp_path):
     """Makes the lanes of two rounds of two versions."""
 
     def lanes(resume=False, changed=plan, count=2, new=NEW):
-        return lanes_of_rounds(changed, {"base": OLD, "new": new}, count, tmp_path / "rounds", resume)
+        return lanes_of_rounds(changed, {"base": OLD, "new": new}, count, tmp_path / "rounds", Observer(), resume)
 
     return lanes
 

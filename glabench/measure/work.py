@@ -1,0 +1,79 @@
+"""Kinds of work: what a meter has to know of a cell besides how to time it.
+
+An op computed by a backend is one kind. Another (a model's training step, say) is a class like `OpWork` and a row of
+`KINDS`; sweeps, run folders, records, reports and verdicts are the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from glabench.backends import Backend, Counts
+from glabench.measure.accuracy import Accuracy, check_accuracy, output_error_at_size, small_cell
+from glabench.measure.workload import Workload, prepare
+from glabench.ops import Op
+from glabench.sweeps.model import Cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Work(Protocol):
+    """What the cells of one backend are. Whatever a backend raises goes through."""
+
+    def least_bytes(self, cell: Cell) -> int:
+        """The memory without which the cell cannot be measured at all."""
+
+    def prepare(self, cell: Cell) -> Workload:
+        """The cell made ready, on its device."""
+
+    def check(self, cell: Cell, workload: Workload, output: Tensor) -> Accuracy:
+        """How right the results are: the output of the cell's first call, and what else the kind of work looks at."""
+
+    def launch(self, cell: Cell, workload: Workload) -> str | None:
+        """How the cell is launched, in a line."""
+
+    def counts(self, cell: Cell) -> Counts:
+        """What a perfect implementation computes and moves in one pass."""
+
+    def executes(self, cell: Cell) -> Counts | None:
+        """What this implementation computes and moves, if that is known."""
+
+
+class OpWork:
+    """An op computed by a backend, held against the op's reference in float64."""
+
+    def __init__(self, op: Op, backend: Backend) -> None:
+        self._op = op
+        self._backend = backend
+        # Cells that share their small cell share its check.
+        self._checked: dict[Cell, Accuracy] = {}
+
+    def least_bytes(self, cell: Cell) -> int:
+        return self._op.least_bytes(cell)
+
+    def prepare(self, cell: Cell) -> Workload:
+        return prepare(self._op, self._backend, cell)
+
+    def check(self, cell: Cell, workload: Workload, output: Tensor) -> Accuracy:
+        at_size = output_error_at_size(self._op, cell, workload, output)
+        key = small_cell(self._op, cell)
+        if key not in self._checked:
+            self._checked[key] = check_accuracy(self._op, self._backend, key)
+        small = self._checked[key]
+        return replace(small, rel_error={**small.rel_error, "o_at_size": at_size})
+
+    def launch(self, cell: Cell, workload: Workload) -> str | None:
+        return self._backend.launch(workload.inputs, cell)
+
+    def counts(self, cell: Cell) -> Counts:
+        return Counts(self._op.flops(cell), self._op.moved_bytes(cell))
+
+    def executes(self, cell: Cell) -> Counts | None:
+        return self._backend.executes(cell)
+
+
+# By the name that a backend gives as its `work`.
+KINDS: Mapping[str, Callable[[Op, Backend], Work]] = {"op": OpWork}
