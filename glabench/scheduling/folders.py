@@ -10,7 +10,7 @@ from typing import Any
 
 from glabench.devices.ceilings import Ceilings
 from glabench.errors import UsageError
-from glabench.measure.roofs import find_ceilings
+from glabench.measure.ceilings import find_ceilings
 from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
 from glabench.scheduling.loop import Lane, Version

@@ -1,6 +1,6 @@
 """The device's ceilings, measured with the suite's own timer in a process that leaves the GPU's memory as it was.
 
-python -m glabench.measure.roofs DEVICE
+python -m glabench.measure.ceilings DEVICE
 """
 
 import json
@@ -21,7 +21,7 @@ def find_ceilings(device: str) -> Ceilings:
     """The ceilings of a device such as `cuda:1`; unknown ones on a CPU, or if the process that measures them fails."""
     if device == "cpu":
         return Ceilings()
-    command = [sys.executable, "-m", "glabench.measure.roofs", device]
+    command = [sys.executable, "-m", "glabench.measure.ceilings", device]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=_TIMEOUT_S)
         return read_as(Ceilings, read_json(done.stdout))
