@@ -1,4 +1,4 @@
-"""The device's ceilings, measured with the suite's own timer in a process that leaves the GPU's memory as it was.
+"""Measures the device's ceilings with the suite's own timer, in a separate process, so that its GPU memory is freed.
 
 python -m glabench.measure.ceilings DEVICE
 """
@@ -18,7 +18,7 @@ _TIMEOUT_S = 120
 
 
 def find_ceilings(device: str) -> Ceilings:
-    """The ceilings of a device such as `cuda:1`; unknown ones on a CPU, or if the process that measures them fails."""
+    """The ceilings of a device such as `cuda:1`; unknown (None) on a CPU, or if the measuring process fails."""
     if device == "cpu":
         return Ceilings()
     command = [sys.executable, "-m", "glabench.measure.ceilings", device]
@@ -30,7 +30,7 @@ def find_ceilings(device: str) -> Ceilings:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measures the ceilings and prints them as JSON."""
     import torch
 
     torch.cuda.set_device(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Measuring one cell, from inputs to a finished record: first call, accuracy, memory, samples, energy, rates."""
+"""Measures one cell: inputs, first call, accuracy, memory, samples, energy and rates become a record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LEAST_WARM_UP_CALLS = 2
 
 @dataclass(frozen=True)
 class _FirstCall:
-    """What the first call of a cell showed: its time, a fault that is plain to see, the error of its output."""
+    """The first call of a cell: its time, the name of a tensor that is not finite, the error of its output."""
 
     seconds: float
     nonfinite: str | None
@@ -50,7 +50,7 @@ def _first_call(op: Op, workload: Workload, cell: Cell, timer: Timer) -> _FirstC
 
 
 class CellMeter:
-    """Measures cells of one backend; an accuracy check is made once for all cells that share its small cell."""
+    """Measures cells of one backend. Cells that share a small cell are compared with the reference once."""
 
     def __init__(self, op: Op, backend: Backend, job: Job, timer: Timer, nvml: Nvml | None = None) -> None:
         self._op = op
@@ -61,7 +61,7 @@ class CellMeter:
         self._checked: dict[Cell, Accuracy] = {}
 
     def measure(self, cell: Cell) -> Record:
-        """The record of a cell that the backend supports. Whatever the backend raises goes through."""
+        """Measures a cell that the backend supports. Exceptions of the backend propagate."""
         record = self._measure(cell)
         return with_rates(record, self._op, self._backend, self._job.ceilings)
 
@@ -81,7 +81,7 @@ class CellMeter:
             return replace(record, status="inaccurate", reason=accuracy.problem)
         steps = steps_of(workload, cell)
         record = _with_memory(record, measure_memory(steps, cell.device))
-        del steps  # and with it a forward's nodes, which must not outlive their stream
+        del steps  # frees the forward's autograd nodes, which must not outlive their stream
         steps = steps_of(workload, cell)
         record = self._sampled(record, steps)
         return self._with_energy(record, steps)
@@ -112,7 +112,7 @@ class CellMeter:
         )
 
     def _with_energy(self, record: Record, steps: Steps) -> Record:
-        """With joules a call; without for a backward alone, which cannot be called again without its forward."""
+        """Adds joules per call, except for a backward alone, which cannot run twice without its forward."""
         if self._nvml is None or not self._job.settings.energy or steps.prepare is not None or not record.time_ms:
             return record
         energy = energy_per_call(steps.call, record.time_ms / 1e3, self._timer.mark, self._nvml.energy_j)

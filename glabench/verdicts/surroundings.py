@@ -1,4 +1,4 @@
-"""What two environments differ in, and whether their times can be compared at all."""
+"""The differences between two environments, and whether times measured in them can be compared."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from glabench.errors import UsageError
 from glabench.records.described import device_name
 
-# What differs from moment to moment, or was not asked for, is no difference between machines.
+# Keys that may differ on the same machine.
 _OF_THE_MOMENT = frozenset(
     {"busy", "ceilings", "cells", "code", "command", "glabench", "gpus", "plugins", "variables", "version"}
 )
 
 
 def differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """What differs between two environments: a name, and both values."""
+    """The differences between two environments: name, base value, new value."""
     flat_base, flat_new = dict(_flat(base)), dict(_flat(new))
     names = dict.fromkeys([*flat_base, *flat_new])
     pairs = [(name, flat_base.get(name), flat_new.get(name)) for name in names]
@@ -31,9 +31,9 @@ def _flat(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def check_same_device(base: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raises UsageError for environments of different devices."""
+    """Raises UsageError for environments with different devices."""
     if device_name(base) != device_name(new):
         raise UsageError(
-            f"the base was measured on {device_name(base)}, the new times on {device_name(new)}: they say nothing of "
-            "the code; compare all the same with --any-device"
+            f"the base was measured on {device_name(base)}, the new times on {device_name(new)}, so they do not show "
+            "what the code changed; compare anyway with --any-device"
         )

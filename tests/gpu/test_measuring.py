@@ -1,4 +1,4 @@
-"""The harness on a GPU: its clocks, every timing of every pass, and cells that break the device's context."""
+"""The suite on a GPU: its clocks, every timing of every pass, and cells that break the device's context."""
 
 import json
 import subprocess
