@@ -1,4 +1,4 @@
-# Two commands for a fresh machine: `make speed` and `make test`. Each does its own set-up in .venv.
+# `make speed` and `make test` work on a fresh machine: each installs what it needs into .venv.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ CHECK_OUT ?= runs/check-gpu
 
 .PHONY: speed test test-full test-gpu check-gpu lint types workflows clean
 
-# On a machine with an NVIDIA GPU torch comes with CUDA; a CPU build brings no Triton of its own.
+# PyPI's torch for Linux includes CUDA and Triton; with a CPU build of torch, pip installs Triton separately.
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "glabench needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
@@ -25,16 +25,16 @@ speed: $(VENV)/.installed
 test: $(VENV)/.installed lint types
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
-# Every case there is, where `test` takes those that cover what the others do.
+# All test cases. `make test` runs a selection that covers the same code.
 test-full: $(VENV)/.installed lint types
 	$(BIN)/python -m pytest -n auto --full $(ARGS)
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-# Against the revision REV, measured in turns with it; or against a file: make check-gpu BASELINE=FILE. Correctness first:
-# what computes something else may well be faster. ARGS are those of `glabench check`. Its runs go to a new folder each
-# time; reports of an earlier check go, so that none can pass for this one's.
+# Checks the working tree against the revision REV, measured in turns, or against a file: make check-gpu BASELINE=FILE.
+# The kernels' tests run first, because a wrong kernel may well be faster. ARGS go to `glabench check`. Every check writes
+# its runs to a new folder. Reports of an earlier check are removed, so that they cannot be taken for this one's.
 check-gpu: $(VENV)/.installed
 	mkdir -p $(CHECK_OUT)
 	rm -f $(CHECK_OUT)/tests.xml $(CHECK_OUT)/check.md $(CHECK_OUT)/check.json $(CHECK_OUT)/check.xml
@@ -49,7 +49,7 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
-# actionlint is no Python package, and stays optional here; CI has it in a container.
+# actionlint is not a Python package, so it is optional here; CI runs it in a container.
 workflows:
 	@if command -v actionlint > /dev/null; then actionlint; else echo "actionlint is not installed: workflows not checked"; fi
 

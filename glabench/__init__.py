@@ -1,6 +1,6 @@
-"""glabench: measures how fast, how memory-hungry and how accurate sequence-mixing layers are.
+"""glabench measures how fast, how memory-hungry and how accurate sequence-mixing layers are.
 
-`run`, `resume`, `load`, `compare`, `compare_versions` and `check` are the Python API (see `glabench.api`).
+Its Python API is `run`, `resume`, `load`, `compare`, `compare_versions` and `check` (see `glabench.api`).
 """
 
 from importlib import import_module
@@ -22,7 +22,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on use, so that workers and `import glabench` stay light.
+    # Imported on first use, so that workers and `import glabench` stay light.
     if name not in _HOME:
         raise AttributeError(f"module 'glabench' has no attribute '{name}'")
     return getattr(import_module(_HOME[name]), name)

@@ -1,4 +1,4 @@
-"""`python -m glabench`."""
+"""Entry point of `python -m glabench`."""
 
 from glabench.cli import main
 

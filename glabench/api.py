@@ -1,4 +1,4 @@
-"""The Python API: what the command line does, for notebooks and scripts.
+"""The Python API: the commands as functions, for notebooks and scripts.
 
     import glabench
 
@@ -6,7 +6,7 @@
     run.table()[["cell", "time_ms", "peak_mib"]]
     glabench.compare("runs/before", "runs/after").table()
 
-Importing it does not import torch.
+Importing this module does not import torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,13 +50,13 @@ def run(
 ) -> Run:
     """Measures a sweep: a preset's name, the path of a .toml file, or a `Sweep`.
 
-    `axes` change it: text of the axis grammar or Python's values (`seqlen="1k..16k"`, `batch=8`, `chunk=[16, None]`,
-    `materialize=True`, `backend=["gla-triton"]`); the axis `pass` is `pass_`. `out` is the run folder, by default a new
-    one under runs/. `plugins` is a file that brings backends, or several; `on_record` is called with each record that
-    is on the disk. `device` is auto, cpu, cuda or cuda:N; `settings` are those of `glabench.measure.settings.Settings`,
-    times in seconds. A failed cell is a record with a status and a reason.
+    `axes` change the sweep: text in the axis grammar or Python values (`seqlen="1k..16k"`, `batch=8`,
+    `chunk=[16, None]`, `materialize=True`, `backend=["gla-triton"]`); the axis `pass` is `pass_`. `out` is the run
+    folder, by default a new one under runs/. `plugins` is one or several files that add backends or ops. `on_record` is
+    called with each record once it is on the disk. `device` is auto, cpu, cuda or cuda:N. `settings` are fields of
+    `glabench.measure.settings.Settings`, times in seconds. A cell that fails gets a record with a status and a reason.
 
-    Raises UsageError, NothingToRunError and other GlabenchErrors, each with a message that says how to mend it.
+    Raises UsageError, NothingToRunError or another GlabenchError; the message says what to do.
     """
     request = _request(sweep, axes, settings, device, plugins)
     return measure_run(request, _path(out), _observer(on_record))
@@ -68,21 +68,24 @@ def resume(
     retry_failed: bool = False,
     on_record: Callable[[Record], None] | None = None,
 ) -> Run:
-    """Goes on with an interrupted run, as it was begun; with `retry_failed` also measures again what is not ok."""
+    """Continues an interrupted run with its own sweep and settings; `retry_failed` also repeats cells that are not ok.
+
+    Raises UsageError if the folder holds no run, or if the machine or the code has changed.
+    """
     return resume_run(Request(""), Path(path), _observer(on_record), retry_failed)
 
 
 def load(path: str | Path) -> Run:
-    """The run in a folder, on any machine. Raises UsageError if it is none."""
+    """The run in a folder, on any machine. Raises UsageError if the folder holds no run."""
     return RunFolder.open(Path(path)).load()
 
 
 def compare(
     a: str | Path | Run, b: str | Path | Run, *, same_within: float = SAME_WITHIN, any_device: bool = False
 ) -> Comparison:
-    """Two runs (or two folders of rounds) cell by cell: b against a. `same_within` 0.02 is 2 %.
+    """Compares run b with run a cell by cell. Each may also be a folder of rounds. `same_within` 0.02 means 2 %.
 
-    Raises UsageError for runs without a common cell, or of different devices unless `any_device`.
+    Raises UsageError for runs without a common cell, or from different devices unless `any_device`.
     """
     return compare_folders(_folder(a), _folder(b), Limits.of(time=same_within, first_call=None), any_device)
 
@@ -125,7 +128,7 @@ def check(
     settings: Mapping[str, Any] = _NO_SETTINGS,
     **axes: Any,
 ) -> Comparison:
-    """Whether the working tree is slower, larger or less accurate than a revision (`rev="main"`) or a baseline file.
+    """Checks if the working tree is slower, larger or less accurate than a revision (`rev="main"`) or a baseline file.
 
     `limits` are by metric (`{"time": 0.05}`, 5 %). Other arguments are those of `run` and `compare_versions`; with a
     baseline, its own sweep and settings count. `Comparison.exit_code()` is that of `glabench check`. Raises UsageError

@@ -1,4 +1,4 @@
-"""Comparing and checking: what measures versions of the code, and hands their records to the verdicts."""
+"""Comparisons and checks: measures versions of the code and passes their records to the verdict engine."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from glabench.verdicts import CONFIRMING_ROUNDS, Baseline, Comparison, Limits, S
 
 @dataclass(frozen=True)
 class Rounds:
-    """How often versions are measured, and where their runs go (None: a new folder under runs/)."""
+    """How many times each version is measured, and where the runs go (None: a new folder under runs/)."""
 
     count: int
     out: Path | None = None
@@ -37,9 +37,9 @@ class Rounds:
             raise UsageError(f"rounds: {self.count} is out of range (allowed: 1 or more)")
 
     def folder(self, name: str, option: str = "--out") -> Path:
-        """The folder of the runs, by default a new one. Raises UsageError if there is nothing in it to go on with."""
+        """The folder of the runs, by default a new one. Raises UsageError if a folder to resume is missing."""
         if self.resume and (self.out is None or not self.out.is_dir()):
-            raise UsageError(f"--resume: name the folder of the rounds to go on with: {option} FOLDER")
+            raise UsageError(f"--resume: name the folder of the rounds to continue: {option} FOLDER")
         return self.out or new_path(name)
 
 
@@ -53,7 +53,7 @@ def plan_of(request: Request, rounds: Rounds) -> Plan:
 
 
 def compare_folders(a: Path, b: Path | None, limits: Limits, any_device: bool = False) -> Comparison:
-    """Two runs, or two folders of rounds; with one folder alone both sides of what `compare_revisions` left in it.
+    """Compares two runs or two folders of rounds; if `b` is None, both sides that `compare_revisions` put into `a`.
 
     Raises UsageError if there is nothing to compare.
     """
@@ -73,7 +73,7 @@ def _side(name: str, folders: Sequence[RunFolder]) -> Side:
 
 
 def compare_revisions(request: Request, rev: str, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
-    """Two git revisions (`main..HEAD`, `WORKTREE`), measured in turns in fresh processes."""
+    """Measures two git revisions (`main..HEAD`, `WORKTREE`) in turns, in fresh processes, and compares them."""
     path = rounds.folder("compare")
     plan = plan_of(request, rounds)
     base, new = parse_range(rev)
@@ -84,7 +84,10 @@ def compare_revisions(request: Request, rev: str, rounds: Rounds, limits: Limits
 
 
 def check_revision(request: Request, rev: str, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
-    """The working tree against a revision, measured in turns; what is doubtful is measured once more."""
+    """Compares the working tree with a revision, measured in turns; doubtful cells are measured once more.
+
+    Raises UsageError for a wrong revision, NothingToRunError if no cell of the revision has a time.
+    """
     path = rounds.folder("check")
     plan = plan_of(request, rounds)
     with revision(rev, plan.place.plugins) as base, revision(WORKTREE, plan.place.plugins) as new:
@@ -95,17 +98,18 @@ def check_revision(request: Request, rev: str, rounds: Rounds, limits: Limits, o
 
 
 def _refuse_to_pass_unmeasured(found: Comparison) -> None:
-    """Raises NothingToRunError if the base has no time at all: that would look like a check that found nothing."""
+    """Raises NothingToRunError if the base has no time at all: the check would pass without comparing anything."""
     if all(finding.verdict is Verdict.NOT_COMPARED for finding in found.cells):
         first = found.cells[0]
-        raise NothingToRunError(f"no cell has a time in {found.base}; the first one: {first.name}: {first.reason}")
+        raise NothingToRunError(f"no cell has a time in {found.base}; the first is {first.name}: {first.reason}")
 
 
 def check_baseline(request: Request, baseline: Path, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
-    """The installed code against a stored baseline, with its cells and its settings.
+    """Compares the installed code with a stored baseline, measuring the baseline's cells with its settings.
 
-    What is doubtful is measured once more: in turns with the baseline's own revision, if the repository has it and its
-    code is another one, else in fresh rounds of the installed code alone.
+    Doubtful cells are measured once more: in turns with the baseline's own revision if the repository has it and its
+    code differs, otherwise in fresh rounds of the installed code alone. Raises UsageError for a baseline that is wrong
+    or from another device.
     """
     held = Baseline.load(baseline)
     plan = _plan_of(held, request)
@@ -126,7 +130,7 @@ def check_baseline(request: Request, baseline: Path, rounds: Rounds, limits: Lim
 
 @dataclass(frozen=True)
 class _Look:
-    """How two versions are measured and compared; a stored side takes the base's place if it cannot be measured."""
+    """How two versions are measured and compared. A base that cannot be measured is a stored `Side`."""
 
     plan: Plan
     base: Version | Side
@@ -136,11 +140,11 @@ class _Look:
     limits: Limits
     observer: Observer
     show_errors: bool = False
-    # Whether a cell that has no time now has failed.
+    # Whether a cell that the new side lacks counts as failed.
     expects_all: bool = False
 
     def in_turns(self) -> Comparison:
-        """Both sides, or the new one alone if the base is stored."""
+        """Measures and compares both sides, or the new one alone if the base is stored."""
         names = [self.base.label or "base", self.new.label or "now"] if isinstance(self.base, Version) else ["now"]
         device = device_name(self.plan.place.environment)
         self.observer.say(
@@ -151,7 +155,10 @@ class _Look:
         return self._measure(self.plan, self.path, self.rounds.count)
 
     def again(self, found: Comparison) -> Comparison:
-        """The comparison after a second look at its suspects, from fresh rounds alone: a chance is not met twice."""
+        """The comparison after a second look at its suspects.
+
+        Only the fresh rounds count: an outlier is unlikely to occur twice.
+        """
         in_turns = isinstance(self.base, Version)
         if found.suspects():
             self.observer.say(f"{len(found.suspects())} cells are measured once more")
@@ -168,7 +175,7 @@ class _Look:
     def _measure(self, plan: Plan, path: Path, rounds: int) -> Comparison:
         measured = {"base": self.base} if isinstance(self.base, Version) else {}
         versions = {**measured, "new": self.new}
-        # Those of a second look lie within the first one's, and the same command goes on with both.
+        # Folders of a second look are inside the first one's, so the same command resumes both.
         go_on = f"the same command with --resume --out {self.path}"
         folders = measure_versions(
             plan, versions, rounds, path, self.observer, go_on, self.rounds.resume, self.show_errors
@@ -181,20 +188,20 @@ class _Look:
 
 
 def _only(side: Side, plan: Plan) -> Side:
-    """A stored side with the cells of a plan alone."""
+    """A stored side, reduced to the cells of a plan."""
     cells = set(plan.cells)
     return replace(side, rounds=[[record for record in records if record.cell in cells] for records in side.rounds])
 
 
 def _plan_of(held: Baseline, request: Request) -> Plan:
-    """The plan that measures a baseline's cells again. Raises UsageError if that cannot be done here."""
-    # A baseline of a GPU that is not here is told by the device's name below.
+    """The plan that measures a baseline's cells again. Raises UsageError if this machine cannot."""
+    # If the baseline's GPU is missing here, the device's name shows it below.
     device = "cpu" if request.device == "auto" and held.environment.get("device") == "cpu" else request.device
     try:
         settings = Settings.from_json(held.environment.get("settings") or {})
     except ValueError:
         raise UsageError(
-            "--baseline: its settings are not those of this glabench; make one anew with: glabench baseline save"
+            "--baseline: its settings do not fit this version of glabench; make a new one with: glabench baseline save"
         ) from None
     place = replace(request, device=device).find_place()
     if device_name(held.environment) != device_name(place.environment):
@@ -206,18 +213,16 @@ def _plan_of(held: Baseline, request: Request) -> Plan:
     unknown = sorted({cell.backend for cell in cells} - set(place.registry))
     if unknown:
         near = did_you_mean(unknown[0], place.registry)
-        raise UsageError(
-            f"--baseline: it holds backends that are not here: {', '.join(unknown)}; give their --plugin{near}"
-        )
+        raise UsageError(f"--baseline: it holds unknown backends: {', '.join(unknown)}; give their --plugin{near}")
     if not cells:
         raise NothingToRunError("the baseline holds no cell with a time")
     return Plan(held.sweep, cells, settings, place, request.arguments)
 
 
 def save_baseline(request: Request, out: Path, rounds: Rounds, observer: Observer) -> Baseline:
-    """Measures a sweep in several rounds and keeps all of it in one file, tied to this device.
+    """Measures a sweep in several rounds and stores them in one file, for checks on the same kind of device.
 
-    Raises NothingToRunError if no cell has a time.
+    Raises UsageError if the file cannot be written, NothingToRunError if no cell has a time.
     """
     if out.is_dir() or (out.parent.exists() and not out.parent.is_dir()):
         raise UsageError(f"--out: '{out}' needs to be a file in a folder")

@@ -1,16 +1,16 @@
-"""Errors that end a command, each with its exit code; the message says what was wrong and how to mend it."""
+"""Errors that end a command, each with its exit code. Messages say what was wrong, what is allowed and what to do."""
 
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
 
-# Control characters and halves of surrogate pairs; and what turns the direction of the text around it.
+# Control characters, lone surrogates, and characters that change the direction of text.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class ExitCode(IntEnum):
-    """What a command's exit code means."""
+    """The exit codes of commands; docs/records.md explains them."""
 
     OK = 0
     REGRESSION = 1
@@ -24,22 +24,22 @@ class ExitCode(IntEnum):
 
 
 def printable(text: str) -> str:
-    """The text in one line that a terminal takes for nothing but text: no escape sequences, no lone surrogates."""
+    """The text in one line that is safe to print: no escape sequences, no lone surrogates."""
     return _UNPRINTABLE.sub(" ", text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'NAME'?` for the known name that is nearest, or nothing if none is near."""
+    """`; did you mean 'NAME'?` with the most similar known name; empty if none is similar."""
     near = get_close_matches(name, list(known), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
 class RenamedWarning(FutureWarning):
-    """Something was called by its name of one version ago."""
+    """A name of the previous version was used."""
 
 
 class GlabenchError(Exception):
-    """An error of the user's making or surroundings: printed as one line, without a traceback."""
+    """An error caused by the user's input or machine: printed as one line, without a traceback."""
 
     exit_code = ExitCode.USAGE
 
@@ -49,11 +49,11 @@ class UsageError(GlabenchError):
 
 
 class RecordNotKeptError(GlabenchError):
-    """The disk does not take a record; those before it are kept."""
+    """A record could not be written; earlier records are kept."""
 
 
 class InterruptedRunError(GlabenchError):
-    """The user stopped a sweep; what was measured is kept."""
+    """The user stopped a sweep; measured records are kept."""
 
     exit_code = ExitCode.INTERRUPTED
 

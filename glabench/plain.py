@@ -1,7 +1,7 @@
-"""Plain data from files and workers, held against the types of dataclasses.
+"""Plain data from files and workers, checked against the types of dataclasses.
 
-What a run folder holds may come from anybody: a value that is not of its field's type is refused here, by name, so
-that nothing that reads records has to doubt them.
+Run folders may come from unknown sources. A value that does not fit its field's type is refused here, by name, so that
+readers of records can rely on them.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import msgspec
 
 from glabench.errors import printable
 
-# Far beyond what is measured, and near enough that no ratio and no axis of a figure overflows.
+# Far beyond any measured value, but small enough that no ratio and no axis of a figure overflows.
 _LEAST, _MOST = 1e-18, 2**63 - 1
 _DEEPEST = 8
 _LONGEST_SHOWN = 60
@@ -19,34 +19,34 @@ _Read = TypeVar("_Read")
 
 Whole = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
 Number = Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
-# What is divided by, or drawn on a logarithmic axis.
+# Positive numbers: for division and logarithmic axes.
 Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 Amount = Annotated[float, msgspec.Meta(ge=_LEAST, le=_MOST)]
 
 
 def shown(value: Any) -> str:
-    """A value for a message: short, and in one line."""
+    """A value as short text in one line, for messages."""
     try:
         text = printable(repr(value))
-    except (ValueError, RecursionError):  # a number of thousands of digits, or tables in tables without end
+    except (ValueError, RecursionError):  # a number of thousands of digits, or endlessly nested tables
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
 
 
 def read_json(data: bytes | str) -> Any:
-    """JSON as plain data. Raises ValueError for anything else, numbers that JSON lacks (NaN, Infinity) among them."""
+    """JSON as plain data. Raises ValueError for anything else, including NaN and Infinity, which JSON lacks."""
     return _explained(lambda: msgspec.json.decode(data))
 
 
 def read_as(kind: type[_Read], data: Any) -> _Read:
-    """Plain data as a dataclass; keys that it does not have are passed over. Raises ValueError naming a wrong key."""
+    """Plain data as a dataclass; unknown keys are ignored. Raises ValueError that names the wrong key."""
     return _explained(lambda: msgspec.convert(data, kind))
 
 
 def read_text(value: Any, depth: int = 0) -> Any:
-    """Plain data with every text in it printable. Raises ValueError for tables and lists nested too deeply."""
+    """Plain data with all text in it made printable. Raises ValueError for tables and lists nested too deeply."""
     if depth > _DEEPEST:
-        raise ValueError(f"tables or lists in one another, more than {_DEEPEST} deep")
+        raise ValueError(f"tables or lists are nested more than {_DEEPEST} deep")
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):
@@ -60,7 +60,7 @@ def _explained(read: Callable[[], _Read]) -> _Read:
     try:
         return read()
     except RecursionError:
-        raise ValueError("tables or lists in one another without end") from None
+        raise ValueError("tables or lists are nested too deeply") from None
     except msgspec.MsgspecError as problem:
         what, _, where = printable(str(problem)).replace("`", "").partition(" - at $")
         key = where.lstrip(".")

@@ -1,15 +1,15 @@
-"""Shared by all tests: kernels run in Triton's interpreter unless a GPU is there; some cases only run with --full."""
+"""Settings for all tests: kernels run in Triton's interpreter without a GPU; some cases run only with --full."""
 
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Before torch is imported, and handed on to the processes that tests start: there is a test for every core already.
+    # One thread, because tests already use every core. Set before torch is imported; started processes inherit it.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
 if not torch.cuda.is_available():
-    # Before Triton is imported anywhere, which reads it once.
+    # Set before Triton is imported anywhere, because Triton reads it once.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 

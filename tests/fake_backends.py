@@ -1,7 +1,7 @@
 """Backends that misbehave, each in one way, as a plugin: `--plugin tests/fake_backends.py`.
 
-With `--when limits` they do so when they are asked for their limits, before a worker has loaded torch: that takes a
-tenth of a second, and all other cells are unsupported.
+With `--when limits` they misbehave in `limits`, before the worker has loaded torch. This takes a tenth of a second, and
+all other cells are unsupported.
 """
 
 import os
@@ -25,7 +25,7 @@ class Fake(Backend):
     op = "linear"
     title = "a fake"
     parameters = (choices("when", "When a fake misbehaves.", ("call", "limits"), "call"),)
-    # What the backend does at the second of its sequence lengths; at the others it is correct.
+    # What the backend does at its second sequence length; at the others it is correct.
     bad_seqlen = 32
 
     def act(self, inputs):
@@ -78,7 +78,7 @@ class Hanging(Fake):
     name = "fake-hanging"
 
     def act(self, inputs):
-        # With a child that must not outlive it; FAKE_CHILD tells it from those of other tests.
+        # Starts a child, which must not outlive it; FAKE_CHILD distinguishes it from children of other tests.
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", os.environ["FAKE_CHILD"]])
         time.sleep(600)
 
@@ -93,7 +93,7 @@ class Forking(Fake):
 
 
 class Closing(Fake):
-    """Alive, and without a way to answer."""
+    """Stays alive, but cannot answer."""
 
     name = "fake-closing"
 
@@ -112,7 +112,7 @@ class OutOfMemory(Fake):
 
 
 class Sticky(Fake):
-    """What an illegal access leaves behind: every later call in the process fails like the first."""
+    """Fails as after an illegal memory access: every later call in the process fails, too."""
 
     name = "fake-sticky"
     broken = False
@@ -133,7 +133,7 @@ class Hungry(Fake):
     name = "fake-hungry"
 
     def act(self, inputs):
-        # A host with 64 MiB to spare, without taking the rest from the machine that runs the test.
+        # As on a host with 64 MiB left, but without taking memory from the machine that runs the test.
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + 2**26
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -141,7 +141,7 @@ class Hungry(Fake):
 
 
 class Killed(Fake):
-    """What the kernel does to the process with the highest score when the host's memory is gone."""
+    """Is killed, as Linux kills the process with the highest score when the host's memory runs out."""
 
     name = "fake-killed"
 
@@ -195,7 +195,7 @@ class Picky(Fake):
 
 
 class Slow(Fake):
-    """Slow at every length."""
+    """Is slow at every length."""
 
     name = "fake-slow"
 

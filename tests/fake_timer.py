@@ -1,4 +1,4 @@
-"""A timer that runs the calls and says that they took the times that it was given."""
+"""A timer that runs the calls but returns given times."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Workers that answer at once, with made-up measurements or as a script says."""
+"""Workers that answer at once, with made-up measurements or from a script."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +10,7 @@ SAMPLES = tuple(2.0 + i / 1000 for i in range(20))
 
 
 def measured(job, cell, factor=1.0, **changes):
-    """The record that a sound worker would give; `factor` is on its time."""
+    """A record as from a working worker, with its time multiplied by `factor`."""
     found = record(
         [factor * sample for sample in SAMPLES],
         cell,
@@ -24,9 +24,9 @@ def measured(job, cell, factor=1.0, **changes):
 
 @dataclass
 class MadeUpWorker:
-    """Looks its answers up in `script`, by backend and length or by length alone; gives a sound record for the others.
+    """Takes answers from `script`, by backend and sequence length or by length alone; other cells get a good record.
 
-    An answer is a status, an exception to raise, a record, or a function of job and cell that makes one.
+    An answer is a status, an exception to raise, a record, or a function that makes one from job and cell.
     """
 
     job: Job
@@ -54,7 +54,7 @@ class MadeUpWorker:
 
 
 class Workers:
-    """Starts made-up workers in the place of `ProcessWorker`, and keeps them all in `started`."""
+    """Starts made-up workers instead of `ProcessWorker`, and keeps them all in `started`."""
 
     def __init__(self, script=()):
         self.script = dict(script)
@@ -66,5 +66,5 @@ class Workers:
 
     @property
     def asked(self):
-        """All cells that were asked for, in order."""
+        """All requested cells, in order."""
         return [cell for worker in self.started for cell in worker.asked]

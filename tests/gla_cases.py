@@ -1,4 +1,4 @@
-"""Inputs of every kind, and runs of a GLA function with all of its outputs and gradients; CPU and GPU."""
+"""Inputs of every kind, and runs of a GLA function with all outputs and gradients, on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _some_tokens(x: torch.Tensor) -> torch.Tensor:
-    """One token in 25, with the first of a chunk and the last of a sequence among them."""
+    """One token in 25, including the first of a chunk and the last of a sequence."""
     hit = torch.rand(x.shape[:3], device=x.device) < 0.04
     hit[:, 0] = hit[:, -1] = True
     return hit[..., None].expand_as(x)
@@ -38,7 +38,7 @@ def _first_channel(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs, the gradients that come in, and the float64 truth."""
+    """One set of inputs, the output gradients, and the float64 results."""
 
     inputs: dict[str, torch.Tensor | None]
     grads: dict[str, torch.Tensor]
@@ -51,7 +51,7 @@ def run(
     grads: dict[str, torch.Tensor],
     **options: object,
 ) -> dict[str, torch.Tensor]:
-    """All outputs and gradients of a GLA function, by name; `g` None leaves the gate's argument out."""
+    """All outputs and gradients of a GLA function, by name. If `g` is None, the function is called without gates."""
     leaves = {name: x.clone().requires_grad_() for name, x in inputs.items() if x is not None}
     positional = [leaves[name] for name in ("q", "k", "v", "g") if name in leaves]
     o, final = function(*positional, initial_state=leaves.get("initial"), output_final_state=True, **options)
@@ -66,7 +66,7 @@ def run(
 def truth(
     inputs: dict[str, torch.Tensor | None], grads: dict[str, torch.Tensor], lengths: Sequence[int] | None = None
 ) -> dict[str, torch.Tensor]:
-    """The float64 recurrence on the same inputs, one by one for packed sequences of the given lengths."""
+    """The float64 recurrence on the same inputs; packed sequences of the given lengths run one by one."""
     wide = {name: None if x is None else x.double() for name, x in inputs.items()}
 
     def whole(q, k, v, g=None, **states):
@@ -89,7 +89,7 @@ def truth(
 
     if lengths is not None:
         return run(packed, wide, grads)
-    # A row of the batch at a time, because autograd keeps the states of all tokens.
+    # One row of the batch at a time, because autograd keeps the states of all tokens.
     rows = [
         run(
             whole,
@@ -114,7 +114,7 @@ def make_case(
     seed: int = 0,
     lengths: Sequence[int] | None = None,
 ) -> Case:
-    """A case with the named gates (None: no gate); `lengths`: of packed sequences, which B and T then follow."""
+    """A case with the named gates (None: without). `lengths` of packed sequences determine B and T."""
     torch.manual_seed(seed)
     sequences = B
     if lengths is not None:
@@ -134,8 +134,8 @@ def make_case(
 def errors(found: dict[str, torch.Tensor], case: Case) -> dict[str, float]:
     """Relative errors, ||x - truth|| / ||truth||, of every output and gradient. NaN stays NaN.
 
-    Gates that let nothing through make the gradients of the gate and of the initial state zero, or 1e-40. There the
-    error is held against the terms that cancel, k * dk, and against the gradient that came in.
+    If gates block everything, the gradients of the gates and the initial state are zero, or 1e-40. Then the error is
+    relative to the terms that cancel, k * dk, or to the incoming gradient.
     """
     scales = {name: x.norm() for name, x in case.truth.items()}
     terms = {"dg": (case.inputs["k"].double() * case.truth["dk"]).norm(), "dinitial": case.grads["final"].norm()}
@@ -146,7 +146,7 @@ def errors(found: dict[str, torch.Tensor], case: Case) -> dict[str, float]:
 
 
 def assert_close(found: dict[str, torch.Tensor], case: Case, bound: float) -> None:
-    """Fails with all errors if any is beyond the bound, or NaN."""
+    """Fails, showing all errors, if one exceeds the bound or is NaN."""
     got = errors(found, case)
     shown = ", ".join(f"{name} {error:.1e}" for name, error in got.items())
     assert all(error <= bound for error in got.values()), f"beyond {bound:.0e}: {shown}"

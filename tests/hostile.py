@@ -1,4 +1,4 @@
-"""What a file of unknown origin may hold, for hypothesis."""
+"""Strategies of hypothesis for the contents of files from unknown sources."""
 
 import json
 
@@ -12,7 +12,7 @@ from glabench.sweeps import Cell, Parameters
 FIXED = settings(
     derandomize=True, deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-# What a terminal, a table, a figure or an encoding may take for more than text.
+# Characters that a terminal, a table, a figure or an encoding may not treat as plain text.
 TRAPS = ["[red]", "[/nope]", "\x1b]0;title\x07", "$\\frac{$", "a|b\n# c", "\ud800", "\u202egnirts", "%s{}", "=1+1", ""]
 ODD = st.one_of(
     st.none(),
@@ -38,7 +38,7 @@ def record_at(seqlen):
 
 
 def first_schema(row):
-    """The same record as the first version wrote it."""
+    """The same record in the first schema."""
     return {name: value for name, value in row.items() if name not in ("schema", "parameters")}
 
 

@@ -1,6 +1,6 @@
-"""The command line inside of this process, with made-up workers: what is tested is the flow, and costs no process.
+"""The command line in this process with made-up workers, which tests the flow without starting processes.
 
-A made-up worker has no time of its own: it answers with what the plugin's backend `says` of a cell.
+A made-up worker answers with the time that the plugin's backend `says` for a cell.
 """
 
 import sys
@@ -23,7 +23,7 @@ from glabench.devices.environment import collect
 from glabench.errors import RenamedWarning
 from glabench.measure.outcome import failure
 
-# Commit it, change it: that is a revision that is slower, wrong or busy.
+# Tests commit it and change it to make revisions that are slower, wrong or busy.
 PLUGIN = """
 from glabench.backends import Backend
 
@@ -41,7 +41,7 @@ BACKENDS = [Steady]
 
 
 class MadeUpWorker:
-    """Stands for a process."""
+    """A stand-in for a process."""
 
     def __init__(self, job, variables, show_errors=False):
         self._job = job
@@ -66,7 +66,7 @@ class MadeUpWorker:
 
 @cache
 def environment():
-    """That of this process, which has torch already."""
+    """The environment of this process, which has already loaded torch."""
     return collect("cpu")
 
 
@@ -77,7 +77,7 @@ def probe(device="auto"):
 
 @contextmanager
 def made_up_workers(workers=MadeUpWorker) -> Iterator[None]:
-    """No process is started for the environment, nor for a cell unless `workers` do."""
+    """Starts no process for the environment, and none for cells unless `workers` does."""
     with ExitStack() as stack:
         for place in ("glabench.scheduling.plan.probe", "glabench.cli.env.probe"):
             stack.enter_context(mock.patch(place, probe))
@@ -88,7 +88,7 @@ def made_up_workers(workers=MadeUpWorker) -> Iterator[None]:
 
 
 def glabench(folder, *arguments, workers=MadeUpWorker, stdout=None):
-    """What the command does in a folder: its exit code, stdout (unless that goes to the file `stdout`) and stderr."""
+    """Runs the command in a folder; gives (exit code, stdout, stderr). With the file `stdout`, stdout goes there."""
     stdout, stderr = stdout or StringIO(), StringIO()
     with ExitStack() as stack:
         stack.enter_context(made_up_workers(workers))

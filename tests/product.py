@@ -1,4 +1,4 @@
-"""A test's cases as a product of axes, of which a part runs by default and all with --full."""
+"""A test's cases as a product of axes. Some run by default, all with --full."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -9,8 +9,8 @@ import pytest
 def product(default: Callable[..., bool], **axes: Iterable[object]) -> pytest.MarkDecorator:
     """Parametrizes a test with all combinations, the last axis being the fastest.
 
-    An axis is a list of values or a dict of them by name. Those combinations that `default`, which is given names or
-    else values, says no to are marked `full`.
+    An axis is a list of values, or a dict of values by name. `default` gets the names, or the values without names; the
+    combinations for which it is false are marked `full`.
     """
     named = [axis.items() if isinstance(axis, dict) else [(value, value) for value in axis] for axis in axes.values()]
     cases = []

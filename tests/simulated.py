@@ -1,4 +1,4 @@
-"""Records with made-up samples: noise that remembers, drift between and within rounds, outliers, processes apart."""
+"""Records with simulated samples: autocorrelated noise, drift between and within rounds, outliers, process spread."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ CELL = Cell("gla-triton", "gla", "fwd", 2, 1024, "bf16", Parameters(SIZES))
 
 @dataclass(frozen=True)
 class World:
-    """What disturbs a measurement; shares of the time, but for `memory`, the correlation of neighbouring samples."""
+    """Disturbances of a measurement, as shares of the time; `memory` is the correlation of neighbouring samples."""
 
     noise: float = 0.01
     memory: float = 0.7
@@ -24,7 +24,7 @@ class World:
     samples: int = 60
 
     def round(self, generator, factor=1.0, at=0):
-        """The samples of one process, milliseconds."""
+        """The samples of one process, in milliseconds."""
         steps = generator.normal(size=self.samples) * np.sqrt(1 - self.memory**2)
         steps[0] = generator.normal()
         for i in range(1, self.samples):
@@ -36,12 +36,12 @@ class World:
         return tuple(float(t) for t in times)
 
 
-# Nothing disturbs a measurement in it, but for a little noise.
+# Without disturbances, except for a little noise.
 STEADY = World(noise=0.001, outliers=0, drift_within=0, drift_a_round=0)
 
 
 def record(samples, cell=CELL, **fields):
-    """A record that is sound but for what is asked for."""
+    """A good record with the given changes."""
     known = {"timing": "cold", "stop_reason": "precision", "peak_allocated_mib": 100.0, "rel_error": {"o": 0.003}}
     values = {"time_ms": float(np.median(samples)), "samples_ms": tuple(samples), **known, **fields}
     return Record(run_id="run", cell=cell, status="ok", **values)
@@ -53,6 +53,6 @@ def failed(status, reason=None, cell=CELL):
 
 
 def measured(world, seed, factor=1.0, rounds=2, start=0, cell=CELL, **fields):
-    """Rounds of one cell; `seed` is a number, or a generator that goes on."""
+    """Rounds of one cell; `seed` is a number, or a generator to continue with."""
     generator = np.random.default_rng(seed)
     return [[record(world.round(generator, factor, start + at), cell, **fields)] for at in range(rounds)]

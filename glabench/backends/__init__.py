@@ -1,4 +1,4 @@
-"""Backends: one implementation of one op each, in a registry that others can add to."""
+"""Backends, each one implementation of one op, and their registry, to which plugins can add."""
 
 from glabench.backends.base import Backend, Counts, Requirement
 from glabench.backends.registry import Registry, load_registry

@@ -24,10 +24,10 @@ class Requirement:
 
     @property
     def present(self) -> bool:
-        """Whether the package is installed; it is looked for, not imported."""
+        """Whether the package is installed. Does not import it."""
         try:
             return find_spec(self.module) is not None
-        except ModuleNotFoundError:  # of a submodule whose package is missing
+        except ModuleNotFoundError:  # for a submodule whose package is missing
             return False
 
 
@@ -40,9 +40,9 @@ class Counts:
 
 
 class Backend(ABC):
-    """One implementation of one op. Subclasses are light: heavy imports happen in `bind`.
+    """One implementation of one op. Subclasses are cheap to import: heavy imports belong in `bind`.
 
-    Inputs ask for gradients in every pass but `infer`: a forward is that of training, and keeps what a backward needs.
+    Inputs require gradients in every pass except `infer`, so a forward keeps what a backward needs, as in training.
     """
 
     name: ClassVar[str]
@@ -57,38 +57,38 @@ class Backend(ABC):
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32", "fp64"})
 
     def unavailable(self, device: str) -> str | None:
-        """Why the backend cannot run here at all, in one sentence that says how to mend it; None if it can."""
+        """One sentence that says why the backend cannot run on this machine and what to do; None if it can."""
         reasons = []
         if device not in self.devices:
-            reasons.append("needs a GPU; there is none here" if device == "cpu" else "runs on a CPU only")
+            reasons.append("needs a GPU; none is used here" if device == "cpu" else "runs on a CPU only")
         reasons += [f"{r.module} is not installed; install with: {r.install}" for r in self.requires if not r.present]
         return "; ".join(reasons) or None
 
     def supports(self, cell: Cell) -> str | None:
-        """Why the backend cannot run a cell, in one sentence; None if it can."""
+        """One sentence that says why the backend cannot run a cell; None if it can."""
         if cell.dtype not in self.dtypes:
             return f"dtype {cell.dtype} is not supported; it takes {', '.join(sorted(self.dtypes))}"
         return self.limits(cell)
 
     def limits(self, cell: Cell) -> str | None:  # noqa: ARG002
-        """Limits of the implementation beyond device, packages and dtype; same form as `supports`."""
+        """As `supports`, for limits other than device, packages and dtype."""
         return None
 
     def working_bytes(self, cell: Cell) -> int:  # noqa: ARG002
-        """A rough figure of what the implementation takes beyond inputs, output and gradients."""
+        """Bytes that the implementation needs besides inputs, output and gradients, as a rough estimate."""
         return 0
 
     def executes(self, cell: Cell) -> Counts | None:  # noqa: ARG002
-        """What the implementation executes and moves, if that is known; recorded beside the equation's counts."""
+        """What the implementation executes and moves, if known; recorded beside the counts of the op's equation."""
         return None
 
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:  # noqa: ARG002
-        """How the implementation launches the cell (kernels, tile sizes), in a line, where it can tell."""
+        """How the implementation launches the cell (kernels, tile sizes), in one line; None if unknown."""
         return None
 
     @abstractmethod
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
-        """A call without arguments that computes the op's output, in the op's shape, from `inputs`.
+        """A function without arguments that computes the op's output from `inputs`, as specified by `Op.output`.
 
-        Views and fixed arguments are prepared here, outside of what is timed.
+        Views and fixed arguments are prepared here, because this method is not timed.
         """

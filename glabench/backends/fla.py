@@ -1,4 +1,4 @@
-"""GLA and linear attention from fla-core, the public Triton kernels that everybody starts from."""
+"""GLA and linear attention from fla-core, the public Triton kernels."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class _Fla(Backend):
-    """fla-core autotunes for minutes at the first call of a shape; `first_call_s` holds it, and no sample does."""
+    """fla-core autotunes for minutes at the first call with a shape; this time is in `first_call_s`, in no sample."""
 
     requires: ClassVar[tuple[Requirement, ...]] = (Requirement("fla", "pip install 'glabench[fla]'"),)
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32"})
 
     def working_bytes(self, cell: Cell) -> int:
-        """States of chunks of 64 and their gradients, and copies of the tensors between its kernels."""
+        """States per chunk of 64 tokens and their gradients, and copies of the tensors between kernels."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         states = 2 * cell.seqlen // 64 * K * V * 4
         copies = 4 * cell.seqlen * (K + V) * max(4, BYTES[cell.dtype])

@@ -1,4 +1,4 @@
-"""Causal softmax attention: torch's scaled_dot_product_attention by kernel, and the flash-attn package."""
+"""Causal softmax attention: the kernels of torch's scaled_dot_product_attention, and the flash-attn package."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _HALF = frozenset({"bf16", "fp16"})
 
 
 def _flash_limits(cell: Cell) -> str | None:
-    """FlashAttention-2's limits on head dims, whoever ships it."""
+    """FlashAttention-2's limit on head dims, in torch and in flash-attn."""
     (D,) = cell.sizes("head_dim")
     return f"head dims go up to 256; got {D}" if D > 256 else None
 
 
 class _Sdpa(Backend):
-    """`torch.nn.functional.scaled_dot_product_attention` held to one kernel."""
+    """`torch.nn.functional.scaled_dot_product_attention`, restricted to one kernel."""
 
     op: ClassVar[str] = "softmax"
     kernel: ClassVar[str]
@@ -45,7 +45,7 @@ class SdpaFlash(_Sdpa):
     """torch's FlashAttention-2 kernel."""
 
     name: ClassVar[str] = "sdpa-flash"
-    title: ClassVar[str] = "FlashAttention-2 as torch ships it"
+    title: ClassVar[str] = "FlashAttention-2, built into torch"
     kernel: ClassVar[str] = "FLASH_ATTENTION"
 
     def limits(self, cell: Cell) -> str | None:
@@ -76,13 +76,13 @@ class SdpaMath(_Sdpa):
     kernel: ClassVar[str] = "MATH"
 
     def working_bytes(self, cell: Cell) -> int:
-        """The T x T scores, before and after softmax, and again in backward."""
+        """The T x T scores, before and after softmax, and both again in the backward."""
         (H,) = cell.sizes("heads")
         scores = cell.batch * H * cell.seqlen**2 * max(4, BYTES[cell.dtype])
         return scores * (4 if cell.has_backward else 2)
 
     def executes(self, cell: Cell) -> Counts:
-        """All pairs, also those that the mask drops; the scores are written and read around the softmax."""
+        """All pairs, masked ones included; the scores are written and read before and after the softmax."""
         (H, D), pairs = cell.sizes("heads", "head_dim"), cell.batch * cell.seqlen**2
         backward = {"infer": 0, "fwd": 0, "bwd": 2, "fwd+bwd": 2}[cell.pass_]
         forward = 0 if cell.pass_ == "bwd" else 1

@@ -1,4 +1,4 @@
-"""GLA and linear attention: our Triton kernels, and the plain-PyTorch forms."""
+"""GLA and linear attention: our Triton kernels, and plain PyTorch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 _TRITON = Requirement("triton", "pip install triton")
 _CHUNK = integers("chunk", "Chunk length C, or auto.", auto=True)
-_MATERIALIZE = switch("materialize", "Chunk states kept in memory.", True, for_training=True)
+_MATERIALIZE = switch("materialize", "Keep chunk states in memory for the backward.", True, for_training=True)
 
 
 def _output_of(
     function: Callable[..., tuple[Tensor, Tensor | None]], inputs: Mapping[str, Tensor], **options: object
 ) -> Callable[[], Tensor]:
-    """A call of one of `gla_kernels`' functions on q, k, v and, if the op has one, g; it gives the output alone."""
+    """A call of a function of `gla_kernels` on q, k, v and, if the op has gates, g. Returns the output only."""
     tensors = [inputs[name] for name in ("q", "k", "v", "g") if name in inputs]
     return lambda: function(*tensors, **options)[0]
 
 
 class _Ours(Backend):
-    """What our kernels can do, whatever the op."""
+    """Limits and arguments that our kernels share for all ops."""
 
     parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK, _MATERIALIZE)
     requires = (_TRITON,)
@@ -47,9 +47,9 @@ class _Ours(Backend):
         return None
 
     def working_bytes(self, cell: Cell) -> int:
-        """The states kept before every chunk; without them only a few.
+        """The state before every chunk; without materialization only some of them.
 
-        The kernels for states of more keys than a program holds need them all for a forward that keeps none, too.
+        If K exceeds the keys that one program can hold, a forward without gradients also needs all states.
         """
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         chunks = cell.seqlen // (cell.get("chunk") or 16)
@@ -102,7 +102,7 @@ class GlaTorch(Backend):
         return f"chunk sizes are multiples of 16; got {chunk}" if chunk is not None and chunk % 16 else None
 
     def working_bytes(self, cell: Cell) -> int:
-        """Some five float32 tensors of [T, 16, K] per head: every pair inside a subchunk, channel by channel."""
+        """About five float32 tensors of [T, 16, K] per head: all pairs of tokens in a subchunk, for every channel."""
         H, K = cell.sizes("heads", "key_dim")
         return 5 * cell.tokens * H * 16 * K * 4
 
@@ -120,7 +120,7 @@ class GlaRecurrentTorch(Backend):
     title: ClassVar[str] = "GLA, token by token in PyTorch"
 
     def working_bytes(self, cell: Cell) -> int:
-        """Three states per token, which autograd keeps."""
+        """Three states per token, kept by autograd."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         return 3 * cell.tokens * H * K * V * (8 if cell.dtype == "fp64" else 4)
 
@@ -135,11 +135,11 @@ class LinearTorch(Backend):
 
     name: ClassVar[str] = "linear-torch"
     op: ClassVar[str] = "linear"
-    title: ClassVar[str] = "linear attention, I/O-unaware chunks in PyTorch"
+    title: ClassVar[str] = "linear attention, chunks in plain PyTorch"
     parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK,)
 
     def working_bytes(self, cell: Cell) -> int:
-        """A copy of every input, the scores of every chunk twice, the state of every chunk three times."""
+        """A copy of every input, two copies of every chunk's scores, three copies of every chunk's state."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         tokens, C = cell.tokens * H, cell.get("chunk") or 64
         states = 3 * tokens // C * K * V * 4

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Mamba1(Backend):
-    """`selective_scan_fn`, whose inputs are the op's: [B, D, T]."""
+    """`selective_scan_fn`. It takes the op's inputs as they are: u and delta [B, D, T], B and C [B, N, T]."""
 
     name: ClassVar[str] = "mamba1"
     op: ClassVar[str] = "mamba1"

@@ -1,4 +1,4 @@
-"""The registry of ops and backends: our own, those of installed packages (entry points), those of plugin files."""
+"""The registry of ops and backends: built-in ones, and those of installed packages (entry points) and plugin files."""
 
 import importlib.util
 import inspect
@@ -24,7 +24,7 @@ from glabench.sweeps.parameters import COMMON, WIDTH, Parameter
 
 ENTRY_POINTS = "glabench.backends"
 _PREFIX = "glabench_plugin_"
-# Parameters stand beside all other fields in a record, and beside all other columns in a table.
+# Names that no parameter may have, because they are fields of records or columns of tables.
 _TAKEN = {
     *(*COMMON, WIDTH.name, "backend", "op", "device", "seed", "parameters", "schema", "cell", "samples"),
     *(field.name for field in fields(Measured)),
@@ -34,14 +34,14 @@ _TAKEN = {
 
 @dataclass(frozen=True)
 class Plugin:
-    """Code that brings backends: its name, and where it comes from."""
+    """Code that adds backends or ops: its name, and where it comes from."""
 
     name: str
     origin: str
 
 
 class Registry(Mapping[str, Backend]):
-    """Backends by name, in the order of their registration, and the ops that they implement."""
+    """Backends by name, in order of registration, and the ops that they implement."""
 
     def __init__(self) -> None:
         self._backends: dict[str, Backend] = {}
@@ -62,7 +62,7 @@ class Registry(Mapping[str, Backend]):
         names = _parameter_names(op, f"{origin}: {op.name}")
         for target in {target for targets in op.aliases.values() for target in targets} | _published(op, origin):
             if target not in names:
-                raise UsageError(f"{origin}: {op.name} sets '{target}', which is none of its parameters")
+                raise UsageError(f"{origin}: {op.name} sets '{target}', which is not one of its parameters")
         self._ops[op.name] = op
 
     def add(self, backend: Backend, origin: str) -> None:
@@ -93,7 +93,7 @@ class Registry(Mapping[str, Backend]):
         return self._ops[self._backends[backend].op]
 
     def traits(self) -> dict[str, Traits]:
-        """What expanding sweeps needs to know of every backend."""
+        """What is needed of every backend to expand sweeps."""
         found = {}
         for name, backend in self._backends.items():
             op = self.op_of(name)
@@ -103,7 +103,7 @@ class Registry(Mapping[str, Backend]):
 
 
 def _parameter_names(owner: Op | Backend, origin: str, of_op: Iterable[str] = ()) -> set[str]:
-    """The names of an op's or a backend's parameters. Raises UsageError for one that is something else's already."""
+    """The names of an op's or a backend's parameters. Raises UsageError for a name that is taken."""
     listed = owner.parameters
     if not isinstance(listed, list | tuple) or not all(isinstance(each, Parameter) for each in listed):
         raise UsageError(f"{origin} needs `parameters` to be a tuple of Parameter objects")
@@ -124,9 +124,9 @@ def _published(op: Op, origin: str) -> set[str]:
 
 
 def list_plugins(files: Iterable[str] = ()) -> list[Plugin]:
-    """All code besides glabench's own that `load_registry` would load; none of it is loaded here.
+    """The plugins that `load_registry` would load, packages first. Loads none of them.
 
-    Raises UsageError for a file that is not there.
+    Raises UsageError if a file is missing.
     """
     packages = []
     for entry in metadata.entry_points(group=ENTRY_POINTS):
@@ -149,7 +149,7 @@ def _load_file(path: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     folder = str(Path(path).resolve().parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # last: the file's neighbours can be imported, and take nobody's name
+        sys.path.append(folder)  # last, so that other files of the folder can be imported but hide no module
     sys.modules[spec.name] = module  # dataclasses and pickle look it up there
     try:
         with redirect_stdout(sys.stderr):  # stdout is for data
@@ -168,12 +168,12 @@ def _load_entry(entry: metadata.EntryPoint) -> ModuleType:
         with redirect_stdout(sys.stderr):
             module: ModuleType = entry.load()
     except (Exception, SystemExit) as problem:
-        raise UsageError(f"package {entry.name} cannot be loaded; mend or uninstall it: {_said(problem)}") from problem
+        raise UsageError(f"package {entry.name} cannot be loaded; fix or uninstall it: {_said(problem)}") from problem
     return module
 
 
 def _instances(module: ModuleType, name: str, kind: type, origin: str) -> list[Any]:
-    """The objects in a module's list, whose entries may be classes of them."""
+    """The objects in a module's list `name`; an entry that is a class is instantiated."""
     listed = getattr(module, name, ())
     if not isinstance(listed, list | tuple):
         raise UsageError(f"{origin}: {name} needs to be a list of {kind.__name__} classes or objects")
@@ -184,7 +184,9 @@ def _instances(module: ModuleType, name: str, kind: type, origin: str) -> list[A
         elif isinstance(entry, kind):
             found.append(entry)
         else:
-            raise UsageError(f"{origin}: {name} lists {entry!r}, which is no {kind.__name__}")
+            raise UsageError(
+                f"{origin}: {name} lists {entry!r}, which is not an instance or subclass of {kind.__name__}"
+            )
     return found
 
 
@@ -195,7 +197,7 @@ def _make(kind: type, origin: str) -> Any:
     try:
         return kind()
     except Exception as problem:
-        raise UsageError(f"{origin}: {kind.__name__} cannot be made without arguments: {_said(problem)}") from problem
+        raise UsageError(f"{origin}: {kind.__name__}() without arguments fails: {_said(problem)}") from problem
 
 
 def _add_module(registry: Registry, module: ModuleType, origin: str) -> None:
@@ -210,10 +212,10 @@ def _add_module(registry: Registry, module: ModuleType, origin: str) -> None:
 
 
 def load_registry(plugins: Iterable[str] = ()) -> Registry:
-    """All ops and backends: built in, from the entry-point group `glabench.backends`, and from the plugin files.
+    """All ops and backends: built in, from the entry-point group `glabench.backends`, and from plugin files.
 
-    A plugin is a Python file (or an installed module) with a list `BACKENDS` of classes or objects, and a list `OPS` if
-    it brings ops. Raises UsageError.
+    A plugin is a Python file or an installed module with a list `BACKENDS`, a list `OPS` or both, of classes or
+    objects. Raises UsageError for a plugin that is missing, cannot be loaded or is incomplete.
     """
     registry = Registry()
     for op in ops.BUILTIN:

@@ -1,4 +1,4 @@
-"""The command line. Each command's module parses, calls one function, prints; torch is never imported here."""
+"""The command line. Each command's module parses options, calls one function and prints. Never imports torch."""
 
 import os
 import signal
@@ -21,14 +21,14 @@ def _interrupt(*_: Any) -> NoReturn:
 
 
 def _end_like_an_interruption() -> None:
-    """A batch system's SIGTERM and a closed terminal's SIGHUP end a run as Ctrl-C does: workers go, records stay."""
+    """Makes SIGTERM (batch systems) and SIGHUP (closed terminals) act as Ctrl-C: workers end, records are kept."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # nohup has SIGHUP ignored, and means it
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP on purpose
             signal.signal(number, _interrupt)
 
 
 def _show_notices() -> None:
-    """A name that is of one version ago is a line on stderr, once."""
+    """Prints a notice on stderr, once, if a name of the previous version is used."""
     show = warnings.showwarning
 
     def show_notice(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
@@ -41,7 +41,7 @@ def _show_notices() -> None:
 
 
 def _flush_stdout() -> None:
-    """Writes what is left now, where it can fail with a message: at the interpreter's end it cannot."""
+    """Flushes stdout now, while an error can still be reported; at interpreter exit it cannot."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -50,12 +50,12 @@ def _flush_stdout() -> None:
 
 
 def main() -> NoReturn:
-    """The program, and the one place where errors become exit codes.
+    """Runs the command line and turns every error into an exit code.
 
-    A user's mistake is one line on stderr; a traceback is a bug.
+    A user's mistake gives one line on stderr; a traceback means a bug in glabench.
     """
     try:
-        # Imported here, so that an interruption during imports ends like any other.
+        # Imported here, so that an interruption during imports is handled like any other.
         from glabench.cli.app import make_app, takes_axes
         from glabench.cli.options import find_axes
 
@@ -71,10 +71,10 @@ def main() -> NoReturn:
         named = f"'{problem.filename}': " if problem.filename else "cannot write: "
         _fail(f"{named}{problem.strerror or problem}", ExitCode.USAGE)
     except SystemExit as end:
-        # Typer turns an interruption into an exit of its own, without a word.
+        # Typer turns an interruption into a silent exit.
         _fail("interrupted" if end.code == ExitCode.INTERRUPTED else "", end.code if isinstance(end.code, int) else 1)
     except Exception as problem:
-        # Usage errors of click, which newer versions of Typer ship under a name of their own.
+        # Click's usage errors, recognized by their method: newer versions of Typer rename the class.
         format_message = getattr(problem, "format_message", None)
         if format_message is None:
             traceback.print_exc()

@@ -26,7 +26,7 @@ from glabench.sweeps.parameters import Parameter
 
 _EPILOG = (
     "Exit codes: 0 fine, 1 regression (check, compare --fail-on), 2 wrong usage, 3 nothing to run, 4 some cell failed "
-    "(its record says why), 5 accuracy, 6 unclear (check --strict), 130 interrupted."
+    "(its record says why), 5 less accurate, 6 unclear (check --strict), 130 interrupted."
 )
 _MEASURING: Mapping[str, Callable[..., None]] = {
     "speed": speed.speed,
@@ -59,12 +59,12 @@ def _glabench(
 
 
 def _help(command: Callable[..., None]) -> str:
-    """The docstring with one line per paragraph: Typer keeps the breaks of all but the first."""
+    """The docstring with one line per paragraph, because Typer keeps line breaks after the first paragraph."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(command.__doc__ or "").split("\n\n"))
 
 
 def takes_axes(arguments: Sequence[str]) -> bool:
-    """Whether the command may have options for axes. Plugins are loaded to know all of them, which is not for `env`."""
+    """Whether the command may have axis options. Finding them loads plugins, which commands such as `env` must not."""
     command = next((each for each in arguments if not each.startswith("-")), None)
     return command not in (*_OTHERS, "plugin")
 
@@ -85,7 +85,7 @@ def make_app(axes: Mapping[str, Parameter]) -> typer.Typer:
     for name, command in _OTHERS.items():
         app.command(name, help=_help(command))(command)
     for name, help_text, command_name, command in (
-        ("baseline", "Baselines, which glabench check holds later measurements against.", "save",
+        ("baseline", "Stored baselines, which glabench check compares with.", "save",
          with_options(baseline.save, axes)),
         ("plugin", "Plugins: backends and ops of your own.", "new", plugin.new),
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""`glabench backends`."""
+"""The command `glabench backends`."""
 
 from rich.markup import escape
 from rich.table import Table
@@ -9,7 +9,7 @@ from glabench.scheduling.plan import find_place
 
 
 def backends(device: DeviceOption = "auto", plugin: PluginOption = None, json_to: JsonOption = None) -> None:
-    """List the backends (what is there, what is missing and how to get it) and the ops with their parameters."""
+    """List the backends (available or not, and how to install them) and the ops with their parameters."""
     place = find_place(device, plugin or ())
     traits = place.registry.traits()
     rows = []

@@ -1,4 +1,4 @@
-"""`glabench baseline save`."""
+"""The command `glabench baseline save`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,17 +19,19 @@ def save(
         str, typer.Argument(metavar="SWEEP", help="A preset's name or a .toml file.", autocompletion=preset_names)
     ] = GUARD,
     to: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("baseline.json"),
-    rounds: Annotated[int, between("--rounds", 1, 100, "Times that every cell is measured, in fresh processes.")] = 3,
+    rounds: Annotated[
+        int, between("--rounds", 1, 100, "How many times to measure every cell, in fresh processes.")
+    ] = 3,
     runs: Annotated[Path | None, typer.Option(help="Folder for the rounds' runs; by default under runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the rounds in --runs.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the rounds in --runs.")] = False,
 ) -> None:
-    """Measure a sweep in several rounds and keep all of it in one file, tied to this device.
+    """Measure a sweep in several rounds and store them in one file, for later checks on the same kind of device.
 
-    Compiled kernels are not taken from earlier runs, so that first calls can be compared.
+    Kernels are compiled anew, so that first calls can be compared.
     """
     messages = Messages(options.quiet, options.verbose)
     saved = save_baseline(options.request(sweep), to, Rounds(rounds, runs, resume), messages)
     messages.say(f"wrote {to}")
     if any(record.status in FAILED for found in saved.rounds for record in found):
-        messages.say("some cells failed; check holds what has a time in some round")
+        messages.say("some cells failed; glabench check will compare only cells with a time in some round")
         raise typer.Exit(ExitCode.CELL_FAILED)

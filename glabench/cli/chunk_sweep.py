@@ -1,4 +1,4 @@
-"""`glabench chunk-sweep`."""
+"""The command `glabench chunk-sweep`."""
 
 from glabench.cli.measuring import measure
 from glabench.cli.options import SweepOptions
@@ -6,5 +6,5 @@ from glabench.cli.speed import ResumedRun
 
 
 def chunk_sweep(options: SweepOptions, folder: ResumedRun = None) -> None:
-    """Time and memory against the chunk size, states materialized or not (preset chunk-sweep)."""
+    """Measure time and memory against the chunk size, with states materialized or not (preset chunk-sweep)."""
     measure("chunk-sweep", options, folder)

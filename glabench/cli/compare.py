@@ -1,4 +1,4 @@
-"""`glabench compare`."""
+"""The command `glabench compare`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,46 +19,54 @@ def compare(
     options: MeasuringOptions,
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="RUN_A RUN_B", help="Two run folders, or one that --rev made.", show_default=False),
+        typer.Argument(
+            metavar="RUN_A RUN_B", help="Two run folders, or one folder that --rev made.", show_default=False
+        ),
     ] = None,
     rev: Annotated[
         str | None, typer.Option(help="Measure two git revisions in turns: main..HEAD, HEAD..WORKTREE, WORKTREE.")
     ] = None,
     sweep: RevisedSweepOption = None,
     rounds: Annotated[
-        int | None, between("--rounds", 1, 100, f"Times that --rev measures each revision; by default {_ROUNDS}.")
+        int | None, between("--rounds", 1, 100, f"How many times --rev measures each revision; by default {_ROUNDS}.")
     ] = None,
-    same_within: Annotated[float, share("--same-within", "How near to 1 a ratio counts as the same.")] = SAME_WITHIN,
-    any_device: Annotated[bool, typer.Option("--any-device", help="Compare runs of different GPUs all the same.")] = (
+    same_within: Annotated[
+        float, share("--same-within", "How far from 1 a ratio still counts as the same.")
+    ] = SAME_WITHIN,
+    any_device: Annotated[bool, typer.Option("--any-device", help="Compare even runs from different devices.")] = (
         False
     ),
     fail_on: FailOnOption = None,
-    out: Annotated[Path | None, typer.Option(help="With --rev: where its runs go, by default under runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="With --rev: go on with what --out holds.")] = False,
+    out: Annotated[Path | None, typer.Option(help="With --rev: folder for the runs; by default under runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="With --rev: continue the rounds in --out.")] = False,
     json_to: JsonOption = None,
-    markdown_to: Annotated[str | None, typer.Option("--markdown", help="Write as Markdown, - for stdout.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw the ratios: a .png, .svg or .pdf.")] = None,
+    markdown_to: Annotated[
+        str | None, typer.Option("--markdown", help="Write Markdown to this file, or - for stdout.")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the ratios into this .png, .svg or .pdf file.")] = None,
 ) -> None:
     """Compare two runs, or two git revisions, cell by cell: faster, slower, same, or unclear.
 
-    With --rev both revisions are checked out side by side, and their kernels (kernels/, and plugins of the repository)
-    are measured by this glabench in fresh processes, in turns: A B, B A, and so on. A run folder may also be a folder
-    of rounds, each a run of the same cells.
+    With --rev both revisions are checked out side by side. This glabench measures their kernels (kernels/, and plugins
+    of the repository) in fresh processes, in turns: A B, B A, and so on. A run folder may also be a folder of rounds,
+    each a run of the same cells.
+
+    Example: glabench compare --rev main..WORKTREE
     """
     outputs = Outputs("glabench compare", json_to, markdown_to, None, figure, options.quiet, parse_fail_on(fail_on))
     outputs.check()
-    # What a first call takes depends on the caches of its time, which stored runs do not tell.
+    # The time of a first call depends on which kernels were in the compile cache, and stored runs do not record that.
     limits = Limits.of(time=same_within, first_call=None)
     if rev is not None:
         if runs:
-            raise UsageError("RUN_A RUN_B: give either two run folders or --rev, not both")
+            raise UsageError("RUN_A RUN_B: give either run folders or --rev, not both")
         messages = Messages(options.quiet, options.verbose)
         request = options.request(sweep or GUARD)
         found = compare_revisions(request, rev, Rounds(rounds or _ROUNDS, out, resume), limits, messages)
     else:
         measuring = {"--sweep": sweep, "--rounds": rounds, "--out": out, "--resume": resume}
         if given := [*options.given, *(option for option, value in measuring.items() if value)]:
-            raise UsageError(f"{given[0]}: is for measuring, which only --rev does; leave it out or give --rev")
+            raise UsageError(f"{given[0]}: applies to measuring, which only --rev does; leave it out or give --rev")
         if not runs or len(runs) > 2:
             raise UsageError(
                 f"RUN_A RUN_B: needs two run folders, the folder of an earlier --rev, or --rev; got {len(runs or ())}"

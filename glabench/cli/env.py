@@ -1,4 +1,4 @@
-"""`glabench env`."""
+"""The command `glabench env`."""
 
 from dataclasses import asdict
 
@@ -13,7 +13,7 @@ from glabench.devices.provenance import describe_code, relevant_variables
 
 
 def env(device: DeviceOption = "auto", plugin: PluginOption = None, json_to: JsonOption = None) -> None:
-    """Show the hardware, versions and code that a run would record, and the plugins whose code it would load."""
+    """Show the hardware, versions and code hashes that a run would record, and the plugins that it would load."""
     files = [str(path) for path in plugin or ()]
     plugins = list_plugins(files)
     kept = {**probe(device), "code": describe_code(files), "variables": relevant_variables()}

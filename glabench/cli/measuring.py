@@ -1,4 +1,4 @@
-"""What `speed`, `chunk-sweep` and `run` share: measure, or list what would be measured; then show it."""
+"""The common part of `speed`, `chunk-sweep` and `run`: measure a sweep and show it, or list what would be measured."""
 
 from pathlib import Path
 
@@ -24,12 +24,12 @@ from glabench.scheduling.runs import Request, measure_run, resume_run
 
 
 def measure(sweep: str, options: SweepOptions, folder: Path | None = None, sweep_on_cpu: str | None = None) -> None:
-    """Measures a sweep with the options' changes and shows it; exits 4 if a cell failed.
+    """Measures a sweep, changed by the options, and shows it. Exits with code 4 if a cell failed.
 
-    `folder` is the run to go on with, if `--resume` asks for that.
+    `folder` is the run to continue, with --resume or --retry-failed. Raises UsageError and NothingToRunError.
     """
     check_targets({"--json": options.json_to, "--csv": options.csv_to})
-    parse_metrics(options.metric)  # a mistake is told before anything is measured
+    parse_metrics(options.metric)  # finds mistakes before anything is measured
     if folder is not None and not (options.resume or options.retry_failed):
         raise UsageError(f"RUN: '{folder}' is for --resume; leave it out to start a new run")
     request = options.request(sweep, sweep_on_cpu)
@@ -43,7 +43,7 @@ def measure(sweep: str, options: SweepOptions, folder: Path | None = None, sweep
 
 
 def _list_cells(request: Request, options: SweepOptions) -> None:
-    """Prints the cells with what each may take, why one would not run, and the totals."""
+    """Prints every cell with its estimated memory and time, or why it cannot run; then the totals."""
     estimates = estimate_cells(request.plan())
     if options.json_to is not None:
         write_json([estimate.to_json() for estimate in estimates], options.json_to)
@@ -68,7 +68,7 @@ def _show(run: Run, options: SweepOptions, messages: Messages) -> None:
     metrics = parse_metrics(options.metric)
     if all(record.status == "unsupported" for record in run.records):
         first = run.records[0]
-        raise NothingToRunError(f"no cell can run here; the first one: {first.cell.backend}: {first.reason}")
+        raise NothingToRunError(f"no cell can run here; the first is {first.cell.backend}: {first.reason}")
     warn_of_unknown([run], options.metric, messages)
     paths = write_report([run], run.path, metrics, run.sweep.against)
     if not write_records([run], options.json_to, options.csv_to) and not options.quiet:

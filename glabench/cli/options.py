@@ -1,4 +1,4 @@
-"""The options that measuring commands share, declared once; and the axes, one option each."""
+"""Options that several commands share, and one option per axis."""
 
 import inspect
 import sys
@@ -22,19 +22,19 @@ from glabench.sweeps.expand import parameters_of
 from glabench.sweeps.parameters import Parameter, parse_names
 
 _AXES_PANEL = "Axes (1k..16k doubles, 1k..4k:+1k adds, 1k,3k lists; k = 1024)"
-# The preset that revisions and baselines are measured with.
+# The default preset for revisions and baselines.
 GUARD = "guard"
 
 
 def find_axes(arguments: list[str]) -> Mapping[str, Parameter]:
-    """Every axis by name: those of the backends that come along, and those of the plugins that the arguments name.
+    """Every axis by name: those of all backends and ops, including the plugins that the arguments name.
 
-    Raises UsageError for a plugin that cannot be loaded: its axes would be taken for mistyped options.
+    Raises UsageError for a plugin that cannot be loaded; otherwise its axes would look like mistyped options.
     """
     plugins = [value for name, value in pairwise(arguments) if name == "--plugin"]
     plugins += [name.removeprefix("--plugin=") for name in arguments if name.startswith("--plugin=")]
     registry = load_registry(plugins)
-    backend = Parameter("backend", "Backends, by name.", parse_names, "names", choices=tuple(registry))
+    backend = Parameter("backend", "Backends, as a list of names.", parse_names, "names", choices=tuple(registry))
     return {**parameters_of(registry.traits().values()), "backend": backend}
 
 
@@ -54,7 +54,7 @@ def _axis_option(axis: Parameter) -> Any:
             parse_axis(axis.option, text, axis.parse, axis.allowed)
         return text
 
-    values = f" {', '.join(axis.choices)}." if axis.choices and axis.name != "backend" else ""
+    values = f" Values: {', '.join(axis.choices)}." if axis.choices and axis.name != "backend" else ""
     return typer.Option(
         axis.option,
         callback=check,
@@ -66,7 +66,7 @@ def _axis_option(axis: Parameter) -> Any:
 
 
 def between(option: str, low: float, high: float, help_text: str) -> Any:
-    """An option for a number that must lie in a range."""
+    """An option for a number from `low` to `high`."""
 
     def check(value: float | None) -> float | None:
         if value is not None and not low <= value <= high:
@@ -77,7 +77,7 @@ def between(option: str, low: float, high: float, help_text: str) -> Any:
 
 
 def choice(option: str, allowed: tuple[str, ...], help_text: str) -> Any:
-    """An option for one of a few words, completed and checked."""
+    """An option for one of the words in `allowed`, with completion."""
 
     def check(value: str | None) -> str | None:
         if value is not None and value not in allowed:
@@ -88,7 +88,7 @@ def choice(option: str, allowed: tuple[str, ...], help_text: str) -> Any:
 
 
 def share(option: str, help_text: str, low: float = 0.0, high: float = float("inf")) -> Any:
-    """An option for a share, given as 5% or 0.05."""
+    """An option for a share from `low` to `high`, given as 5% or 0.05."""
 
     def parse(text: str | float) -> float:
         try:
@@ -108,55 +108,77 @@ DeviceOption = Annotated[
     str,
     typer.Option(help="auto, cpu, cuda, or cuda:N.", autocompletion=complete_list(("auto", "cpu", "cuda", "cuda:0"))),
 ]
-PluginOption = Annotated[list[Path] | None, typer.Option(help="A Python file with more backends or ops.")]
+PluginOption = Annotated[
+    list[Path] | None, typer.Option(help="A Python file with more backends or ops. May be given several times.")
+]
 RevisedSweepOption = Annotated[
     str | None,
     typer.Option(
-        help=f"What --rev measures, a preset or a .toml file; by default {GUARD}.", autocompletion=preset_names
+        help=f"The sweep that --rev measures: a preset or a .toml file; by default {GUARD}.",
+        autocompletion=preset_names,
     ),
 ]
-JsonOption = Annotated[str | None, typer.Option("--json", help="Write as JSON, - for stdout.")]
+JsonOption = Annotated[str | None, typer.Option("--json", help="Write JSON to this file, or - for stdout.")]
 MetricOption = Annotated[
     str | None,
     typer.Option(
-        help=f"What tables and figures show: {', '.join(BY_NAME)}.",
+        help=f"Metrics for tables and figures, as a list: {', '.join(BY_NAME)}.",
         metavar="NAMES",
         autocompletion=complete_list(tuple(BY_NAME)),
     ),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No messages and no table, errors only.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more, with the tracebacks of failed cells.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no messages and no tables, only errors.")]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print a line for every cell, and tracebacks of failed cells.")
+]
 
 
 @dataclass(frozen=True)
 class MeasuringOptions:
-    """What to measure, and how. Options that were not given are None: a sweep, a stored run or a default decides."""
+    """What to measure and how. An option that was not given is None: the sweep, a stored run or a default decides."""
 
-    # Axes that were given, as text, by their names in sweep files; each has an option of its own.
+    # The axes that were given, as text, by their names in sweep files.
     axes: Mapping[str, str] = field(default_factory=dict, metadata={"internal": True})
     device: DeviceOption = "auto"
     precision: Annotated[
         float | None,
-        share("--precision", "Stop once the median is known this well (95 % interval); by default 1%.", 1e-4, 0.5),
+        share(
+            "--precision",
+            "Stop once the median's 95 % interval is within this share of it on either side; by default 1%.",
+            1e-4,
+            0.5,
+        ),
     ] = None
     time_limit: Annotated[
-        float | None, between("--time-limit", 0.01, 3600, "Seconds of sampling per cell; by default 3, on a CPU 1.")
+        float | None,
+        between("--time-limit", 0.01, 3600, "Seconds of sampling per cell, at most; by default 3, on a CPU 1."),
     ] = None
     cell_timeout: Annotated[
         float | None,
-        between("--cell-timeout", 0.1, 1e5, "Seconds a whole cell may take, compiling included; by default 300."),
+        between("--cell-timeout", 0.1, 1e5, "Seconds that a whole cell may take, compiling included; by default 300."),
     ] = None
     timing: Annotated[
         str | None,
-        choice("--timing", TIMINGS, "cold: caches flushed (default); hot: they are not; graph: cold, as a CUDA graph."),
+        choice(
+            "--timing",
+            TIMINGS,
+            "cold: flush the cache before every sample (default); hot: do not; graph: cold, from a CUDA graph.",
+        ),
     ] = None
     energy: Annotated[
         bool | None,
-        typer.Option("--energy/--no-energy", help="Measure joules per call if the GPU can.", show_default=False),
+        typer.Option(
+            "--energy/--no-energy",
+            help="Measure joules per call, if the GPU supports it; on by default.",
+            show_default=False,
+        ),
     ] = None
     autotune: Annotated[
         bool | None,
-        typer.Option("--autotune", help="Our kernels choose their launch by timing, once per shape; kept on disk."),
+        typer.Option(
+            "--autotune",
+            help="Let our kernels choose their launch by timing, once per shape; the choice is kept on disk.",
+        ),
     ] = None
     plugin: PluginOption = None
     quiet: QuietOption = False
@@ -184,7 +206,7 @@ class MeasuringOptions:
 
     @property
     def given(self) -> list[str]:
-        """The options of measuring that were given."""
+        """The measuring options that were given, such as `--batch`."""
         names = [*self.axes, *(name.removesuffix("_s") for name in self.settings)]
         names += [name for name, given in (("device", self.device != "auto"), ("plugin", bool(self.plugin))) if given]
         return ["--" + name.replace("_", "-") for name in names]
@@ -192,30 +214,35 @@ class MeasuringOptions:
 
 @dataclass(frozen=True)
 class SweepOptions(MeasuringOptions):
-    """The options of a command that measures one run: besides what to measure and how, where its records go."""
+    """The options of a command that measures one run: what to measure and how, and where the records go."""
 
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/<sweep>-<time>.")] = None
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run as it was begun: the folder named, or the latest.")
+        bool,
+        typer.Option("--resume", help="Continue a run with its own settings: the named folder, or the latest run."),
     ] = False
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Go on with a run, and measure again what is not ok.")
+        bool, typer.Option("--retry-failed", help="As --resume, but also repeat cells that are not ok.")
     ] = False
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the cells with the memory and time they may take; measure none.")
+        bool, typer.Option("--dry-run", help="List the cells with estimated memory and time, without measuring.")
     ] = False
     metric: MetricOption = None
-    json_to: Annotated[str | None, typer.Option("--json", help="Write the records as JSON, - for stdout.")] = None
-    csv_to: Annotated[str | None, typer.Option("--csv", help="Write the records as CSV, - for stdout.")] = None
+    json_to: Annotated[
+        str | None, typer.Option("--json", help="Write the records as JSON to this file, or - for stdout.")
+    ] = None
+    csv_to: Annotated[
+        str | None, typer.Option("--csv", help="Write the records as CSV to this file, or - for stdout.")
+    ] = None
 
 
 def with_options(command: Callable[..., None], axes: Mapping[str, Parameter]) -> Callable[..., None]:
-    """The command with the options of the class that its parameter `options` names, and one option per axis."""
+    """The command with one option per axis and per field of the class that annotates its parameter `options`."""
     own_hints = get_type_hints(command, include_extras=True)
     kind = own_hints["options"]
     hints = get_type_hints(kind, include_extras=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
-    # Python keeps the name `pass` for itself.
+    # With a prefix, because `pass` cannot be a parameter in Python.
     dests = {f"axis_{name}": name for name in axes}
     shown = [
         inspect.Parameter(dest, keyword, default=None, annotation=Annotated[str | None, _axis_option(axes[name])])

@@ -1,4 +1,4 @@
-"""What commands print: data on stdout, messages on stderr."""
+"""Output of commands: data on stdout, messages on stderr."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ from glabench.sweeps import Cell
 
 
 class Messages(Observer):
-    """Messages for a person, on stderr: a bar with the time left on a terminal, a line per cell elsewhere."""
+    """Messages on stderr: a progress bar on a terminal, otherwise one line per cell."""
 
     def __init__(self, quiet: bool = False, verbose: bool = False) -> None:
         self._quiet = quiet
@@ -45,7 +45,7 @@ class Messages(Observer):
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        # By default rich forgets what is older than 30 s, and slow cells would never have a time left.
+        # By default rich estimates from the last 30 s only, and slow cells would never show a remaining time.
         self._bar = Progress(*columns, console=self.console, transient=True, speed_estimate_period=3600)
         self._bar.add_task("measuring", total=cells)
         self._bar.start()
@@ -74,20 +74,20 @@ class Messages(Observer):
 
 
 def data_console() -> Console:
-    """Where tables go: stdout, wide enough not to cut a table if it is not a terminal."""
+    """A console on stdout for tables; 160 columns wide if stdout is not a terminal."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=160)
 
 
 def check_targets(targets: Mapping[str, str | None]) -> None:
-    """Raises UsageError, before anything is measured, for places that data cannot be written to, by option."""
+    """Raises UsageError, before anything is measured, if an option names a file that cannot be written."""
     to_stdout = [option for option, to in targets.items() if to == "-"]
     if len(to_stdout) > 1:
         first, second = to_stdout[:2]
-        raise UsageError(f"{second}: stdout is taken by {first} already; write one of them to a file")
+        raise UsageError(f"{second}: {first} already writes to stdout; write one of them to a file")
     for option, to in targets.items():
         if to not in (None, "-") and (not Path(to).parent.is_dir() or Path(to).is_dir()):
-            raise UsageError(f"{option}: cannot write '{to}'; it needs a file in a folder that is there, or -")
+            raise UsageError(f"{option}: cannot write '{to}'; give a file in an existing folder, or -")
 
 
 def write_text(text: str, to: str) -> None:
@@ -111,18 +111,18 @@ def write_csv(rows: Iterable[Mapping[str, Any]], to: str) -> None:
 
 
 def warn_of_unknown(runs: Sequence[Run], asked_for: str | None, messages: Messages) -> None:
-    """Says which of the metrics that were asked for no record has: reports leave them out."""
+    """Names the requested metrics that no record has, because reports leave them out."""
     if asked_for is None:
         return
     metrics = parse_metrics(asked_for)
     there = known(metrics, rows_of_runs(runs))
     missing = [metric.name for metric in metrics if metric not in there]
     if missing:
-        messages.say(f"no record has: {', '.join(missing)}")
+        messages.say(f"no record has these metrics: {', '.join(missing)}")
 
 
 def write_records(runs: Iterable[Run], json_to: str | None, csv_to: str | None) -> bool:
-    """Writes records where the options say; whether stdout now holds data, so that no table belongs there."""
+    """Writes records to the given files. Returns whether stdout got data, so that no table may be printed there."""
     listed = list(runs)
     if json_to is not None:
         write_json([record.to_json() for run in listed for record in run.records], json_to)

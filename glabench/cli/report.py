@@ -1,4 +1,4 @@
-"""`glabench report RUN...`."""
+"""The command `glabench report RUN...`."""
 
 import warnings
 from pathlib import Path
@@ -19,7 +19,9 @@ from glabench.scheduling.folders import new_path
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several share tables and figure.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders; several go into the same tables and figure.")
+    ],
     metric: MetricOption = None,
     against: Annotated[
         str | None, typer.Option(help="The backend that ratios refer to; by default the sweep's.")
@@ -28,12 +30,16 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the files; by default the run's, or a new one for several runs.")
     ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw the figure here as well: a .png, .svg or .pdf.")] = None,
-    json_to: Annotated[str | None, typer.Option("--json", help="Write the records as JSON, - for stdout.")] = None,
-    csv_to: Annotated[str | None, typer.Option("--csv", help="Write the records as CSV, - for stdout.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files only.")] = False,
+    figure: Annotated[Path | None, typer.Option(help="Also draw the figure into this .png, .svg or .pdf file.")] = None,
+    json_to: Annotated[
+        str | None, typer.Option("--json", help="Write the records as JSON to this file, or - for stdout.")
+    ] = None,
+    csv_to: Annotated[
+        str | None, typer.Option("--csv", help="Write the records as CSV to this file, or - for stdout.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")] = False,
 ) -> None:
-    """Tables and figures from the records of one or several runs, on any machine.
+    """Make tables and figures from the records of one or several runs, on any machine.
 
     Writes records.csv, report.md, figure.png and figure.svg.
     """

@@ -1,4 +1,4 @@
-"""`glabench run SWEEP`."""
+"""The command `glabench run SWEEP`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,12 +17,15 @@ def run(
         str,
         typer.Argument(
             metavar="SWEEP",
-            help="A preset's name (see `glabench sweeps`), a .toml file, or with --resume a run folder.",
+            help="A preset's name (see `glabench sweeps`) or a .toml file; with --resume also a run folder.",
             autocompletion=preset_names,
         ),
     ] = "",
 ) -> None:
-    """Run a sweep: a preset, or a .toml file of your own in the same format. Options change its axes."""
+    """Run a sweep: a preset, or your own .toml file in the same format. Options change its axes.
+
+    Example: glabench run paper-fig2 --seqlen 1k..4k
+    """
     is_resuming = options.resume or options.retry_failed
     if is_resuming and (Path(sweep) / "records.jsonl").is_file() and sweep:
         measure("", options, Path(sweep))

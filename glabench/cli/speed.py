@@ -1,4 +1,4 @@
-"""`glabench speed`: the main job with sensible defaults."""
+"""The command `glabench speed`: the main measurement with sensible defaults."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,14 +9,16 @@ from glabench.cli.measuring import measure
 from glabench.cli.options import SweepOptions
 
 ResumedRun = Annotated[
-    Path | None, typer.Argument(metavar="RUN", help="With --resume: the run to go on with.", show_default=False)
+    Path | None, typer.Argument(metavar="RUN", help="With --resume: the run folder to continue.", show_default=False)
 ]
 
 
 def speed(options: SweepOptions, folder: ResumedRun = None) -> None:
-    """Time and memory against sequence length: the paper's sweep on a GPU, a small one on a CPU.
+    """Measure time and memory against sequence length: the paper's sweep on a GPU, a small one on a CPU.
 
-    On an NVIDIA GPU this is the preset paper-fig2 (1k..16k, batch 32, 16 heads, head dim 64, bf16); without one it
-    is the preset cpu-smoke. Every axis can be changed.
+    On an NVIDIA GPU this is the preset paper-fig2 (1k..16k, batch 32, 16 heads, head dim 64, bf16), on a CPU the
+    preset cpu-smoke. Every axis can be changed.
+
+    Example: glabench speed --seqlen 1k..4k --batch 8
     """
     measure("paper-fig2", options, folder, sweep_on_cpu="cpu-smoke")

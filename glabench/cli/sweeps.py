@@ -1,4 +1,4 @@
-"""`glabench sweeps`."""
+"""The command `glabench sweeps`."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -19,7 +19,7 @@ def sweeps(
     ] = None,
     json_to: JsonOption = None,
 ) -> None:
-    """List the presets, or print one as a .toml file to start your own from."""
+    """List the presets, or print one as a .toml file, as a start for your own sweep."""
     presets = [load_sweep(preset) for preset in (preset_names() if name is None else [name])]
     if json_to is not None:
         write_json([asdict(sweep) for sweep in presets], json_to)

@@ -1,4 +1,4 @@
-"""How `compare` and `check` show a comparison."""
+"""Output of `compare` and `check`: terminal, files, GitHub."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ _WORDS = tuple(sorted((*FAILING, Verdict.UNCLEAR)))
 FailOnOption = Annotated[
     str | None,
     typer.Option(
-        help=f"Fail if some cell is one of these: {', '.join(_WORDS)}.",
+        help=f"Fail if some cell has one of these verdicts, as a list: {', '.join(_WORDS)}.",
         metavar="VERDICTS",
         autocompletion=complete_list(_WORDS),
     ),
@@ -30,7 +30,7 @@ FailOnOption = Annotated[
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where a comparison is written besides the terminal, and what fails it."""
+    """Where a comparison is written besides the terminal, and which verdicts make the command fail."""
 
     heading: str
     json_to: str | None
@@ -51,7 +51,7 @@ class Outputs:
 
 
 def parse_fail_on(text: str | None) -> tuple[Verdict, ...]:
-    """`slower,failed` as verdicts. Raises UsageError."""
+    """The verdicts in a list such as `slower,failed`. Raises UsageError for a word that is not one of them."""
     found = []
     for word in (item.strip() for item in text.split(",")) if text else ():
         if word not in _WORDS:
@@ -61,7 +61,7 @@ def parse_fail_on(text: str | None) -> tuple[Verdict, ...]:
 
 
 def show_comparison(found: Comparison, outputs: Outputs) -> NoReturn:
-    """Writes and prints a comparison, and exits with its code."""
+    """Writes and prints a comparison, and exits with its exit code."""
     if outputs.json_to is not None:
         write_json(found.to_json(), outputs.json_to)
     if outputs.markdown_to is not None:
@@ -77,7 +77,7 @@ def show_comparison(found: Comparison, outputs: Outputs) -> NoReturn:
 
 
 def tell_github(found: Comparison, heading: str) -> None:
-    """Annotations go to stderr, where a runner reads them as well, and leave stdout to data; then the step summary."""
+    """Writes annotations to stderr, which GitHub's runner reads too, and the step summary. Leaves stdout to data."""
     for line in github_annotations(found):
         print(line, file=sys.stderr)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")

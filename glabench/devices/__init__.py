@@ -1,4 +1,4 @@
-"""The machine: which device, its state and clocks, what it can do, and where a number comes from."""
+"""The machine: the device, its state, clocks and ceilings, and the origin of measured code."""
 
 from glabench.devices.choice import Device, parse_device, select_device
 

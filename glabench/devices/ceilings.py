@@ -1,11 +1,11 @@
-"""What the device can do: the bandwidth of a large copy and the speed of a large bf16 product."""
+"""The device's ceilings: the bandwidth of a large copy and the speed of a large bf16 product."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from glabench.plain import Amount
 
-# Milliseconds that a call takes, from as many calls as the timer sees fit.
+# Measures a call: the median time in milliseconds.
 MedianMs = Callable[[Callable[[], object]], float]
 
 _BUFFER_BYTES = 2**30
@@ -14,7 +14,7 @@ _PRODUCT_SIZE = 8192
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The most that the device reached; None if unknown."""
+    """The highest rates that the device reached; None if unknown."""
 
     # GB/s (10^9), bytes read plus bytes written.
     copy_gbps: Amount | None = None
@@ -23,14 +23,14 @@ class Ceilings:
 
 
 def measure_ceilings(median_ms: MedianMs) -> Ceilings:
-    """The ceilings of torch's current GPU, timed by `median_ms`."""
+    """Measures the ceilings of torch's current GPU with `median_ms`."""
     return Ceilings(copy_bandwidth_gbps(median_ms), product_tflops(median_ms))
 
 
 def copy_bandwidth_gbps(median_ms: MedianMs, device: str = "cuda", buffer_bytes: int = _BUFFER_BYTES) -> float | None:
-    """GB/s that a copy within the device's memory reads and writes; None if there is no room.
+    """GB/s that a copy within the device's memory reads plus writes; None if memory is too small.
 
-    The buffer is many times the L2, and random: copies of zeros can be faster than copies of data.
+    The buffer is many times larger than the L2 and holds random data, because copies of zeros can be faster.
     """
     import torch
 
@@ -43,9 +43,9 @@ def copy_bandwidth_gbps(median_ms: MedianMs, device: str = "cuda", buffer_bytes:
 
 
 def product_tflops(median_ms: MedianMs, device: str = "cuda", size: int = _PRODUCT_SIZE) -> float | None:
-    """TFLOP/s of a square bf16 product of random matrices; None if there is no room.
+    """TFLOP/s of a square bf16 product of random matrices; None if memory is too small.
 
-    A long product runs at the clock that the power limit leaves it, and that is the ceiling that products meet.
+    A long product runs at the clock that the power limit allows, as products in a model do.
     """
     import torch
 

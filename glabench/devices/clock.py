@@ -1,4 +1,4 @@
-"""The SM clock as the device itself counts it: cycles over nanoseconds between two tiny kernels."""
+"""The SM clock, measured on the device: cycles divided by nanoseconds between two tiny kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if triton is not None:
 
     @triton.jit
     def _stamp(out):  # type: ignore[no-untyped-def]
-        """Writes the global timer (ns), the cycle counter of the multiprocessor that it runs on, its number."""
+        """Writes the global timer (ns), the multiprocessor's cycle counter and the multiprocessor's number."""
         time = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], tl.int64, False, 1)
         cycles = tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], tl.int64, False, 1)
         where = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], tl.int32, False, 1)
@@ -29,10 +29,7 @@ if triton is not None:
 
 
 class SmClock:
-    """Two stamps on the current stream of the current GPU, and the mean clock between them.
-
-    Read the clock after a synchronization.
-    """
+    """The mean clock between two stamps on the current stream of the current GPU."""
 
     def __init__(self) -> None:
         import torch
@@ -52,8 +49,11 @@ class SmClock:
         _stamp[(1,)](self._second, num_warps=1)
 
     def mhz(self) -> float | None:
-        """The mean clock between the stamps, MHz; None if they ran on two multiprocessors or in no time at all."""
-        first, second = self._stamps.tolist()  # waits for the second stamp
+        """MHz between the stamps; None if they ran on different multiprocessors or the timer did not move.
+
+        Waits for the second stamp.
+        """
+        first, second = self._stamps.tolist()
         elapsed = second[_TIME] - first[_TIME]
         if elapsed <= 0 or first[_MULTIPROCESSOR] != second[_MULTIPROCESSOR]:
             return None

@@ -1,8 +1,9 @@
-"""Hardware and versions that a run was made with. No host names, no user names, no paths.
+"""The hardware and versions of a run. No host names, no user names, no paths.
 
     python -m glabench.devices.environment DEVICE
 
-prints them as JSON. The suite asks such a process, because its own must not import torch or hold memory on a GPU.
+prints them as JSON. The suite runs this in a process of its own, because the parent process must not import torch or
+hold memory on a GPU.
 """
 
 import hashlib
@@ -28,9 +29,9 @@ _ID_DIGITS = 12
 
 
 def probe(device_text: str = "auto") -> dict[str, Any]:
-    """The environment as a fresh process sees it, with the device that was chosen.
+    """The environment, including the chosen device, collected in a fresh process.
 
-    Raises UsageError for a device that is not there, GlabenchError if torch cannot be used at all.
+    Raises UsageError for a wrong or missing device, GlabenchError if torch cannot be used.
     """
     command = [sys.executable, "-m", "glabench.devices.environment", device_text]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -45,7 +46,7 @@ def probe(device_text: str = "auto") -> dict[str, Any]:
 
 
 def collect(device_text: str = "auto") -> dict[str, Any]:
-    """The environment of this process, which goes over to the device. Imports torch. Raises UsageError."""
+    """The environment of this process, after selecting the device. Imports torch. Raises UsageError."""
     import torch
 
     device = select_device(device_text)
@@ -67,7 +68,7 @@ def collect(device_text: str = "auto") -> dict[str, Any]:
 
 
 def _describe_gpu(nvml: Nvml | None) -> dict[str, Any]:
-    """Torch's current GPU. Its `id` tells it from others without giving away its serial number."""
+    """Torch's current GPU. Its `id` is a hash, which identifies the GPU but does not reveal its UUID."""
     import torch
 
     properties = torch.cuda.get_device_properties()
@@ -87,7 +88,7 @@ def _describe_gpu(nvml: Nvml | None) -> dict[str, Any]:
 
 
 def _describe_use(nvml: Nvml) -> dict[str, Any]:
-    """Who uses the GPU before the run."""
+    """How busy the GPU is before the run."""
     return {
         "other_processes": nvml.processes(computes=False).others,
         "utilization_pct": nvml.utilization_pct(),
@@ -110,7 +111,7 @@ def _version(package: str) -> str | None:
 
 
 def main(device_text: str) -> int:
-    """Prints the environment, or what is wrong with the device; gives the exit code."""
+    """Prints the environment, or what is wrong with the device. Returns the exit code."""
     try:
         print(json.dumps(collect(device_text)))
     except UsageError as problem:

@@ -1,4 +1,4 @@
-"""The state of a GPU as NVIDIA's management library (NVML) tells it. What cannot be read is None."""
+"""The state of a GPU, read from NVIDIA's management library (NVML). Values that cannot be read are None."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 
-# Reasons for a clock below the maximum that say something of the device; idling and settings of an application do not.
+# Reasons for a lower clock that come from the device's condition; idling and application settings are left out.
 _REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -21,7 +21,7 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class DeviceState:
-    """One reading: clocks in MHz, temperature in degrees Celsius, power in watts, and why the clock is held back."""
+    """One reading: clocks in MHz, temperature in degrees Celsius, power in watts, reasons that hold the clock back."""
 
     sm_clock_mhz: float | None
     memory_clock_mhz: float | None
@@ -32,28 +32,28 @@ class DeviceState:
 
 @dataclass(frozen=True)
 class Processes:
-    """Who computes on the GPU: memory of this process as the driver counts it, MiB, and how many others there are."""
+    """Processes on the GPU: MiB of this process, as the driver counts it, and the number of other processes."""
 
     own_memory_mib: float | None
     others: int | None
 
 
 class Nvml:
-    """Readings of one GPU. Each takes microseconds, but the energy counter takes 3 ms."""
+    """Reads one GPU. A reading takes microseconds, except for the energy counter, which takes 3 ms."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library = library
         self._handle = handle
 
     def _read(self, function: str, *arguments: Any) -> Any:
-        """A reading by the library's function; None if the device, the driver or a container does not give it."""
+        """The result of a function of the library; None if the device, driver or container does not support it."""
         try:
             return getattr(self._library, function)(self._handle, *arguments)
         except (self._library.NVMLError, AttributeError):
             return None
 
     def state(self) -> DeviceState:
-        """Clocks, temperature, power and throttle reasons of this moment."""
+        """The present clocks, temperature, power and throttle reasons."""
         library = self._library
         reasons = self._read("nvmlDeviceGetCurrentClocksThrottleReasons")
         return DeviceState(
@@ -65,18 +65,18 @@ class Nvml:
         )
 
     def energy_j(self) -> float | None:
-        """What the board has used since the driver was loaded, joules."""
+        """Joules that the board has used since the driver was loaded."""
         return _as(lambda millijoules: millijoules / 1e3, self._read("nvmlDeviceGetTotalEnergyConsumption"))
 
     def max_sm_clock_mhz(self) -> float | None:
-        """The SM clock that the device reaches if nothing holds it back."""
+        """MHz of the SM clock if nothing holds it back."""
         return _as(float, self._read("nvmlDeviceGetMaxClockInfo", self._library.NVML_CLOCK_SM))
 
     def processes(self, computes: bool = True) -> Processes:
-        """Own memory and other processes; `computes` says that this process has memory on the GPU, too.
+        """This process's memory and the number of other processes; `computes` if this process also uses the GPU.
 
-        In a container the driver may show processes under numbers that are not the container's. One of them is then
-        this process, and all but one are others. Or it shows none, not even this process: nothing is known then.
+        In a container the driver may list processes under ids of the host. One of them is then this process, so all
+        but one are others. If it lists none although this process computes, nothing is known.
         """
         found = self._read("nvmlDeviceGetComputeRunningProcesses")
         if found is None or (computes and not found):
@@ -86,11 +86,11 @@ class Nvml:
         return Processes(memory, len(found) - (1 if computes or own is not None else 0))
 
     def utilization_pct(self) -> float | None:
-        """Share of the last moments in which some kernel ran."""
+        """Percentage of the last moments in which a kernel ran."""
         return _as(lambda rates: float(rates.gpu), self._read("nvmlDeviceGetUtilizationRates"))
 
     def settings(self) -> dict[str, Any]:
-        """What the device is set to: ECC, MIG, its highest SM clock and its power limit."""
+        """Settings of the device: ECC, MIG, highest SM clock (MHz) and power limit (W)."""
         return {
             "ecc": _as(lambda modes: bool(modes[0]), self._read("nvmlDeviceGetEccMode")),
             "mig": bool(self._read("nvmlDeviceIsMigDeviceHandle"))
@@ -100,7 +100,7 @@ class Nvml:
         }
 
     def driver(self) -> str | None:
-        """Version of the driver."""
+        """The driver's version."""
         try:
             return str(self._library.nvmlSystemGetDriverVersion())
         except self._library.NVMLError:
@@ -112,15 +112,15 @@ def _as(convert: Callable[[Any], Value], reading: Any) -> Value | None:
 
 
 def bare_uuid(properties: Any) -> str | None:
-    """The UUID in torch's properties of a GPU, without a prefix; None if this build of torch does not tell it."""
+    """The UUID in torch's properties of a GPU, without a prefix; None if this build of torch does not provide it."""
     uuid = getattr(properties, "uuid", None)
     return None if uuid is None else str(uuid).removeprefix("GPU-").removeprefix("MIG-")
 
 
 def open_nvml() -> Nvml | None:
-    """NVML of torch's current GPU; None without NVML (AMD, WSL, some containers) or without the package.
+    """NVML of torch's current GPU; None without NVML (AMD, WSL, some containers) or without its Python package.
 
-    Found by UUID: NVML's own numbers do not know of CUDA_VISIBLE_DEVICES.
+    The GPU is found by UUID, because NVML's numbering ignores CUDA_VISIBLE_DEVICES.
     """
     import torch
 
@@ -137,7 +137,7 @@ def open_nvml() -> Nvml | None:
 
 
 def _find_handle(library: Any, uuid: str) -> Any:
-    """The handle of a GPU, or of a part of one (MIG), for which torch's properties give the same kind of UUID."""
+    """The handle of a GPU or of a MIG part; torch's properties give the UUID of either in the same form."""
     try:
         return library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except library.NVMLError:

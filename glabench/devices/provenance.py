@@ -1,4 +1,4 @@
-"""Where a number comes from: commit, hashes of the code, variables, command. No path, host name or user name."""
+"""The origin of measured numbers: commit, code hashes, variables, command. No path, host name or user name."""
 
 import hashlib
 import os
@@ -15,9 +15,9 @@ from glabench.errors import printable
 _SUITE = Path(__file__).parent.parent
 _HASH_DIGITS = 16
 _GIT_TIMEOUT_S = 10
-# A hook of git sets these for its own repository, which need not be ours.
+# Git sets these in its hooks, for a repository that need not be this one.
 SET_BY_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-# Beginnings of the names of variables that change what is measured.
+# Prefixes of environment variables that change what is measured.
 _RELEVANT = (
     *("TRITON_", "CUDA_", "TORCH", "PYTORCH_", "GLA_", "CUBLAS", "CUDNN", "FLA_", "MAMBA_"),
     *("NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
@@ -27,10 +27,10 @@ _LONGEST_VALUE = 100
 
 
 def describe_code(plugins: Sequence[str] = (), kernels: Path | None = None) -> dict[str, Any]:
-    """The code that is measured and that measures: its commit, and hashes of the .py files of each part.
+    """The commit of the code, and hashes of the .py files of the suite, the kernels and each plugin.
 
-    `kernels` is the folder of the package gla_kernels itself; by default the one that would be imported. Of a plugin
-    its own file alone is hashed, not the neighbours that it may import.
+    `kernels` is the folder of the package gla_kernels; by default the one that would be imported. Of a plugin only its
+    own file is hashed, not the files that it imports.
     """
     commit, is_changed = _read_checkout(_SUITE)
     kernels = kernels or _find_kernels()
@@ -45,19 +45,19 @@ def describe_code(plugins: Sequence[str] = (), kernels: Path | None = None) -> d
 
 
 def hash_package(folder: Path) -> str:
-    """A hash of the .py files in a folder: their contents, and their paths relative to it."""
+    """A hash of the .py files in a folder: of their contents and of their paths relative to the folder."""
     return _hash(sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*.py")))
 
 
 def relevant_variables() -> dict[str, str]:
-    """Environment variables that change what is measured; values that hold a path or name a GPU are not shown."""
+    """Environment variables that change what is measured. Paths and UUIDs of GPUs in their values are hidden."""
     return {name: _public(value) for name, value in sorted(os.environ.items()) if name.startswith(_RELEVANT)}
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command as a user would type it, from what follows the program's name.
+    """The command as a user would type it, from the arguments after the program's name.
 
-    Of an absolute path, `--option=/path` included, only the last component is left.
+    An absolute path, also in `--option=/path`, is reduced to its last component.
     """
     return printable(shlex.join(["glabench", *map(_without_folder, arguments)]))
 
@@ -65,7 +65,7 @@ def command_line(arguments: Sequence[str]) -> str:
 def _hash(files: Iterable[tuple[str, Path]]) -> str:
     whole = hashlib.sha256()
     for name, path in files:
-        # A digest of each content: no content can be taken for the name of the next file.
+        # Contents enter as digests, so that none can look like the name of the next file.
         whole.update(os.fsencode(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n"))
     return whole.hexdigest()[:_HASH_DIGITS]
 
@@ -77,7 +77,7 @@ def _find_kernels() -> Path | None:
 
 def _read_checkout(package: Path) -> tuple[str | None, bool | None]:
     """The commit of the repository that holds the package, and whether tracked files differ from it."""
-    # A package installed into an environment inside somebody's repository is not of that repository.
+    # A package installed into a virtual environment inside a repository does not belong to that repository.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
     commit = _git(package, "rev-parse", "--verify", "HEAD")
@@ -88,7 +88,7 @@ def _read_checkout(package: Path) -> tuple[str | None, bool | None]:
 def _git(folder: Path, *arguments: str) -> str | None:
     """What git prints, stripped; None if it fails or is missing."""
     variables = {name: value for name, value in os.environ.items() if name not in SET_BY_HOOKS}
-    # Without the lock, as the user may be working in the repository.
+    # Takes no lock, because the user may be working in the repository.
     variables["GIT_OPTIONAL_LOCKS"] = "0"
     command = ["git", "-C", str(folder), *arguments]
     try:

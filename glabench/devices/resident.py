@@ -1,4 +1,4 @@
-"""Memory of a process on a CPU: how far a call raises what is resident, as Linux counts it."""
+"""Resident memory of this process, as Linux counts it: by how much a call raises it."""
 
 import ctypes
 import gc
@@ -7,32 +7,31 @@ from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-# Written to clear_refs, resets the highest resident size (VmHWM) to the present one (Linux 4.0 and later).
+# Writing this to clear_refs resets the highest resident size (VmHWM) to the present one (Linux 4.0 and later).
 _RESET_PEAK = "5"
 
 
 def peak_resident_mib(call: Callable[[], object]) -> float | None:
-    """MiB by which `call` raises this process' resident memory at its highest, what it returns included.
+    """MiB by which `call` raises this process's resident memory at its peak, its result included.
 
-    None, without a call, if that cannot be read: not on Linux, not glibc, or a sandbox. Call once before, because
-    code that is loaded and threads that start are counted too; so is what the call frees and the C library keeps for
-    its next allocation (of blocks up to 32 MiB). Linux counts per core: some of its versions are off by up to a MiB
-    for each core that the call uses.
+    Returns None without calling if this cannot be measured: outside of Linux, without glibc, or in a sandbox. Run the
+    call once before, because loaded code and started threads are counted, too. Freed blocks of up to 32 MiB that the C
+    library keeps are also counted. Linux counts per core; some versions are off by up to a MiB for each core in use.
     """
     before = _reset_peak()
     if before is None:
         return None
     result = call()
     peak = _read_kib("VmHWM")
-    del result  # alive until here: an output counts
+    del result  # kept until here, so that the output counts
     return None if peak is None else max(0, peak - before) / 1024
 
 
 def _reset_peak() -> int | None:
-    """KiB that are resident after free memory was given back; None if the peak cannot be reset to it."""
+    """KiB resident after returning free memory to the system; None if the peak cannot be reset."""
     gc.collect()
     try:
-        # Memory that was freed and kept would hide what the call takes.
+        # Otherwise the call could reuse freed memory without raising the resident size.
         ctypes.CDLL(None).malloc_trim(0)
         _CLEAR_REFS.write_text(_RESET_PEAK)
     except (OSError, AttributeError):

@@ -1,1 +1,1 @@
-"""Measuring one cell: timers, sampling, memory, accuracy, and the worker process that does it."""
+"""Measuring one cell: timers, sampling, memory, accuracy, and the worker process."""

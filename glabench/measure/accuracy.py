@@ -1,4 +1,4 @@
-"""The accuracy check: outputs and gradients at a small size, against the op's float64 reference."""
+"""The accuracy of a cell: output and gradients at a small size, compared with the op's float64 reference."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from glabench.sweeps.model import Cell, Parameters
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Largest relative error ||x - ref|| / ||ref|| of a sound implementation with operands of that type: bfloat16 and
-# float16 carry 8 and 11 bits and a result passes a few roundings; float32 products may run as tf32 (11 bits).
+# Largest relative error ||x - ref|| / ||ref|| that a correct implementation may have, by type of the operands. bfloat16
+# and float16 have 8 and 11 bits and results are rounded a few times; float32 products may run in tf32 (11 bits).
 BOUNDS: Mapping[str, float] = {"bf16": 1e-2, "fp16": 3e-3, "fp32": 2e-3, "fp64": 1e-9}
 MOST_TOKENS = 256
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Relative error per tensor (`o`; `dq`, `dk`, ... where the pass has a backward), and what it was held against."""
+    """Relative error per tensor (`o`, and `dq`, `dk`, ... if the pass has a backward), the reference and the bound."""
 
     rel_error: Mapping[str, float]
     reference: str
@@ -31,7 +31,7 @@ class Accuracy:
 
     @property
     def problem(self) -> str | None:
-        """One line on the tensors that are beyond the bound; None if all are within."""
+        """One line that names the tensors whose error exceeds the bound; None if there are none."""
         wrong = {name: error for name, error in self.rel_error.items() if not error <= self.bound}
         if not wrong:
             return None
@@ -40,7 +40,7 @@ class Accuracy:
 
 
 def small_cell(op: Op, cell: Cell) -> Cell:
-    """The cell that stands for `cell` in the check: the same kind of inputs, few tokens, heads and sequences."""
+    """The cell that is compared with the reference for `cell`: the same kind of inputs, at a small size."""
     fewer = {name: min(size, int(cell.parameters[name])) for name, size in op.small.items() if name in cell.parameters}
     return replace(
         cell,
@@ -52,7 +52,7 @@ def small_cell(op: Op, cell: Cell) -> Cell:
 
 
 def relative_error(x: Tensor, reference: Tensor) -> float:
-    """||x - reference|| / ||reference|| in float64; NaN and infinities in x give NaN or infinity."""
+    """||x - reference|| / ||reference|| in float64, for tensors of one shape. NaN or inf in x gives NaN or inf."""
     wide = reference.double()
     size = wide.norm().item()
     difference = (x.double() - wide).norm().item()
@@ -69,7 +69,7 @@ def _results(workload: Workload, with_gradients: bool) -> dict[str, Tensor]:
 
 
 def check_accuracy(op: Op, backend: Backend, cell: Cell) -> Accuracy:
-    """Runs the small cell and its reference; `cell` may be the small cell itself."""
+    """Compares a backend's output and gradients with the op's reference, on the small cell that stands for `cell`."""
     small = small_cell(op, cell)
     workload = prepare(op, backend, small)
     if small.device == "cuda":
@@ -83,10 +83,10 @@ def check_accuracy(op: Op, backend: Backend, cell: Cell) -> Accuracy:
 
 
 def output_error_at_size(op: Op, cell: Cell, workload: Workload, output: Tensor) -> float:
-    """Relative error of the first tokens of the last part (sequence and head, or channel) of a cell's own output.
+    """Relative error of a cell's own output, in the first tokens of its last part (sequence and head, or channel).
 
-    All ops are causal, so the first tokens' reference needs no others. The small cell cannot show a wrong offset into
-    a large tensor; this does.
+    This finds wrong offsets into large tensors, which the small cell cannot. All ops are causal, so the first tokens do
+    not depend on later ones.
     """
     specs = op.inputs(cell)
     parts = {name: op.last_part(x.detach(), specs[name], MOST_TOKENS) for name, x in workload.inputs.items()}
@@ -95,7 +95,7 @@ def output_error_at_size(op: Op, cell: Cell, workload: Workload, output: Tensor)
 
 
 def _poison_free_memory() -> None:
-    """Fills memory that the next allocations get with NaN, so that an output nobody wrote cannot pass by luck."""
+    """Fills the memory of the next allocations with NaN, so that output that was never written cannot look correct."""
     import torch
 
     sizes = [2**9] * 64 + [2**18] * 64 + [2**22] * 16
@@ -105,9 +105,9 @@ def _poison_free_memory() -> None:
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor that holds a NaN or an infinity."""
+    """The name of the first tensor that holds a NaN or an infinity; None if all are finite."""
     for name, x in tensors.items():
-        # Two numbers a tensor instead of a mask: a mask of a large tensor costs memory that the cell may not have.
+        # Minimum and maximum instead of a mask, which would need more memory than may be left.
         low, high = x.detach().aminmax()
         if not (math.isfinite(low.item()) and math.isfinite(high.item())):
             return name

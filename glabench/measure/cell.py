@@ -1,4 +1,4 @@
-"""Measuring one cell, from inputs to a finished record: first call, accuracy, memory, samples, energy, rates."""
+"""Measures one cell: inputs, first call, accuracy, memory, samples, energy and rates become a record."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class CellMeter:
         )
 
     def _with_energy(self, record: Record, steps: Steps) -> Record:
-        """With joules a call; without for a backward alone, which cannot be called again without its forward."""
+        """Adds joules per call, except for a backward alone, which cannot run twice without its forward."""
         if self._nvml is None or not self._job.settings.energy or steps.prepare is not None or not record.time_ms:
             return record
         energy = energy_per_call(steps.call, record.time_ms / 1e3, self._timer.mark, self._nvml.energy_j)

@@ -1,4 +1,4 @@
-"""The work of a known size as benchmarks of NVIDIA's cuda-bench (nvbench); its options are this program's.
+"""Runs the work of known size as benchmarks of NVIDIA's cuda-bench (nvbench), whose options this program takes.
 
 python -m glabench.measure.cuda_bench --json FILE --devices GPU
 """
@@ -26,7 +26,7 @@ def _benchmark(work: KnownWork) -> Any:
 
 
 def main() -> None:
-    """Registers and runs all works."""
+    """Registers and runs all benchmarks."""
     torch.cuda.set_device(int(sys.argv[sys.argv.index("--devices") + 1]))
     for work in known_works():
         work.call()

@@ -1,18 +1,18 @@
-"""Energy of one call: calls back to back between two steps of the board's own counter, over their number."""
+"""Energy per call: the joules between two steps of the board's counter, divided by the number of calls."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-# The counter moves ten times a second: its steps are waited for, and half a second is then known within a few percent.
+# The counter moves ten times per second. From step to step, half a second is known within a few percent.
 _LEAST_S, _MOST_S = 0.5, 3.0
 _BATCH_S = 0.02
 
 
 @dataclass(frozen=True)
 class Energy:
-    """Joules of the whole board a call, and the milliseconds that a call took while they were counted."""
+    """Joules of the whole board per call, and the mean milliseconds per call meanwhile."""
 
     call_j: float
     call_ms: float
@@ -25,12 +25,12 @@ def energy_per_call(
     counter: Callable[[], float | None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Energy | None:
-    """What the board draws a call, also while it waits for the host.
+    """Energy per call over at least half a second of calls in a row, including time in which the device waits.
 
-    `call_s` is about how long a call takes; calls are queued in batches of some 20 ms, without flushes between them,
-    and the next batch is queued before the last one's end is waited for, so that the device does not rest while the
-    counter is read. `mark` notes a place in the device's queue and gives a function that waits for it. None if the
-    counter cannot be read, or does not move.
+    `call_s` is the approximate seconds per call. Calls are queued in batches of about 20 ms, without cache flushes; the
+    next batch is queued before the last one ends, so that the device does not idle while the counter is read. `mark`
+    marks a place in the device's queue and returns a function that waits for it. `counter` reads joules. Returns None
+    if the counter cannot be read or does not move within 3 s.
     """
     batch = max(1, round(_BATCH_S / call_s)) if call_s > 0 else 1
 
@@ -49,7 +49,7 @@ def energy_per_call(
         wait = wait_for_next
         now = clock()
         if first is not None and now - first[0] < _LEAST_S:
-            last = None  # reading the counter takes milliseconds, in which a host-bound call leaves the device idle
+            last = None  # no reading: it takes milliseconds, in which the device may idle if calls are host-bound
             continue
         reading = counter()
         if reading is None or now - began > _MOST_S:

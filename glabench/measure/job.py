@@ -1,4 +1,4 @@
-"""What a worker is started with: the backend and everything about its cells that does not change between them."""
+"""The arguments of a worker: the backend, and everything else that is the same for all its cells."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,7 +11,7 @@ from glabench.plain import read_as
 
 @dataclass(frozen=True)
 class Job:
-    """One worker's work. `device` is text such as `cuda:1`; `plugins` are paths of files that bring backends."""
+    """The arguments of one worker. `device` is text such as `cuda:1`; `plugins` are paths of plugin files."""
 
     backend: str
     run_id: str
@@ -23,7 +23,7 @@ class Job:
     code: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data."""
         return asdict(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Work of a known size, to hold the timers against: a kernel that spins, a copy of known bytes, a product."""
+"""Work of known size, to validate the timers with: a kernel that spins, a copy, a product."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 
 _REPEATS = 9
-_REST_S = 0.05  # between bursts, so that they do not meet the power limit where single calls do not
+_REST_S = 0.05  # between bursts, so that bursts do not reach a power limit that single calls do not reach
 _BURST_S = 0.01
 
 
 @triton.jit
 def _spin(out, nanoseconds):  # type: ignore[no-untyped-def]
-    """Spins until the device's global timer has gone on by so many nanoseconds, and writes how many they were."""
+    """Spins until the device's global timer has advanced by `nanoseconds`, and writes the exact number."""
     start = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], tl.int64, False, 1)
     now = start
     while now - start < nanoseconds:
@@ -28,7 +28,7 @@ def _spin(out, nanoseconds):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class KnownWork:
-    """A call, what it is, and its true time in milliseconds as something else than the timers tells it."""
+    """A call, its description, and its true time in milliseconds, measured without the timers under test."""
 
     name: str
     what: str
@@ -37,7 +37,7 @@ class KnownWork:
 
 
 def spin(milliseconds: float) -> KnownWork:
-    """A kernel that spins for a time; the truth is what the device's own timer counted within it."""
+    """A kernel that spins for a time. Its true time is read from the device's own timer inside the kernel."""
     out = torch.zeros(1, dtype=torch.int64, device="cuda")
 
     def call() -> None:
@@ -51,7 +51,7 @@ def spin(milliseconds: float) -> KnownWork:
 
 
 def copy(mebibytes: int) -> KnownWork:
-    """A copy within the device's memory; the truth is the host's clock over many, back to back."""
+    """A copy within the device's memory. Its true time is that of the host's clock over many calls in a row."""
     source = torch.randint(-(2**31), 2**31, (mebibytes * 2**18,), dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
 
@@ -62,7 +62,7 @@ def copy(mebibytes: int) -> KnownWork:
 
 
 def kernel_copy(mebibytes: int) -> KnownWork:
-    """The same bytes moved by a kernel (a bitwise not); CUDA graphs replay plain copies by other means."""
+    """The same bytes moved by a kernel (a bitwise not), because CUDA graphs replay plain copies by other means."""
     source = torch.randint(-(2**31), 2**31, (mebibytes * 2**18,), dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
 
@@ -74,7 +74,7 @@ def kernel_copy(mebibytes: int) -> KnownWork:
 
 
 def product(size: int) -> KnownWork:
-    """A square bf16 product; the truth is the host's clock over many, back to back."""
+    """A square bf16 product. Its true time is that of the host's clock over many calls in a row."""
     a, b, out = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(3))
 
     def call() -> object:
@@ -84,7 +84,7 @@ def product(size: int) -> KnownWork:
 
 
 def back_to_back_ms(call: Callable[[], object]) -> float:
-    """A call's time by the host's clock alone: what 2N calls in a row take longer than N, over N."""
+    """Milliseconds per call by the host's clock alone: the time of 2N calls in a row minus that of N, divided by N."""
     call()
     once = _burst_s(call, 1)
     calls = max(4, round(_BURST_S / once))
@@ -107,7 +107,7 @@ def _burst_s(call: Callable[[], object], calls: int) -> float:
 
 
 def known_works() -> Sequence[KnownWork]:
-    """What the timers are validated with."""
+    """The work that timers are validated with."""
     return [
         *(spin(milliseconds) for milliseconds in (0.25, 1, 10)),
         *(copy(mebibytes) for mebibytes in (256, 1024)),

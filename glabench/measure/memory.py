@@ -1,4 +1,4 @@
-"""Memory that a pass takes above its inputs: from torch's allocator on a GPU, from resident memory on a CPU."""
+"""Memory that a pass needs besides its inputs: from torch's allocator on a GPU, from resident memory on a CPU."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,19 +11,19 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Memory:
-    """MiB above what was held before; None if it cannot be told."""
+    """MiB above what was held before the pass; None if unknown."""
 
-    # Peaks of what torch allocated, and of what it took from the device for that.
+    # MiB, peaks of what torch allocated on a GPU, and of what it reserved from the device for that.
     peak_allocated_mib: float | None = None
     peak_reserved_mib: float | None = None
-    # Peak of the process' resident memory.
+    # MiB, peak of the process's resident memory on a CPU.
     peak_resident_mib: float | None = None
-    # What the forward leaves for the backward, output included.
+    # MiB that the forward keeps for the backward, output included.
     saved_mib: float | None = None
 
 
 def measure_memory(steps: Steps, device: Literal["cuda", "cpu"]) -> Memory:
-    """Runs the pass once, and its forward once more if there is a backward, and reads what they take."""
+    """Measures the memory of one pass and, if it has a backward, of what one more forward keeps."""
     if device == "cpu":
         kept = steps.prepare() if steps.prepare is not None else None
         peak = peak_resident_mib(steps.call)

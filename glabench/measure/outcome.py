@@ -1,4 +1,4 @@
-"""Turning what a backend raised into a record: a failure is data."""
+"""Turns exceptions of a backend into records: a failure is data."""
 
 import re
 
@@ -11,9 +11,9 @@ _LONGEST_REASON = 300
 
 
 def one_line(text: str) -> str:
-    """The line of a message that says most, cut to a readable length, without paths of the machine.
+    """The most telling line of a message, at most 300 characters, without folders of the machine.
 
-    That is the first one; but a compiler's error starts with a place in the code and ends with the message.
+    This is the first line. A compiler's error starts with a position in the code, so its last line is added.
     """
     lines = [part.strip() for part in text.splitlines() if part.strip()] or ["no message"]
     line = lines[0]
@@ -37,13 +37,13 @@ def failure_of(job: Job, cell: Cell, problem: BaseException) -> Record:
     return failure(job, cell, "error", f"{type(problem).__name__}: {problem}")
 
 
-# How torch, its CPU allocator, cuBLAS and the driver (through Triton) say it; few have an exception of their own.
+# Messages of torch, its CPU allocator, cuBLAS and the driver (through Triton); few have their own exception.
 _OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-# How scaled_dot_product_attention says that the one kernel it is held to cannot do a shape.
+# Messages of scaled_dot_product_attention, restricted to one kernel, if this kernel does not support a shape.
 _NO_KERNEL = ("No available kernel", "No viable backend")
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on the GPU or the host."""
+    """Whether an exception means that memory ran out, on the GPU or the host."""
     said = isinstance(problem, RuntimeError) and any(words in str(problem) for words in _OUT_OF_MEMORY)
     return said or isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError"

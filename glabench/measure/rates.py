@@ -1,4 +1,4 @@
-"""From a time and the counts of an op to rates, and to a share of what the device can do."""
+"""Rates of a cell, from its time and its op's counts, and their share of the device's ceilings."""
 
 from dataclasses import replace
 
@@ -10,8 +10,8 @@ from glabench.records import Record
 def with_rates(record: Record, work: Work, ceilings: Ceilings) -> Record:
     """The record with its rates, the ceilings, and `roofline_pct`.
 
-    That is the time that the device needs for the op's bytes or for its FLOPs, whichever is longer, over the time that
-    it took. Ops in wider types than bf16 are held against the bf16 product all the same.
+    `roofline_pct` is the larger of two shares: of the op's GB/s in the copy ceiling, and of its TFLOP/s in the product
+    ceiling. The product ceiling is that of bf16 for cells of every type.
     """
     record = replace(record, copy_gbps=ceilings.copy_gbps, product_tflops=ceilings.product_tflops)
     if not record.time_ms:

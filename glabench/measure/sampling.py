@@ -1,4 +1,4 @@
-"""When to stop sampling: the median's confidence interval, a time limit, a number of samples. Which samples count."""
+"""Sampling: when to stop (the median's confidence interval, a time limit, a number of samples), which samples count."""
 
 import math
 import time
@@ -9,15 +9,15 @@ from glabench.measure.settings import Settings
 from glabench.measure.timer import Sample
 
 _Z95 = 1.96
-# A sample whose mean SM clock is below this share of the device's maximum was throttled (nvbench's rule, too). Where
-# most are, that clock is what the work itself brings, and none is thrown out.
+# A sample whose mean SM clock is below this share of the device's maximum was throttled (as in nvbench). If most
+# samples are, the work itself causes that clock, and none is thrown out.
 THROTTLED_BELOW = 0.75
 _FEWEST_SAMPLES = 3
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What sampling gave: the samples that count, those thrown out because the clock was throttled, why it stopped."""
+    """The samples that count, those thrown out because the clock was throttled, and why sampling stopped."""
 
     kept: tuple[Sample, ...]
     thrown_out: tuple[Sample, ...]
@@ -25,13 +25,13 @@ class Samples:
 
 
 class ClockError(Exception):
-    """The clock gave a time that no call can take."""
+    """The clock gave an impossible time."""
 
 
 def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
-    """A 95 % confidence interval of the median from sorted samples, by ranks: no shape of distribution is assumed.
+    """A 95 % confidence interval of the median of sorted samples, by ranks, without assuming a distribution.
 
-    The ranks are those of the binomial(n, 1/2) distribution in its normal approximation, rounded outwards.
+    The ranks are quantiles of the binomial(n, 1/2) distribution in its normal approximation, rounded outwards.
     """
     n = len(ordered)
     spread = _Z95 * math.sqrt(n) / 2
@@ -41,7 +41,7 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
 
 
 def relative_half_width(samples: Sequence[float]) -> float:
-    """Half of the median's interval over the median."""
+    """Half the width of the median's interval, divided by the median."""
     ordered = sorted(samples)
     low, high = median_interval(ordered)
     middle = ordered[len(ordered) // 2]
@@ -50,12 +50,12 @@ def relative_half_width(samples: Sequence[float]) -> float:
 
 def _possible(sample: Sample) -> Sample:
     if not 0 < sample.ms < math.inf:
-        raise ClockError(f"the clock says that a call took {sample.ms:g} ms; it jumped or stands still, measure again")
+        raise ClockError(f"the clock gave {sample.ms:g} ms for a call; it jumped or stands still, so measure again")
     return sample
 
 
 class _Elapsed:
-    """Seconds since it was made; a clock that goes back stands still for a while instead."""
+    """Seconds since construction. If the clock jumps back, the jump is ignored."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -70,7 +70,7 @@ class _Elapsed:
 
 
 def is_throttled(sample: Sample, max_clock_mhz: float | None) -> bool:
-    """Whether the clock was held back during a sample; False where either clock is not known."""
+    """Whether the clock was held back during a sample; False if either clock is unknown."""
     if sample.sm_clock_mhz is None or max_clock_mhz is None:
         return False
     return sample.sm_clock_mhz < THROTTLED_BELOW * max_clock_mhz
@@ -82,11 +82,10 @@ def collect_samples(
     max_clock_mhz: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Samples:
-    """Calls `sample` until enough is known.
+    """Calls `sample` until the settings say that it is enough.
 
-    The reason for stopping is `precision`, `time limit` or `sample limit`. At least three samples are taken whatever
-    they cost. Raises ClockError for a time that no call can take: a clock that gave one is not to be trusted with the
-    others.
+    The reason for stopping is `precision`, `time limit` or `sample limit`. At least three samples are taken, however
+    long they take. Raises ClockError for an impossible time, because such a clock's other times are suspect, too.
     """
     time_since_start = _Elapsed(clock)
     taken: list[Sample] = []
@@ -97,7 +96,7 @@ def collect_samples(
             kept.append(taken[-1].ms)
         counted = _counted(taken, kept)
         n, elapsed = len(counted), time_since_start.seconds()
-        # Checking after every sample would favour a lucky streak; checks come at every tenth.
+        # Only every tenth sample, because testing after every sample would favour a lucky streak.
         enough = n >= settings.min_samples and len(taken) % 10 == 0 and elapsed >= settings.least_time_s
         if enough and relative_half_width(counted) <= settings.precision:
             return _sorted_out(taken, max_clock_mhz, "precision")

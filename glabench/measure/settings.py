@@ -1,4 +1,4 @@
-"""How a cell is measured."""
+"""The settings of a measurement."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -12,34 +12,36 @@ TIMINGS: tuple[Timing, ...] = get_args(Timing)
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and in what way cells are sampled; the defaults are those of a GPU."""
+    """How cells are sampled. The defaults are for a GPU."""
 
-    # Sampling stops when the median's 95 % interval is within this share of it on either side,
+    # Share of the median: sampling stops once the median's 95 % interval is this narrow on either side.
     precision: Amount = 0.01
+    # Samples that are needed to stop for precision.
     min_samples: Whole = 10
-    # or at so many samples,
+    # Samples at which sampling stops in any case.
     max_samples: Count = 1000
-    # or after so many seconds.
+    # Seconds after which sampling stops in any case.
     time_limit_s: Amount = 3.0
-    # It goes on for so long at least, so that a short call is not judged while the clocks still rise.
+    # Seconds before which sampling does not stop for precision, because the clocks may still rise.
     least_time_s: Number = 0.2
-    # The call runs for so long before it is sampled.
+    # Seconds for which the call runs before the first sample.
     warm_up_s: Number = 0.1
-    # Bounds a whole cell, compiling included; enforced from outside the worker.
+    # Seconds that a whole cell may take, compiling included. The parent process enforces this limit.
     cell_timeout_s: Amount = 300.0
-    # Our kernels choose their launch plan by timing.
+    # Whether our kernels choose their launch plan by timing.
     autotune: bool = False
+    # `cold`, `hot` or `graph`; see `CudaTimer`.
     timing: Timing = "cold"
-    # Whether joules per call are measured.
+    # Whether to measure joules per call.
     energy: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Settings":
-        """The inverse of `to_json`. Raises ValueError for a wrong value, or one that this version does not know."""
+        """The inverse of `to_json`. Raises ValueError for a wrong value or an unknown setting."""
         settings = read_as(cls, data)
         if unknown := set(data) - {f.name for f in fields(cls)}:
             raise ValueError(f"unknown settings: {shown(sorted(unknown))}")

@@ -1,4 +1,4 @@
-"""Timers: one sample of one call. What flushes the cache and what prepares the call is never timed."""
+"""Timers take one sample of one call. Cache flushes and preparation are never timed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CPU_FLUSH_BYTES = 64 * 2**20
-# The device spins before the clock starts, for longer than the host took to queue any of the last calls: all launches
-# of the timed call then wait in the queue, and what is timed is the device's work and not the gaps between launches.
-# Calls that keep the host busy for longer than the bound are host-bound in real use, and are timed as such.
+# Before each timed call the device spins for longer than the host needed to queue any of the last calls. All launches
+# of the call then wait in the queue, so only the device's work is timed, not gaps between launches. Calls that keep the
+# host busy for longer than the upper bound are host-bound in real use, too, and are timed as such.
 _LEAST_SPIN_S, _MOST_SPIN_S = 1e-4, 5e-3
 _SPIN_MARGIN = 1.5
 _CALLS_LOOKED_BACK = 16
@@ -30,33 +30,32 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed call: milliseconds, the mean SM clock around it in MHz, and whether launch latency may be in it.
-
-    `exposed`: the device had begun before the host had queued the whole call, so that gaps between launches count.
-    """
+    """One timed call."""
 
     ms: float
+    # MHz, the mean from the start of the spin to the end of the call; None if unknown.
     sm_clock_mhz: float | None = None
+    # Whether launch latency may be included, because the device started before the host had queued the whole call.
     exposed: bool = False
 
 
 class Timer(Protocol):
-    """Times one call; `name` says how, and goes into the record."""
+    """Times calls. `name` describes how, for the record."""
 
     name: str
 
     def bind(self, prepare: Step | None, call: Step) -> Callable[[], Sample]:
-        """A function that runs `prepare`, flushes the cache if the timing is a cold one, then times `call`."""
+        """A function that runs `prepare`, flushes the cache unless the timing is hot, and times `call`."""
 
     def synchronize(self) -> None:
-        """Waits until the device has done all of its work."""
+        """Waits until the device has finished all work."""
 
     def mark(self) -> Callable[[], None]:
-        """A function that waits until the device has done all that was queued before this call."""
+        """A function that waits until the device has finished all work queued before `mark` was called."""
 
 
 class WallTimer:
-    """The process' clock, on a CPU. Cold: a buffer larger than most last-level caches is written before each sample."""
+    """Times calls on a CPU with the host's clock. Cold: writes a buffer larger than most caches before each sample."""
 
     def __init__(self, timing: Timing = "cold") -> None:
         import torch
@@ -75,7 +74,7 @@ class WallTimer:
         start = time.perf_counter_ns()
         kept = call()
         elapsed = time.perf_counter_ns() - start
-        del kept  # freeing is not the call's business
+        del kept  # after the clock, so that freeing the output is not timed
         return Sample(elapsed / 1e6)
 
     def synchronize(self) -> None:
@@ -86,11 +85,11 @@ class WallTimer:
 
 
 class CudaTimer:
-    """Device events on a GPU, launches hidden behind a spin, the SM clock read before and after.
+    """Times calls on a GPU with device events, hides launches behind a spin, and reads the SM clock before and after.
 
-    `cold`: a buffer of four times the L2 is written before each sample; as with Triton's do_bench and NVIDIA's nvbench
-    the call then also waits for dirty lines to leave the L2, as it would behind any kernel that writes. `hot`: nothing
-    is flushed, and the call finds what the last one left. `graph`: cold, and the call is replayed from a CUDA graph.
+    `cold`: a buffer of four times the L2's size is written before each sample. As with Triton's do_bench and NVIDIA's
+    nvbench, the call then also waits for dirty lines to leave the L2, as it would after any kernel that writes. `hot`:
+    no flush; the call finds what the last one left in the cache. `graph`: cold, replayed from a CUDA graph.
     """
 
     def __init__(self, timing: Timing = "cold") -> None:
@@ -106,8 +105,8 @@ class CudaTimer:
         self._torch = torch
         self._captures = timing == "graph"
         if self._captures:
-            # The default stream cannot be captured, and a backward runs on the stream that its inputs' nodes were made
-            # on: from here on all work of this process goes to a stream of its own.
+            # The default stream cannot be captured, and a backward runs on the stream on which its inputs' nodes were
+            # made. So all further work of this process uses another stream.
             torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
         l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush: Tensor | None = None
@@ -141,7 +140,7 @@ class CudaTimer:
         if self._clock is not None:
             self._clock.end()
         self._end.synchronize()
-        del kept  # freeing is the next call's business, not this one's
+        del kept  # after the end event, so that freeing the output is not timed
         mhz = self._clock.mhz() if self._clock is not None else None
         return Sample(float(self._start.elapsed_time(self._end)), mhz, exposed)
 
@@ -155,7 +154,7 @@ class CudaTimer:
 
 
 def captured(prepare: Step | None, call: Step) -> tuple[Step | None, Step]:
-    """Both steps as replays of CUDA graphs that share their memory. Raises RuntimeError if one cannot be captured."""
+    """Both steps as replays of CUDA graphs that share memory. Raises RuntimeError if one cannot be captured."""
     import torch
 
     for _ in range(_CALLS_BEFORE_CAPTURE):
@@ -178,7 +177,7 @@ def captured(prepare: Step | None, call: Step) -> tuple[Step | None, Step]:
 
 
 def median_ms(timer: Timer, call: Step, warm_up_calls: int, samples: int) -> float:
-    """The median of so many samples, after calls that do not count."""
+    """The median in milliseconds of `samples` samples, after `warm_up_calls` calls that do not count."""
     sample = timer.bind(None, call)
     return median([sample().ms for _ in range(warm_up_calls + samples)][warm_up_calls:])
 

@@ -1,8 +1,9 @@
-"""Holds the timers against work of a known size, and against other people's timers.
+"""Tests the timers on work of known size and against other timers.
 
     python -m glabench.measure.validation DEVICE
 
-prints, as JSON, one object a work: its name, what it is, its true time, and the median of each timer, milliseconds.
+prints a JSON list with one object per work: its name, its description, its true time and each timer's median, in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def time_known_work(device: str) -> list[dict[str, Any]]:
 
 
 def measure_known_work() -> list[dict[str, Any]]:
-    """One row per work, on torch's current GPU; `cuda_bench` is None if it is not installed or does not run."""
+    """One row per work, on torch's current GPU; `cuda_bench_ms` is None if cuda-bench is missing or fails."""
     import torch
 
     from glabench.measure.known import KnownWork, known_works
@@ -65,9 +66,9 @@ def measure_known_work() -> list[dict[str, Any]]:
 
 
 def _rested(measure: Callable[[], float]) -> float:
-    """The median of short bursts, each from a GPU that has rested, so that all timers meet the same clock.
+    """The median of short bursts, each after a rest, so that the clock is the same for all timers.
 
-    A large product that runs for longer meets the power limit, and then takes longer by up to a sixth.
+    In longer bursts, large products reach the power limit and take up to a sixth longer.
     """
     found = []
     for _ in range(_BURSTS):
@@ -83,7 +84,7 @@ def _do_bench_ms(call: Callable[[], object]) -> float:
 
 
 def cuda_bench_ms(gpu: int) -> Mapping[str, float]:
-    """Median time of each work by NVIDIA's cuda-bench, in a process of its own; empty if it is not installed."""
+    """Median milliseconds of each work by NVIDIA's cuda-bench, in its own process; empty if it is missing or fails."""
     try:
         if find_spec("cuda.bench") is None:
             return {}
@@ -112,7 +113,7 @@ def _medians(found: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measures all work and prints the rows as JSON."""
     import torch
 
     torch.cuda.set_device(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Watches the device while a cell is sampled: a reading every so often, between samples, in the same thread."""
+"""Reads the device's state while a cell is sampled: now and then between samples, in the same thread."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _BETWEEN_READINGS_S = 0.05
 
 @dataclass(frozen=True)
 class Watched:
-    """What the readings have in common: median clocks and power, the highest temperature, every throttle reason seen.
+    """A summary of readings: median clock and power, the highest temperature, every throttle reason.
 
-    `throttle` is a text, reasons joined by commas, `none` where none was seen; fields are None where nothing was read.
+    `throttle` holds the reasons joined by commas, or `none`. A field is None if it could not be read.
     """
 
     memory_clock_mhz: float | None
@@ -26,7 +26,7 @@ class Watched:
 
 
 class Watch:
-    """Collects readings; `look` is to be called after every sample."""
+    """Collects readings. Call `look` after every sample."""
 
     def __init__(self, nvml: Nvml | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._nvml = nvml
@@ -35,14 +35,14 @@ class Watch:
         self._next_at = -float("inf")
 
     def look(self) -> None:
-        """Reads the device, unless it did so a moment ago."""
+        """Reads the device's state, but at most every 50 ms."""
         if self._nvml is None or self._clock() < self._next_at:
             return
         self._readings.append(self._nvml.state())
         self._next_at = self._clock() + _BETWEEN_READINGS_S
 
     def summary(self) -> Watched:
-        """The readings so far as one."""
+        """A summary of the readings so far."""
         reasons = [reading.throttle for reading in self._readings if reading.throttle is not None]
         seen = sorted(frozenset[str]().union(*reasons))
         return Watched(

@@ -1,9 +1,9 @@
-"""The worker: a process that measures cells of one backend, one request a line, one record a line.
+"""The worker process: measures cells of one backend.
 
     python -m glabench.measure.worker JOB_JSON
 
-Requests come on stdin as cells in JSON; records go to the stdout that the process was started with. Whatever a
-backend prints goes to stderr instead, so that it cannot be taken for a record.
+Reads cells from stdin and writes records to stdout, each as one line of JSON. What a backend prints goes to stderr, so
+that it cannot be taken for a record.
 """
 
 import ctypes
@@ -29,18 +29,18 @@ from glabench.sweeps.model import Cell
 
 @contextmanager
 def _private_stdout() -> Iterator[IO[str]]:
-    """The original stdout for records; from now on file descriptor 1 leads to stderr."""
+    """The original stdout, for records. From here on, file descriptor 1 leads to stderr."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as channel:
         os.dup2(2, 1)
         yield channel
 
 
 def free_memory_bytes(device: str) -> int | None:
-    """Memory that a cell can still take on a device; None where it cannot be told."""
+    """Bytes that are free on a device ("cuda" or "cpu"); None if unknown."""
     if device == "cuda":
         import torch
 
-        torch.cuda.empty_cache()  # what torch keeps of earlier cells is free for the next one
+        torch.cuda.empty_cache()  # memory that torch keeps from earlier cells is free for the next one
         return torch.cuda.mem_get_info()[0]
     try:
         with open("/proc/meminfo", encoding="utf-8") as file:  # noqa: PTH123
@@ -51,20 +51,20 @@ def free_memory_bytes(device: str) -> int | None:
 
 
 def _end_with_parent() -> None:
-    """Asks the kernel (Linux) to kill this process when its parent dies, so that no orphan holds the GPU."""
+    """Asks Linux to kill this process when its parent dies, so that no orphan keeps the GPU."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 def _die_first() -> None:
-    """Asks the kernel (Linux) to kill this process, and no other, when the host's memory runs out."""
+    """Asks Linux to kill this process first when the host's memory runs out."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:  # noqa: PTH123
         file.write("1000")
 
 
 class _Cells:
-    """Measures cell after cell; the meter is made when the first cell needs it: torch is not loaded for none."""
+    """Measures cells one by one. Torch is loaded only once a cell can run."""
 
     def __init__(self, registry: Registry, job: Job) -> None:
         self._backend = registry[job.backend]
@@ -100,7 +100,7 @@ class _Cells:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serves requests until stdin ends."""
+    """Measures requested cells until stdin ends."""
     _end_with_parent()
     _die_first()
     job = Job.from_json(json.loads(arguments[0]))

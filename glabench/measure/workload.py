@@ -1,4 +1,4 @@
-"""A cell made ready: its inputs, the call that is bound to them, and the pass as steps that can be timed."""
+"""Prepares a cell for measuring: its inputs, the call bound to them, and the pass as steps that can be timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """A forward call on fixed inputs, what to differentiate, and the gradient that comes in."""
+    """A forward call on fixed inputs, the inputs to differentiate, and the output's gradient."""
 
     forward: Callable[[], Tensor]
     inputs: Mapping[str, Tensor]
@@ -31,7 +31,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Steps:
-    """A pass as calls: `prepare`, if there is one, runs before each timed `call` and is not timed."""
+    """A pass as functions. `prepare`, if any, runs before each timed `call` and is not timed."""
 
     prepare: Callable[[], object] | None
     call: Callable[[], object]
@@ -40,14 +40,17 @@ class Steps:
 
 
 def prepare(op: Op, backend: Backend, cell: Cell) -> Workload:
-    """Makes the cell's inputs from its seed and binds them. Inputs ask for gradients in every pass but `infer`."""
+    """Makes the cell's inputs from its seed and binds the backend to them.
+
+    Inputs require gradients in every pass except `infer`.
+    """
     trains = cell.pass_ != "infer"
     inputs = {name: x.requires_grad_(trains) for name, x in op.make_inputs(cell).items()}
     return Workload(backend.bind(inputs, cell), inputs, op.make_grad_output(cell))
 
 
 def steps_of(workload: Workload, cell: Cell) -> Steps:
-    """The cell's pass on its workload."""
+    """The steps of the cell's pass on its workload."""
 
     def both() -> tuple[Tensor, ...]:
         output = workload.forward()

@@ -1,4 +1,4 @@
-"""Ops: what is computed, one module each. Importing them does not import torch."""
+"""Ops, which define what is computed. Importing this package does not import torch."""
 
 from glabench.ops.base import BYTES, Op, Spec
 from glabench.ops.gla import GLA, LINEAR

@@ -1,6 +1,6 @@
-"""What an op is: a function of named inputs, its parameters, a float64 reference, and its counts.
+"""The base class of ops: named inputs, parameters, a float64 reference, counts of FLOPs and bytes.
 
-Importing this does not import torch.
+Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 
 @dataclass(frozen=True)
 class Spec:
-    """One tensor: what its dimensions are called, their sizes, and its type; None means the cell's."""
+    """One tensor: names and sizes of its dimensions, and its dtype (None: the cell's)."""
 
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str | None = None
 
     def bytes(self, cell: Cell) -> int:
-        """Size in memory."""
+        """The tensor's size in bytes."""
         return math.prod(self.shape) * BYTES[self.dtype or cell.dtype]
 
 
 class Op(ABC):
-    """A function of named inputs with one output. Subclasses are light: torch is imported in what makes tensors.
+    """A function of named input tensors with one output. Subclasses import torch only in methods that make tensors.
 
     `independent` names the dimensions along which parts do not influence each other's output, such as sequences and
-    heads; a tensor that lacks one of them is shared by all parts along it (its gradient is a sum over them).
+    heads. A tensor without such a dimension is shared by all parts along it, and its gradient is a sum over them.
     """
 
     name: ClassVar[str]
@@ -46,14 +46,14 @@ class Op(ABC):
     # Axes that set several parameters to one value.
     aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     independent: ClassVar[tuple[str, ...]]
-    # The most of some parameters in the small cell that stands for others in the accuracy check.
+    # Upper limits of parameters in the small cell that is compared with the reference.
     small: ClassVar[Mapping[str, int]] = {"heads": 2}
-    # What the reference is, for the record.
+    # A description of the reference, for the record.
     reference_name: ClassVar[str]
 
     @abstractmethod
     def published(self, width: int) -> dict[str, Value]:
-        """The parameters that the op's authors use in a model of a width."""
+        """The parameters that the op's authors use for a model of this width."""
 
     @abstractmethod
     def inputs(self, cell: Cell) -> dict[str, Spec]:
@@ -65,32 +65,32 @@ class Op(ABC):
 
     @abstractmethod
     def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The output in the inputs' type, which is float64 where it matters; differentiable, any device.
+        """The output, in the type of the inputs (float64 in comparisons), on any device, differentiable.
 
-        In chunks, so that a part of 16k tokens takes seconds.
+        Should work in chunks, so that 16k tokens of one head take seconds.
         """
 
     @abstractmethod
     def forward_flops(self, cell: Cell) -> int:
-        """The equation's multiplications and additions, exponentials left out."""
+        """Multiplications plus additions of the equation; exponentials do not count."""
 
     def make(self, name: str, x: Tensor, cell: Cell, generator: Generator) -> Tensor:  # noqa: ARG002
-        """The values of an input, from standard normal `x` of its shape and type."""
+        """The values of an input, from standard normal `x` of its shape and type; by default `x` itself."""
         return x
 
     def make_inputs(self, cell: Cell) -> dict[str, Tensor]:
-        """Random inputs from the cell's seed, on its device."""
+        """Random inputs on the cell's device, from its seed."""
         generator = _generator(cell, 0)
         return {
             name: self.make(name, _normal(s, cell, generator), cell, generator) for name, s in self.inputs(cell).items()
         }
 
     def make_grad_output(self, cell: Cell) -> Tensor:
-        """A random gradient of the output."""
+        """A random gradient of the output, from the cell's seed."""
         return _normal(self.output(cell), cell, _generator(cell, 1))
 
     def last_part(self, tensor: Tensor, spec: Spec, tokens: int) -> Tensor:
-        """The first `tokens` of a tensor in its last part: the last sequence, and the last head or channel."""
+        """The first `tokens` tokens of a tensor's last part: of the last sequence and the last head or channel."""
         for dim, name in enumerate(spec.dims):
             if name in self.independent:
                 tensor = tensor.narrow(dim, tensor.shape[dim] - 1, 1)
@@ -99,24 +99,24 @@ class Op(ABC):
         return tensor
 
     def least_bytes(self, cell: Cell) -> int:
-        """Inputs and output, and for a pass with a backward the gradients of both: the least that a cell must hold."""
+        """Bytes of inputs and output, and of their gradients if the pass has a backward: what any cell must hold."""
         both = self._input_bytes(cell) + self.output(cell).bytes(cell)
         return 2 * both if cell.has_backward else both
 
     def moved_bytes(self, cell: Cell) -> int:
-        """What a perfect pass moves: each tensor read or written once, and nothing kept between forward and backward.
+        """Bytes that a perfect pass moves: each tensor once, and nothing else kept between forward and backward.
 
-        The forward reads the inputs and writes the output; the backward reads the inputs and the gradient of the
-        output, and writes the gradients of the inputs.
+        The forward reads the inputs and writes the output; the backward reads the inputs and the output's gradient and
+        writes the inputs' gradients.
         """
         inputs, output = self._input_bytes(cell), self.output(cell).bytes(cell)
         forward, backward = inputs + output, 2 * inputs + output
         return {"infer": forward, "fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[cell.pass_]
 
     def flops(self, cell: Cell) -> int:
-        """Floating-point operations of a pass: a backward takes two products for each one of the forward.
+        """Floating-point operations of a pass, with two operations in the backward for each one in the forward.
 
-        What an implementation computes beyond that (products within a chunk, recomputation) is its own affair.
+        What an implementation computes in addition (products within a chunk, recomputation) does not count.
         """
         forward = self.forward_flops(cell)
         return {"infer": forward, "fwd": forward, "bwd": 2 * forward, "fwd+bwd": 3 * forward}[cell.pass_]
@@ -126,7 +126,7 @@ class Op(ABC):
 
 
 def wide(cell: Cell) -> str:
-    """The dtype of gates and decays: float32, in float64 cells float64."""
+    """The dtype of gates and decays: float64 in float64 cells, otherwise float32."""
     return "fp64" if cell.dtype == "fp64" else "fp32"
 
 
@@ -140,7 +140,7 @@ def torch_dtype(name: str) -> torch.dtype:  # type: ignore[name-defined]  # noqa
 def _generator(cell: Cell, stream: int) -> Generator:
     import torch
 
-    # A generator of "cuda" alone is not that of the current GPU.
+    # With the GPU's number, because a generator for plain "cuda" need not be on the current GPU.
     device = torch.device(cell.device, torch.cuda.current_device()) if cell.device == "cuda" else cell.device
     return torch.Generator(device=device).manual_seed(2 * cell.seed + stream)
 

@@ -1,4 +1,4 @@
-"""Gated linear attention, and linear attention without a gate (final paper, section 4.1)."""
+"""Gated linear attention, and linear attention without gates (GLA paper, final version, section 4.1)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _HEADS = ("batch", "seqlen", "heads")
 
 
 def make_gate(x: Tensor, kind: str, generator: Generator) -> Tensor:
-    """Gates (natural log, at most 0) of a named distribution from normal x.
+    """Gates of a named distribution, as natural logarithms (at most 0), from normal x [B, T, H, K].
 
-    `logsigmoid/16` is GLA's own; `logsigmoid` without the temperature; `slow` decays less (mean +4), `strong` more
-    (3x - 3); `resets` is the first with g = -inf for 2 % of the tokens.
+    `logsigmoid/16` is GLA's own; `logsigmoid` omits its temperature of 16; `slow` is logsigmoid(x + 4) / 16, which
+    decays less; `strong` is logsigmoid(3x - 3), which decays more; `resets` is GLA's own, but -inf for 2 % of the
+    tokens.
     """
     import torch
     import torch.nn.functional as F
@@ -38,7 +39,7 @@ def make_gate(x: Tensor, kind: str, generator: Generator) -> Tensor:
 
 
 class Linear(Op):
-    """Linear attention with matrix-valued states; without normalization."""
+    """Linear attention with matrix-valued states, without normalization: q, k [B, T, H, K]; v, o [B, T, H, V]."""
 
     name: ClassVar[str] = "linear"
     equation: ClassVar[str] = "S_t = S_{t-1} + k_t^T v_t,  o_t = q_t S_t / sqrt(K)"
@@ -52,7 +53,7 @@ class Linear(Op):
     reference_name: ClassVar[str] = "chunked recurrence without a gate"
 
     def published(self, width: int) -> dict[str, Value]:
-        """Four heads; keys of half the width, values of the whole (version 3, section 4.2)."""
+        """Four heads; their keys have half the width in total, their values all of it (version 3, section 4.2)."""
         return {"heads": 4, "key_dim": max(1, width // 8), "value_dim": max(1, width // 4)}
 
     def inputs(self, cell: Cell) -> dict[str, Spec]:
@@ -65,7 +66,7 @@ class Linear(Op):
         return self.inputs(cell)["v"]
 
     def forward_flops(self, cell: Cell) -> int:
-        """2KV for k^T v added to the state, 2KV for q times the state."""
+        """Per token and head: 2KV to add k^T v to the state, 2KV for q times the state."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         return cell.tokens * H * 4 * K * V
 
@@ -76,13 +77,13 @@ class Linear(Op):
 
 
 class Gla(Linear):
-    """Gated linear attention: a data-dependent gate per head, token and key channel."""
+    """Gated linear attention: adds g [B, T, H, K], a data-dependent gate per token, head and key channel."""
 
     name: ClassVar[str] = "gla"
     equation: ClassVar[str] = "S_t = diag(exp g_t) S_{t-1} + k_t^T v_t,  o_t = q_t S_t / sqrt(K)"
     parameters: ClassVar[tuple[Parameter, ...]] = (
         *Linear.parameters,
-        choices("gate", "Distribution of the gates.", GATES, GATES[0]),
+        choices("gate", "Distribution of the gates; the default is GLA's own.", GATES, GATES[0]),
     )
     reference_name: ClassVar[str] = "chunked recurrence"
 
@@ -95,7 +96,7 @@ class Gla(Linear):
         return make_gate(x, str(cell.get("gate")), generator) if name == "g" else x
 
     def forward_flops(self, cell: Cell) -> int:
-        """As without a gate, and KV for the state's decay."""
+        """As without gates, plus KV per token and head for the state's decay."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         return cell.tokens * H * 5 * K * V
 

@@ -1,4 +1,4 @@
-"""Mamba's selective scan (Mamba-1), without its projections and convolution."""
+"""The selective scan of Mamba-1, without its projections and convolution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Mamba1(Op):
-    """A state per channel; B and C are shared by the channels of a sequence, A and D by the sequences."""
+    """N states per channel. The channels of a sequence share B and C; all sequences share A and D."""
 
     name: ClassVar[str] = "mamba1"
     equation: ClassVar[str] = "x_t = exp(D_t A) x_{t-1} + D_t B_t u_t,  y_t = C_t x_t + D u_t, D_t = softplus(delta_t)"
@@ -27,7 +27,7 @@ class Mamba1(Op):
     reference_name: ClassVar[str] = "chunked selective scan"
 
     def published(self, width: int) -> dict[str, Value]:
-        """Twice the model's width, 16 states per channel (version 3, section 4.2)."""
+        """Twice the model's width, 16 states per channel (GLA paper, version 3, section 4.2)."""
         return {"inner": 2 * width, "state_size": 16}
 
     def inputs(self, cell: Cell) -> dict[str, Spec]:
@@ -47,7 +47,7 @@ class Mamba1(Op):
         return self.inputs(cell)["u"]
 
     def make(self, name: str, x: Tensor, cell: Cell, generator: Generator) -> Tensor:  # noqa: ARG002
-        """As Mamba starts: steps of 0.001 to 0.1 after softplus; A = -exp(log of 1..N), S4D-real."""
+        """Close to Mamba's initialization: steps of about 0.001 to 0.1 after softplus, A about -1 to -N (S4D-real)."""
         import torch
         import torch.nn.functional as F
 
@@ -59,7 +59,7 @@ class Mamba1(Op):
         return x
 
     def forward_flops(self, cell: Cell) -> int:
-        """Six for each state (step times A, decay, input times B, sum, 2 to read it out); three a channel (step, D)."""
+        """Per token and channel: 6 per state (step times A, decay, input times B, sum, 2 for C), 3 for step and D."""
         D, N = cell.sizes("inner", "state_size")
         return cell.tokens * D * (6 * N + 3)
 

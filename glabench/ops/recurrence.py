@@ -1,4 +1,4 @@
-"""Recurrences in chunks, by autograd: what backends are held against. The suite's own, no product's."""
+"""Recurrences in chunks, differentiated by autograd: the references of GLA, linear attention and Mamba-1."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK = 16
-# Tokens whose pairs are held at a time, in the backward too.
+# Tokens whose pairs are in memory at a time, in the backward too.
 _SEGMENT = 1024
-# exp of it is 0 in float64, and sums of it are exact enough for what follows a reset; -inf - -inf would be NaN.
+# Replaces -inf, because -inf - -inf is NaN. exp of it is 0 in float64, and sums of it are still exact enough.
 _NO_GATE_BELOW = -800.0
 
 
 def gated_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> Tensor:
-    """`S_t = diag(exp g_t) S_{t-1} + k_t^T v_t`, `o_t = q_t S_t / sqrt(K)` (final paper, section 4.1).
+    """`S_t = diag(exp g_t) S_{t-1} + k_t^T v_t`, `o_t = q_t S_t / sqrt(K)` (GLA paper, final version, section 4.1).
 
-    No gate if g is None. q, k, g [B, T, H, K] and v [B, T, H, V], all of one type, give o [B, T, H, V]. All exponents
-    are at most 0, so that any gate is right, -inf too; float64 inputs give an error of some 1e-12.
+    q, k, g [B, T, H, K] and v [B, T, H, V], all of one dtype, give o [B, T, H, V]. Without gates if g is None. All
+    exponents are at most 0, so any gate is handled, also -inf. The relative error for float64 inputs is about 1e-12.
     """
     K, V = q.shape[-1], v.shape[-1]
     state = q.new_zeros((q.shape[0], q.shape[2], K, V))
@@ -42,9 +42,9 @@ def gated_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> Tenso
 
 
 def _segment(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The output of some tokens from the state before them, and the state after them."""
+    """The output of some tokens, and the state after them, from the state [B, H, K, V] before them."""
     T = q.shape[1]
-    # [B, H, chunk, row, D]; rows past the end neither decay nor add.
+    # [B, H, chunk, row, D]; padding rows neither decay nor add.
     padded = (F.pad(x, (0, 0, 0, 0, 0, -T % _CHUNK)).transpose(1, 2) for x in (q, k, v, g))
     q, k, v, g = (x.reshape(*x.shape[:2], -1, _CHUNK, x.shape[-1]) for x in padded)
     G = g.cumsum(-2)
@@ -66,14 +66,14 @@ def _segment(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple
 def selective_scan(inputs: Mapping[str, Tensor]) -> Tensor:
     """`x_t = exp(D_t A) x_{t-1} + D_t B_t u_t`, `y_t = C_t x_t + D u_t`, `D_t = softplus(delta_t)` (Mamba, section 3).
 
-    u, delta [B, D, T]; A [D, N] below 0; B, C [B, N, T]; D [D]; gives y [B, D, T]. Tokens of all chunks are scanned
-    side by side from nothing, then each chunk is given the state before it.
+    u, delta [B, D, T]; A [D, N] below 0; B, C [B, N, T]; D [D]; gives y [B, D, T], all of one dtype. All chunks are
+    scanned in parallel from a zero state; then the state before each chunk is added.
     """
     u, A = inputs["u"], inputs["A"]
     T = u.shape[-1]
     C = max(1, math.isqrt(T))
     step = F.softplus(inputs["delta"])
-    # [B, D, N, chunk, row]; rows past the end neither decay nor add.
+    # [B, D, N, chunk, row]; padding rows neither decay nor add.
     gate, added = (
         F.pad(x, (0, -T % C)).reshape(*x.shape[:-1], -1, C)
         for x in (step[:, :, None] * A[..., None], (step * u)[:, :, None] * inputs["B"][:, None])

@@ -17,7 +17,7 @@ _ROWS_AT_ONCE = 512
 
 
 class Softmax(Op):
-    """Every token looks at itself and at all tokens before it."""
+    """Every token attends to itself and to all tokens before it: q, k, v, o [B, T, H, D]."""
 
     name: ClassVar[str] = "softmax"
     equation: ClassVar[str] = "o = softmax(q k^T / sqrt(D), causal) v"
@@ -29,7 +29,7 @@ class Softmax(Op):
     reference_name: ClassVar[str] = "softmax attention"
 
     def published(self, width: int) -> dict[str, Value]:
-        """Heads of 64."""
+        """Heads of dim 64."""
         return {"heads": max(1, width // 64), "head_dim": 64}
 
     def inputs(self, cell: Cell) -> dict[str, Spec]:
@@ -41,7 +41,7 @@ class Softmax(Op):
         return self.inputs(cell)["v"]
 
     def forward_flops(self, cell: Cell) -> int:
-        """2D for a score and 2D for its share of the output, for each pair of a token and one not after it."""
+        """Per head and pair of a token with itself or an earlier token: 2D for the score, 2D for its share of o."""
         H, D = cell.sizes("heads", "head_dim")
         return cell.batch * H * (cell.seqlen * (cell.seqlen + 1) // 2) * 4 * D
 
@@ -59,7 +59,7 @@ class Softmax(Op):
 
         T = q.shape[2]
         blocks = [(start, min(start + _ROWS_AT_ONCE, T)) for start in range(0, T, _ROWS_AT_ONCE)]
-        # The scores of one block at a time, in the backward too.
+        # Keeps the scores of only one block at a time, in the backward too.
         outputs = [rows(*b) if len(blocks) == 1 else checkpoint(rows, *b, use_reentrant=False) for b in blocks]
         return torch.cat(outputs, 2).transpose(1, 2)
 

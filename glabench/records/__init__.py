@@ -1,4 +1,4 @@
-"""Records: what measuring gave, the table of metrics, the run folder that keeps it all."""
+"""Records (the results of measuring), the table of metrics, and the run folder that stores records."""
 
 from glabench.records.record import FAILED, Measured, Record, Status
 from glabench.records.run import Run

@@ -1,4 +1,4 @@
-"""The part of an environment that reports describe, held against its types when a run folder is read."""
+"""The part of an environment that reports describe, and its type check when a run folder is read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,14 +32,14 @@ class _Described:
 
 
 def check_environment(data: Any) -> dict[str, Any]:
-    """An environment that was read from a file, good to be described. Raises ValueError that names a wrong key."""
+    """An environment read from a file, checked and printable. Raises ValueError that names the wrong key."""
     environment = read_text(data)
     read_as(_Described, environment)
     return {"packages": {}, **environment}
 
 
 def device_name(environment: Mapping[str, Any]) -> str:
-    """The GPU, or the CPU if the run was made on one."""
+    """The name of the GPU, or of the CPU if the run was made on a CPU."""
     gpu = environment.get("gpu")
     if environment.get("device") != "cpu" and isinstance(gpu, Mapping):
         return str(gpu.get("name"))

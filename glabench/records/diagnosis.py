@@ -1,4 +1,4 @@
-"""Reasons to doubt a measured time. Each has a short tag for tables, and an explanation that counts what was seen."""
+"""Reasons to doubt a measured time. Each has a short tag for tables and an explanation with numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -27,7 +27,7 @@ class Diagnosis(StrEnum):
 
 
 def diagnose(record: Record) -> list[Diagnosis]:
-    """All that is wrong with the circumstances of a record's time; nothing if there is no time."""
+    """All reasons to doubt a record's time; empty if there is no time."""
     samples = record.samples_ms
     if record.time_ms is None or not samples:
         return []
@@ -44,7 +44,7 @@ def diagnose(record: Record) -> list[Diagnosis]:
 
 
 def explain(kind: Diagnosis, records: Sequence[Record]) -> str:
-    """One line: how many of the records have it, the counts of the worst of them, and what to do about it."""
+    """One line: how many records have this doubt, numbers of the worst one, and what to do."""
     found = [record for record in records if kind in diagnose(record)]
     if not found:
         return "no cell has it"
@@ -53,7 +53,7 @@ def explain(kind: Diagnosis, records: Sequence[Record]) -> str:
 
 
 def drift(samples: Sequence[float]) -> float:
-    """How far the median of the last third is from that of the first, as a share; 0 for few samples."""
+    """By which share the median of the last third differs from that of the first; 0 for few samples."""
     if len(samples) < _FEWEST_FOR_DRIFT:
         return 0.0
     third = len(samples) // 3
@@ -62,7 +62,7 @@ def drift(samples: Sequence[float]) -> float:
 
 
 def _causes(record: Record) -> list[str]:
-    """What slowed the device down, besides the power limit that it was given."""
+    """What slowed the device down, other than its power limit."""
     return [cause for cause in (record.throttle or "").split(", ") if cause not in _HARMLESS]
 
 
@@ -75,7 +75,7 @@ def _count(record: Record) -> int:
 
 
 def _worst(found: Sequence[Record], count: Callable[[Record], int], total: Callable[[Record], int] = _count) -> str:
-    """`12 of 30`, of the record with the largest share; `up to` if there are several records."""
+    """`12 of 30` for the record with the largest share, or `up to 12 of 30` for several records."""
     worst = max(found, key=lambda record: count(record) / total(record))
     return f"{'up to ' if len(found) > 1 else ''}{count(worst)} of {total(worst)}"
 

@@ -1,4 +1,4 @@
-"""The table of metrics. Terminal tables, Markdown, CSV, figures, comparisons and the check are driven by it."""
+"""The table of metrics, used by terminal tables, Markdown, CSV, figures, comparisons and the check."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Better = Literal["lower", "higher"]
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number to so many significant digits, without an exponent: 0.0512, 1.78, 14.5, 1040."""
+    """A number with `digits` significant digits, without an exponent: 0.0512, 1.78, 14.5, 1040."""
     if value == 0:
         return "0"
     return f"{Decimal(f'{value:.{digits}g}'):f}"
@@ -30,9 +30,9 @@ def _scientific(value: float) -> str:
 class Metric:
     """One quantity of a record.
 
-    `name` is what `--metric` takes, `field` the column of `Run.table()`. `better` None says that neither direction is:
-    it is then never compared. `limit` is by how much it may become worse in a check (0.05 is 5 %), and `slack` what may
-    come on top, in its unit; without a limit the check passes over it.
+    `name` is for `--metric`, `field` is the column of `Run.table()`. A metric with `better` None has no better or worse
+    direction and is never compared. `limit` is the share by which it may become worse in a check (0.05 is 5 %), `slack`
+    an amount in its unit that is allowed in addition. Without a limit the check ignores the metric.
     """
 
     name: str
@@ -72,12 +72,12 @@ METRICS: tuple[Metric, ...] = (
 )
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 TIME, PEAK, FIRST_CALL, ERROR = (BY_NAME[name] for name in ("time", "peak", "first_call", "error"))
-# What a report shows unless it is asked for more.
+# What a report shows by default.
 USUAL = ("time", "peak", "roof")
 
 
 def parse_metrics(text: str | None) -> tuple[Metric, ...]:
-    """`time,peak,first_call` as metrics; the usual ones for None. Raises UsageError for a name that is none."""
+    """The metrics in a list such as `time,peak`; the usual ones for None. Raises UsageError for an unknown name."""
     found = []
     for name in dict.fromkeys(item.strip() for item in text.split(",")) if text is not None else USUAL:
         if name not in BY_NAME:
@@ -88,7 +88,7 @@ def parse_metrics(text: str | None) -> tuple[Metric, ...]:
 
 
 def derived(row: Row) -> dict[str, Any]:
-    """The columns that records do not hold, from those that they hold; None if they cannot be told."""
+    """The columns that are computed from a record's fields; None if unknown."""
     time_ms, gbps, ceiling = row["time_ms"], row["gbps"], row["copy_gbps"]
     allocated = row["peak_allocated_mib"]
     errors = [error for error in (row["rel_error"] or {}).values() if error is not None]
@@ -101,6 +101,6 @@ def derived(row: Row) -> dict[str, Any]:
 
 
 def known(metrics: Iterable[Metric], rows: Iterable[Row]) -> list[Metric]:
-    """Those of the metrics that some row has a value of."""
+    """The metrics that have a value in at least one row."""
     listed = list(rows)
     return [metric for metric in metrics if any(row.get(metric.field) is not None for row in listed)]

@@ -1,4 +1,4 @@
-"""A record: one cell and what measuring it gave, as one flat line of JSON. Absent is null, never zero."""
+"""A record: one cell and its measurements, as one flat line of JSON. A missing value is null, never zero."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from glabench.plain import Amount, Number, Whole, read_as, read_json, read_text
 from glabench.sweeps.model import Cell
 
-# 1: every op had heads, key_dim and value_dim. 2: `parameters` names the keys that are the cell's parameters.
+# 1 (not written into records): all ops have heads, key_dim and value_dim. 2: `parameters` names the parameters.
 SCHEMA = 2
 Status = Literal["ok", "oom", "unsupported", "inaccurate", "timeout", "crashed", "error"]
 FAILED: frozenset[Status] = frozenset({"oom", "inaccurate", "timeout", "crashed", "error"})
@@ -17,89 +17,91 @@ FAILED: frozenset[Status] = frozenset({"oom", "inaccurate", "timeout", "crashed"
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The fields of a record besides its cell. Their names are a promise to scripts: new ones may come, none goes."""
+    """The fields of a record besides its cell. Scripts rely on the names: fields may be added, but none is removed."""
 
     run_id: str
     status: Status
     # Why there is no time, in one line.
     reason: str | None = None
-    # Median of `samples_ms`, and what lies around it.
+    # Milliseconds per call: median and percentiles of `samples_ms`.
     time_ms: Amount | None = None
     time_ms_p20: Amount | None = None
     time_ms_p80: Amount | None = None
+    # Milliseconds of every sample that counts, in the order in which they were taken.
     samples_ms: tuple[Amount, ...] | None = None
-    # Samples during which the clock was throttled; they do not count.
+    # Milliseconds of samples that do not count, because the clock was throttled.
     thrown_out_ms: tuple[Amount, ...] | None = None
-    # How many samples may hold launch latency.
+    # Number of samples that may include launch latency.
     exposed_samples: Whole | None = None
-    # Why there are no more samples: precision, time limit, sample limit.
+    # Why sampling stopped: precision, time limit, sample limit.
     stop_reason: str | None = None
-    # How samples were taken.
+    # How samples were taken, such as `cold, device events behind a spin`.
     timing: str | None = None
-    # Seconds of the first call: compiling, autotuning and allocation, as far as they had not been done before.
+    # Seconds of the first call, with compiling, autotuning and allocation unless an earlier cell caused them.
     first_call_s: Number | None = None
-    # MiB that the pass takes above its inputs: what torch allocated on a GPU, and what it took from the device for it.
+    # MiB above the inputs on a GPU: peak of what torch allocated, and of what it reserved from the device for that.
     peak_allocated_mib: Number | None = None
     peak_reserved_mib: Number | None = None
-    # The same on a CPU, from the process' resident memory.
+    # MiB by which the pass raised the process's resident memory on a CPU.
     peak_resident_mib: Number | None = None
     # MiB held between forward and backward, output included.
     saved_mib: Number | None = None
     # MiB of the whole worker as the driver counts it, context and caches included.
     process_memory_mib: Number | None = None
-    # What a perfect pass computes (10^12 a second) and moves (10^9 bytes a second) in the time it took.
+    # TFLOP/s (10^12) and GB/s (10^9): the FLOPs and bytes of a perfect pass, divided by `time_ms`.
     tflops: Number | None = None
     gbps: Amount | None = None
-    # What the implementation says that it executes and moves, if it says so.
+    # TFLOP/s and GB/s from what the implementation says that it executes and moves, if it does.
     executed_tflops: Number | None = None
     executed_gbps: Number | None = None
-    # What a large copy and a large bf16 product reached in the same run, and the share of the nearer of the two.
+    # GB/s and TFLOP/s, the device's ceilings: a large copy and a large bf16 product, measured in the same run.
     copy_gbps: Amount | None = None
     product_tflops: Amount | None = None
+    # Percent: the larger of gbps / copy_gbps and tflops / product_tflops.
     roofline_pct: Number | None = None
-    # Joules per call, whole board, over calls in a row without flushes; and the mean time of those calls, which is
-    # longer than time_ms at the power limit or when the device waits for the host.
+    # Joules per call, whole board, over calls in a row without cache flushes.
     energy_j: Number | None = None
+    # Mean milliseconds of those calls. Longer than time_ms at the power limit, or if the device waits for the host.
     energy_call_ms: Number | None = None
-    # The device while it was sampled: median clocks and power, highest temperature, every reason that held the clock
-    # back (`none` if there was none), how many others computed on it.
+    # The device during sampling: median clocks and power, highest temperature, number of other processes that computed
+    # on it, every reason that held the clock back (`none` if there was none).
     sm_clock_mhz: Number | None = None
     memory_clock_mhz: Number | None = None
     temperature_c: Number | None = None
     power_w: Number | None = None
     other_processes: Whole | None = None
     throttle: str | None = None
-    # Relative error per tensor against `accuracy_reference`; `o_at_size` is of the output at the cell's own size.
+    # Relative error per tensor against `accuracy_reference`; `o_at_size` is the output at the cell's full size.
     rel_error: Mapping[str, float | None] | None = None
     accuracy_reference: str | None = None
-    # What the backend says of its kernels.
+    # What the backend says about its kernels.
     launch: str | None = None
-    # Hash of the measured code (kernels and plugins): records of one run may differ in it after --retry-failed.
+    # Hash of the measured code (kernels and plugins). After --retry-failed, records of one run may have different ones.
     code: str | None = None
-    # UTC, to the second.
+    # UTC, ISO 8601, to the second.
     started_at: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Measured):
-    """One cell and what measuring it gave."""
+    """One cell and its measurements."""
 
     cell: Cell
 
     def to_json(self) -> dict[str, Any]:
-        """One flat dict, the cell's fields among the record's. Numbers that JSON lacks become null."""
+        """One flat dict with the fields of the cell and the record. NaN and infinities become null."""
         own = {f.name: _plain(getattr(self, f.name)) for f in fields(Measured)}
         return {"schema": SCHEMA, "run_id": own.pop("run_id"), **self.cell.to_json(), **own}
 
     def to_line(self) -> str:
-        """One line of `records.jsonl`, without the line's end."""
+        """One line of `records.jsonl`, without the newline."""
         return json.dumps(read_text(self.to_json()), allow_nan=False)
 
     @classmethod
     def from_json(cls, data: Any) -> "Record":
-        """The inverse of `to_json` for every schema; keys of later ones are passed over.
+        """The inverse of `to_json`, for every schema; unknown keys are ignored.
 
-        Raises ValueError that names a wrong key.
+        Raises ValueError that names the wrong key.
         """
         measured = read_as(Measured, data)
         own = {f.name: getattr(measured, f.name) for f in fields(Measured)}

@@ -1,4 +1,4 @@
-"""A run: the records of one sweep on one machine, with its environment. What `glabench.load` gives."""
+"""A run, as `glabench.load` returns it: the records of one sweep on one machine, with its environment."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """One flat dict per record: its fields, `rel_error` spread over `rel_error_o`, ..., and the derived columns.
+    """One flat dict per record: its fields, one key per tensor's error (`rel_error_o`, ...), and the derived columns.
 
-    Samples are counted (`samples`), not listed; `cell` is the cell's text. Every report is made of these rows.
+    `samples` is the number of samples, `cell` the cell as text. Every report is made from these rows.
     """
     rows = []
     for record in records:
@@ -33,7 +33,7 @@ def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Run:
-    """The records of one sweep on one machine. Read-only: what is measured later is in the folder, not in here."""
+    """The records of one sweep on one machine, as they were when the folder was read."""
 
     path: Path
     sweep: Sweep
@@ -50,19 +50,19 @@ class Run:
 
     @property
     def cells(self) -> int:
-        """How many cells the sweep has; of runs that did not keep the number, as many as were measured."""
+        """The number of cells in the sweep; if the run did not store it, the number of records."""
         found = self.environment.get("cells")
         return found if isinstance(found, int) else len(self.records)
 
     @property
     def complete(self) -> bool:
-        """Whether every cell of the sweep has a record, whatever became of it."""
+        """Whether every cell of the sweep has a record, failed ones included."""
         return len(self.records) >= self.cells
 
     def table(self) -> pd.DataFrame:
-        """One row per record, in the order in which they were measured; the columns of `rows_of`.
+        """One row per record, in measuring order, with the columns of `rows_of`.
 
-        Sizes are whole numbers that may be missing (Int64), as a head dim is for an op that has none.
+        Whole-number parameters have the type Int64, because a parameter is missing for ops that do not have it.
         """
         import pandas as pd
 

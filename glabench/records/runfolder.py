@@ -1,4 +1,4 @@
-"""The run folder: `environment.json`, `sweep.toml`, `records.jsonl`, and what reports make from them."""
+"""The run folder: `environment.json`, `sweep.toml`, `records.jsonl`, and the reports made from them."""
 
 import fcntl
 import json
@@ -17,14 +17,14 @@ from glabench.records.run import Run
 from glabench.sweeps.load import dump_sweep, read_sweep
 from glabench.sweeps.model import Cell, Sweep
 
-# A record of many thousand samples has less; what is longer is no record, and may be no run at all.
+# Bytes. A record with many thousand samples is shorter; a longer line is not a record.
 _LONGEST_LINE = 16 * 2**20
 _LARGEST_ENVIRONMENT = 2**20
 _PLUGINS = "plugins.json"
 
 
 class RunFolder:
-    """A run on disk. Every record is flushed to the disk when it is added, so that a killed run can go on."""
+    """A run on disk. Every record is flushed to the disk when it is added, so that a killed run can be resumed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +51,9 @@ class RunFolder:
         folder = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            folder._records_file.open("xb").close()  # the folder's first file: of two runs that start, one gets it
+            folder._records_file.open(
+                "xb"
+            ).close()  # first, so that of two runs started at once only one gets the folder
         except FileExistsError:
             if not path.is_dir():
                 raise UsageError(f"--out: cannot write to '{path}': it is not a folder") from None
@@ -67,7 +69,7 @@ class RunFolder:
                 json.dumps(read_text(environment), indent=2) + "\n", encoding="utf-8"
             )
         except OSError as problem:
-            folder._records_file.unlink()  # no run, so that the same command works when there is room
+            folder._records_file.unlink()  # so that the same command works once the disk has room
             raise _cannot_write(path, problem) from None
         return folder
 
@@ -84,21 +86,21 @@ class RunFolder:
         return self.path / "records.jsonl"
 
     def sweep(self) -> Sweep:
-        """The sweep that the run measures, under its own name or the folder's. Raises UsageError."""
+        """The run's sweep, named after the folder. Raises UsageError if it is missing or wrong."""
         file = self.path / "sweep.toml"
         if not file.is_file():
             raise UsageError(f"RUN: '{self.path}' has no sweep.toml")
         return read_sweep(self.run_id, file, str(file), stored=True)
 
     def environment(self) -> dict[str, Any]:
-        """Hardware and versions of the run; empty if the file is missing. Raises UsageError."""
+        """The run's environment; empty if the file is missing. Raises UsageError if it is wrong."""
         path = self.path / "environment.json"
         if not path.is_file():
             return {}
         with path.open("rb") as file:
             text = file.read(_LARGEST_ENVIRONMENT + 1)
         if len(text) > _LARGEST_ENVIRONMENT:
-            raise UsageError(f"{path}: too large for an environment")
+            raise UsageError(f"{path}: too large for an environment (allowed: {_LARGEST_ENVIRONMENT // 1024} KiB)")
         try:
             return check_environment(read_json(text))
         except ValueError as problem:
@@ -115,13 +117,13 @@ class RunFolder:
             raise UsageError(f"{file}: not a list of paths: {problem}") from None
 
     def load(self) -> Run:
-        """The run as it is now. Raises UsageError for files that are not what they should be."""
+        """The run as it is now. Raises UsageError for a missing or wrong file."""
         return Run(self.path, self.sweep(), self.environment(), self.records())
 
     def append(self, record: Record) -> None:
-        """Adds a record and waits until it is on the disk. A line cut off by a kill is replaced, not glued to.
+        """Adds a record and waits until it is on the disk. A last line that a kill cut off is removed first.
 
-        Raises RecordNotKeptError if the disk does not take it; the file is then as it was before.
+        Raises RecordNotKeptError if it cannot be written; the file is then as it was before.
         """
         try:
             self._append(record.to_line().encode() + b"\n")
@@ -132,9 +134,9 @@ class RunFolder:
 
     def _append(self, line: bytes) -> None:
         left = memoryview(line)
-        # Without a buffer: one would try again to write what did not fit when the file is closed.
+        # Without a buffer, which would try again when the file is closed to write what did not fit.
         with self._records_file.open("rb+", buffering=0) as file:
-            # Most often the file ends with a line's end, and one byte tells so.
+            # Usually the last byte is a newline, and the file need not be read.
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
             if size and file.read(1) != b"\n":
@@ -153,9 +155,9 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run for this process. Raises UsageError if another one is measuring into it."""
+        """Locks the run for this process. Raises UsageError if another process is measuring into it."""
         try:
-            # For writing: a folder that takes no record is found out before a cell is measured for it.
+            # For writing, so that a read-only folder is noticed before a cell is measured.
             opened = self._records_file.open("rb+")
         except OSError as problem:
             raise _cannot_write(self.path, problem) from None
@@ -163,13 +165,15 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UsageError(f"--out: another glabench is measuring into '{self.path}'") from None
+                raise UsageError(
+                    f"--out: another glabench is measuring into '{self.path}'; wait for it or name another folder"
+                ) from None
             yield
 
     def records(self) -> list[Record]:
         """The latest record of every cell, in the order in which cells first appeared.
 
-        The last line is passed over if a kill cut it off; another bad line raises UsageError.
+        A last line that a kill cut off is ignored; any other bad line raises UsageError.
         """
         latest: dict[Cell, Record] = {}
         with self._records_file.open("rb") as file:

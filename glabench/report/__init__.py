@@ -1,1 +1,1 @@
-"""Reports, from records alone: tables for the terminal, CSV, Markdown, figures."""
+"""Reports, made from records: tables for the terminal, CSV, Markdown, figures."""

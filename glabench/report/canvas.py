@@ -1,4 +1,4 @@
-"""What all figures share: quantities on axes, and a grid of panels under a title."""
+"""The common parts of all figures: quantities on axes, and a grid of panels under a title."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# How a failure is marked, and what it is called.
+# Marker and legend text of each kind of failure.
 FAILURE_MARKS: Mapping[str, tuple[str, str]] = {
     "oom": ("x", "out of memory"),
     "timeout": ("1", "timed out"),
     "inaccurate": ("*", "inaccurate"),
     "error": ("2", "failed"),
 }
-# Inches: a panel's width, and a line of the title and of the subtitle.
+# Inches: the width of a panel, the height of a line in the title and in the subtitle, the margin.
 PANEL_WIDTH = 5.2
 _TITLE_LINE, _SUBTITLE_LINE, _MARGIN = 0.24, 0.16, 0.1
 _CHARACTERS_PER_INCH = 15
 _MOST_COLUMNS = 3
-# MiB from which an axis counts in GiB.
+# MiB from which an axis is in GiB.
 _LARGE_MIB = 8192
 _LINEAR_UNITS = ("%", "W", "MHz")
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A metric on an axis, in a unit that suits its values."""
+    """A metric on an axis, in a unit that fits its values."""
 
     metric: Metric
     unit: str
@@ -45,16 +45,16 @@ class Quantity:
 
     @property
     def title(self) -> str:
-        """For an axis."""
+        """The axis title, with the unit."""
         return ", ".join(filter(None, [self.metric.title, self.unit]))
 
     @property
     def is_linear(self) -> bool:
-        """Whether differences count, not ratios."""
+        """Whether the axis is linear and not logarithmic."""
         return self.unit in _LINEAR_UNITS
 
     def of(self, row: Row) -> float | None:
-        """A row's value; None if it has none that the axis can show."""
+        """A row's value; None if the axis cannot show one."""
         value = row.get(self.metric.field)
         return (
             None
@@ -63,7 +63,7 @@ class Quantity:
         )
 
     def text(self, row: Row) -> str:
-        """A row's value in words, or what became of it."""
+        """A row's value as text, or its failure."""
         value = row.get(self.metric.field)
         if value is None:
             return FAILURE_MARKS[mark_of(row)][1] if has_failed(row) else ""
@@ -72,7 +72,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a figure draws: the series of each pass of which some cell could run, each with its style."""
+    """What a figure shows: for each pass the series with a cell that could run, and their styles."""
 
     view: View
     quantities: Sequence[Quantity]
@@ -81,13 +81,13 @@ class Plan:
 
     @property
     def columns(self) -> int:
-        """Panels side by side."""
+        """The number of panels side by side."""
         return len(self.quantities) if len(self.quantities) <= _MOST_COLUMNS else 2
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One panel on a figure; `is_first` if it begins a row."""
+    """One panel of a figure; `is_first` if it is the leftmost of its row."""
 
     axes: Axes
     panel: Panel
@@ -96,7 +96,7 @@ class Plot:
 
 
 def make_plan(view: View, metrics: Sequence[Metric]) -> Plan:
-    """Chooses units and styles; metrics that no row has are left out."""
+    """Chooses units and styles. Leaves out metrics that no row has."""
     rows = [row for panel in view.panels for series in panel.series for row in series.rows.values()]
     quantities = [_measure(metric, rows) for metric in known(metrics, rows) or metrics[:1]]
     shown = {panel.pass_: [series for series in panel.series if _can_run(series)] for panel in view.panels}
@@ -105,7 +105,7 @@ def make_plan(view: View, metrics: Sequence[Metric]) -> Plan:
 
 
 def lay_out(plan: Plan, heights: Sequence[float], below: float) -> tuple[Figure, list[Plot]]:
-    """A figure with its titles and empty panels; in inches the heights of passes and what a legend needs."""
+    """A figure with its titles and empty panels. `heights` of the passes and space `below` for a legend in inches."""
     from matplotlib.figure import Figure
 
     lines = -(-len(plan.quantities) // plan.columns)  # of panels per pass
@@ -134,7 +134,7 @@ def lay_out(plan: Plan, heights: Sequence[float], below: float) -> tuple[Figure,
 
 
 def frame(plot: Plot) -> None:
-    """Title and grid of a panel."""
+    """Adds title and grid to a panel."""
     axes = plot.axes
     axes.set_title(PASS_TITLES[plot.panel.pass_], fontsize=10)
     axes.grid(which="major", color="#dddddd", linewidth=0.8)
@@ -143,12 +143,12 @@ def frame(plot: Plot) -> None:
 
 
 def has_failed(row: Row) -> bool:
-    """Whether a cell could have run and gave no time that counts."""
+    """Whether a cell should have run but has no time."""
     return row["status"] in FAILED
 
 
 def mark_of(row: Row) -> str:
-    """The key of a failure's mark."""
+    """The key of a failed row in `FAILURE_MARKS`."""
     return row["status"] if row["status"] in FAILURE_MARKS else "error"
 
 
@@ -159,7 +159,7 @@ def _measure(metric: Metric, rows: Sequence[Row]) -> Quantity:
 
 
 def _known_in(plan: Plan, panel: Panel) -> Sequence[Quantity]:
-    """The quantities that a panel has values of; one if there are failures alone."""
+    """The quantities that have values in a panel; the first one if it has only failures."""
     rows = [row for series in plan.series[panel.pass_] for row in series.rows.values()]
     found = [each for each in plan.quantities if any(each.of(row) is not None for row in rows)]
     return found or plan.quantities[:1]

@@ -1,4 +1,4 @@
-"""What runs were made of and made with, in lines that stand above tables and figures."""
+"""Lines above tables and figures that describe runs: hardware, versions, settings, progress."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ _COMMIT = 12
 
 
 def describe_environment(environment: Mapping[str, Any]) -> str:
-    """One line: the GPU or CPU, and the versions that matter."""
+    """One line: the GPU or CPU, and the versions of torch and Triton."""
     packages = environment.get("packages", {})
     versions = [f"{name} {packages[name]}" for name in _VERSIONS if packages.get(name)]
     return ", ".join([device_name(environment), *versions])
 
 
 def describe_settings(run: Run) -> str:
-    """One line: how times were taken, when sampling stopped, and the commit, as far as the run says so."""
+    """One line: how samples were taken, when sampling stopped, and the commit, as far as the run stores them."""
     settings, code = run.environment.get("settings"), run.environment.get("code")
     settings = settings if isinstance(settings, Mapping) else {}
     precision, limit, most = (_number(settings, name) for name in ("precision", "time_limit_s", "max_samples"))
@@ -40,18 +40,18 @@ def describe_settings(run: Run) -> str:
 
 
 def describe_progress(run: Run) -> str:
-    """`4 of 20 cells` for an interrupted run; nothing for a complete one."""
+    """`4 of 20 cells` for an interrupted run; empty for a complete one."""
     return "" if run.complete else f"{len(run.records)} of {run.cells} cells"
 
 
 def title_of(runs: Sequence[Run]) -> str:
-    """The title of the sweep; of several, their titles, or the runs' names if those are many."""
+    """The sweep's title; for several sweeps their titles, or the runs' names if there are many."""
     titles = list(dict.fromkeys(printable(run.sweep.title) for run in runs))
     return "; ".join(titles) if len(titles) <= _MOST_TITLES else ", ".join(name_runs(runs))
 
 
 def surroundings_of(runs: Sequence[Run]) -> list[str]:
-    """What the runs were made with, and how much of them is there: one line for all that have the same."""
+    """Hardware, versions and progress of the runs, in one line per group of runs with the same."""
     found = _one_line_each(
         runs, lambda run: ", ".join(filter(None, [describe_environment(run.environment), describe_progress(run)]))
     )
@@ -59,13 +59,13 @@ def surroundings_of(runs: Sequence[Run]) -> list[str]:
 
 
 def settings_of(runs: Sequence[Run]) -> list[str]:
-    """How the runs were measured: one line for all that have the same."""
+    """How the runs were measured, in one line per group of runs with the same settings."""
     found = _one_line_each(runs, describe_settings)
     return list(found) if len(found) == 1 else [f"{', '.join(names)}: {line}" for line, names in found.items()]
 
 
 def _one_line_each(runs: Sequence[Run], describe: Callable[[Run], str]) -> dict[str, list[str]]:
-    """Descriptions, each with the names of the runs that it is of."""
+    """Each description with the names of its runs."""
     found: dict[str, list[str]] = {}
     for run, name in zip(runs, name_runs(runs), strict=True):
         if line := describe(run):

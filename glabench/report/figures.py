@@ -1,4 +1,4 @@
-"""Figures of metrics: lines against the swept axis, log-log; bars if there is just one x."""
+"""Figures of metrics: lines against the swept axis, or bars if there is only one x value."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from glabench.report.series import View
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What makes the same figure the same bytes, by the suffixes that a figure's file may have.
+# Metadata to leave out, so that the same figure gives the same bytes, by file suffix.
 FORMATS: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
 }
-# Titles and names are text: a dollar sign in them starts no formula.
+# So that a dollar sign in a title or name does not start a formula.
 _PLAIN_TEXT: Any = {"text.parse_math": False}
-# Inches.
+# Inches: the height per bar, and the space around the bars of a panel.
 _BAR, _AROUND_BARS = 0.28, 0.9
 
 
 def draw(view: View, metrics: Sequence[Metric]) -> Figure:
-    """One row of panels per pass, one panel per metric that is known. Nothing goes to a screen."""
+    """Draws a row of panels per pass, with a panel per metric that has values. Opens no window."""
     import matplotlib as mpl
 
     with mpl.rc_context(_PLAIN_TEXT):
@@ -37,7 +37,7 @@ def draw(view: View, metrics: Sequence[Metric]) -> Figure:
 
 
 def explain_figure(view: View, metrics: Sequence[Metric]) -> str:
-    """What a caption says of a figure: bands, variants, failures."""
+    """A caption that explains bands, variants and failures."""
     words = ["Bars of one colour are variants of one backend."]
     if view.has_x:
         band = "Bands reach from p20 to p80 of the samples. " if TIME in metrics else ""

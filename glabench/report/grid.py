@@ -1,4 +1,4 @@
-"""A table in words, and how it is written: in columns for a terminal, as Markdown."""
+"""A table of texts, written in columns for a terminal or as Markdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STYLES = {status: "red" if status in FAILED else "dim" for status in get_args(S
 
 @dataclass(frozen=True)
 class Grid:
-    """A table in words, `topic` the first of its title. A row of one text is a heading over the rows below it."""
+    """A table of texts. `topic` starts its title. A row with a single text is a heading for the rows below it."""
 
     topic: str
     title: str
@@ -27,12 +27,12 @@ class Grid:
 
     @property
     def width(self) -> int:
-        """How wide it is in a terminal, titles and headings aside: those may be wrapped."""
+        """The width in characters on a terminal, without titles and headings, which may be wrapped."""
         widths = self._widths()
         return sum(widths) + len(_GAP) * (len(widths) - 1)
 
     def to_text(self) -> Text:
-        """In columns, for a terminal."""
+        """The table in columns, for a terminal."""
         from rich.text import Text
 
         text = Text(f"{self.topic}{self.title}\n", "bold")
@@ -49,7 +49,7 @@ class Grid:
         return text
 
     def to_markdown(self) -> str:
-        """As Markdown, the topic in bold; without rows of one text."""
+        """The table as Markdown, with the topic in bold. The table must have no heading rows."""
         dashes = ["---", *("---:" for _ in self.head[1:])]
         if self.head[-1] == DOUBTS:
             dashes[-1] = "---"
@@ -63,7 +63,7 @@ class Grid:
         return [max(map(cell_len, column)) for column in zip(*full, strict=True)]
 
     def _place(self, column: int, cell: str, width: int) -> str:
-        """A cell in its column: texts at the left, numbers at the right."""
+        """A cell padded to its column's width: text on the left, numbers on the right."""
         from rich.cells import cell_len
 
         spaces = " " * (width - cell_len(cell))
@@ -71,5 +71,5 @@ class Grid:
 
 
 def escape(text: str) -> str:
-    """Text for a cell or a line of Markdown, in which a bar ends no cell."""
+    """Text for a Markdown table or line, with `|` escaped."""
     return text.replace("|", "\\|")

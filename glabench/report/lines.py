@@ -1,4 +1,4 @@
-"""Lines of a figure: one per series against the swept axis, with failures in a strip at the top edge."""
+"""Line figures: one line per series against the swept axis, with failures in a strip at the top edge."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _BAND = "band: p20 to p80 of the samples"
 _MOST_TICKS = 8
-# Marks of failures: side by side at one x, points that each takes, share of the panel that a line of them takes.
+# Failure marks: number per line at one x, points of width per mark, share of the panel's height per line.
 _MARKS_PER_LINE, _MARK_WIDTH, _STRIP_LINE = 6, 10, 0.09
-# An axis reaches at least from its middle over this factor to its middle times it.
+# A logarithmic axis reaches at least from its middle divided by this factor to its middle times this factor.
 _LEAST_RANGE = 1.25
-# Inches.
+# Inches: the height of a panel and of a row of the legend.
 _HEIGHT, _LEGEND_ROW = 3.5, 0.22
 _AXIS_TITLES = {
     "seqlen": "sequence length T",
@@ -40,7 +40,7 @@ _AXIS_TITLES = {
 
 @dataclass(frozen=True)
 class _Break:
-    """Where a line breaks off: the failure's x, its kind and the line's colour."""
+    """The place where a line breaks off: the failure's x, its kind and the line's colour."""
 
     place: float
     status: str
@@ -48,7 +48,7 @@ class _Break:
 
 
 def draw_lines(plan: Plan) -> Figure:
-    """One panel per pass and quantity, and a legend below all of them."""
+    """Draws one panel per pass and quantity, with one legend below all panels."""
     columns = max(1, int(PANEL_WIDTH * plan.columns / (0.7 + 0.075 * max(map(len, [*plan.styles, _BAND])))))
     handles = [_legend_line(label, style) for label, style in plan.styles.items()]
     failed = {mark_of(row) for own in plan.series.values() for s in own for row in s.rows.values() if has_failed(row)}
@@ -66,7 +66,7 @@ def draw_lines(plan: Plan) -> Figure:
 def _legend_line(label: str, style: Style) -> Artist:
     from matplotlib.lines import Line2D
 
-    # A legend passes over labels that begin with an underscore.
+    # A legend ignores labels that begin with an underscore.
     return Line2D([], [], label=f" {label}" if label.startswith("_") else label, **style.line)
 
 
@@ -98,7 +98,7 @@ def _draw_panel(plan: Plan, plot: Plot) -> None:
             breaks += _draw_constant(axes, series.rows[None], quantity, style, max(places.values()))
             continue
         found = [(places[x], series.rows[x]) for x in x_values if x in series.rows]
-        size = 5.0 + 4.0 * (1 - number / len(shown))  # the later the smaller, so that equal values stay visible
+        size = 5.0 + 4.0 * (1 - number / len(shown))  # later markers are smaller, so that equal values stay visible
         _draw_series(axes, found, quantity, style.line | {"markersize": size, "linewidth": size / 3.5}, is_scale)
         breaks += _find_breaks(found, style)
     _dress(plot, places, is_scale)
@@ -108,9 +108,9 @@ def _draw_panel(plan: Plan, plot: Plot) -> None:
 def _draw_series(
     axes: Axes, found: Sequence[tuple[float, Row]], quantity: Quantity, line: Mapping[str, Any], is_scale: bool
 ) -> None:
-    """Points, joined if x is a scale; times then with a band from p20 to p80."""
+    """Draws the points of a series; if x is a scale, joins them and adds a band from p20 to p80 for times."""
     across = [place for place, _ in found]
-    # NaN if there is no value, so that a line breaks there.
+    # NaN for a missing value, so that the line breaks there.
     values = [math.nan if (value := quantity.of(row)) is None else value for _, row in found]
     if all(map(math.isnan, values)):
         return
@@ -121,14 +121,14 @@ def _draw_series(
 
 
 def _draw_constant(axes: Axes, row: Row, quantity: Quantity, style: Style, last: float) -> list[_Break]:
-    """A row that does not depend on x, as a line across; its failure is marked at the last x."""
+    """Draws a row that does not depend on x as a horizontal line. A failure is returned as a break at the last x."""
     if (value := quantity.of(row)) is not None:
         axes.axhline(value, color=style.color, linestyle=style.line["linestyle"], linewidth=1.2)
     return [_Break(last, mark_of(row), style.color)] if has_failed(row) else []
 
 
 def _find_breaks(found: Sequence[tuple[float, Row]], style: Style) -> list[_Break]:
-    """Of failures next to each other the first."""
+    """The first of each group of neighbouring failures."""
     before = [None, *(row for _, row in found)]
     return [
         _Break(place, mark_of(row), style.color)
@@ -138,7 +138,7 @@ def _find_breaks(found: Sequence[tuple[float, Row]], style: Style) -> list[_Brea
 
 
 def _mark_failures(axes: Axes, breaks: Sequence[_Break], quantity: Quantity) -> None:
-    """Marks failures in a strip at the top edge, which is on no scale; those that share an x stand side by side."""
+    """Marks failures in a strip at the top edge, outside of the y scale; those at the same x stand side by side."""
     from matplotlib.patches import Rectangle
 
     if not breaks:
@@ -163,7 +163,7 @@ def _mark_failures(axes: Axes, breaks: Sequence[_Break], quantity: Quantity) -> 
 
 
 def _mark_failure(axes: Axes, point: _Break, shift: float, height: float) -> None:
-    """One mark, `shift` points beside its x, at a share of the panel's height."""
+    """Draws one mark, `shift` points beside its x; `height` is a share of the panel's height."""
     from matplotlib.transforms import ScaledTranslation
 
     beside = ScaledTranslation(shift / 72, 0, axes.figure.dpi_scale_trans)
@@ -173,13 +173,13 @@ def _mark_failure(axes: Axes, point: _Break, shift: float, height: float) -> Non
 
 
 def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool) -> None:
-    """Scales, ticks and titles of the axes."""
+    """Sets scales, ticks and titles of the axes."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axes = plot.axes
     if is_scale:
         axes.set_xscale("log", base=2)
-    # An x at which everything failed has a mark, and so its place.
+    # An x at which everything failed also needs a place, for its mark.
     axes.update_datalim([(place, 1.0) for place in places.values()], updatey=False)
     axes.autoscale_view(scaley=False)
     shown = list(places)[:: -(-len(places) // _MOST_TICKS)]
@@ -202,7 +202,7 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool) -> None:
 
 
 def _log_ticks(low: float, high: float) -> Any:
-    """Plain numbers: decades if there are enough of them, else steps of 1, 2, 5, or even ones within a factor of 8."""
+    """Tick positions: decades over wide ranges, even steps within a factor of 8, else 1, 2 and 5 per decade."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     if high / low < 8:

@@ -1,4 +1,4 @@
-"""What stands below tables: doubts explained once, and what was not measured, in one line per reason."""
+"""Notes below tables: an explanation of each doubt, and the cells that were not measured, in one line per reason."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,17 @@ _LONGEST_REASON = 160
 
 
 def explain_doubts(view: View) -> list[str]:
-    """`drift: 3 of 90 cells: ...` for each doubt that some record has."""
+    """One line for each doubt that some record has, such as `drift: 3 of 90 cells: ...`."""
     records = [record for run in view.runs for record in run.records]
     found = {kind for record in records for kind in diagnose(record)}
     return [f"{kind}: {explain(kind, records)}" for kind in Diagnosis if kind in found]
 
 
 def list_failures(view: View) -> list[str]:
-    """`oom: gla-torch at 16k (fwd, fwd+bwd): CUDA out of memory.`, one line per reason; numbers in it do not count."""
+    """One line per reason, such as `oom: gla-torch at 16k (fwd, fwd+bwd): CUDA out of memory.`
+
+    Reasons that differ only in numbers share a line.
+    """
     label_of: dict[int, str] = {
         id(row): s.label for panel in view.panels for s in panel.series for row in s.rows.values()
     }
@@ -39,7 +42,7 @@ def list_failures(view: View) -> list[str]:
 
 
 def _name_cells(label: str, rows: Sequence[Row], all_rows: Sequence[Row], view: View) -> str:
-    """A series' cells, short: `gla-torch at 8k 16k (fwd, fwd+bwd)`, or the label alone if they are all that it has."""
+    """Short text for cells of a series: `gla-torch at 8k 16k (fwd, fwd+bwd)`, or the label alone for all its cells."""
     if len(rows) == len(all_rows):
         return label
     by_pass: dict[str, list[str]] = {}
@@ -56,7 +59,7 @@ def _name_place(label: str, places: str, passes: Sequence[str], has_x: bool) -> 
 
 
 def tag_series(rows: Mapping[object, Row]) -> str:
-    """The doubts of a series, each with the x values that have it: `launch? 1k 2k; drift 4k`; none if all have it."""
+    """The doubts of a series with their x values, as in `launch? 1k 2k; drift 4k`; without them if all x have it."""
     places: dict[str, list[str]] = {}
     for x, row in rows.items():
         for tag in row["doubts"]:

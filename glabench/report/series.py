@@ -1,4 +1,4 @@
-"""Rows of runs ordered for showing: a panel per pass, in it a series per backend and setting, against the x axis."""
+"""Arranges rows of runs for reports: one panel per pass, with one series per backend and setting over the x axis."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from glabench.sweeps.model import SYMBOLS
 
 Row = Mapping[str, Any]
 
-# Words for the parameters that come with glabench, in the order in which they are named; a plugin's are `name=value`.
+# Texts for the built-in parameters, in the order in which labels show them; others are shown as `name=value`.
 LABELS: Mapping[str, Callable[[Any], str]] = {
     "batch": "B={}".format,
     "seqlen": lambda value: f"T={show_x(value)}",
@@ -27,9 +27,9 @@ LABELS: Mapping[str, Callable[[Any], str]] = {
     "materialize": lambda value: "materialized" if value else "not materialized",
 }
 _ORDER = {name: place for place, name in enumerate(LABELS)}
-# What says something of every cell, whatever its op.
+# Axes that every cell has.
 _COMMON = ("batch", "seqlen", "dtype")
-# An axis hides the parameters that it stands for, and those that stand for it.
+# Parameters that need not be shown if the x axis is this one, because it determines them.
 _HIDES: Mapping[str, tuple[str, ...]] = {
     "head_dim": ("key_dim", "value_dim"),
     "key_dim": ("head_dim",),
@@ -40,20 +40,20 @@ _USUAL = {"gate": "logsigmoid/16"}
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a figure, one row of a table: rows by x. A row under x = None does not depend on x."""
+    """One line of a figure or one row of a table: rows by x value. A row at x = None does not depend on x."""
 
     backend: str
     label: str
     rows: Mapping[Any, Row]
 
     def at(self, x: Any) -> Row | None:
-        """The row at an x."""
+        """The row at an x value, or the row that does not depend on x."""
         return self.rows.get(x, self.rows.get(None))
 
 
 @dataclass(frozen=True)
 class Panel:
-    """All series of one pass, with the x values that any of them has; [None] if none has any."""
+    """All series of one pass, with all their x values; [None] if there are none."""
 
     pass_: str
     x_name: str
@@ -63,28 +63,28 @@ class Panel:
 
 @dataclass(frozen=True)
 class View:
-    """What a report of runs shows. `rows` are all rows; backends of which no cell could run are in no panel."""
+    """What a report shows. `rows` are all rows; panels leave out backends of which no cell could run."""
 
     runs: Sequence[Run]
     rows: Sequence[Row]
     x_name: str
     panels: Sequence[Panel]
-    # What all series have in common, and what differs between ops: `B=32, bf16; gla: H=4 K=128; softmax: H=16 D=64`.
+    # Constant sizes, for all series and then per op: `B=32, bf16; gla: H=4 K=128; softmax: H=16 D=64`.
     shape: str
 
     @property
     def has_x(self) -> bool:
-        """Whether there is more than one x, so that there is something to show against it."""
+        """Whether there is more than one x value."""
         return len({x for panel in self.panels for x in panel.x_values}) > 1
 
     @property
     def labels(self) -> list[str]:
-        """The labels of all series, each once."""
+        """The labels of all series, without repeats."""
         return list(dict.fromkeys(series.label for panel in self.panels for series in panel.series))
 
 
 def make_view(runs: Sequence[Run]) -> View:
-    """The rows of runs as panels, against the axis that the first run's sweep names, or another that varies."""
+    """Arranges the rows of runs; x is the axis of the first run's sweep, or another one if that is constant."""
     rows = rows_of_runs(runs)
     runnable = {row["backend"] for row in rows if row["status"] != "unsupported"}
     shown = [row for row in rows if row["backend"] in runnable] or rows
@@ -93,13 +93,13 @@ def make_view(runs: Sequence[Run]) -> View:
 
 
 def name_runs(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: its folder's, or its whole path if two folders have the same."""
+    """A name for each run: its folder's name, or its path if two folders have the same name."""
     names = [printable(run.name) for run in runs]
     return names if len(set(names)) == len(names) else [printable(str(run.path)) for run in runs]
 
 
 def rows_of_runs(runs: Sequence[Run]) -> list[Row]:
-    """`rows_of` for several runs; `run`, `machine` and `doubts` (tags) are added."""
+    """`rows_of` for several runs, with the keys `run`, `machine` and `doubts` (a tuple of tags) added."""
     rows: list[Row] = []
     for run, name in zip(runs, name_runs(runs), strict=True):
         machine = device_name(run.environment)
@@ -109,7 +109,7 @@ def rows_of_runs(runs: Sequence[Run]) -> list[Row]:
 
 
 def choose_x(rows: Sequence[Row], wanted: str) -> str:
-    """The axis to draw against: the wanted one, unless it is constant and just one other axis of numbers varies."""
+    """The x axis: `wanted`, unless that is constant and exactly one other numeric axis varies."""
     has_square_heads = all(row["key_dim"] == row["value_dim"] for row in rows)
     if wanted == "head_dim" and not has_square_heads:
         wanted = "key_dim"
@@ -122,14 +122,14 @@ def choose_x(rows: Sequence[Row], wanted: str) -> str:
 
 
 def x_of(row: Row, axis: str) -> Any:
-    """A row's value on an axis; None if it does not depend on it. A head dim is that of keys and of values."""
+    """A row's value on an axis; None if it does not have the axis. `head_dim` falls back to `key_dim`."""
     if axis == "head_dim" and "head_dim" not in _names(row):
         axis = "key_dim"
     return row[axis] if axis in (*_names(row), "key_dim", "value_dim") else None
 
 
 def show_x(value: Any) -> str:
-    """An x value for a table's head or a tick: 4096 -> 4k."""
+    """An x value as text for column heads and ticks: 4096 -> `4k`, None -> `auto`."""
     if value is None:
         return "auto"
     if isinstance(value, bool):
@@ -138,14 +138,14 @@ def show_x(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value has a place on a scale."""
+    """Whether a value is a number, so that it has a place on a scale."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def make_panels(rows: Sequence[Row], x_axis: str) -> list[Panel]:
-    """The rows as panels, one per pass, in the order in which passes and backends first appear.
+    """One panel per pass, with passes and backends in order of first appearance.
 
-    A label begins with the run's name if two runs have the same cell, or if they were made on different machines.
+    A label begins with the run's name if two runs have the same cell or were made on different machines.
     """
     telling = {name: _varying(own, _hidden(x_axis)) for name, own in _by_backend(rows).items()}
     swept = {row["backend"] for row in rows if x_of(row, x_axis) is not None}
@@ -153,7 +153,7 @@ def make_panels(rows: Sequence[Row], x_axis: str) -> list[Panel]:
     for row in rows:
         words = name_values({name: row.get(name) for name in telling[row["backend"]]})
         if row["backend"] in swept and x_of(row, x_axis) is None:
-            words.append("auto")  # a line of its own: what the backend chose is one of the other values, or none
+            words.append("auto")  # a separate line, because the value that the backend chose is not known here
         labels.append(row["backend"] + (f" ({', '.join(words)})" if words else ""))
     keys = {(row["pass"], label, x_of(row, x_axis)) for row, label in zip(rows, labels, strict=True)}
     several = len({row.get("run") for row in rows}) > 1
@@ -174,7 +174,7 @@ def make_panels(rows: Sequence[Row], x_axis: str) -> list[Panel]:
 
 
 def describe_shape(rows: Sequence[Row], x_axis: str) -> str:
-    """What is constant, for all, per op and per backend: `B=32, bf16; gla: H=4 K=128 V=256; softmax: H=16 D=64`."""
+    """Constant values, for all, per op and per backend: `B=32, bf16; gla: H=4 K=128 V=256; softmax: H=16 D=64`."""
     hidden = _hidden(x_axis) if len({x_of(row, x_axis) for row in rows}) > 1 else set()
     of_backend = {}
     for backend, own in _by_backend(rows).items():
@@ -197,7 +197,7 @@ def describe_shape(rows: Sequence[Row], x_axis: str) -> str:
 
 
 def name_values(values: Mapping[str, Any]) -> list[str]:
-    """Parameters in words, those that are None left out; keys and values of one size are a head dim."""
+    """Parameters as texts, without None. Equal key and value dims are shown as one head dim."""
     given = {name: value for name, value in values.items() if value is not None}
     if "key_dim" in given and given["key_dim"] == given.get("value_dim"):
         given["head_dim"] = given.pop("value_dim")
@@ -207,9 +207,9 @@ def name_values(values: Mapping[str, Any]) -> list[str]:
 
 
 def find_base(panel: Panel, row: Row, x: Any, against: str | None) -> tuple[Series, Row] | None:
-    """The series and row of the backend `against` that a row is held against: the same x, batch, length and type.
+    """The series and row of the backend `against` to compare a row with: same x, batch, sequence length and dtype.
 
-    Of several, those of the same run and the same heads if there are any, else the first.
+    Among several, prefers the same run, then the same heads and head dims. None if there is none.
     """
     of_backend = [(each, base) for each in panel.series if each.backend == against and (base := each.at(x))]
     found = [(each, base) for each, base in of_backend if all(base[name] == row[name] for name in _COMMON)]
@@ -222,7 +222,7 @@ def _show_value(value: Any) -> str:
 
 
 def _names(row: Row) -> list[str]:
-    """The axes of a row."""
+    """The names of a row's axes."""
     return [*_COMMON, *filter(None, row["parameters"].split(","))]
 
 
@@ -238,24 +238,24 @@ def _by_backend(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def _varying(rows: Sequence[Row], hidden: Iterable[str] = ()) -> list[str]:
-    """The axes that take more than one value in rows of one backend."""
+    """The axes that have more than one value in rows of one backend."""
     names = dict.fromkeys(name for row in rows for name in (*_names(row), "device", "seed"))
     return [name for name in names if name not in hidden and len({row.get(name) for row in rows}) > 1]
 
 
 def _all_numbers(rows: Sequence[Row], name: str) -> bool:
-    """Whether an axis has several values, all of them numbers, besides those that were left to the backend."""
+    """Whether an axis has several values, all of them numbers. None (the backend chose) does not count."""
     values = {row.get(name) for row in rows} - {None}
     return len(values) > 1 and all(is_number(value) for value in values)
 
 
 def _ordered(values: Iterable[Any]) -> list[Any]:
-    """Numbers by size, then all else in the order in which it appears; [None] if there is nothing."""
+    """Numbers by size, then other values in order of appearance; [None] if there are none."""
     found = [value for value in dict.fromkeys(values) if value is not None]
     numbers = sorted(value for value in found if is_number(value))
     return [*numbers, *(value for value in found if not is_number(value))] or [None]
 
 
 def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
-    """The words that are in all lists."""
+    """The words that all lists have."""
     return [word for word in lists[0] if all(word in words for words in lists)] if lists else []

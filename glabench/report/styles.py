@@ -1,11 +1,11 @@
-"""Colours, markers and dashes: a backend has the same in every figure, and its variants share them."""
+"""Colours, markers and dashes. A backend has the same colour and marker in every figure, shared by its variants."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-# Okabe and Ito's colours, which the colour-blind tell apart, and four more; markers repeat the distinction for print.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, and four more. Markers help in print.
 _OURS: Mapping[str, tuple[str, str]] = {
     "gla-triton": ("#0072B2", "o"),
     "linear-triton": ("#009E73", "^"),
@@ -20,7 +20,7 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "flash-attn": ("#882255", "d"),
     "mamba1": ("#88A000", "H"),
 }
-# For backends of others: none of the colours above.
+# For other backends: colours that differ from those above.
 _OTHERS = ("#332288", "#CC6677", "#44AA99", "#AA4499", "#661100", "#6699CC", "#DDCC77")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "<", ">", "p", "h")
 _DASHES = ("-", "--", "-.", ":")
@@ -29,7 +29,7 @@ _HATCHES = ("", "////", "....", "xxxx", "||||", "----")
 
 @dataclass(frozen=True)
 class Style:
-    """How a series looks; `variant` counts the series of its backend in the figure."""
+    """The look of a series. `variant` is its number, from 0, among the series of its backend in the figure."""
 
     color: str
     marker: str
@@ -37,7 +37,7 @@ class Style:
 
     @property
     def line(self) -> dict[str, Any]:
-        """Arguments of a line: variants differ in dashes and in the filling of markers."""
+        """Matplotlib's arguments for a line. Variants differ in dashes and in filled or hollow markers."""
         is_hollow = (self.variant + self.variant // len(_DASHES)) % 2 == 1
         return {
             "color": self.color,
@@ -49,12 +49,12 @@ class Style:
 
     @property
     def bar(self) -> dict[str, Any]:
-        """Arguments of a bar: variants differ in hatches."""
+        """Matplotlib's arguments for a bar. Variants differ in hatches."""
         return {"color": self.color, "edgecolor": "white", "hatch": _HATCHES[self.variant % len(_HATCHES)]}
 
 
 def choose_styles(backends: Mapping[str, str]) -> dict[str, Style]:
-    """The style of each label, from labels and their backends."""
+    """The style of each label. `backends` maps labels to their backends."""
     looks = _choose_looks(sorted(set(backends.values())))
     seen: dict[str, int] = {}
     styles = {}
@@ -65,7 +65,7 @@ def choose_styles(backends: Mapping[str, str]) -> dict[str, Style]:
 
 
 def _choose_looks(backends: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker per backend: from the table, or by the name's checksum, or the next one that is free."""
+    """Colour and marker per backend: from the table, else chosen by the name's checksum; taken colours are skipped."""
     looks: dict[str, tuple[str, str]] = {}
     for name in backends:
         first = crc32(name.encode())

@@ -1,4 +1,4 @@
-"""Tables of metrics, for a terminal of any width and as Markdown. Nothing is cut: wide tables get a vertical form."""
+"""Tables of metrics, for terminals and as Markdown. On narrow terminals, tables get a vertical form; nothing is cut."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SPREAD_NOTE = "±: from the median to the farther of p20 and p80"
 
 
 def render_tables(runs: Sequence[Run], metrics: Sequence[Metric], width: int, against: str | None = None) -> list[Text]:
-    """What a terminal of a width shows of runs: title, tables, doubts explained, what was not measured.
+    """The texts for a terminal of `width` characters: title, tables, explained doubts, cells that were not measured.
 
-    Tables that are too wide for it get a vertical form, with one line per cell. Metrics that no record has are left
-    out. With `against`, times say how many times as fast as that backend they are.
+    Tables that are too wide get a vertical form, with one line per cell. Metrics that no record has are left out. With
+    `against`, times have in brackets how many times as fast as that backend they are.
     """
     from rich.text import Text
 
@@ -43,9 +43,9 @@ def render_tables(runs: Sequence[Run], metrics: Sequence[Metric], width: int, ag
 
 
 def make_markdown(view: View, metrics: Sequence[Metric], against: str | None) -> str:
-    """Tables as Markdown, times with their ratio to the backend `against`, and the notes that a terminal shows.
+    """Tables and notes as Markdown. Times have their ratio to the backend `against`.
 
-    `2.31 (×6.3)` reads: 2.31 ms, 6.3 times as fast at the same x. What failed shows its status.
+    `2.31 (×6.3)` means 2.31 ms, 6.3 times as fast as that backend at the same x. A failed cell shows its status.
     """
     grids = _make_grids(view, metrics, _Form(against, with_spread=False), None)
     notes = "".join(f"- {escape(note)}\n" for note in _list_notes(view, metrics, grids))
@@ -54,13 +54,13 @@ def make_markdown(view: View, metrics: Sequence[Metric], against: str | None) ->
 
 @dataclass(frozen=True)
 class _Form:
-    """How values are written: times with a ratio to a backend, if one is named, and with their spread or without."""
+    """How values are written: times with or without their spread, and with a ratio to the backend `against`, if any."""
 
     against: str | None
     with_spread: bool
 
     def show(self, panel: Panel, metric: Metric, row: Row | None, x: Any) -> str:
-        """A row's value, or what became of it."""
+        """A row's value, or the status of a failed row."""
         if row is None:
             return ""
         value = row.get(metric.field)
@@ -73,7 +73,7 @@ class _Form:
         return metric.show(value) + (_spread(row) if self.with_spread else "") + ratio
 
     def explain(self, panel: Panel) -> str:
-        """What the ratios of a panel refer to, for its title."""
+        """The end of a panel's title that says which backend the ratios refer to."""
         cells = [(row, x) for series in panel.series for x in panel.x_values if (row := series.at(x))]
         bases = {base[0].label for row, x in cells if (base := find_base(panel, row, x, self.against))}
         return f"; in brackets: times as fast as {bases.pop() if len(bases) == 1 else self.against}" if bases else ""
@@ -85,7 +85,7 @@ def _spread(row: Row) -> str:
 
 
 def _make_grids(view: View, metrics: Sequence[Metric], form: _Form, width: int | None) -> list[Grid]:
-    """The tables of all panels, in the vertical form if a width is given and one of them is wider."""
+    """The tables of all panels, in the vertical form if one of them is wider than `width`."""
     shown = [(panel, _known(metrics, panel)) for panel in view.panels]
     wide = [grid for panel, own in shown for grid in _make_wide(view, panel, own, form)]
     if width is None or all(grid.width <= width for grid in wide):
@@ -94,12 +94,12 @@ def _make_grids(view: View, metrics: Sequence[Metric], form: _Form, width: int |
 
 
 def _known(metrics: Sequence[Metric], panel: Panel) -> list[Metric]:
-    """The metrics that a panel has; the first one if it has none, so that statuses have a place."""
+    """The metrics that have values in a panel; the first one if none has, so that statuses can be shown."""
     return known(metrics, [row for series in panel.series for row in series.rows.values()]) or list(metrics[:1])
 
 
 def _make_wide(view: View, panel: Panel, metrics: Sequence[Metric], form: _Form) -> list[Grid]:
-    """One table per metric, x across; one table, metrics across, if there is just one x."""
+    """One table per metric with x values as columns; if there is only one x, one table with metrics as columns."""
     if view.has_x:
         return [_put_x_across(panel, metric, form, with_tags=metric is metrics[0]) for metric in metrics]
     (x,) = panel.x_values
@@ -118,7 +118,10 @@ def _put_x_across(panel: Panel, metric: Metric, form: _Form, with_tags: bool) ->
 
 
 def _make_narrow(view: View, panel: Panel, metrics: Sequence[Metric], form: _Form, width: int) -> list[Grid]:
-    """One table, metrics across and a line per cell, each series under its label; several if that is too wide, too."""
+    """The vertical form: metrics as columns and one line per cell, below the series' label.
+
+    If this is too wide, too, the metrics are split over several tables.
+    """
     rows: list[list[str]] = []
     tags: list[str] = []
     for series in panel.series:
@@ -136,7 +139,7 @@ def _make_narrow(view: View, panel: Panel, metrics: Sequence[Metric], form: _For
 
 
 def _grid(panel: Panel, title: str, head: Sequence[str], rows: Sequence[Sequence[str]], tags: Sequence[str]) -> Grid:
-    """A table of a panel, with a column of doubts if there are any."""
+    """A table of a panel, with a column for doubts if there are any."""
     if any(tags):
         head = [*head, DOUBTS]
         rows = [row if len(row) == 1 else [*row, tag] for row, tag in zip(rows, tags, strict=True)]
@@ -156,12 +159,12 @@ def _tag(row: Row | None) -> str:
 
 
 def _head(metric: Metric) -> str:
-    """A metric as a short head of a column: `peak, MiB`."""
+    """A short column head for a metric: `peak, MiB`."""
     return ", ".join(filter(None, [metric.name.replace("_", " "), metric.unit]))
 
 
 def _list_notes(view: View, metrics: Sequence[Metric], grids: Sequence[Grid]) -> list[str]:
-    """The lines below the tables: what short heads mean, doubts, what was not measured."""
+    """The lines below the tables: the meaning of short column heads, doubts, cells that were not measured."""
     heads = {head for grid in grids for head in grid.head}
     short = {_head(metric).partition(",")[0]: metric.title for metric in metrics if _head(metric) in heads}
     named = "; ".join(f"{name}: {title}" for name, title in short.items() if name != title)

@@ -1,4 +1,4 @@
-"""What validating the harness gave, as Markdown: timers against the truth, and the spread between processes."""
+"""The results of `glabench validate` as Markdown: timers against true times, and the spread between processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMERS = (
 
 @dataclass(frozen=True)
 class Spread:
-    """How far fresh processes are apart in a cell: their medians' median (ms), standard deviation and range, shares."""
+    """The spread of a cell's median between fresh processes: median (ms); standard deviation and range as shares."""
 
     cell: str
     processes: int
@@ -32,7 +32,7 @@ class Spread:
 
 
 def spreads(rounds: Sequence[Sequence[Record]]) -> list[Spread]:
-    """One for each cell that every process has a time of."""
+    """The spread of each cell that has a time in every process."""
     times: dict[Cell, list[float | None]] = {}
     for records in rounds:
         for record in records:
@@ -49,7 +49,7 @@ def spreads(rounds: Sequence[Sequence[Record]]) -> list[Spread]:
 
 
 def markdown(known: Sequence[Mapping[str, Any]], spread: Sequence[Spread], surroundings: str) -> str:
-    """The page: two tables and how to read them."""
+    """The report: two tables and how to read them."""
     heads = " | ".join(name for _, name in _TIMERS)
     lines = ["# Validation of the timers", "", surroundings, "", "## Against work of a known size", ""]
     lines += [

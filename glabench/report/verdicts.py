@@ -1,4 +1,4 @@
-"""A comparison for a terminal, for a pull request (Markdown), for GitHub's log, as JUnit XML, and as a figure."""
+"""Comparisons for a terminal, as Markdown, as GitHub annotations, as JUnit XML and as a figure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Look:
-    """How a verdict is shown: the figure's colour (Okabe and Ito's) and marker, the terminal's style."""
+    """The look of a verdict: colour and marker in figures, style on terminals."""
 
     color: str
     marker: str
@@ -40,7 +40,7 @@ _LOOKS = {
     Verdict.INACCURATE: _Look("#000000", "*", "red"),
 }
 _HEADS = ("cell", "verdict", "base, ms", "new, ms", "new / base", "99 % interval")
-# Narrower than this, names of cells are hard to read in a table's column.
+# Characters. In a narrower column, names of cells are hard to read.
 _LEAST_NAME = 28
 _MOST_NAMED = 3
 _MARGIN = 1.01
@@ -50,18 +50,18 @@ _UNPRINTABLE = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 class _Texts:
-    """A comparison as text: what all cells have in common once, and the rest per cell."""
+    """A comparison as texts. Words that all cells have in common are in the heading only."""
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
         words = [finding.name.split() for finding in comparison.cells]
-        # The backend and the pass stay, so that every cell has a name.
+        # Backend and pass always stay in the name.
         self._common = [word for word in (words[0][2:] if words else []) if all(word in each[2:] for each in words)]
         self.heading = [f"base: {comparison.base}", f"new: {comparison.new}"]
         if self._common:
             self.heading.append(f"all cells: {' '.join(self._common)}")
         self.shown = [finding for finding in comparison.worst_first if finding.cell and not _is_left_out(finding)]
-        # Time and first calls are told apart from the others.
+        # Metrics with a ratio column; time and first calls are shown in other ways.
         self._others = [name for name in comparison.limits.by_metric if name not in (TIME.name, FIRST_CALL.name)]
         heads = [*_HEADS, *(f"{name} ×" for name in self._others)]
         rows = [self._row(finding) for finding in self.shown]
@@ -70,7 +70,7 @@ class _Texts:
         self.rows = [[row[place] for place in kept] for row in rows]
 
     def name(self, finding: Finding) -> str:
-        """A finding's name without what all cells have in common."""
+        """A finding's name without the words that all cells have in common."""
         if finding.cell is None:
             return finding.name
         words = finding.name.split()
@@ -82,7 +82,7 @@ class _Texts:
         return [self.name(finding), str(finding.verdict), *_times(finding), *interval, *self._quotients(finding)]
 
     def numbers(self, finding: Finding) -> str:
-        """The numbers of a row in one line."""
+        """A row's numbers in one line."""
         times = " -> ".join(time for time in _times(finding) if time)
         quotients = zip(self._others, self._quotients(finding), strict=True)
         parts = [f"{times} ms" if times else "", f"×{finding.ratio}" if finding.ratio else ""]
@@ -102,7 +102,7 @@ class _Texts:
         yield f"allowed to become worse: {self._comparison.limits}"
 
     def remarks(self) -> Iterator[str]:
-        """A line for every finding that its row does not explain, the worst first; one for all that were left out."""
+        """One line per finding that has remarks, worst first; then one line per reason for cells that were left out."""
         left_out: dict[str, list[str]] = {}
         for finding in self._comparison.worst_first:
             if _is_left_out(finding):
@@ -123,7 +123,7 @@ def _is_left_out(finding: Finding) -> bool:
 
 
 def terminal_report(comparison: Comparison, width: int) -> RenderableType:
-    """One row per cell, the worst first, and the lines that explain them; two lines per cell where that is too wide."""
+    """One row per cell, worst first, with explanations below. If a table is too wide, two lines per cell."""
     from rich.console import Group
     from rich.text import Text
 
@@ -161,7 +161,7 @@ def _rich_rows(texts: _Texts, width: int) -> list[RenderableType]:
 
 
 def markdown(comparison: Comparison, heading: str) -> str:
-    """The same for a step summary or a comment."""
+    """The comparison as Markdown, for a step summary or a comment."""
     texts = _Texts(comparison)
     lines = [f"### {heading}", "", *(f"{line}  " for line in texts.heading), "", f"**{comparison.summary()}**", ""]
     if texts.shown:
@@ -177,7 +177,7 @@ def _markdown_row(texts: Sequence[str]) -> str:
 
 
 def github_annotations(comparison: Comparison) -> list[str]:
-    """Workflow commands that mark a run: errors for what fails a check, warnings for what is unclear."""
+    """GitHub workflow commands: an error for each finding that fails a check, a warning for each unclear one."""
     lines = []
     for finding in comparison.worst_first:
         if finding.verdict in FAILING or finding.verdict is Verdict.UNCLEAR:
@@ -192,7 +192,10 @@ def _escaped(text: str) -> str:
 
 
 def junit(comparison: Comparison, fail_on: Collection[Verdict]) -> str:
-    """JUnit XML: one test case per finding. What is unclear or not compared is skipped, unless it is in `fail_on`."""
+    """JUnit XML, one test case per finding.
+
+    A finding with a verdict in `fail_on` is a failure; otherwise unclear and not compared findings are skipped.
+    """
     suite = ElementTree.Element("testsuite", {"name": "glabench"})
     counts = {"failure": 0, "skipped": 0}
     for finding in comparison.findings:
@@ -218,14 +221,14 @@ def _printable(text: str) -> str:
 
 
 def draw_ratios(comparison: Comparison) -> Figure:
-    """The ratios of times with their intervals, sorted, on a log axis; what the limit allows is shaded."""
+    """Draws the ratios of times with their intervals, sorted, on a log axis. The range within the limit is shaded."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     texts = _Texts(comparison)
     known = [(finding, finding.ratio) for finding in comparison.cells if finding.ratio is not None]
     known.sort(key=lambda pair: pair[1].ratio)
-    # Names are text: a dollar sign in them starts no formula.
+    # So that a dollar sign in a name does not start a formula.
     with mpl.rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(9.5, 2.1 + 0.26 * max(1, len(known))), layout="constrained")
         axes = figure.subplots()
@@ -261,7 +264,7 @@ def _dress_ratio_axis(axes: Axes, ends: Sequence[float], limit: float) -> None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round ratios in a range: even steps if few of them fill it, else 1, 2, 5 per decade."""
+    """Round ratios from `low` to `high`: even steps if a few cover the range, else 1, 2, 5 per decade."""
     for step in _STEPS:
         first, last = math.ceil(low / step), math.floor(high / step)
         if last - first < _MOST_TICKS:

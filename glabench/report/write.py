@@ -1,4 +1,4 @@
-"""Everything that a report of runs consists of, written beside their records."""
+"""Writes a report of runs: tables, page and figures."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WRITTEN = ("records.csv", "report.md", "figure.png", "figure.svg")
-# What a figure shows, of the metrics that are usual.
+# The metrics that a figure shows by default.
 _DRAWN = ("time", "peak")
 
 
 def write_report(runs: Sequence[Run], folder: Path, metrics: Sequence[Metric], against: str | None) -> list[Path]:
-    """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into a folder; returns their paths.
+    """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into a folder. Returns their paths.
 
-    For a single run that is most often its own folder. `against` None stands for the first run's sweep's own.
+    `against` is the backend that ratios refer to; None stands for that of the first run's sweep.
     """
     csv, page, *figures = paths = [folder / name for name in _WRITTEN]
     for path in paths:
         if path.is_symlink():
-            path.unlink()  # it may have come with the run, and lead to any file of the user's
+            path.unlink()  # a link in a run of unknown source may point to any of the user's files
     view = make_view(runs)
     drawn = choose_drawn(metrics)
     to_frame(runs).to_csv(csv, index=False)
@@ -43,13 +43,13 @@ def write_report(runs: Sequence[Run], folder: Path, metrics: Sequence[Metric], a
 
 
 def choose_drawn(metrics: Sequence[Metric]) -> list[Metric]:
-    """The metrics of the figure: those that were asked for, but of the usual ones time and memory alone."""
+    """The metrics of the figure: all requested ones, but only time and memory if they are the usual ones."""
     is_usual = tuple(metric.name for metric in metrics) == USUAL
     return [metric for metric in metrics if not is_usual or metric.name in _DRAWN]
 
 
 def to_frame(runs: Sequence[Run]) -> pd.DataFrame:
-    """The tables of runs below each other, with a column `run` in front if there are several."""
+    """The tables of all runs as one. If there are several runs, the first column is `run`."""
     import pandas as pd
 
     if len(runs) == 1:
@@ -61,7 +61,7 @@ def to_frame(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], against: str | None) -> str:
-    """The report as Markdown, with its figure beside it."""
+    """The report as Markdown; it refers to figure.png in the same folder."""
     descriptions = dict.fromkeys(run.sweep.description for run in view.runs if run.sweep.description)
     described = ["\n".join(map(printable, description.splitlines())) for description in descriptions]
     made_with = [*surroundings_of(view.runs), view.shape, *settings_of(view.runs)]

@@ -1,1 +1,1 @@
-"""Scheduling: many cells, driven through workers; runs, rounds, and revisions in turns, all by one loop."""
+"""Scheduling: one loop drives workers through the cells of runs, rounds, and revisions in turns."""

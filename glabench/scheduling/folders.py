@@ -1,4 +1,4 @@
-"""Where runs go: a new folder, one that is gone on with, the rounds of several versions beside each other."""
+"""The folders of runs: a new one, one to resume, one per version and round."""
 
 import glob
 import time
@@ -10,7 +10,7 @@ from typing import Any
 
 from glabench.devices.ceilings import Ceilings
 from glabench.errors import UsageError
-from glabench.measure.roofs import find_ceilings
+from glabench.measure.ceilings import find_ceilings
 from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
 from glabench.scheduling.loop import Lane, Version
@@ -22,18 +22,18 @@ from glabench.sweeps.parameters import option_of
 
 _DATE = 8 * "[0-9]"
 _MOST_DIGITS = 3  # of a round's number
-# What may differ between a run and its continuation: what is of the moment, and what is compared by itself.
+# Keys of an environment that may differ when a run is resumed: they change over time, or are compared separately.
 _MAY_DIFFER = frozenset({"settings", "busy", "ceilings", "cells", "plugins", "command", "version", "gpus"})
 
 
 def new_path(name: str) -> Path:
-    """A folder under runs/ that is not there yet."""
+    """The path of a new folder under runs/, which does not exist yet."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return next(p for n in count(1) if not (p := RUNS / (stem if n == 1 else f"{stem}-{n}")).exists())
 
 
 def latest_run(names: Sequence[str]) -> Path:
-    """The newest run under runs/ of one of the sweeps, or of any if none is named. Raises UsageError."""
+    """The newest run under runs/ of the named sweeps, or of any sweep without names. Raises UsageError without one."""
     stems = [glob.escape(name) for name in names] or ["*"]
     found = [path for stem in stems for path in RUNS.glob(f"{stem}-{_DATE}-*/records.jsonl")]
     if not found:
@@ -50,21 +50,21 @@ def create_run(path: Path, plan: Plan, observer: Observer) -> RunFolder:
 
 
 def kept_settings(folder: RunFolder, given: Mapping[str, Any]) -> Settings:
-    """The settings of a run that is gone on with; of those that are given, only time-outs may differ.
+    """The settings of a run to resume. Of the given settings, only time-outs may differ from the stored ones.
 
-    Raises UsageError that names the first other one.
+    Raises UsageError that names the first setting that differs.
     """
     try:
         kept = Settings.from_json(folder.environment().get("settings") or {})
     except ValueError as problem:
-        message = f"--resume: the settings of '{folder.path}' are not those of this glabench: {problem}"
+        message = f"--resume: the settings of '{folder.path}' do not fit this version of glabench: {problem}"
         raise UsageError(message) from None
     for name, value in given.items():
         if name != "cell_timeout_s" and getattr(kept, name) != value:
             option = "--" + name.removesuffix("_s").replace("_", "-")
             raise UsageError(
                 f"{option}: '{folder.path}' was measured with {getattr(kept, name)}, not {value}; "
-                "go on with the same, or start a new run"
+                "leave out the option, or start a new run"
             )
     return replace(kept, **{name: value for name, value in given.items() if name == "cell_timeout_s"})
 
@@ -72,16 +72,16 @@ def kept_settings(folder: RunFolder, given: Mapping[str, Any]) -> Settings:
 def check_same_machine(
     folder: RunFolder, plan: Plan, environment: Mapping[str, Any] | None = None, may_differ: Collection[str] = ()
 ) -> None:
-    """Raises UsageError if a run would go on with another sweep, on another machine or with other code.
+    """Raises UsageError if a run would be resumed with another sweep, on another machine or with other code.
 
-    `environment` is what a new run would keep, if that is not the plan's; `may_differ` names keys of it.
+    `environment` is what a new run would store, by default the plan's; its keys in `may_differ` may differ.
     """
     kept = folder.sweep()
-    # As it would be read back: the order of axes counts for nothing.
+    # As it would be read back from a file, so that the order of axes does not matter.
     wanted = parse_sweep(folder.run_id, dump_sweep(plan.sweep), "the sweep", stored=True)
     if kept != wanted:
         option = _changed_option(kept, wanted)
-        raise UsageError(f"{option}: '{folder.path}' was begun with another sweep; leave out what changes it to go on")
+        raise UsageError(f"{option}: '{folder.path}' was started with another sweep; leave out {option} to continue it")
     before, now = (_lasting(known) for known in (folder.environment(), environment or plan.environment()))
     compared = [key for key in before if key in now and key not in {*_MAY_DIFFER, *may_differ}]
     differing = [key for key in compared if before[key] != now[key]]
@@ -94,7 +94,7 @@ def check_same_machine(
 
 
 def _changed_option(kept: Sweep, changed: Sweep) -> str:
-    """The option that made one sweep of the other, as far as that can be told."""
+    """The option that changed the sweep, as far as it can be inferred; otherwise --resume."""
     if [variant.backend for variant in kept.variants] != [variant.backend for variant in changed.variants]:
         return option_of("backend")
     tables = [
@@ -120,7 +120,7 @@ def lanes_of_rounds(
 ) -> list[Lane]:
     """One lane per version and round, in turns, each with a run folder `SIDE-ROUND` under `path`.
 
-    With `resume`, folders that are there already are gone on with. Raises UsageError if there are some without it.
+    With `resume`, existing folders are continued; without it, raises UsageError if `path` is not empty.
     """
     if not resume and path.is_dir() and any(path.iterdir()):
         raise UsageError(f"--out: '{path}' is not empty; rounds need a new folder, or --resume to go on")
@@ -147,25 +147,25 @@ def lanes_of_rounds(
 
 
 def _turn(sides: list[str], number: int) -> list[str]:
-    """A B, B A, A B, ...: what drifts steadily meets both sides alike, and every pair ran next to each other."""
+    """The order of a round: A B, B A, A B, ... Steady drift affects both sides equally, and pairs run back to back."""
     return sides if number % 2 else sides[::-1]
 
 
 def records_of(folders: Sequence[RunFolder]) -> list[list[Record]]:
-    """The records of every round."""
+    """The records of every folder."""
     return [folder.records() for folder in folders]
 
 
 def rounds_in(path: Path) -> list[RunFolder]:
-    """A run folder, or the rounds in a folder of rounds, by their numbers. Raises UsageError if there are none."""
+    """A run folder by itself, or the rounds in a folder of rounds, by number. Raises UsageError if there are none."""
     if not path.is_dir() or (path / "records.jsonl").exists():
         return [RunFolder.open(path)]
     found = [RunFolder.open(run) for run in path.iterdir() if (run / "records.jsonl").exists()]
     if not found:
-        raise UsageError(f"RUN: '{path}' is not a run folder (it has no records.jsonl), nor a folder of some")
+        raise UsageError(f"RUN: '{path}' is neither a run folder (it has no records.jsonl) nor a folder of rounds")
     if not all(_is_round(folder.path) for folder in found):
         raise UsageError(
-            f"RUN: '{path}' holds runs that are no rounds of one measurement (NAME-1, NAME-2, ...); name one of them"
+            f"RUN: '{path}' holds runs that are not rounds of one measurement (NAME-1, NAME-2, ...); name one of them"
         )
     if len({_name_and_round(folder.path)[0] for folder in found}) > 1:
         raise UsageError(
@@ -175,12 +175,12 @@ def rounds_in(path: Path) -> list[RunFolder]:
 
 
 def turns_in(path: Path, side: str) -> list[RunFolder]:
-    """One side's rounds (`base` or `new`) in the folder of a comparison. Raises UsageError if there are none."""
-    old = {"base": "A", "new": "B"}[side]  # what 0.1 called them
+    """The rounds of one side (`base` or `new`) in the folder of a comparison. Raises UsageError if there are none."""
+    old = {"base": "A", "new": "B"}[side]  # the names in version 0.1
     found = [run for name in (side, old) for run in path.glob(f"{name}-*")]
     runs = [run for run in found if _is_round(run) and (run / "records.jsonl").exists()]
     if not runs:
-        raise UsageError(f"RUN_A RUN_B: needs two run folders; '{path}' alone is none that --rev made")
+        raise UsageError(f"RUN_A RUN_B: needs two run folders; '{path}' alone is not a folder that --rev made")
     return [RunFolder.open(run) for run in sorted(runs, key=_name_and_round)]
 
 
@@ -190,6 +190,6 @@ def _name_and_round(path: Path) -> tuple[str, int]:
 
 
 def _is_round(path: Path) -> bool:
-    """Whether a run's name ends in the number of a round; two runs of one day end in a time of six digits."""
+    """Whether a run's name ends in the number of a round, and not in a time of six digits as other runs do."""
     number = path.name.rpartition("-")[2]
     return number.isascii() and number.isdecimal() and len(number) <= _MOST_DIGITS

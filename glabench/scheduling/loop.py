@@ -1,7 +1,7 @@
-"""The measuring loop: drives workers through the cells of one or several lanes, and keeps every record.
+"""The measuring loop: drives workers through the cells of one or several lanes and stores every record.
 
-Plain runs, rounds, revisions in turns and baselines all go through it: the lock, resuming, a full disk, Ctrl-C and
-progress work for each of them.
+Plain runs, rounds, revisions in turns and baselines all use it, so locks, resuming, full disks, Ctrl-C and progress are
+handled in one place.
 """
 
 import json
@@ -23,31 +23,33 @@ from glabench.scheduling.plan import Plan
 from glabench.scheduling.process import ProcessWorker, Worker, WorkerDiedError, WorkerTimeoutError
 from glabench.sweeps import Cell
 
-# After these the worker's memory or device may be in a bad state, or the worker is gone.
+# After these statuses the worker's memory or device may be in a bad state, or the worker has ended.
 _NEEDS_FRESH_WORKER: frozenset[Status] = frozenset({"oom", "error", "timeout", "crashed"})
 StartWorker = Callable[[Job, Mapping[str, str]], Worker]
 
 
 @dataclass(frozen=True)
 class Version:
-    """One version of the code: what its workers find in their environment, the plugins that they load, its name."""
+    """One version of the code, as its workers load it."""
 
     label: str | None = None
+    # Environment variables of its workers.
     variables: Mapping[str, str] = field(default_factory=dict)
+    # Paths of plugin files that its workers load.
     plugins: tuple[str, ...] = ()
-    # Hashes of its kernels and plugins, as `describe_code` has them.
+    # Hashes of its kernels and plugins, from `describe_code`.
     code: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def hash(self) -> str | None:
-        """One hash of the measured code; None if it is not known."""
+        """One hash of the measured code; None if unknown."""
         measured = {part: self.code.get(part) for part in ("kernels", "plugins")}
         return sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:12] if self.code else None
 
 
 @dataclass(frozen=True)
 class Lane:
-    """One run folder and the version that is measured into it; `name` tells rounds apart."""
+    """A run folder and the version that is measured into it. `name` distinguishes rounds in messages."""
 
     folder: RunFolder
     version: Version
@@ -62,10 +64,11 @@ def measure_lanes(
     retry_failed: bool = False,
     start_worker: StartWorker = ProcessWorker,
 ) -> None:
-    """Measures what the lanes' folders lack: backend by backend, each lane in its turn in a fresh worker.
+    """Measures the cells that the lanes' folders lack: backend by backend, lane after lane, each in a fresh worker.
 
-    `go_on` is the command that resumes, for messages. Raises InterruptedRunError, RecordNotKeptError (a full disk),
-    UsageError (another process measures into a folder); what was measured is kept.
+    `go_on` is the command to resume, for messages. Raises InterruptedRunError after Ctrl-C, RecordNotKeptError if a
+    record cannot be written, GlabenchError if no worker can start, UsageError if another process measures into a
+    folder. Measured records are kept.
     """
     with ExitStack() as stack:
         for lane in lanes:
@@ -73,7 +76,7 @@ def measure_lanes(
         todo = [missing_cells(lane.folder, plan.cells, retry_failed) for lane in lanes]
         left, total = sum(map(len, todo)), len(lanes) * len(plan.cells)
         if left < total:
-            observer.say(f"{total - left} of {total} cells are measured already")
+            observer.say(f"{total - left} of {total} cells are already measured")
         observer.begin(left)
         stack.callback(observer.end)
         try:
@@ -84,17 +87,17 @@ def measure_lanes(
                         backend, [cell for cell in own if cell in missing], lane, plan, observer, start_worker
                     )
         except KeyboardInterrupt:
-            raise InterruptedRunError(f"interrupted; what was measured is kept, go on with: {go_on}") from None
+            raise InterruptedRunError(f"interrupted; what was measured is kept, continue with: {go_on}") from None
         except RecordNotKeptError as problem:
-            raise RecordNotKeptError(f"{problem}, go on with: {go_on}") from None
-        except OSError as problem:  # no process, no temporary file for a worker
+            raise RecordNotKeptError(f"{problem}, continue with: {go_on}") from None
+        except OSError as problem:  # no process or no temporary file for a worker
             why = problem.strerror or problem
-            message = f"the next cell cannot be measured: {why}; what was measured is kept, go on with: {go_on}"
+            message = f"the next cell cannot be measured: {why}; what was measured is kept, continue with: {go_on}"
             raise GlabenchError(message) from None
 
 
 def missing_cells(folder: RunFolder, cells: Iterable[Cell], retry_failed: bool = False) -> set[Cell]:
-    """The cells that a run has no record of, or with `retry_failed` none that is ok."""
+    """The cells without a record in a run; with `retry_failed`, also those whose record is not ok."""
     done = {record.cell for record in folder.records() if record.status == "ok" or not retry_failed}
     return {cell for cell in cells if cell not in done}
 
@@ -102,7 +105,7 @@ def missing_cells(folder: RunFolder, cells: Iterable[Cell], retry_failed: bool =
 def _measure_group(
     backend: str, cells: Sequence[Cell], lane: Lane, plan: Plan, observer: Observer, start_worker: StartWorker
 ) -> None:
-    """Measures cells of one backend; a fresh worker follows a crash, a time-out, an out-of-memory or an error."""
+    """Measures cells of one backend. After a crash, time-out, out-of-memory or error, a fresh worker continues."""
     ceilings = read_as(Ceilings, lane.folder.environment().get("ceilings") or {})
     job = Job(
         backend, lane.folder.run_id, plan.place.device, plan.settings, lane.version.plugins, ceilings, lane.version.hash
@@ -130,8 +133,8 @@ def _measure(worker: Worker, cell: Cell, job: Job) -> Record:
         return failure(job, cell, "timeout", str(problem))
     except WorkerDiedError as problem:
         return failure(job, cell, "crashed", str(problem))
-    except ValueError as problem:  # not a record at all
-        return failure(job, cell, "crashed", f"the worker's answer makes no sense: {problem}")
+    except ValueError as problem:
+        return failure(job, cell, "crashed", f"the worker's answer is not a record: {problem}")
     if record.cell != cell:
-        return failure(job, cell, "crashed", "the worker answered for another cell")
+        return failure(job, cell, "crashed", "the worker's answer is the record of another cell")
     return record

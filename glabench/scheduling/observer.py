@@ -1,23 +1,23 @@
-"""Who is told how far a measurement is. By default nobody."""
+"""Callbacks for the progress of a measurement. By default they do nothing."""
 
 from glabench.records import Record
 from glabench.sweeps import Cell
 
 
 class Observer:
-    """Override what you want to hear of. A plain run has one lane, without a name; rounds have one lane each."""
+    """Override the methods that you need. `lane` names the round; it is empty in a plain run."""
 
     def say(self, text: str) -> None:
-        """A message for a person."""
+        """Called with a message for the user."""
 
     def begin(self, cells: int) -> None:
-        """So many cells are about to be measured."""
+        """Called before measuring, with the number of cells."""
 
     def start(self, cell: Cell, lane: str) -> None:
-        """A cell is being measured."""
+        """Called before a cell is measured."""
 
     def record(self, record: Record, lane: str) -> None:
-        """A cell has its record, which is on the disk."""
+        """Called after a cell's record was written to the disk."""
 
     def end(self) -> None:
-        """Nothing more of what was begun is measured, for whatever reason."""
+        """Called after measuring, also if it was interrupted or failed."""

@@ -1,4 +1,4 @@
-"""What is to be measured, where and how: a sweep resolved and expanded for a machine, with what it will take."""
+"""Plans: what to measure, where and how, from a sweep expanded for a machine; estimates of memory and time."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,17 +16,18 @@ from glabench.sweeps import Cell, Sweep, expand, load_sweep, resolve
 
 RUNS = Path("runs")
 _MOST_RUNS = 20
-# What an unknown cell may take besides sampling: a process' start, compiling, the checks, energy.
+# Seconds that an unknown cell may take besides sampling: process start, compiling, accuracy, energy.
 _BESIDES_S: Mapping[str, float] = {"cuda": 15.0, "cpu": 4.0}
-# Calls of a cell at the least, and a cautious speed: they tell cells of seconds from cells of minutes.
+# The fewest calls of a cell, and a cautious FLOP/s: enough to distinguish cells of seconds from cells of minutes.
 _CALLS = 10
 _FLOPS_PER_S: Mapping[str, float] = {"cuda": 2e13, "cpu": 1e10}
+# A measurement that may take longer is announced.
 LONG_S = 600.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sweep runs: the environment as torch sees it, and the backends."""
+    """Where a sweep runs: the machine's environment and the available backends."""
 
     environment: Mapping[str, Any]
     registry: Registry
@@ -39,14 +40,14 @@ class Place:
 
     @property
     def device(self) -> str:
-        """The device for workers: `cuda:1`, or `cpu`."""
+        """The device for workers, `cuda:1` or `cpu`."""
         return f"cuda:{self.environment['gpu']['index']}" if self.kind == "cuda" else "cpu"
 
 
 def find_place(device: str = "auto", plugins: Iterable[str | Path] = ()) -> Place:
-    """Looks at the machine and loads the backends; `device` is auto, cpu, cuda or cuda:N.
+    """Probes the machine and loads the backends. `device` is auto, cpu, cuda or cuda:N.
 
-    Raises UsageError for a device that is not there or a plugin that is wrong.
+    Raises UsageError for a missing device or a plugin that cannot be loaded.
     """
     files = tuple(str(plugin) for plugin in plugins)
     registry = load_registry(files)
@@ -54,13 +55,13 @@ def find_place(device: str = "auto", plugins: Iterable[str | Path] = ()) -> Plac
 
 
 def default_settings(device: str) -> Settings:
-    """How cells are measured on a kind of device: a CPU's samples rarely settle, so it gets less time."""
+    """The default settings for "cuda" or "cpu". A CPU gets less time, because its samples rarely settle."""
     return Settings() if device == "cuda" else Settings(time_limit_s=1.0)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The cells of a resolved sweep, and all that workers need to measure them."""
+    """The cells of a resolved sweep, and everything that workers need to measure them."""
 
     sweep: Sweep
     cells: Sequence[Cell]
@@ -70,11 +71,11 @@ class Plan:
     arguments: Sequence[str] = field(default_factory=tuple)
 
     def on(self, cells: Sequence[Cell]) -> "Plan":
-        """The same with other cells."""
+        """The same plan with other cells."""
         return replace(self, cells=cells)
 
     def environment(self) -> dict[str, Any]:
-        """What a run folder keeps besides the sweep: hardware, versions, settings, and where its code comes from."""
+        """The contents of a run's environment.json: hardware, versions, settings, and the origin of the code."""
         return {
             **self.place.environment,
             "settings": self.settings.to_json(),
@@ -93,9 +94,9 @@ def make_plan(
     place: Place,
     arguments: Sequence[str] = (),
 ) -> Plan:
-    """The plan of a sweep (a preset's name, a .toml file or an object) with changes to its axes.
+    """The plan of a sweep (a preset's name, a .toml file's path or a `Sweep`), changed by `axes`.
 
-    Raises UsageError for a wrong sweep or axis, NothingToRunError if it has no cell.
+    Raises UsageError for a wrong sweep or axis, NothingToRunError if the sweep has no cell.
     """
     loaded = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep))
     settings = settings or default_settings(place.kind)
@@ -111,7 +112,7 @@ def make_plan(
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one cell will take: MiB, and seconds (0 if it cannot run, for the reason given)."""
+    """The estimated MiB and seconds of one cell. Seconds are 0 if it cannot run, for the reason in `unsupported`."""
 
     cell: Cell
     least_mib: float
@@ -120,13 +121,13 @@ class Estimate:
     unsupported: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """One flat dict, the cell's fields among them."""
+        """One flat dict with the fields of the cell and the estimate."""
         own = {name: getattr(self, name) for name in ("least_mib", "estimate_mib", "seconds", "unsupported")}
         return {**self.cell.to_json(), **own}
 
 
 def estimate_cells(plan: Plan) -> list[Estimate]:
-    """An estimate for each cell: from a stored run under `runs/` on the same kind of device, else an upper bound."""
+    """An estimate per cell: seconds from a stored run under `runs/` on the same device, else an upper bound."""
     stored = _stored_seconds(plan)
     return [_estimate(cell, plan, stored) for cell in plan.cells]
 
@@ -136,16 +137,16 @@ def _estimate(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> Estimate:
     try:
         least, working = op.least_bytes(cell), backend.working_bytes(cell)
         reason = backend.unavailable(cell.device) or backend.supports(cell)
-    except Exception as problem:  # a plugin's fault costs its own cells only
+    except Exception as problem:  # a faulty plugin affects only its own cells
         return Estimate(cell, 0.0, 0.0, 0.0, one_line(f"{type(problem).__name__}: {problem}"))
     seconds = 0.0 if reason else _bound_seconds(cell, plan, stored)
     return Estimate(cell, least / 2**20, (least + working) / 2**20, seconds, reason)
 
 
 def expected_seconds(plan: Plan) -> float:
-    """What the cells of all backends that are there take at most.
+    """An upper bound of the seconds that all cells of available backends take.
 
-    No other code of a backend is run for it: that of a plugin may take long, load torch, or end the process.
+    Calls no method of backends except `unavailable`, because a plugin's may be slow, load torch or end the process.
     """
     stored, registry = _stored_seconds(plan), plan.place.registry
     there = [cell for cell in plan.cells if not registry[cell.backend].unavailable(cell.device)]
@@ -160,7 +161,7 @@ def _bound_seconds(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> floa
 
 
 def _stored_seconds(plan: Plan) -> dict[Cell, float]:
-    """What cells took in the newest runs of the same device, seconds."""
+    """Seconds that cells took in the newest runs on the same device."""
     found: dict[Cell, float] = {}
     for file in sorted(RUNS.glob("*/records.jsonl"), key=_changed_at)[-_MOST_RUNS:]:
         try:
@@ -175,7 +176,7 @@ def _stored_seconds(plan: Plan) -> dict[Cell, float]:
 def _changed_at(file: Path) -> float:
     try:
         return file.stat().st_mtime
-    except OSError:  # it was removed just now
+    except OSError:  # removed meanwhile
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""A worker as its parent sees it: a process that answers, dies or hangs."""
+"""The parent's side of a worker process, which may answer, die or hang."""
 
 import json
 import os
@@ -19,12 +19,12 @@ from glabench.sweeps.model import Cell
 
 _LOOK_AGAIN_S = 1.0
 _LAST_WAIT_S = 10.0
-# Of a worker that says something without end, what it said last.
+# Bytes of a worker's stderr that are read, from its end.
 _MOST_ERRORS = 2**20
 
 
 class WorkerDiedError(Exception):
-    """The worker ended without an answer; the message says how."""
+    """The worker ended without an answer. The message says how."""
 
 
 class WorkerTimeoutError(Exception):
@@ -39,20 +39,23 @@ def _signal_name(number: int) -> str:
 
 
 class Worker(Protocol):
-    """Measures cells of one backend. Raises WorkerDiedError or WorkerTimeoutError; it is of no use after either."""
+    """Measures cells of one backend."""
 
     def measure(self, cell: Cell) -> Record:
-        """The record of a cell."""
+        """Measures a cell. Raises ValueError for an answer that is not a record.
+
+        Raises WorkerDiedError or WorkerTimeoutError; after either, the worker can only be closed.
+        """
 
     def close(self) -> None:
-        """Ends the worker, whatever it is doing."""
+        """Ends the worker, even in the middle of a cell."""
 
 
 class ProcessWorker:
-    """A worker in a process of its own, and in a process group of its own, which ends as a whole.
+    """A worker in its own process and process group. Closing it kills the whole group.
 
-    What the worker says on stderr is kept for the reason of a crash, and shown in the end if `show_errors`.
-    `variables` are added to its environment.
+    The worker's stderr is kept for the reason of a crash, and printed at the end if `show_errors`. `variables` are
+    added to its environment.
     """
 
     def __init__(self, job: Job, variables: Mapping[str, str], show_errors: bool = False) -> None:
@@ -88,7 +91,7 @@ class ProcessWorker:
                 if left <= 0:
                     raise WorkerTimeoutError(f"no result within {self._timeout_s:g} s (--cell-timeout)")
                 if not selector.select(min(left, _LOOK_AGAIN_S)):
-                    # A child that the worker left behind may hold the pipe open.
+                    # A child that the worker left behind may keep the pipe open.
                     if self._process.poll() is not None:
                         raise WorkerDiedError(self._how_it_died())
                     continue
@@ -103,7 +106,7 @@ class ProcessWorker:
         try:
             code = self._process.wait(timeout=_LAST_WAIT_S)
         except subprocess.TimeoutExpired:
-            return "the worker answers no more, and does not end"
+            return "the worker no longer answers and does not end"
         end = f"was killed by signal {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         if code == -signal.SIGKILL:
             end += ", perhaps by the system, because the host's memory ran out"
@@ -118,7 +121,7 @@ class ProcessWorker:
     def close(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # stuck in the driver: left to the system
+        with suppress(subprocess.TimeoutExpired):  # stuck in the driver; the system has to end it
             self._process.wait(timeout=_LAST_WAIT_S)
         if self._show_errors and (said := self._stderr()):
             print(said, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Two revisions of a git repository side by side, so that their kernels can be measured in turns."""
+"""Revisions of a git repository, checked out side by side, so that their kernels can be measured in turns."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ KERNELS = Path("kernels") / "gla_kernels"
 
 def _git(repository: Path, *arguments: str) -> str:
     try:
-        # A hook of git that runs a check has its own index in its variables, which a checkout must not touch.
+        # In a git hook these variables refer to the hook's own index, which a checkout must not touch.
         variables = {name: value for name, value in os.environ.items() if name not in SET_BY_HOOKS}
         command = ["git", "-C", str(repository), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
@@ -34,11 +34,11 @@ def repository_of(folder: Path) -> Path:
     try:
         return Path(_git(folder, "rev-parse", "--show-toplevel")).resolve()
     except UsageError as problem:
-        raise UsageError(f"--rev: revisions are those of the repository around the working folder: {problem}") from None
+        raise UsageError(f"--rev: needs a git repository around the working folder: {problem}") from None
 
 
 def parse_range(text: str) -> tuple[str, str]:
-    """`A..B` as two names; one name alone is measured against HEAD. Raises UsageError."""
+    """The two names in `A..B`; one name alone is compared with HEAD. Raises UsageError if there is no name."""
     first, dots, second = text.partition("..")
     pair = (first or "HEAD", second or "HEAD") if dots else ("HEAD", first)
     if not first and not second:
@@ -47,17 +47,17 @@ def parse_range(text: str) -> tuple[str, str]:
 
 
 def commit_of(repository: Path, revision: str) -> str:
-    """The commit that a name stands for; of the working tree the one that it departs from. Raises UsageError."""
+    """The commit that a name refers to; HEAD's for WORKTREE. Raises UsageError if there is none."""
     name = "HEAD" if revision == WORKTREE else revision
     try:
         return _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     except UsageError:
-        raise UsageError(f"--rev: '{revision}' is not a revision of {repository.name}, nor {WORKTREE}") from None
+        raise UsageError(f"--rev: '{revision}' is neither a revision of {repository.name} nor {WORKTREE}") from None
 
 
 @contextmanager
 def checked_out(repository: Path, revision: str) -> Iterator[Path]:
-    """A folder with a revision's files; for WORKTREE the repository itself, with what is not committed yet."""
+    """A folder with a revision's files; for WORKTREE the repository itself, with uncommitted changes."""
     if revision == WORKTREE:
         yield repository
         return
@@ -68,7 +68,7 @@ def checked_out(repository: Path, revision: str) -> Iterator[Path]:
             _git(repository, "worktree", "add", "--detach", "--quiet", str(tree), commit)
             yield tree
         finally:
-            # Interrupted in the middle of the first, the second finds nothing, and the third tidies up after both.
+            # If `worktree add` was interrupted, `worktree remove` may fail; deleting and pruning then clean up.
             with suppress(UsageError):
                 _git(repository, "worktree", "remove", "--force", str(tree))
             shutil.rmtree(tree, ignore_errors=True)
@@ -77,15 +77,15 @@ def checked_out(repository: Path, revision: str) -> Iterator[Path]:
 
 
 def worker_variables(tree: Path) -> dict[str, str]:
-    """What makes a worker import a tree's kernels; the harness stays the one that is running."""
+    """Environment variables that make a worker import a tree's kernels. The suite remains the running one."""
     before = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(tree / "kernels"), before]))}
 
 
 def plugins_in(tree: Path, repository: Path, plugins: Sequence[str]) -> tuple[str, ...]:
-    """Plugin files as they are in a tree: those of the repository are the revision's own.
+    """The paths of plugin files for a tree: those inside of the repository are replaced by the tree's own.
 
-    Raises UsageError for one that the tree lacks.
+    Raises UsageError for a plugin that the tree lacks.
     """
     found = []
     for plugin in plugins:
@@ -97,7 +97,7 @@ def plugins_in(tree: Path, repository: Path, plugins: Sequence[str]) -> tuple[st
 
 
 def is_within(repository: Path, plugin: str) -> bool:
-    """Whether a plugin file belongs to a repository, so that each revision has its own."""
+    """Whether a plugin file is inside of a repository, so that each revision has its own."""
     return Path(plugin).resolve().is_relative_to(repository)
 
 
@@ -113,7 +113,7 @@ def unchanged_revision(folder: Path) -> str | None:
 
 
 def repository_with(commit: str | None) -> Path | None:
-    """The repository that the working folder belongs to, if it has a commit."""
+    """The repository around the working folder, if it has `commit`; otherwise None."""
     try:
         repository = repository_of(Path.cwd())
         return repository if commit is not None and commit_of(repository, commit) else None

@@ -1,4 +1,4 @@
-"""Measuring one run: a new one, or one that is gone on with."""
+"""Measures a new run, or resumes one."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ _BUSY_PCT = 10
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: a sweep with changes to its axes, on which device, with which settings changed."""
+    """A request to measure: the sweep with changes to its axes, the device, and changes to the default settings."""
 
     sweep: str | Path | Sweep
-    # A preset that takes the sweep's place if there is no GPU.
+    # The preset to measure instead on a CPU.
     sweep_on_cpu: str | None = None
     axes: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -37,11 +37,11 @@ class Request:
     show_errors: bool = False
 
     def find_place(self) -> Place:
-        """The machine and the backends. Raises UsageError."""
+        """Probes the machine and loads the backends. Raises UsageError."""
         return find_place(self.device, self.plugins)
 
     def plan(self) -> Plan:
-        """The plan of what is asked for. Raises UsageError, NothingToRunError."""
+        """The plan for the request. Raises UsageError, NothingToRunError."""
         place = self.find_place()
         settings = replace(default_settings(place.kind), **self.settings)
         sweep = self.sweep_on_cpu if self.sweep_on_cpu and place.kind == "cpu" else self.sweep
@@ -53,17 +53,17 @@ def measure_run(request: Request, out: Path | None, observer: Observer) -> Run:
     plan = request.plan()
     if request.sweep_on_cpu and plan.place.kind == "cpu":
         left_out = [name for name, backend in plan.place.registry.items() if backend.unavailable("cpu")]
-        observer.say(f"No NVIDIA GPU is used: this is the small CPU sweep. Left out: {', '.join(left_out)}")
+        observer.say(f"No NVIDIA GPU is used, so this is the small CPU sweep, without: {', '.join(left_out)}")
     announce(plan, observer, 1)
     folder = create_run(out or new_path(plan.sweep.name), plan, observer)
     return _measure(folder, plan, request, observer, retry_failed=False)
 
 
 def resume_run(request: Request, path: Path | None, observer: Observer, retry_failed: bool = False) -> Run:
-    """Goes on with a run, with the sweep, the plugins and the settings that it was begun with.
+    """Continues a run with its stored sweep, plugins and settings.
 
-    `path` None stands for the latest run of the request's sweep. What the request changes must be what it was, but for
-    time-outs. Raises UsageError for the first thing that differs.
+    `path` None stands for the latest run of the request's sweep. Apart from time-outs, the request must not change
+    anything; raises UsageError for the first difference.
     """
     names = [Path(str(name)).stem for name in (request.sweep, request.sweep_on_cpu) if name]
     folder = RunFolder.open(path or latest_run(names))
@@ -102,23 +102,23 @@ def _measure(folder: RunFolder, plan: Plan, request: Request, observer: Observer
 
 
 def announce(plan: Plan, observer: Observer, rounds: int) -> None:
-    """Says what a person should know before a measurement: a busy GPU, a long time."""
+    """Warns the user before a measurement if the GPU is busy or if it may take long."""
     busy = plan.place.environment.get("busy") if plan.place.kind == "cuda" else None
     others, load = (busy or {}).get("other_processes"), (busy or {}).get("utilization_pct")
     if others or (load or 0) > _BUSY_PCT:
-        share = "" if load is None else f", {load:.0f} % of its time in use"
+        share = "" if load is None else f", in use {load:.0f} % of the time"
         observer.say(
-            f"warning: the GPU is busy ({others or 0} processes{share}); times will not be those of a free one"
+            f"warning: the GPU is busy ({others or 0} processes{share}); times will not be those of a free GPU"
         )
     seconds = rounds * expected_seconds(plan)
     if seconds > LONG_S:
         observer.say(
-            f"this may take up to {seconds / 60:.0f} minutes; --dry-run tells more, --backend and axes narrow it"
+            f"this may take up to {seconds / 60:.0f} minutes; --dry-run shows details, --backend and axes reduce it"
         )
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises UsageError for a setting that is not there, or has a value that it cannot have."""
+    """Raises UsageError for an unknown setting or a wrong value."""
     try:
         Settings.from_json({**Settings().to_json(), **settings})
     except ValueError as problem:

@@ -1,4 +1,4 @@
-"""Versions of the code that are measured in turns: git revisions checked out side by side, and the present code."""
+"""Measures versions of the code in turns: git revisions checked out side by side, and the present code."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,10 +38,10 @@ def measure_versions(
     resume: bool = False,
     show_errors: bool = False,
 ) -> dict[str, list[RunFolder]]:
-    """Measures the cells `rounds` times per version, in turns, each time in fresh processes; the folders per version.
+    """Measures the cells `rounds` times per version, in turns, in fresh processes. Returns the folders per version.
 
-    `go_on` is the command that resumes, for messages. Compiled kernels are kept apart: no version finds another one's,
-    or those of an earlier measurement.
+    `go_on` is the command to resume, for messages. Every version has its own, initially empty cache of compiled
+    kernels. Raises what `lanes_of_rounds` and `measure_lanes` raise.
     """
     with TemporaryDirectory(prefix="glabench-cache-") as cache:
         apart = {
@@ -55,21 +55,21 @@ def measure_versions(
 
 
 def _compile_cache(folder: str) -> dict[str, str]:
-    """What makes a worker keep its compiled kernels in a folder, and find none there of an earlier measurement."""
+    """Environment variables that make a worker keep its compiled kernels in a folder."""
     return {"TRITON_CACHE_DIR": folder, "GLA_KERNELS_CACHE": folder}
 
 
 def present_version(plugins: Sequence[str]) -> Version:
-    """The code that is installed."""
+    """The installed code."""
     return Version(plugins=tuple(plugins), code=describe_code(plugins))
 
 
 @contextmanager
 def revision(name: str, plugins: Sequence[str], folder: Path | None = None) -> Iterator[Version]:
-    """A revision of the repository around `folder` (the working folder), checked out for as long as it is measured.
+    """A revision of the repository around `folder` (by default the working folder), checked out during the context.
 
-    Its kernels are the revision's, and so are plugin files of the repository; this glabench measures them. `WORKTREE`
-    is what lies in the working folder. Raises UsageError if there is no such revision, or nothing in it to measure.
+    Kernels, and plugin files of the repository, are those of the revision; this glabench measures them. `WORKTREE` is
+    the working tree. Raises UsageError if there is no such revision, or nothing in it to measure.
     """
     repository = repository_of(folder or Path.cwd())
     with checked_out(repository, name) as tree:

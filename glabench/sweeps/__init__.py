@@ -1,4 +1,4 @@
-"""From text to cells: parameters and the axis grammar, sweep definitions, presets."""
+"""Sweeps: parameters, the axis grammar, sweep files, presets, and their expansion into cells."""
 
 from glabench.sweeps.expand import Traits, expand, resolve
 from glabench.sweeps.load import load_sweep, preset_names

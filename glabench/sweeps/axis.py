@@ -1,8 +1,8 @@
 """The axis grammar: `1k..16k`, `1k..4k:+1k`, `1k,3k`, `on,off`, `fwd,fwd+bwd`.
 
 An axis is a comma-separated list. An item of a numeric axis is a number (`64`, `4k`, `1m`; k = 1024, m = 1024 * 1024)
-or a range `LOW..HIGH`, which doubles from LOW up to HIGH, or `LOW..HIGH:+STEP`, or `LOW..HIGH:*FACTOR`. HIGH belongs
-to the range if the steps reach it. Order is kept, repeats are dropped.
+or a range `LOW..HIGH`, which doubles from LOW up to HIGH, or `LOW..HIGH:+STEP`, or `LOW..HIGH:*FACTOR`. HIGH is part of
+the range if the steps reach it. The order is kept; repeats are dropped.
 """
 
 import re
@@ -22,11 +22,11 @@ INTEGER_FORM = "a number (64, 4k), a list (1k,3k) or a range (1k..16k doubles, 1
 
 
 def parse_number(text: str) -> int:
-    """`64` -> 64, `4k` -> 4096, `1m` -> 1048576. Raises ValueError for anything else, for 0 and beyond 2**40."""
+    """`64` -> 64, `4k` -> 4096, `1m` -> 1048576. Raises ValueError for other text, 0, and numbers above 2**40."""
     found = _NUMBER.fullmatch(text.strip())
     if not found or not found[1].strip("0"):
         raise ValueError(f"'{text.strip()}' is not a positive number")
-    # Python refuses to read a number of thousands of digits, in words of its own.
+    # A very long number would make `int` raise an error with a less helpful message.
     value = int(found[1]) * _UNIT[found[2].lower()] if len(found[1]) < 30 else _LARGEST + 1
     if value > _LARGEST:
         raise ValueError(f"'{text.strip()}' is too large; the largest number is {format_number(_LARGEST)}")
@@ -34,7 +34,7 @@ def parse_number(text: str) -> int:
 
 
 def format_number(value: int) -> str:
-    """The inverse of `parse_number`, as short as it is exact: 4096 -> `4k`, 1000 -> `1000`."""
+    """The inverse of `parse_number`, as short as possible without rounding: 4096 -> `4k`, 1000 -> `1000`."""
     for unit in ("m", "k"):
         if value >= _UNIT[unit] and value % _UNIT[unit] == 0:
             return f"{value // _UNIT[unit]}{unit}"
@@ -46,14 +46,14 @@ def _parse_range(item: str) -> list[int]:
     low_text, _, high_text = bounds.partition("..")
     low, high = parse_number(low_text), parse_number(high_text)
     if low > high:
-        raise ValueError(f"'{item}' runs downwards; the smaller end comes first")
+        raise ValueError(f"'{item}' runs downwards; give the smaller end first")
     step_text = step_text.strip() if colon else "*2"
     sign, amount = step_text[:1], step_text[1:]
     if sign not in ("+", "*"):
         raise ValueError(f"'{step_text}' is not a step; a step is +512 or *4")
     step = parse_number(amount)
     if sign == "*" and step < 2:
-        raise ValueError(f"'{step_text}' never gets anywhere; a factor is at least 2")
+        raise ValueError(f"'{step_text}' never advances; a factor is at least 2")
     values, value = [], low
     while value <= high:
         values.append(value)
@@ -64,7 +64,7 @@ def _parse_range(item: str) -> list[int]:
 
 
 def parse_integers(text: str) -> tuple[int, ...]:
-    """The values of a numeric axis. Raises ValueError saying which part is wrong."""
+    """The values of a numeric axis. Raises ValueError that says which part is wrong."""
     values: list[int] = []
     for item in text.split(","):
         values += _parse_range(item) if ".." in item else [parse_number(item)]
@@ -84,9 +84,9 @@ def parse_choices(text: str, allowed: Iterable[str]) -> tuple[str, ...]:
 
 
 def axis_text(value: Any) -> str:
-    """A value or a list of values, as Python and TOML have them, in the grammar: [16, None] -> `16,auto`, True -> `on`.
+    """Values from Python or TOML as text in the grammar: [16, None] -> `16,auto`, True -> `on`. Text is unchanged.
 
-    Text is taken as it is. Raises ValueError for anything that no axis takes.
+    Raises ValueError for a value that no axis takes.
     """
     if isinstance(value, str):
         return value
@@ -98,13 +98,11 @@ def axis_text(value: Any) -> str:
         return "on" if value else "off"
     if isinstance(value, int) and 0 < value <= _LARGEST:
         return str(value)
-    raise ValueError(
-        'an axis takes a text such as "1k..16k", a positive whole number, true or false, or a list of those'
-    )
+    raise ValueError('an axis takes text such as "1k..16k", a positive whole number, true or false, or a list of these')
 
 
 def parse_axis(option: str, text: str, parse: Callable[[str], Value], allowed: str) -> Value:
-    """Parses one axis; a mistake becomes a UsageError that names the option or key, the value and what is allowed."""
+    """Parses one axis. Raises UsageError that names the option or key, the value and what is allowed."""
     try:
         return parse(text)
     except ValueError as problem:

@@ -1,4 +1,4 @@
-"""From a sweep to its cells."""
+"""Applies changes to sweeps and expands them into cells."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,10 +17,10 @@ _BACKEND = "backend"
 
 @dataclass(frozen=True)
 class Traits:
-    """What expanding needs to know of a backend: its op, and the parameters of both.
+    """The part of a backend that is needed to expand sweeps: its op, and the parameters of both.
 
-    `aliases` are axes that set several parameters to one value (GLA's head_dim: key_dim and value_dim); `published`
-    gives the op's parameters for a model width.
+    `aliases` are axes that set several parameters to one value (for GLA, head_dim sets key_dim and value_dim);
+    `published` gives the op's parameters for a model width.
     """
 
     op: str
@@ -29,21 +29,21 @@ class Traits:
     published: Callable[[int], Mapping[str, Value]]
 
     def targets(self, axis: str) -> tuple[str, ...]:
-        """The parameters that an axis sets; none for an axis that means nothing here."""
+        """The parameters that an axis sets; empty for an axis that does not apply to the backend."""
         if axis in self.parameters:
             return (axis,)
         return tuple(self.published(1024)) if axis == WIDTH.name else self.aliases.get(axis, ())
 
     def rank(self, axis: str) -> int:
-        """Of the axes that set a parameter the one of the highest rank counts: its own, then an alias, then width."""
+        """If several axes set a parameter, the one with the highest rank counts: its own, then an alias, then width."""
         return 2 if axis in self.parameters else 1 if axis in self.aliases else 0
 
     def owns(self, axis: str) -> bool:
-        """Whether an axis means something to the backend."""
+        """Whether an axis applies to the backend."""
         return axis in COMMON or bool(self.targets(axis))
 
     def choices(self, axis: str, text: str, where: str) -> list[dict[str, Any]]:
-        """What each value of an axis sets. Raises UsageError that names the axis, the value and what is allowed."""
+        """The parameters that each value of an axis sets. Raises UsageError as `parse_axis`; `where` names the axis."""
         if axis == WIDTH.name:
             return [dict(self.published(width)) for width in parse_axis(where, text, WIDTH.parse, WIDTH.allowed)]
         kind = self.parameters[self.targets(axis)[0]]
@@ -51,19 +51,19 @@ class Traits:
 
 
 def parameters_of(traits: Collection[Traits]) -> dict[str, Parameter]:
-    """Every axis that some backend takes, aliases among them, by name."""
+    """All axes of some backends, aliases included, by name."""
     found = {**COMMON, WIDTH.name: WIDTH}
     for each in traits:
         for name, parameter in each.parameters.items():
             found.setdefault(name, parameter)
-    for each in traits:  # afterwards: head_dim is one op's own parameter and an alias of others
+    for each in traits:  # in a second loop, because head_dim is a parameter of one op and an alias in others
         for alias, targets in each.aliases.items():
             found.setdefault(alias, replace(each.parameters[targets[0]], name=alias))
     return found
 
 
 def override(axes: Mapping[str, str], changes: Mapping[str, str], traits: Collection[Traits]) -> dict[str, str]:
-    """Axes with changes put over them: a change drops the axes that would hide it from some backend."""
+    """Axes with changes applied. A change also removes the axes that would take precedence over it for some backend."""
 
     def hides(axis: str, change: str, of: Traits) -> bool:
         targets = set(of.targets(axis))
@@ -74,11 +74,11 @@ def override(axes: Mapping[str, str], changes: Mapping[str, str], traits: Collec
 
 
 def resolve(sweep: Sweep, device: str, changes: Mapping[str, Any], traits: Mapping[str, Traits]) -> Sweep:
-    """The sweep as it will run: its CPU values where there is no GPU, then `changes` over everything.
+    """The sweep as it will run on `device` ("cuda" or "cpu"): with its CPU values on a CPU, then with `changes`.
 
-    `changes` maps axes to text of the grammar or to Python's values. The axis `backend` picks backends: the sweep's
-    own variants of that name, or the plain backend where the sweep has none. Raises UsageError for an axis that no
-    backend of the sweep has, and for a backend that is not there.
+    `changes` maps axes to text in the grammar or to Python values. The axis `backend` selects backends: the sweep's
+    variants of that name, or the plain backend if the sweep has none. Raises UsageError for an axis that no backend of
+    the sweep has, and for an unknown backend.
     """
     changes = {name: _text(name, value) for name, value in changes.items()}
     own = [_find(v.backend, traits, f"sweep {sweep.name}") for v in sweep.variants]
@@ -116,20 +116,22 @@ def _text(name: str, value: Any) -> str:
 def _check_owned(
     names: Iterable[str], own: Collection[Traits], everybody: Collection[Traits], where: Callable[[str], str]
 ) -> None:
-    """Raises UsageError for the first axis that none of `own` has; `where` gives the message's start for an axis."""
+    """Raises UsageError for the first axis that none of `own` has. `where` gives the start of the message."""
     for name in names:
         if any(traits.owns(name) for traits in own):
             continue
         at = where(name)
         ops = sorted({traits.op for traits in everybody if traits.owns(name)})
         if ops:
-            raise UsageError(f"{at}: no backend of this sweep has that parameter (only those of {', '.join(ops)} have)")
+            raise UsageError(
+                f"{at}: no backend of this sweep has this parameter (only backends of {', '.join(ops)} do)"
+            )
         known = parameters_of(everybody)
         raise UsageError(f"{at}: there is no such axis (allowed: {', '.join(known)}{did_you_mean(name, known)})")
 
 
 def _overridden(variant: Variant, layer: Mapping[str, str], traits: Traits) -> Variant:
-    """The variant with the part of a layer that its own axes would hide."""
+    """The variant with those axes of a layer that its own axes would otherwise take precedence over."""
     hidden = {target for name in variant.axes for target in (name, *traits.targets(name))}
     hiding = {n: text for n, text in layer.items() if n in hidden or not hidden.isdisjoint(traits.targets(n))}
     return replace(variant, axes=override(variant.axes, hiding, [traits]))
@@ -138,7 +140,7 @@ def _overridden(variant: Variant, layer: Mapping[str, str], traits: Traits) -> V
 def expand(sweep: Sweep, traits: Mapping[str, Traits], device: Any) -> list[Cell]:
     """The cells of a resolved sweep on `device` ("cuda" or "cpu"), backend by backend, without repeats.
 
-    An axis that means nothing to a backend is left out of its cells. Raises UsageError for a wrong axis.
+    A backend's cells ignore axes that do not apply to it. Raises UsageError for a wrong axis.
     """
     _check_axes(sweep, traits)
     cells: dict[Cell, None] = {}
@@ -148,14 +150,14 @@ def expand(sweep: Sweep, traits: Mapping[str, Traits], device: Any) -> list[Cell
         axes = override(sweep.axes, variant.axes, [of_backend])
         for cell in _variant_cells(axes, variant.backend, of_backend, sweep.name, device):
             cells[cell] = None
-            visited += 1  # repeats too: a sweep of nothing else would be gone through for ever
+            visited += 1  # repeats count, too, so that a sweep with endless repeats ends
             if visited > MOST_CELLS:
                 raise UsageError(f"sweep {sweep.name}: it has more than {MOST_CELLS} cells; give fewer values per axis")
     return list(cells)
 
 
 def _check_axes(sweep: Sweep, traits: Mapping[str, Traits]) -> None:
-    """Raises UsageError for a variant's axis that its backend lacks, and for an x that is no axis."""
+    """Raises UsageError if a variant has an axis that its backend lacks, or if x is not an axis."""
     known = parameters_of(traits.values())
     for variant in sweep.variants:
         for name in variant.axes:
@@ -174,7 +176,7 @@ def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep:
     common = {}
     for name, kind in COMMON.items():
         if name not in axes:
-            raise UsageError(f"sweep {sweep}: the axis {name} is missing; needed are {', '.join(COMMON)}")
+            raise UsageError(f"sweep {sweep}: the axis {name} is missing; every sweep needs {', '.join(COMMON)}")
         common[name] = parse_axis(name, axes[name], kind.parse, kind.allowed)
     for chosen in product(*_settings(axes, traits)):
         parameters = {name: value for setting in chosen for name, value in setting.items()}
@@ -184,7 +186,7 @@ def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep:
 
 
 def _settings(axes: Mapping[str, str], traits: Traits) -> list[list[dict[str, Any]]]:
-    """One list of settings per axis, to be crossed."""
+    """One list of parameter settings per axis. Their product gives the cells."""
     winner = dict.fromkeys(traits.parameters, "")
     for axis in sorted(axes, key=traits.rank):
         winner |= dict.fromkeys(traits.targets(axis), axis)
@@ -197,9 +199,9 @@ def _settings(axes: Mapping[str, str], traits: Traits) -> list[list[dict[str, An
 
 
 def _check_values(settings: Iterable[Iterable[Mapping[str, Any]]]) -> None:
-    """Raises UsageError for a value that a record could not hold; whoever owns a parameter reads its text."""
+    """Raises UsageError for a value that a record cannot hold, because plugins' parameters may return anything."""
     for name, value in (item for axis in settings for setting in axis for item in setting.items()):
         try:
             read_value(name, value)
         except ValueError as problem:
-            raise UsageError(f"{problem}; a record could not hold this value") from None
+            raise UsageError(f"{problem}; a record cannot hold this value") from None

@@ -1,18 +1,18 @@
-"""Sweeps as .toml files: the presets that come along, and users' own, in the same format.
+"""Sweeps as .toml files. Presets and users' own files have the same format.
 
 title = "..."                 # shown above tables and figures
 description = "..."
 x = "seqlen"                  # the axis that figures are drawn against
 against = "sdpa-flash"        # ratios in reports refer to this backend
 
-[axes]                        # text of the axis grammar, a number, true or false, or a list of those
+[axes]                        # text in the axis grammar, a number, true or false, or a list of these
 seqlen = "1k..16k"
 batch = 32
 
-[cpu]                         # axes that replace those above where there is no GPU (may be left out)
+[cpu]                         # axes that replace those above on a CPU (optional)
 batch = 1
 
-[[backends]]                  # one table per backend; axes in it hold for this backend alone
+[[backends]]                  # one table per backend, with axes for this backend only
 name = "gla-triton"
 materialize = [true, false]
 """
@@ -32,10 +32,10 @@ from glabench.plain import read_as, shown
 from glabench.sweeps.axis import axis_text
 from glabench.sweeps.model import Sweep, Variant
 
-# Reading TOML takes time with the square of a key's parts, so that a small file could keep it busy for hours.
+# Reading TOML takes time quadratic in the number of a key's parts: without limits, a small file could take hours.
 _MOST_BYTES = 256 * 1024
 _MOST_DOTS = 100
-# Names of one version ago, which still work.
+# Preset names of the previous version, which still work.
 RENAMED_PRESETS = {"gate": "guard"}
 
 
@@ -56,18 +56,18 @@ _KEYS = tuple(_SweepFile.__dataclass_fields__)
 
 
 def preset_names() -> list[str]:
-    """Names of the presets that come with glabench, sorted."""
+    """The names of glabench's presets, sorted."""
     folder = resources.files("glabench.sweeps") / "presets"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def preset_text(name: str) -> str:
-    """A preset's .toml."""
+    """The text of a preset's .toml file."""
     return (resources.files("glabench.sweeps") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def load_sweep(name: str) -> Sweep:
-    """Reads a preset by name, or a sweep file by its path (which ends in .toml). Raises UsageError."""
+    """Reads a preset by name, or a sweep file by its path, which ends in .toml. Raises UsageError."""
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
@@ -86,7 +86,7 @@ def load_sweep(name: str) -> Sweep:
 
 
 def read_sweep(name: str, path: Path, where: str, stored: bool = False) -> Sweep:
-    """Reads a sweep file, whatever it holds; arguments and errors as in `parse_sweep`."""
+    """Reads a sweep file, which may hold anything. Arguments and errors are as in `parse_sweep`."""
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
@@ -106,16 +106,16 @@ def _parse_toml(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise UsageError(f"{where}: not a sweep: tables or lists in one another without end") from None
+        raise UsageError(f"{where}: not a sweep: tables or lists are nested too deeply") from None
     except ValueError as problem:
         raise UsageError(f"{where}: not a TOML file: {problem}") from None
 
 
 def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep:
-    """Parses a sweep file's text; `where` stands in messages. Raises UsageError that names a wrong key.
+    """Parses the text of a sweep file. Raises UsageError that names the wrong key; `where` starts its message.
 
-    `stored`: it is a run's, which keeps the names of its time, so that old ones need no notice.
-    Whether its axes and backends are there is found out when the sweep is resolved: plugins bring more of both.
+    If `stored`, the sweep belongs to a run, and old names give no notice. Axes and backends are checked later, when
+    the sweep is resolved, because plugins can add both.
     """
     data = _parse_toml(text, where)
     if "baseline" in data and "against" not in data:
@@ -125,7 +125,7 @@ def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep
     for key in data:
         if key not in _KEYS:
             allowed = f"allowed: {', '.join(_KEYS)}{did_you_mean(key, _KEYS)}"
-            raise UsageError(f"{where}: the key {shown(key)} is not known ({allowed})")
+            raise UsageError(f"{where}: unknown key {shown(key)} ({allowed})")
     try:
         file = read_as(_SweepFile, data)
     except ValueError as problem:
@@ -168,7 +168,7 @@ def _axes(table: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def dump_sweep(sweep: Sweep) -> str:
-    """A sweep as the text of a .toml file that `parse_sweep` reads back."""
+    """A sweep as the text of a .toml file, which `parse_sweep` reads back."""
     texts = {key: getattr(sweep, key) for key in ("title", "description", "x", "against") if getattr(sweep, key)}
     cpu = {"cpu": dict(sweep.on_cpu)} if sweep.on_cpu else {}
     backends = [{"name": variant.backend, **variant.axes} for variant in sweep.variants]

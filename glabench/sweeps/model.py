@@ -1,4 +1,4 @@
-"""The words of a sweep: a cell (one point), a variant (one backend's own values), a sweep."""
+"""The data types of sweeps: a cell (one point), a variant (a backend with its own values), a sweep."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,16 +9,16 @@ import msgspec
 from glabench.plain import Count, Number, Whole, read_as
 from glabench.sweeps.parameters import Device, Dtype, Pass, Value
 
-# Sizes of heads and states by the letters that the field uses, for the text of a cell.
+# Symbols of sizes, for the text of a cell.
 SYMBOLS: Mapping[str, str] = {"heads": "H", "key_dim": "K", "value_dim": "V", "head_dim": "D", "state_size": "N"}
-# Said only if it is another one: every cell of GLA would repeat it.
+# Values that the text of a cell omits.
 _USUAL = {"gate": "logsigmoid/16"}
-# Fields of every record, null where they mean nothing to the op: scripts read them.
+# Fields that every record has, because scripts read them; null if the op does not have them.
 _ALWAYS = ("heads", "key_dim", "value_dim", "chunk", "materialize", "gate")
 
 
 class Parameters(Mapping[str, Value]):
-    """The values of a cell's own parameters by name, sorted; without those that are None. Hashable."""
+    """A cell's parameters: values by name, sorted, without None. Hashable."""
 
     __slots__ = ("_values",)
 
@@ -43,7 +43,7 @@ class Parameters(Mapping[str, Value]):
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of a sweep: what to measure. `parameters` are those of its op and of its backend."""
+    """One point of a sweep: what to measure. `parameters` are those of its op and its backend."""
 
     backend: str
     op: str
@@ -52,32 +52,32 @@ class Cell:
     seqlen: int
     dtype: Dtype
     parameters: Parameters = field(default_factory=Parameters)
-    # The kind of device; which one of several it was stands in the run's environment.
+    # The kind of device; the run's environment says which of several GPUs it was.
     device: Device = "cuda"
     seed: int = 0
 
     @property
     def has_backward(self) -> bool:
-        """Whether gradients are computed in the pass, timed or not."""
+        """Whether the pass computes gradients."""
         return self.pass_ in ("bwd", "fwd+bwd")
 
     @property
     def tokens(self) -> int:
-        """Tokens of all sequences."""
+        """The number of tokens in all sequences."""
         return self.batch * self.seqlen
 
     def get(self, name: str) -> Any:
-        """The value of a parameter; None if it is left to the implementation, or is none of this cell's."""
+        """The value of a parameter; None if the implementation chooses it or the cell does not have it."""
         return self.parameters.get(name)
 
     def sizes(self, *names: str) -> tuple[int, ...]:
-        """The values of parameters that are whole numbers. Raises KeyError for one that the cell has not."""
+        """The values of whole-number parameters. Raises KeyError for one that the cell does not have."""
         return tuple(int(self.parameters[name]) for name in names)
 
     def to_json(self) -> dict[str, Any]:
-        """One flat dict; the pass is called `pass`, which Python keeps for itself.
+        """One flat dict. The key of `pass_` is `pass`; `parameters` lists the keys that are parameters.
 
-        `parameters` names the keys that are parameters. An op with one head dim also gives it as key_dim and value_dim.
+        A cell with `head_dim` also has it as `key_dim` and `value_dim`.
         """
         head_dim = self.parameters.get("head_dim")
         return {
@@ -97,7 +97,7 @@ class Cell:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Cell":
-        """The inverse of `to_json`; other keys are passed over. Raises ValueError that names a wrong key."""
+        """The inverse of `to_json`; other keys are ignored. Raises ValueError that names the wrong key."""
         flat = read_as(_FlatCell, data)
         if flat.parameters is None:
             own = _from_first_schema(flat.op, read_as(_FirstSchema, data))
@@ -123,7 +123,7 @@ _PlainValue = Whole | Number | str | bool | None
 
 
 def read_value(name: str, value: Any) -> Value | None:
-    """A parameter's value as a record can hold it. Raises ValueError that names the parameter."""
+    """Checks that a record can hold a parameter's value. Raises ValueError that names the parameter."""
     try:
         return read_as(_PlainValue, value)  # type: ignore[arg-type]  # a union is no type to mypy
     except ValueError as problem:
@@ -131,7 +131,7 @@ def read_value(name: str, value: Any) -> Value | None:
 
 
 class _FlatCell(msgspec.Struct, rename={"pass_": "pass"}):
-    """A cell's fields in a record, whatever its parameters."""
+    """The fields of a cell in a record, other than its parameters."""
 
     backend: str
     op: str
@@ -146,7 +146,7 @@ class _FlatCell(msgspec.Struct, rename={"pass_": "pass"}):
 
 @dataclass(frozen=True)
 class _FirstSchema:
-    """The parameters of a record that does not name them: every op had the same then."""
+    """The parameters in records of the first schema, in which all ops had the same."""
 
     heads: Count
     key_dim: Count
@@ -166,7 +166,7 @@ def _from_first_schema(op: str, old: _FirstSchema) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Variant:
-    """A backend in a sweep, with axis values of its own (as text) where it departs from the sweep's."""
+    """A backend in a sweep, with axes (as text) that replace the sweep's for this backend."""
 
     backend: str
     axes: Mapping[str, str] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Axes (as text, see the grammar) times variants."""
+    """A sweep: every variant is measured at every combination of the axes, which are text in the axis grammar."""
 
     name: str
     axes: Mapping[str, str]
@@ -185,5 +185,5 @@ class Sweep:
     x: str = "seqlen"
     # The backend that ratios in reports refer to.
     against: str | None = None
-    # Axes that replace those above where there is no GPU.
+    # Axes that replace those above on a CPU.
     on_cpu: Mapping[str, str] = field(default_factory=dict)

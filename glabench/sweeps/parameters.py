@@ -1,4 +1,4 @@
-"""Parameters: what an op or a backend can be told. Each is an axis of every sweep that runs its owner."""
+"""Parameters of ops and backends. Each is an axis in sweeps that use its op or backend."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,42 +18,44 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 @dataclass(frozen=True)
 class Parameter:
-    """One axis: its name in sweep files and records, how its text is read, and the words for help and for a mistake.
+    """One axis: its name in sweep files and records, its help text, its parser and the values that it allows.
 
-    A cell has no entry for a parameter whose value is None: the implementation chooses, or the feature is off. A
-    parameter that is added to an op later therefore has the default None, so that stored cells stay equal to new ones.
+    If a parameter's value is None, the implementation chooses or the feature is off, and the cell has no entry for it.
+    So if a parameter is added to an op later, give it the default None: stored cells then stay equal to new ones.
     """
 
     name: str
     help: str
+    # Returns all values in the axis's text. Raises ValueError.
     parse: Callable[[str], tuple[Any, ...]]
+    # The allowed text, for error messages.
     allowed: str
     default: Value | None = None
-    # The fixed set of values, for completion; empty if there is none.
+    # The fixed set of values, for help and completion; empty if there is none.
     choices: tuple[str, ...] = ()
-    # Of no meaning in a forward that nothing asks gradients of.
+    # Whether it has no effect in a forward without gradients (pass `infer`).
     for_training: bool = False
 
     @property
     def option(self) -> str:
-        """The command-line option of the same axis."""
+        """The axis's command-line option."""
         return option_of(self.name)
 
 
 def option_of(name: str) -> str:
-    """The command-line option of an axis: key_dim -> --key-dim."""
+    """The command-line option of an axis: `key_dim` -> `--key-dim`."""
     return "--" + name.replace("_", "-")
 
 
 def integers(name: str, help_text: str, default: int | None = None, auto: bool = False) -> Parameter:
-    """A parameter of positive whole numbers; with `auto` it may also be left to the implementation."""
+    """A parameter of positive whole numbers; with `auto`, the value `auto` lets the implementation choose."""
     if auto:
         return Parameter(name, help_text, _integers_or_auto, f"{AUTO}, or {INTEGER_FORM}", default)
     return Parameter(name, help_text, parse_integers, INTEGER_FORM, default)
 
 
 def choices(name: str, help_text: str, allowed: tuple[str, ...], default: str | None = None) -> Parameter:
-    """A parameter of names out of a fixed set."""
+    """A parameter of names from a fixed set."""
     return Parameter(
         name, help_text, lambda text: parse_choices(text, allowed), ", ".join(allowed), default, choices=allowed
     )
@@ -81,22 +83,22 @@ def _integers_or_auto(text: str) -> tuple[int | None, ...]:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """The values of the axis `backend`: names, in their order. Raises ValueError for an empty one."""
+    """The values of the axis `backend`: names, in order, without repeats. Raises ValueError for an empty name."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if "" in names:
         raise ValueError(f"'{text}' has an empty name")
     return names
 
 
-# What every cell has, whatever its op.
+# The axes that every cell has.
 COMMON: Mapping[str, Parameter] = {
     parameter.name: parameter
     for parameter in (
         integers("seqlen", "Sequence length T."),
         integers("batch", "Batch size B."),
         choices("dtype", "Type of the inputs.", DTYPES),
-        choices("pass", "What is timed.", PASSES),
+        choices("pass", "What is timed; infer is a forward without gradients.", PASSES),
     )
 }
-# Not a parameter of anything: it stands for those that every op publishes for models of a width.
-WIDTH = integers("width", "Model width: each op with its published parameters for it.")
+# Not a parameter itself: it sets the parameters that every op publishes for a model of this width.
+WIDTH = integers("width", "Model width: sets every op's published parameters for it.")

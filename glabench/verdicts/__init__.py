@@ -1,4 +1,4 @@
-"""Verdicts: two sets of rounds held against each other. One engine for `compare` and `check`; nothing is measured."""
+"""Verdicts: the engine of `compare` and `check`, which compares two sets of rounds. It measures nothing."""
 
 from glabench.verdicts.baseline import Baseline
 from glabench.verdicts.comparison import Comparison

@@ -1,4 +1,4 @@
-"""A baseline: a stored set of rounds that takes the base's place. One JSON file, of the device it was made on."""
+"""A baseline: rounds stored in one JSON file, as the base of later checks on the same kind of device."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from glabench.sweeps.load import dump_sweep, parse_sweep
 from glabench.sweeps.model import Sweep
 from glabench.verdicts.engine import Side
 
-# 1: records without `schema`, and sweeps that call `against` `baseline`. Both are still read.
+# 1: records without `schema`, and sweeps with the key `baseline` instead of `against`. Both formats are read.
 _FORMAT = 2
 _KNOWN_FORMATS = (1, 2)
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -41,23 +41,23 @@ class _File:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The records of some rounds, and the sweep that they are of."""
+    """The stored records of some rounds, and their sweep."""
 
     sweep: Sweep
-    # The environment holds the settings that the cells were measured with.
+    # Includes the settings that the cells were measured with.
     environment: Mapping[str, Any]
-    # The commit of the measured code, if it had one.
+    # The commit of the measured code; None if there was none, or uncommitted changes.
     revision: str | None
     rounds: Sequence[Sequence[Record]]
 
     @property
     def side(self) -> Side:
-        """The side of a comparison that the rounds are."""
+        """The rounds as a side of a comparison."""
         name = f"baseline ({self.revision[:_SHORT_COMMIT]})" if self.revision else "baseline"
         return Side(name, self.rounds, self.environment)
 
     def save(self, path: Path) -> None:
-        """Writes the file, one record per line, so that changes can be read. Raises UsageError if it cannot."""
+        """Writes the file, one record per line, so that diffs are readable. Raises UsageError if it cannot write."""
         head = {
             "format": _FORMAT,
             "environment": dict(self.environment),
@@ -76,7 +76,7 @@ class Baseline:
 
     @classmethod
     def load(cls, path: Path) -> "Baseline":
-        """Reads the file. Raises UsageError if it is not there, or is no baseline."""
+        """Reads the file. Raises UsageError if it is missing or not a baseline."""
         try:
             data = path.read_bytes()
         except OSError as problem:
@@ -92,10 +92,10 @@ class Baseline:
     def _from_json(cls, data: Any, where: str) -> "Baseline":
         file = read_as(_File, data)
         if file.format not in _KNOWN_FORMATS:
-            raise ValueError(f"its format is {shown(file.format)}, known are {', '.join(map(str, _KNOWN_FORMATS))}")
-        # Its code is measured again: a commit by its hash, and not by a name that stands for another one here.
+            raise ValueError(f"its format is {shown(file.format)}; known are {', '.join(map(str, _KNOWN_FORMATS))}")
+        # Must be a hash, because its code may be measured again, and a name could refer to another commit here.
         if file.revision is not None and not (isinstance(file.revision, str) and _COMMIT.fullmatch(file.revision)):
-            raise ValueError(f"revision needs the hash of a commit, got {shown(file.revision)}")
+            raise ValueError(f"revision must be the hash of a commit, got {shown(file.revision)}")
         sweep = parse_sweep(printable(file.sweep.name), file.sweep.toml, where, stored=True)
         rounds = [[Record.from_json(read_text(record)) for record in records] for records in file.rounds]
         if not rounds or not all(rounds):

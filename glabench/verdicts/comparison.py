@@ -1,4 +1,4 @@
-"""A comparison: every finding of two sides, and what follows from them all."""
+"""A comparison: all findings of two sides, with a summary and an exit code."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _UNSOUND = frozenset({Verdict.FAILED, Verdict.INACCURATE})
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides by name, and everything that is found of them."""
+    """The findings of two sides, `base` and `new`."""
 
     base: str
     new: str
     limits: Limits
-    # Of every cell, then of the first calls of every backend.
+    # One per cell, then one per backend for its first calls.
     findings: tuple[Finding, ...]
-    # What differs between the environments: a name, and both values.
+    # Differences between the environments: name, base value, new value.
     differences: tuple[tuple[str, Any, Any], ...] = ()
-    # Median SM clocks while measured, of the base and of the new side.
+    # MHz, median SM clocks during sampling, of the base and of the new side.
     clocks_mhz: tuple[float | None, float | None] = (None, None)
-    # What else has to be said, such as that the measured code is the same.
+    # Further remarks, such as that the measured code is the same.
     notes: tuple[str, ...] = ()
 
     @property
@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def worst_first(self) -> list[Finding]:
-        """All findings in the order in which they matter."""
+        """All findings, worst verdict first."""
         return sorted(self.findings, key=lambda finding: _WORST_FIRST.index(finding.verdict))
 
     def table(self) -> pd.DataFrame:
@@ -52,7 +52,7 @@ class Comparison:
         return pd.DataFrame([finding.to_json() for finding in self.cells])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The comparison as plain data."""
         return {
             "base": self.base,
             "new": self.new,
@@ -65,9 +65,9 @@ class Comparison:
         }
 
     def summary(self) -> str:
-        """One line: how many cells have which verdict, whose first calls are slower, and the median ratio of all cells.
+        """One line: the number of cells per verdict, backends with slower first calls, the median ratio of all cells.
 
-        Far from 1, that median says that the machine has changed and not a kernel.
+        If that median is far from 1, the machine has probably changed, not a kernel.
         """
         counts = Counter(finding.verdict for finding in self.cells)
         parts = [", ".join(f"{counts[verdict]} {verdict}" for verdict in _WORST_FIRST if counts[verdict])]
@@ -85,33 +85,34 @@ class Comparison:
     def exit_code(self, fail_on: Collection[Verdict] = FAILING) -> ExitCode:
         """That of the worst verdict among `fail_on`, each metric's counted; OK if there is none.
 
-        A check fails on FAILING, a strict one also on UNCLEAR.
+        A check fails on FAILING, a strict check also on UNCLEAR.
         """
         found = {verdict for finding in self.findings for verdict in finding.judged.values()}
         bad = found & set(fail_on) & EXIT_CODES.keys()
         return EXIT_CODES[worst(bad)] if bad else ExitCode.OK
 
     def suspects(self) -> list[Cell]:
-        """The cells whose time is not shown to be within the limit: a second look may clear them."""
+        """The cells whose time is not shown to be within the limit; a second look may clear them."""
         return [finding.cell for finding in self.findings if finding.cell is not None and finding.is_suspect]
 
     def slow_first_calls(self) -> list[str]:
-        """The backends whose first calls became slower: a second look, with nothing compiled, may clear them."""
+        """The backends whose first calls became slower; compiling everything once more may clear them."""
         return [f.backend for f in self.findings if f.backend is not None and f.verdict is Verdict.SLOWER]
 
     def confirmed(self, again: Comparison, how: str) -> Comparison:
-        """With the suspects' findings replaced by those of a second look; `how` says how it was taken.
+        """The comparison with the suspects' findings replaced by those of a second look, which `how` describes.
 
-        What it says counts, and both are told. Suspects of which it has nothing to compare stay suspects.
+        The remarks report both. Suspects that the second look could not compare stay suspects.
         """
         found = {f.cell: f for f in again.cells if f.verdict is not Verdict.NOT_COMPARED}
         looked_at = {f.name: found.get(f.cell) for f in self.cells if f.is_suspect}
         return self._with_second_look(looked_at, how)
 
     def confirmed_first_calls(self, again: Comparison, how: str) -> Comparison:
-        """The same for the first calls of backends.
+        """As `confirmed`, for the first calls of backends.
 
-        A backend that has no time of some cell in the second look stays a suspect: that cell may be the slow one.
+        A backend with a failed or inaccurate cell in the second look stays a suspect, because that cell may be the slow
+        one.
         """
         unsound = {f.cell.backend for f in again.cells if f.cell and f.verdict in _UNSOUND}
         found = {f.backend: f for f in again.findings if f.backend is not None and f.backend not in unsound}

@@ -1,4 +1,4 @@
-"""The engine of `compare` and `check`: two sides, each of some rounds, become a finding for every cell."""
+"""The engine of `compare` and `check`: compares two sides, each with some rounds, and gives a finding per cell."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,13 +20,13 @@ SIGNIFICANCE = 0.05
 _IDENTICAL = "the measured code (kernels and plugins) is identical on both sides"
 # An interval this wide lets an unchanged cell be blamed, or a slow-down of just the limit be missed, once in 200 times.
 CONFIDENCE = 0.99
-# Pairs of base and new code that confirm a suspicion. Where samples scatter by 3 % and processes by 0.5 %, three leave
-# one in fifteen slow-downs by 5 % unclear, four one in thirty.
+# Pairs of rounds in a second look. If samples scatter by 3 % and processes by 0.5 %, three pairs leave one in fifteen
+# slow-downs by 5 % unclear, four pairs one in thirty.
 CONFIRMING_ROUNDS = 4
-# How near to 1 `compare` calls a ratio the same. Two single runs cannot be known to be nearer than 1.5 %: the spread
-# between processes alone is that wide.
+# How far from 1 a ratio may be to count as the same in `compare`. It cannot be less than 1.5 % for two single runs,
+# because of the spread between processes.
 SAME_WITHIN = 0.02
-# A base measured like this would excuse anything.
+# A base with these doubts may be too slow and hide slow-downs.
 _BAD_BASE = frozenset({Diagnosis.HOT, Diagnosis.SHARED})
 _ERROR_PREFIX = "rel_error_"
 _Pair: TypeAlias = tuple[Sequence[Record], Sequence[Record]]
@@ -34,7 +34,7 @@ _Pair: TypeAlias = tuple[Sequence[Record], Sequence[Record]]
 
 @dataclass(frozen=True)
 class Side:
-    """One version: its rounds, each the records of one fresh process, and the environment they were measured in."""
+    """One version: its rounds and their environment. A round is the records of fresh processes."""
 
     name: str
     rounds: Sequence[Sequence[Record]]
@@ -42,7 +42,7 @@ class Side:
 
 
 def by_cell(rounds: Iterable[Iterable[Record]]) -> dict[Cell, list[Record]]:
-    """The records of every cell, one per round, in the order in which cells first appear."""
+    """The records of every cell, one per round, with cells in order of first appearance."""
     found: dict[Cell, list[Record]] = {}
     for records in rounds:
         for record in records:
@@ -59,10 +59,10 @@ def compare_sides(
     expects_all: bool = False,
     any_device: bool = False,
 ) -> Comparison:
-    """A finding for every cell of either side, and for the first calls of every backend of both.
+    """A finding for every cell of either side, and for the first calls of every backend of both sides.
 
-    `paired`: round i of both sides ran next to each other. `expects_all`: a cell that the new side lacks has failed.
-    Raises UsageError for sides of different devices (unless `any_device`), and for sides without a common cell.
+    `paired`: round i of the base and of the new side ran one after the other. `expects_all`: a cell that the new side
+    lacks has failed. Raises UsageError for sides from different devices (unless `any_device`) or without a common cell.
     """
     if not any_device:
         check_same_device(base.environment, new.environment)
@@ -94,7 +94,7 @@ def _has_same_code(base: Side, new: Side) -> bool:
 
 
 def _find_missing_time(cell: Cell, base: Sequence[Record], new: Sequence[Record], expects_all: bool) -> Finding | None:
-    """What is to be said of a cell that has no time in the base or in a round of the new side; None if it has both."""
+    """The finding of a cell that lacks a time in the base or in a round of the new side; None if there is no lack."""
 
     def found(verdict: Verdict, why: str) -> Finding:
         metric = ERROR if verdict is Verdict.INACCURATE else TIME
@@ -121,7 +121,7 @@ def _explain_failure(record: Record) -> str:
 
 
 def _judge_times(timed: Mapping[Cell, _Pair], paired: bool, limit: float) -> dict[Cell, Finding]:
-    """What the times say; p values are adjusted for the number of cells."""
+    """The findings from times. p values are adjusted for the number of cells."""
     doubts = {cell: why for cell, pair in timed.items() if (why := _explain_doubt(*pair))}
     ratios = {cell: _compare_times(*pair, paired) for cell, pair in timed.items() if cell not in doubts}
     adjusted = false_discovery([ratio.p_value for ratio in ratios.values()])
@@ -135,7 +135,7 @@ def _judge_times(timed: Mapping[Cell, _Pair], paired: bool, limit: float) -> dic
 
 
 def _explain_doubt(base: Sequence[Record], new: Sequence[Record]) -> str | None:
-    """Why two times cannot be held against each other; None if they can."""
+    """Why the times of two sides cannot be compared; None if they can."""
     ways = {str(record.timing) for record in (*base, *new)}
     if len(ways) > 1:
         return f"timed in different ways: {', '.join(sorted(ways))}"
@@ -149,10 +149,10 @@ def _compare_times(base: Sequence[Record], new: Sequence[Record], paired: bool) 
 
 
 def judge_ratio(ratio: Ratio, q_value: float, limit: float) -> Verdict:
-    """Same: the interval is within the limit. Slower: it lies above 1, and the rank test says so too. Faster likewise.
+    """The verdict on a ratio; docs/method.md gives the rules.
 
-    So a slow-down of the limit itself is caught as surely as the interval holds the truth, and a change that is within
-    the limit passes once it is known well enough.
+    `limit` 0.05 allows 5 % more time. A slow-down as large as the limit is caught whenever the interval contains the
+    true ratio. A smaller change passes once it is known precisely enough.
     """
     if 1 / (1 + limit) <= ratio.low and ratio.high <= 1 + limit:
         return Verdict.SAME
@@ -164,11 +164,11 @@ def judge_ratio(ratio: Ratio, q_value: float, limit: float) -> Verdict:
 
 
 def _with_other_metrics(time: Finding, base: Sequence[Record], new: Sequence[Record], limits: Limits) -> Finding:
-    """A finding with the values of all metrics, and with the verdicts of those besides time that became worse."""
+    """A finding of a time, with the values of all metrics and the verdicts of other metrics that became worse."""
     rows_base, rows_new = rows_of(base), rows_of(new)
     judged, remarks = dict(time.judged), list(time.remarks)
     for metric in METRICS:
-        # One cell's first call says little: what it compiles depends on the cells before it.
+        # The first call of a single cell is not judged, because what it compiles depends on earlier cells.
         if metric.name not in limits.by_metric or metric in (TIME, FIRST_CALL):
             continue
         for name in _judged_fields(metric, rows_base):
@@ -184,7 +184,7 @@ def _with_other_metrics(time: Finding, base: Sequence[Record], new: Sequence[Rec
 
 
 def _values(base: Sequence[Row], new: Sequence[Row]) -> dict[str, tuple[float | None, float | None]]:
-    """Base and new value of every metric that can be better or worse and that either side knows."""
+    """Base and new value of every metric that can become better or worse and has a value on either side."""
     pairs = {m.name: (_value(m, m.field, base), _value(m, m.field, new)) for m in METRICS if m.better}
     return {name: pair for name, pair in pairs.items() if pair != (None, None)}
 
@@ -192,20 +192,20 @@ def _values(base: Sequence[Row], new: Sequence[Row]) -> dict[str, tuple[float | 
 def _judged_fields(metric: Metric, rows: Sequence[Row]) -> list[str]:
     """The columns that a metric is judged by."""
     if metric is PEAK:
-        return ["peak_allocated_mib"]  # the resident memory of a CPU's process is too noisy
+        return ["peak_allocated_mib"]  # resident memory on a CPU is too noisy
     if metric is ERROR:
         return sorted({name for row in rows for name in row if name.startswith(_ERROR_PREFIX)})
     return [metric.field]
 
 
 def _value(metric: Metric, name: str, rows: Sequence[Row]) -> float | None:
-    """The median over rounds, of errors the largest; None if no round has one."""
+    """The median over rounds, or for errors the maximum; None if no round has a value."""
     found = [row[name] for row in rows if row.get(name) is not None]
     return (max if metric is ERROR else median)(found) if found else None
 
 
 def _allowed(metric: Metric, was: float | None, limit: float) -> float | None:
-    """The worst value that passes; None if there is nothing to go by."""
+    """The worst value that passes; None if there is no base value."""
     if was is None or (was <= 0 and not metric.slack):
         return None
     return was * (1 + limit) + metric.slack if metric.better == "lower" else was / (1 + limit) - metric.slack
@@ -222,7 +222,7 @@ def _verdict_of_worse(metric: Metric) -> Verdict:
 
 
 def _judge_first_calls(base: Side, new: Side, limits: Limits) -> list[Finding]:
-    """A finding for every backend: all its first calls of the first round together, which compiles everything."""
+    """A finding per backend: the sum of its first calls in the first round, which compiles everything."""
     limit = limits.by_metric.get(FIRST_CALL.name)
     if limit is None or not base.rounds or not new.rounds:
         return []

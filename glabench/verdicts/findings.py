@@ -1,4 +1,4 @@
-"""The words of a comparison: verdicts, the limits that they depend on, and what is found of one cell."""
+"""The parts of a comparison: verdicts, limits, and the finding of one cell."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,24 +12,24 @@ from glabench.verdicts.statistics import Ratio
 
 
 class Verdict(StrEnum):
-    """What is said of a cell, the worst last."""
+    """The verdicts on a cell, worst last."""
 
     FASTER = "faster"
-    # The whole interval of the ratio is within the limit, on either side of 1.
+    # The whole interval of the ratio is within the limit, on both sides of 1.
     SAME = "same"
-    # Neither of these, but no slower than the limit allows.
+    # Neither of these, but the whole interval is below the limit.
     NOT_SLOWER = "not slower"
-    # There is no time in the base to hold anything against.
+    # One side has no time, and this is no failure.
     NOT_COMPARED = "not compared"
     UNCLEAR = "unclear"
     SLOWER = "slower"
     LARGER = "larger"
-    # There is no time now, though the base has one.
+    # There is no time now, although the base has one.
     FAILED = "failed"
     INACCURATE = "inaccurate"
 
 
-# What fails a check. What is unclear fails only a strict one.
+# Verdicts that fail a check. UNCLEAR fails only a strict check.
 FAILING: frozenset[Verdict] = frozenset({Verdict.SLOWER, Verdict.LARGER, Verdict.FAILED, Verdict.INACCURATE})
 EXIT_CODES: Mapping[Verdict, ExitCode] = {
     Verdict.UNCLEAR: ExitCode.UNCLEAR,
@@ -42,32 +42,32 @@ _ORDER = list(Verdict)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst of some verdicts."""
+    """The worst of several verdicts."""
     return max(verdicts, key=_ORDER.index)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """By how much each metric may become worse, as a share: 0.05 allows 5 % more. Others are not judged."""
+    """The share by which each metric may become worse: 0.05 allows 5 %. Metrics without a limit are not judged."""
 
     by_metric: Mapping[str, float]
 
     @classmethod
     def of(cls, **changes: float | None) -> "Limits":
-        """The limits of the table of metrics with changes, by the metric's name; None: it is not judged.
+        """The default limits with changes by the metric's name; a metric set to None is not judged.
 
-        Raises UsageError for what has no better and worse, and for a time without a limit.
+        Raises UsageError for a metric that is unknown or has no better and worse, and for time set to None.
         """
         for name, limit in changes.items():
             if name not in BY_NAME or BY_NAME[name].better is None or (limit is None and name == TIME.name):
                 allowed = ", ".join(metric.name for metric in METRICS if metric.better)
-                raise UsageError(f"limits: {name}={limit} limits nothing (allowed: {allowed}; time needs a number)")
+                raise UsageError(f"limits: {name}={limit} is not a limit (allowed: {allowed}; time needs a number)")
         limits = {metric.name: metric.limit for metric in METRICS} | changes
         return cls({name: limit for name, limit in limits.items() if limit is not None})
 
     @property
     def time(self) -> float:
-        """The limit of the time."""
+        """The limit for the time."""
         return self.by_metric[TIME.name]
 
     def __str__(self) -> str:
@@ -76,34 +76,36 @@ class Limits:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is found of one cell, or of all first calls of a backend, which has no cell."""
+    """The result for one cell, or for all first calls of a backend (then `cell` is None)."""
 
     name: str
     # The verdict of every metric that was judged.
     judged: Mapping[str, Verdict]
     cell: Cell | None = None
     backend: str | None = None
-    # New time over base time; None if one of them is not known or not to be trusted.
+    # New time divided by base time; None if either is unknown or cannot be trusted.
     ratio: Ratio | None = None
-    # The rank test's p value adjusted for the number of cells.
+    # The rank test's p value, adjusted for the number of cells.
     q_value: float | None = None
+    # The share by which the time may grow.
     limit: float | None = None
-    # Base and new, the median over rounds, by the metric's name.
+    # Base and new value over all rounds, by the metric's name.
     values: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    # What there is to say besides the ratio.
+    # Reasons for the verdict besides the ratio.
     remarks: tuple[str, ...] = ()
-    # After a second look: the ratio of the first one, and whether the second did not share its suspicion.
+    # After a second look: the ratio of the first look.
     first_ratio: Ratio | None = None
+    # Whether a second look cleared the cell.
     cleared: bool = False
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of what was judged."""
+        """The worst verdict of all metrics."""
         return worst(self.judged.values())
 
     @property
     def reason(self) -> str:
-        """Everything that the verdict rests on, in one line."""
+        """All reasons for the verdict, in one line."""
         words = [] if self.ratio is None else [f"time ×{self.ratio}, allowed {1 + (self.limit or 0):.3g}"]
         return "; ".join([*words, *self.remarks])
 
@@ -114,12 +116,12 @@ class Finding:
         return is_too_slow and self.verdict in (Verdict.UNCLEAR, Verdict.SLOWER, Verdict.LARGER)
 
     def quotient(self, metric: str) -> float | None:
-        """New over base; None if one of them is not known, or the base is 0."""
+        """A metric's new value divided by its base value; None if either is unknown or the base is 0."""
         base, new = self.values.get(metric, (None, None))
         return new / base if base and new is not None else None
 
     def to_json(self) -> dict[str, Any]:
-        """One flat dict."""
+        """The finding as one flat dict."""
         ratio, first = self.ratio, self.first_ratio
         values = {
             f"{BY_NAME[name].field}_{side}": value

@@ -1,10 +1,10 @@
-"""Two sets of samples as a ratio: with a bootstrap interval, and with a rank test. No shape of distribution is assumed.
+"""Compares two sets of samples: a ratio with a bootstrap interval, and a rank test. Assumes no distribution.
 
-Samples of one process depend on each other (clocks, memory placement), and so do not say how far another process would
-be off. Both are allowed for: samples are resampled in blocks as long as they remember, rounds (each a process of its
-own) are resampled as a whole, and every round carries a spread between processes that is assumed from what validating
-the harness gave (docs/method.md). Where rounds differ by more than that, as on a machine that is shared, the interval
-is at least Student's, from what they show: few rounds drawn again never leave their own range.
+Samples of one process depend on each other (clocks, memory placement), and do not show how far another process would
+differ. So samples are resampled in blocks as long as their correlation, and rounds (one process each) as a whole. Every
+round also gets an assumed spread between processes, which `glabench validate` measured (docs/method.md). If rounds
+differ by more than that, as on a shared machine, the interval is at least as wide as Student's, because resampling a
+few rounds never leaves their range.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Rounds: TypeAlias = Sequence[Sequence[float]]
 # Standard deviation of the medians of fresh processes, as a share.
 PROCESS_SPREAD = 0.004
 _DRAWS = 1000
-_MOST_SAMPLES = 400  # of a round; more are thinned out evenly
-_MOST_BLOCKS = 20  # of a round, in the rank test
-# Few rounds differ by chance: only a variance beyond so many times the assumed one is taken from them.
+_MOST_SAMPLES = 400  # per round; more are thinned out evenly
+_MOST_BLOCKS = 20  # per round, in the rank test
+# A few rounds may differ by chance: their variance counts only if it exceeds the assumed one by this factor.
 _SLACK = 2.0
 _ASSUMED_FREEDOM = 30.0
 
 
 def median_of_known(values: Iterable[float | None]) -> float | None:
-    """The median of what is known; None if nothing is."""
+    """The median of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """b over a: the estimate, its interval, and the rank test's p value (two-sided)."""
+    """b divided by a: the estimate, its interval, and the rank test's p value (two-sided)."""
 
     ratio: float
     low: float
@@ -62,15 +62,15 @@ def compare_samples(
 ) -> Ratio:
     """The ratio of b's time to a's.
 
-    Each is a row of rounds, each round the samples of one process, in the order in which they were taken. `paired`:
-    round i of a and of b ran next to each other, so that what drifts between rounds is common to both. `spread` is the
-    standard deviation between rounds that every round carries besides what the samples show. Raises ValueError for a
-    side without samples, or for pairs that do not match.
+    Each side is a list of rounds; a round is the samples of one process, in the order in which they were taken.
+    `paired`: round i of a and of b ran one after the other, so that drift between rounds is common to both. `spread` is
+    the assumed standard deviation between processes, as a share. Raises ValueError for a side or round without samples,
+    and for pairs that do not match.
     """
     if not a or not b or not all(map(len, [*a, *b])):
         raise ValueError("each side needs at least one round, and each round a sample")
     if paired and len(a) != len(b):
-        raise ValueError("pairs need as many rounds on either side")
+        raise ValueError("pairs need the same number of rounds on both sides")
     import numpy as np
 
     generator = np.random.default_rng(seed)
@@ -104,9 +104,9 @@ def _mean_median(rounds: Sequence[Numbers]) -> float:
 
 
 def memory_length(x: Numbers) -> int:
-    """For how many samples a sample is remembered: the integrated autocorrelation of the ranks, at least 1.
+    """The correlation length in samples, at least 1: the integrated autocorrelation of the samples' ranks.
 
-    The sum ends where the autocorrelation first falls below zero, and at a fifth of the samples.
+    The sum ends where the autocorrelation first falls below zero, at most at a fifth of the samples.
     """
     import numpy as np
     from scipy.stats import rankdata
@@ -124,7 +124,7 @@ def memory_length(x: Numbers) -> int:
 
 
 def _median_draws(x: Numbers, generator: np.random.Generator) -> Numbers:
-    """Medians of a round resampled in blocks, one a draw; blocks run over the end to the start."""
+    """The medians of a round resampled in blocks, one per draw. Blocks wrap around from the end to the start."""
     import numpy as np
 
     n, length = len(x), memory_length(x)
@@ -135,7 +135,7 @@ def _median_draws(x: Numbers, generator: np.random.Generator) -> Numbers:
 
 
 def _resampled_rounds(drawn: Numbers, spread: float, generator: np.random.Generator) -> Numbers:
-    """The mean over rounds drawn with replacement, [rounds, draws] to [draws], with the spread between processes."""
+    """The mean over rounds drawn with replacement, plus the spread between processes: [rounds, draws] to [draws]."""
     import numpy as np
 
     rounds = len(drawn)
@@ -145,10 +145,11 @@ def _resampled_rounds(drawn: Numbers, spread: float, generator: np.random.Genera
 
 
 def _observed_half_width(sides: Sequence[Numbers], spread: float, confidence: float) -> float:
-    """Half of Student's interval from what differs between rounds, if that is more than is assumed; else 0.
+    """Half the width of Student's interval from the variance between rounds, if it exceeds the assumed one; else 0.
 
-    Each side is [rounds, draws] of medians: their means are the rounds, their variance is what samples explain. The
-    degrees of freedom are Satterthwaite's: many where little of the variance is known from these few rounds alone.
+    Each side is [rounds, draws] of medians: the means over draws are the rounds' values, the variance over draws is
+    what the samples explain. The degrees of freedom are Satterthwaite's: many if little of the variance comes from
+    these few rounds alone.
     """
     from scipy.stats import t
 
@@ -166,9 +167,9 @@ def _observed_half_width(sides: Sequence[Numbers], spread: float, confidence: fl
 
 
 def _rank_test(a: Sequence[Numbers], b: Sequence[Numbers], paired: bool) -> float:
-    """Mann and Whitney's test over medians of blocks, which are longer than the samples' memory.
+    """The p value of the Mann-Whitney test on medians of blocks, which are at least as long as the correlation.
 
-    Pairs are aligned first: what both rounds of a pair have in common is taken off.
+    Pairs are aligned first, by subtracting the middle of both rounds' medians.
     """
     import numpy as np
     from scipy.stats import mannwhitneyu
@@ -188,7 +189,7 @@ def _block_medians(x: Numbers) -> Numbers:
 
 
 def false_discovery(p_values: Sequence[float]) -> list[float]:
-    """p values adjusted for the number of tests, by Benjamini and Hochberg: the share of false alarms among alarms."""
+    """p values adjusted for the number of tests (Benjamini-Hochberg), which bounds the share of false alarms."""
     if not p_values:
         return []
     from scipy.stats import false_discovery_control

@@ -1,4 +1,4 @@
-"""What two environments differ in, and whether their times can be compared at all."""
+"""The differences between two environments, and whether times measured in them can be compared."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -31,9 +31,9 @@ def _flat(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def check_same_device(base: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raises UsageError for environments of different devices."""
+    """Raises UsageError for environments with different devices."""
     if device_name(base) != device_name(new):
         raise UsageError(
-            f"the base was measured on {device_name(base)}, the new times on {device_name(new)}: they say nothing of "
-            "the code; compare all the same with --any-device"
+            f"the base was measured on {device_name(base)}, the new times on {device_name(new)}, so they do not show "
+            "what the code changed; compare anyway with --any-device"
         )

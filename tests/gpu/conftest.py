@@ -12,7 +12,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def poisoned_memory():
-    """Memory that the test's first allocations get is full of NaN: an output that nobody wrote cannot pass by luck."""
+    """Fills the memory of the test's first allocations with NaN, so that unwritten output cannot look correct."""
     if torch.cuda.is_available():
         blocks = [torch.full((size // 4,), float("nan"), device="cuda") for size in [2**12] * 64 + [2**24] * 16]
         del blocks

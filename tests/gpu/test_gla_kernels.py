@@ -1,4 +1,4 @@
-"""Our kernels on a GPU, against the float64 recurrence: every output, every gradient, both modes."""
+"""Our kernels on a GPU against the float64 recurrence: every output and gradient, materialized or not."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_every_head_dim_and_dtype_is_right(K, V, gate, dtype):
 @pytest.mark.parametrize("T", [500, 512])
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (128, 256), (60, 100), (256, 128)])
 def test_what_training_calls_is_right_and_gives_the_same_bits_twice(K, V, T, gate, materialize):
-    """No state goes in, none comes out: for the compiler other kernels than those with states."""
+    """Without initial and final states, different kernels are compiled."""
     case = make_case(gate, B=2, T=T, K=K, V=V, dtype=torch.bfloat16, initial=False, device="cuda")
     leaves = [case.inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "g")]
     wide = [x.detach().double().requires_grad_() for x in leaves]
@@ -112,7 +112,7 @@ def test_packed_sequences_are_right(K, V, lengths, gate, materialize):
     ("K", "V", "T"), [(128, 256, 2500), (128, 256, 2560), (128, 192, 2560), (256, 128, 2500), (320, 64, 2500)]
 )
 def test_a_long_sequence_with_few_heads_is_right(K, V, T, gate, materialize):
-    """Cut into pieces, which run side by side; where all chunks are full, states wait in the gradients' memory."""
+    """Sequences are cut into pieces, which run in parallel. If all chunks are full, gradients' memory holds states."""
     case = make_case(gate, T=T, H=1, K=K, V=V, dtype=torch.bfloat16, device="cuda")
     function = chunk_linear_attn if gate is None else chunk_gla
     assert_close(run(function, case.inputs, case.grads, materialize=materialize), case, BF16_BOUND)
@@ -121,7 +121,7 @@ def test_a_long_sequence_with_few_heads_is_right(K, V, T, gate, materialize):
 @pytest.mark.parametrize("gate", ["mild", "resets", None])
 @pytest.mark.parametrize(("K", "V", "T"), [(128, 256, 1100), (128, 192, 1088), (256, 256, 1100), (320, 64, 1100)])
 def test_many_wide_heads_without_kept_states_are_right(K, V, T, gate):
-    """All sequences slice by slice, with the state and its gradient carried."""
+    """All sequences run slice by slice, passing on the state and its gradient."""
     case = make_case(gate, B=4, T=T, H=9, K=K, V=V, dtype=torch.bfloat16, device="cuda")
     function = chunk_linear_attn if gate is None else chunk_gla
     assert_close(run(function, case.inputs, case.grads, materialize=False), case, BF16_BOUND)
@@ -131,7 +131,7 @@ def test_many_wide_heads_without_kept_states_are_right(K, V, T, gate):
 @pytest.mark.parametrize("gate", ["mild", "logsigmoid", "resets", None])
 @pytest.mark.parametrize(("K", "V"), [(128, 128), (80, 112), (32, 128)])
 def test_enough_heads_for_one_backward_kernel_are_right(K, V, gate, materialize):
-    """K and V up to 128: whole sequences, or slices of them, whose state's gradient stays in registers."""
+    """K and V up to 128: whole sequences or slices of them, with the state's gradient in registers."""
     case = make_case(gate, B=4, T=600, H=34, K=K, V=V, dtype=torch.bfloat16, device="cuda")
     assert_right_and_the_same_twice(case, gate, materialize)
 
@@ -140,7 +140,7 @@ def test_enough_heads_for_one_backward_kernel_are_right(K, V, gate, materialize)
 @pytest.mark.parametrize("gate", ["mild", "resets", None])
 @pytest.mark.parametrize("T", [192, 200])
 def test_enough_heads_for_256_value_columns_a_program_are_right(T, gate, materialize):
-    """As at most models' sizes: few heads get a narrower tile of the state."""
+    """Few heads, as in most models, get a narrower tile of the state."""
     case = make_case(gate, B=4, T=T, H=25, K=128, V=256, dtype=torch.bfloat16, device="cuda")
     assert_right_and_the_same_twice(case, gate, materialize)
 
@@ -158,7 +158,7 @@ def test_packed_sequences_whose_total_is_whole_chunks_are_right(V, materialize):
 @pytest.mark.parametrize("gate", ["mild", "resets", None])
 @pytest.mark.parametrize("T", [64, 200])
 def test_more_narrow_heads_than_programs_at_once_are_right(T, gate, materialize):
-    """A program of the forward does one sequence and head after another."""
+    """A program of the forward computes one sequence and head after another."""
     case = make_case(gate, B=5, T=T, H=60, K=64, V=48, dtype=torch.bfloat16, device="cuda")
     assert_right_and_the_same_twice(case, gate, materialize)
 
@@ -210,7 +210,7 @@ def test_finite_inputs_of_any_size_never_give_nan(K, factors, materialize):
 
 @pytest.mark.parametrize("K", [64, 128, 256])
 def test_a_captured_graph_replays_the_same(K):
-    """Which also shows that nothing waits for the GPU: a capture refuses that."""
+    """This also shows that no call waits for the GPU, because a capture would fail."""
     case = make_case("mild", B=2, T=500, K=K, V=K, dtype=torch.bfloat16, initial=False, device="cuda")
     leaves = [case.inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "g")]
 

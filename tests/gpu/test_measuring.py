@@ -1,4 +1,4 @@
-"""The harness on a GPU: its clocks, every timing of every pass, and cells that break the device's context."""
+"""The suite on a GPU: its clocks, every timing of every pass, and cells that break the device's context."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ import pytest
 
 from glabench.devices.clock import sm_clock
 from glabench.devices.nvml import open_nvml
+from glabench.measure.ceilings import find_ceilings
 from glabench.measure.known import spin
-from glabench.measure.roofs import find_ceilings
 from glabench.measure.timer import CudaTimer
 
 SMALL = ["--batch", "2", "--heads", "4", "--head-dim", "64", "--time-limit", "0.2"]

@@ -25,12 +25,12 @@ SHAPES = {
     "one token over, V in two blocks": {"T": 33, "K": 48, "V": 80},
     "one token": {"T": 1, "K": 16, "V": 16},
 }
-# The plain form overflows on purpose where the exact one takes over, and numpy tells about it.
+# The plain form overflows on purpose if the exact one takes over, and numpy warns about it.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero):RuntimeWarning")
 
 
 def every_gate_somewhere(gate, shape):
-    """Every gate in odd sizes; in the others those that stay in the plain form, leave it, or do so at a few tokens."""
+    """Odd sizes take every gate; others those for which the plain form suffices, fails, or fails at a few tokens."""
     return shape in ("one token", "odd T, K < V, no power of two") or gate in ("mild", "strong", "resets")
 
 
@@ -69,7 +69,7 @@ def test_not_materializing_is_right_where_the_exact_kernels_cut_chunks_further()
 
 @pytest.mark.parametrize(("programs", "V"), [(1, 16), pytest.param(3, 16, marks=pytest.mark.full), (3, 80)])
 def test_few_programs_find_the_flagged_sequence_and_head(programs, V, monkeypatch):
-    """The last of more than a program looks at in one go."""
+    """The last of more flags than a program reads at once."""
     monkeypatch.setattr("gla_kernels.call.EXACT_PROGRAMS", programs)
     case = make_case("mild", B=3, T=3, H=11, K=16, V=V)
     case.inputs["g"][-1, 1, -1] = -float("inf")
@@ -90,7 +90,7 @@ def test_gates_and_inputs_of_other_dtypes_are_taken(dtype):
     case.inputs["g"] = case.inputs["g"].half()
     found = run(chunk_gla, case.inputs, case.grads)
     assert (found["o"].dtype, found["dg"].dtype, found["final"].dtype) == (dtype, torch.float16, torch.float32)
-    # The truth was made from the gate before it was rounded to float16.
+    # The reference used the gates before they were rounded to float16.
     assert_close(found, case, 3e-3)
 
 
@@ -102,7 +102,7 @@ def test_only_the_final_state_can_be_differentiated():
     wide = {n: x.detach().double().requires_grad_() for n, x in leaves.items()}
     _, exact = naive_recurrent_gla(*wide.values(), output_final_state=True)
     expected = torch.autograd.grad(exact.sum(), list(wide.values()), allow_unused=True)
-    assert float(found[0].abs().max()) == 0.0  # q has no part in the state
+    assert float(found[0].abs().max()) == 0.0  # the state does not depend on q
     for x, y in zip(found[1:], expected[1:], strict=True):
         assert torch.allclose(x.double(), y, rtol=1e-4, atol=1e-5)
 
@@ -133,7 +133,7 @@ FACTORS = {
     materialize={"states": True, "checkpoints": False},
 )
 def test_finite_inputs_of_any_size_never_give_nan(factors, materialize, request):
-    """Gates that span 110 in log2 a chunk: scaled operands are up to 2^55 larger than what they stand for."""
+    """Gates that span 110 in log2 per chunk: scaled operands are up to 2^55 larger than the values they stand for."""
     case = make_case("zero", T=40, K=16, V=16, initial=False)
     case.inputs["g"][...] = -110 / 16 * math.log(2)
     case.grads["final"].zero_()
@@ -144,7 +144,9 @@ def test_finite_inputs_of_any_size_never_give_nan(factors, materialize, request)
     finite = {name for name, x in case.truth.items() if x.abs().max() < 1e38}
     assert finite
     assert all(found[name].isfinite().all() for name in finite)
-    if "tiny" not in request.node.callspec.id:  # where what matters underflows in float32, finite is all we promise
+    if (
+        "tiny" not in request.node.callspec.id
+    ):  # if the values that matter underflow in float32, we only promise finite results
         assert_close({name: found[name] for name in finite if name != "dg"}, case, BOUND)
 
 
@@ -155,7 +157,7 @@ def test_head_dims_up_to_512_are_right(K, V):
 
 
 def test_a_cut_from_one_projection_is_taken_as_it_is():
-    """q, k and v as views of one tensor: no copy, and the same bits as from tensors of their own."""
+    """q, k and v as views of one tensor give the same bits as separate tensors, without a copy."""
     case = make_case("mild", B=2, T=30, K=16, V=16)
     whole = torch.stack([case.inputs[name] for name in ("q", "k", "v")], dim=2)
     cut = whole.unbind(2)
@@ -180,7 +182,7 @@ def test_the_unaware_torch_form_is_right(shape, chunk_size):
 
 
 def test_the_recurrence_is_what_the_papers_equation_says():
-    """Three tokens by hand in numpy, without the library's code."""
+    """Three tokens, computed by hand in numpy without the library's code."""
     rng = np.random.default_rng(0)
     q, k, g = (rng.normal(size=(3, 2)) for _ in range(3))
     v, g = rng.normal(size=(3, 4)), -np.abs(g)

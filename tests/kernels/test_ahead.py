@@ -1,4 +1,4 @@
-"""Every kernel compiles for every architecture we name, without a GPU, and fits its shared memory."""
+"""Every kernel compiles for every architecture that we name, without a GPU, and fits its shared memory."""
 
 import json
 import os
@@ -10,10 +10,10 @@ import pytest
 
 # Bytes of shared memory that a program may have: CUDA programming guide, technical specifications.
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-# The ops' kernels: forward and backward, plain and exact with a gate, plain without.
+# The kernels of the ops: forward and backward, plain and exact with gates, plain without.
 KERNELS = 6
 
-# The command line for several shapes in one process, of each the kernels alone that are named.
+# The command line for several shapes in one process, each with only the named kernels.
 SOME = """
 import json, sys
 from gla_kernels import ahead
@@ -34,7 +34,7 @@ def full_name(kernel):
 
 
 def compiled(*command):
-    """What the compiler's process prints. Triton's interpreter is on in this one."""
+    """The output of a process that compiles, because Triton's interpreter is on in this process."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -89,7 +89,7 @@ def test_the_plain_kernels_of_the_default_shape_do_not_spill_much_on_hopper(shap
 
 
 def assert_two_programs_fit(found):
-    """228 KiB of shared memory, of which every program takes 1 KiB more than it asks for, and 65,536 registers."""
+    """228 KiB of shared memory, of which every program takes 1 KiB more than it requests, and 65,536 registers."""
     for kernel in found:
         assert kernel["waits_first"]
         if not kernel["exact"]:
@@ -113,7 +113,7 @@ def assert_wide_kernels_do_not_spill_much(found):
     for kernel in found:
         assert kernel["waits_first"]
         if not kernel["exact"]:
-            # All gradients at once, and all that they are made of.
+            # All gradients at once, and everything that they are made from.
             assert kernel["stack_bytes"] <= (128 if kernel["kernel"] == "backward" else 64), kernel
             assert kernel["faulty_descriptors"] == 0
         else:
@@ -174,7 +174,7 @@ LARGEST = [
 
 
 def test_the_largest_chunks_fit_a_hopper_gpu():
-    """The kernels that take the most shared memory; of float16 the exact ones too."""
+    """The kernels that need the most shared memory; for float16 also the exact ones."""
     names, exact = ("gated forward", "gated backward"), ("gated exact forward", "gated exact backward")
     compile_some({
         f"--key-dim {K} --value-dim {V} --dtype {dtype} --chunk {chunk}": names + exact * (dtype == "fp16")
@@ -204,7 +204,7 @@ print(*set(re.findall(r"mul[.]wide[^(]*[(]i32 [^,]+, (i[0-9]+)", code)))
 
 
 def test_a_stride_of_64_bits_is_not_cut_to_32():
-    """Rows of a batch of 2^31 numbers or more are that far apart, and Triton hands such a stride on in 64 bits."""
+    """In a batch with rows of 2^31 numbers or more, the batch stride is as large, and Triton passes it in 64 bits."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", STRIDES_OF_64_BITS], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == ["i32"], done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Choosing a launch plan by timing: what is tried, what is kept, when nothing is."""
+"""Choosing a launch plan by timing: which plans are tried, which one is kept, and when none is."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def times(monkeypatch, tmp_path):
-    """Makes up times, the last candidate's being the shortest, and counts how many were asked for."""
+    """Makes up times, the last candidate's being the shortest, and counts the requests."""
     monkeypatch.setenv("GLA_KERNELS_CACHE", str(tmp_path / "cache"))
     asked = []
 
@@ -90,7 +90,7 @@ def test_the_environment_asks_as_well_and_the_plan_is_told(times, two_candidates
     (entry,) = kept().values()
     trained = q.clone().requires_grad_()
     assert launch_of(trained, v, g, True, None) == entry["plan"] != usual
-    assert launch_of(q, v, g, True, None) == usual  # without a gradient it is another kind of call
+    assert launch_of(q, v, g, True, None) == usual  # without gradients it is another kind of call
     assert launch_of(q, v, g, True, 32).startswith("triton C=32")
 
 

@@ -1,4 +1,4 @@
-"""The kernels as PyTorch operators: what torch asks of one, and what it makes possible."""
+"""The kernels as PyTorch operators: torch's requirements, and the features that depend on them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Packed sequences (`cu_seqlens`) through the same kernels, against the float64 recurrence one by one."""
+"""Packed sequences (`cu_seqlens`) through the same kernels, against the float64 recurrence on each sequence."""
 
 import pytest
 import torch

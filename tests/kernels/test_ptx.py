@@ -1,4 +1,4 @@
-"""What is looked for in PTX is found where it is, and not in what is right."""
+"""Faults of the compiler are found in PTX that has them, and correct PTX is not blamed."""
 
 import pytest
 from gla_kernels.ptx import overflowing_pairs, waits_first

@@ -1,4 +1,4 @@
-"""The assembler's fault is found in machine code that has it, and not in what is right."""
+"""The assembler's fault is found in machine code that has it, and not in correct code."""
 
 import pytest
 from gla_kernels.sass import faulty_descriptors

@@ -19,7 +19,7 @@ LOG2E = 1.4426950408889634
 
 
 class Player:
-    """Plays the launches of one call."""
+    """Simulates the launches of one call."""
 
     def __init__(self, call, lengths):
         self.call, self.lengths = call, lengths
@@ -42,7 +42,7 @@ class Player:
             play(a, number)
 
     def piece(self, slot, rows):
-        """The sequence of a piece and its number there; as `wide_tiles.find_piece`."""
+        """The sequence of a piece and the piece's number in it; as `wide_tiles.find_piece`."""
         if not self.call.varlen:
             return divmod(slot, -(-self.call.T // rows))
         firsts = [begin // rows + n for n, begin in enumerate(self.begins)]
@@ -53,7 +53,7 @@ class Player:
         return self.begins[n] // C + n if self.call.varlen else n * -(-self.call.T // C)
 
     def rows(self, x, n, chunk):
-        """x's rows of a chunk, [rows, H, D]."""
+        """The rows of x in a chunk, [rows, H, D]."""
         row, begin = (0, self.begins[n]) if self.call.varlen else (n, 0)
         return x[row, begin + chunk * C : begin + min(self.lengths[n], (chunk + 1) * C)]
 
@@ -80,7 +80,7 @@ class Player:
         return state.double()
 
     def park(self, a, n, chunk, S):
-        """Where a state waits in memory of gradients, these are lost."""
+        """If a state is stored in the memory of gradients, they are lost."""
         assert self.rows(a["dq"], n, chunk).shape[0] == C
         assert self.call.K == 2 * C
         assert self.call.V <= 4 * C
@@ -226,7 +226,7 @@ class Player:
 
 
 def truth(leaves, initial, lengths, varlen, scale, do, dfinal):
-    """o, the final states and all gradients of the float64 recurrence, sequence by sequence if they are packed."""
+    """o, the final states and all gradients of the float64 recurrence; packed sequences run one by one."""
     outputs, finals = [], []
     for n, length in enumerate(lengths):
         rows = slice(sum(lengths[:n]), sum(lengths[: n + 1])) if varlen else slice(None)

@@ -1,4 +1,4 @@
-"""Fixtures of the suite's tests: the command line as a process, and within this one."""
+"""Fixtures of the suite's tests: the command line in its own process, and in this one."""
 
 import subprocess
 import sys
@@ -33,6 +33,6 @@ def command(tmp_path):
 
 
 def last_line(stderr):
-    """What the command said last; not a traceback."""
+    """The command's last message, which must not be a traceback."""
     assert "Traceback" not in stderr
     return stderr.strip().splitlines()[-1]

@@ -20,7 +20,7 @@ QUICK = {"settings": {"time_limit_s": 0.02}}
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A run by a process of its own, and the records that were told of meanwhile."""
+    """A run with real workers, and the records that `on_record` got."""
     told = []
     out = tmp_path_factory.mktemp("api") / "run"
     axes = {"seqlen": [16, 32], "backend": "linear-torch", **TINY}
@@ -29,7 +29,7 @@ def measured(tmp_path_factory):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty folder with a plugin, in which made-up workers measure."""
+    """A folder with a plugin, in which made-up workers measure."""
     (tmp_path / "steady.py").write_text(PLUGIN)
     monkeypatch.chdir(tmp_path)
     with in_process.made_up_workers():
@@ -133,12 +133,12 @@ def test_revisions_are_compared_and_checked(here):
     told = []
     found = glabench.check(rev="main", rounds=1, out="there", on_record=told.append, **options)
     assert found.exit_code(FAILING) == 1
-    assert len(told) == 2 + 8  # both once, then four pairs of what is doubtful
+    assert len(told) == 2 + 8  # both once, then four pairs of the doubtful cells
     assert glabench.check(rev="main", limits={"time": 0.6}, **options).exit_code(FAILING) == 0
     again = glabench.check(rev="main", rounds=1, out="there", resume=True, **options)
     assert again.to_json() == found.to_json()
     assert glabench.compare_versions("WORKTREE", rounds=1, **options).summary().startswith("1 slower")
-    with pytest.raises(UsageError, match="--resume: name the folder of the rounds to go on with"):
+    with pytest.raises(UsageError, match="--resume: name the folder of the rounds to continue"):
         glabench.check(rev="main", resume=True, **options)
 
 
@@ -147,10 +147,10 @@ def test_revisions_are_compared_and_checked(here):
     [
         (lambda: glabench.run("cpu-smok"), "did you mean 'cpu-smoke'"),
         (lambda: glabench.run("cpu-smoke", seqlne=16), "--seqlne: there is no such axis"),
-        (lambda: glabench.run("cpu-smoke", seqlen=-16), "--seqlen: an axis takes a text such as"),
+        (lambda: glabench.run("cpu-smoke", seqlen=-16), "--seqlen: an axis takes text such as"),
         (lambda: glabench.run("cpu-smoke", seqlen="16k..1k"), "^seqlen: '16k..1k' runs downwards"),
         (lambda: glabench.run("cpu-smoke", backend="linear-trch"), "did you mean 'linear-torch'"),
-        (lambda: glabench.run("cpu-smoke", device="cuda:3"), "--device: 'cuda:3' is not there"),
+        (lambda: glabench.run("cpu-smoke", device="cuda:3"), "--device: 'cuda:3' does not exist"),
         (lambda: glabench.run("cpu-smoke", plugins="nowhere.py"), "there is no Python file 'nowhere.py'"),
         (lambda: glabench.run("cpu-smoke", settings={"time_limit": 1}), "settings: unknown settings: ..time_limit"),
         (lambda: glabench.run("cpu-smoke", settings={"time_limit_s": "1"}), "settings: time_limit_s: expected"),
@@ -160,7 +160,7 @@ def test_revisions_are_compared_and_checked(here):
         (lambda: glabench.compare("nowhere", "nowhere"), "'nowhere' is not a run folder"),
         (lambda: glabench.check(), "give either rev or baseline"),
         (lambda: glabench.check(rev="main", baseline="b.json"), "give either rev or baseline"),
-        (lambda: glabench.check(rev="main", limits={"tme": 1}), "limits: tme=1 limits nothing"),
+        (lambda: glabench.check(rev="main", limits={"tme": 1}), "limits: tme=1 is not a limit"),
         (lambda: glabench.check(rev="main", rounds=0), "rounds: 0 is out of range"),
         (lambda: glabench.check(baseline="nowhere.json"), "cannot read 'nowhere.json'"),
     ],

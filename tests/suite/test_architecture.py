@@ -1,4 +1,4 @@
-"""Dependencies point one way, the kernels know nothing of the suite, and a parent process stays light."""
+"""Dependencies point one way, the kernels do not import the suite, and the parent process does not import torch."""
 
 import ast
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-# A part may import those named beside it, and itself. The registry alone needs records: their fields are no parameters.
+# A part may import itself and the parts listed with it. The registry needs records, whose field names are taken.
 ALLOWED = {
     "errors": set(),
     "plain": {"errors"},
@@ -28,7 +28,7 @@ ALLOWED = {
         "errors",
     },
 }
-# `glabench` itself names what the API offers, and `python -m glabench` is the command line.
+# `glabench` itself imports the API, and `python -m glabench` the command line.
 ENTRANCES = {"__init__": {"api", "records", "sweeps"}, "__main__": {"cli"}}
 HEAVY = ("torch", "triton", "numpy", "pandas", "matplotlib", "scipy")
 
@@ -90,7 +90,7 @@ def test_the_kernels_import_nothing_of_the_suite():
 
 
 def test_a_parent_process_is_light():
-    """One process for all of it: the API, the command line, the registry, a preset's cells."""
+    """Tests the API, the command line, the registry and a preset's cells in one process."""
     code = f"""
 import sys
 import glabench, glabench.api, glabench.checking, glabench.cli.app

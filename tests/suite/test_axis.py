@@ -135,7 +135,7 @@ def test_values_of_python_and_toml_become_text_of_the_grammar(value, text):
 
 @pytest.mark.parametrize("value", [0, -1, 2**41, 2.5, [], (), {}, {"a": 1}, [1, [2.5]], b"64", float("nan"), object()])
 def test_what_no_axis_takes_is_refused(value):
-    with pytest.raises(ValueError, match="an axis takes a text such as"):
+    with pytest.raises(ValueError, match="an axis takes text such as"):
         axis_text(value)
 
 

@@ -1,4 +1,4 @@
-"""Baselines: read back as written, those of earlier formats too; anything else is refused by name."""
+"""Baselines: read back as written, also from earlier formats; anything else is refused by name."""
 
 import json
 from dataclasses import replace
@@ -43,10 +43,10 @@ def test_a_baseline_of_the_first_format_takes_the_base_of_a_comparison():
     [
         (lambda text: text[:-20], "truncated"),
         (lambda text: "", "truncated"),
-        (lambda text: "[" * 100_000, "without end"),
+        (lambda text: "[" * 100_000, "nested too deeply"),
         (lambda text: "9" * 5000, "not a baseline"),
         (lambda text: json.dumps({"format": 1}), "missing required field environment"),
-        (lambda text: json.dumps(json.loads(text) | {"format": 3}), "its format is 3, known are 1, 2"),
+        (lambda text: json.dumps(json.loads(text) | {"format": 3}), "its format is 3; known are 1, 2"),
         (lambda text: json.dumps(json.loads(text) | {"rounds": []}), "it holds no records"),
         (lambda text: json.dumps(json.loads(text) | {"rounds": [[]]}), "it holds no records"),
         (lambda text: json.dumps(json.loads(text) | {"rounds": [[{"run_id": 3}]]}), "run_id"),
@@ -70,7 +70,7 @@ def test_a_baseline_names_the_code_that_it_came_from_by_its_hash_alone(baseline,
     file = tmp_path / "b.json"
     baseline.save(file)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"revision": revision}))
-    with pytest.raises(UsageError, match="revision needs the hash of a commit"):
+    with pytest.raises(UsageError, match="revision must be the hash of a commit"):
         Baseline.load(file)
 
 

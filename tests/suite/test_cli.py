@@ -1,4 +1,4 @@
-"""The command line, on a CPU: from end to end once, and all else in this process with made-up workers."""
+"""The command line on a CPU: once from end to end, otherwise in this process with made-up workers."""
 
 import csv
 import io
@@ -44,7 +44,7 @@ def run(tmp_path):
 
 
 def shown(text):
-    """What a table or a help text says, however it is laid out."""
+    """The words of a table or a help text, without its layout."""
     return " ".join("".join(c for c in text if c not in "│╭╮╰╯─━┃┏┓┗┛┡┩┠┨╇┳┻╋").split())
 
 
@@ -57,7 +57,7 @@ def rows_of(text):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A run by processes: a backend as `plugin new` writes it beside one of ours and one that is not installed."""
+    """A run with real workers: a backend from `plugin new`, a built-in one and one that is not installed."""
     folder = tmp_path_factory.mktemp("measured")
     assert in_process.glabench(folder, "plugin", "new", "my.py")[0] == 0
     backends = ["--plugin", "my.py", "--backend", "my-linear,sdpa-math,flash-attn"]
@@ -72,7 +72,7 @@ def test_speed_measures_shows_and_keeps(measured):
     assert code == 0, stderr
     assert "forward, median time" in stdout
     assert "my-linear" in stdout
-    assert "Left out:" in stderr
+    assert "so this is the small CPU sweep, without:" in stderr
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     assert [r["status"] for r in records] == ["ok"] * 8 + ["unsupported"] * 4
     timed = records[:8]
@@ -91,7 +91,7 @@ def test_a_run_ends_with_a_report_and_a_line_that_names_it(measured):
 def test_a_backend_that_is_not_installed_says_how_to_install_it(measured):
     record = RunFolder.open(measured[0]).records()[-1]
     assert record.cell.backend == "flash-attn"
-    assert record.reason.startswith("needs a GPU; there is none here")
+    assert record.reason.startswith("needs a GPU; none is used here")
     if find_spec("flash_attn") is None:
         assert "flash_attn is not installed; install with: pip install 'glabench[flash-attn]'" in record.reason
 
@@ -177,7 +177,7 @@ def test_a_failed_cell_is_kept_and_exits_4(run, tmp_path):
 def test_where_no_cell_can_run_the_exit_code_is_3(run):
     code, _, stderr = run("run", "cpu-smoke", *TINY, "--backend", "flash-attn", "--device", "cpu")
     assert code == 3
-    assert "no cell can run here; the first one: flash-attn: needs a GPU" in stderr.splitlines()[-1]
+    assert "no cell can run here; the first is flash-attn: needs a GPU" in stderr.splitlines()[-1]
 
 
 def test_dry_run_lists_cells_memory_and_totals_and_measures_nothing(run, tmp_path):
@@ -218,7 +218,7 @@ def test_dry_run_as_json_is_data(run):
         ("speed --backend sdpa-fast", ["did you mean 'sdpa-flash'?"]),
         ("speed --backend=", ["--backend", "empty name"]),
         ("speed --device tpu", ["--device", "'tpu'", "auto, cpu, cuda"]),
-        ("speed --device cuda:1", ["--device: 'cuda:1' is not there: torch sees no GPU (allowed here: auto, cpu)"]),
+        ("speed --device cuda:1", ["--device: 'cuda:1' does not exist: torch sees no GPU (allowed here: auto, cpu)"]),
         ("speed --timing graf", ["--timing", "did you mean 'graph'?"]),
         ("speed --timing graph", ["--timing: 'graph' needs a GPU"]),
         ("speed --precision 7", ["--precision", "'7' is not a share (allowed: 5%, 0.05; 0.0001 to 0.5)"]),
@@ -233,16 +233,16 @@ def test_dry_run_as_json_is_data(run):
         ("speed --json nowhere/x.json", ["--json", "'nowhere/x.json'"]),
         ("speed --resume", ["--resume", "no run"]),
         ("speed --resume nowhere", ["'nowhere' is not a run folder"]),
-        ("speed run1", ["RUN: 'run1' is for --resume"]),
+        ("speed run1", ["RUN: 'run1' needs --resume"]),
         ("run cpu-smoke --out steady.py", ["--out", "it is not a folder"]),
         ("run paper-fig3", ["'paper-fig3'", "did you mean 'paper-fig2'?"]),
         ("run mine.toml", ["'mine.toml'", "no file"]),
         ("run", ["SWEEP", "cpu-smoke"]),
         ("sweeps paper", ["'paper'", "paper-fig2"]),
         ("report nowhere", ["'nowhere'", "not a run folder"]),
-        ("report --figure x.jpg nowhere", ["--figure: 'x.jpg' ends in none of .png, .svg, .pdf"]),
-        ("plugin new steady.py", ["'steady.py' is there already"]),
-        ("plugin new mine.txt", ["does not end in .py"]),
+        ("report --figure x.jpg nowhere", ["--figure: 'x.jpg' must end in one of .png, .svg, .pdf"]),
+        ("plugin new steady.py", ["'steady.py' already exists"]),
+        ("plugin new mine.txt", ["must end in .py"]),
         ("plugin new nowhere/mine.py", ["there is no folder 'nowhere'"]),
         ("validate --device cpu", ["--device: validate needs an NVIDIA GPU"]),
         ("spede", ["Did you mean 'speed'?"]),
@@ -308,7 +308,7 @@ def test_a_closed_terminal_and_a_batch_system_end_a_run_as_ctrl_c_does():
         assert done.stdout.strip() == str(taken)
 
 
-# Runs that are gone on with
+# Resumed runs
 
 
 def test_a_run_goes_on_with_what_it_was_begun_with(run, tmp_path):
@@ -323,12 +323,12 @@ def test_a_run_goes_on_with_what_it_was_begun_with(run, tmp_path):
         file.write_text(first)
         code, _, stderr = run(*command, "--cell-timeout", "30", "--device", "cpu")
         assert code == 0, stderr
-        assert "1 of 2 cells are measured already" in stderr
+        assert "1 of 2 cells are already measured" in stderr
         assert len(file.read_text().splitlines()) == 2
     for change, words in (
-        (["--time-limit", "1"], "--time-limit: 'there' was measured with 2.0, not 1.0; go on with the same"),
+        (["--time-limit", "1"], "--time-limit: 'there' was measured with 2.0, not 1.0; leave out the option"),
         (["--timing", "hot"], "--timing: 'there' was measured with cold, not hot"),
-        (["--seqlen", "64"], "--seqlen: 'there' was begun with another sweep"),
+        (["--seqlen", "64"], "--seqlen: 'there' was started with another sweep"),
     ):
         code, _, stderr = run("speed", "--resume", "there", *change)
         assert code == 2
@@ -354,7 +354,7 @@ def test_a_plugins_parameter_is_an_axis(run, tmp_path):
     assert "Tokens looked back." in shown(run("speed", "--help", "--plugin", "steady.py")[1])
     code, _, stderr = run("run", "cpu-smoke", "--plugin", "steady.py", "--backend", "sdpa-math", "--window", "8")
     assert code == 2
-    assert "--window: no backend of this sweep has that parameter" in stderr
+    assert "--window: no backend of this sweep has this parameter" in stderr
 
 
 def test_a_preset_printed_is_a_sweep_file_that_runs(run, tmp_path):
@@ -434,7 +434,7 @@ def test_several_runs_share_a_report_with_the_metrics_and_the_figure_asked_for(t
         (["--against", "stedy"], "--against: 'stedy' is not in the run (allowed: steady; did you mean 'steady'?)"),
         (["--metric", "tim"], "--metric: 'tim' is not a metric"),
         (["--figure", "nowhere/x.pdf"], "--figure: cannot write 'nowhere/x.pdf'"),
-        (["--json", "-", "--csv", "-"], "--csv: stdout is taken by --json already"),
+        (["--json", "-", "--csv", "-"], "--csv: --json already writes to stdout"),
     ],
 )
 def test_a_mistake_in_a_report_is_one_line(there, arguments, words):
@@ -541,8 +541,8 @@ def test_a_share_is_a_percentage_or_a_number(run, tmp_path, text):
 @pytest.mark.parametrize(
     ("busy", "words"),
     [
-        ({"other_processes": 2, "utilization_pct": 37.0}, "the GPU is busy (2 processes, 37 % of its time in use)"),
-        ({"other_processes": None, "utilization_pct": 90.0}, "the GPU is busy (0 processes, 90 % of its time in use)"),
+        ({"other_processes": 2, "utilization_pct": 37.0}, "the GPU is busy (2 processes, in use 37 % of the time)"),
+        ({"other_processes": None, "utilization_pct": 90.0}, "the GPU is busy (0 processes, in use 90 % of the time)"),
         ({"other_processes": 1, "utilization_pct": None}, "the GPU is busy (1 processes)"),
         ({"other_processes": 0, "utilization_pct": 3.0}, ""),
         (None, ""),

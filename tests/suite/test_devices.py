@@ -1,4 +1,4 @@
-"""The machine: choosing a device, reading its state, what it can do, and where a number comes from."""
+"""The machine: choosing a device, its state and ceilings, and the origin of measured code."""
 
 import json
 import os
@@ -47,9 +47,9 @@ def test_a_device_tells_its_kind_from_its_number():
 @pytest.mark.parametrize(
     ("text", "gpus", "message"),
     [
-        ("cuda:3", 2, "'cuda:3' is not there: torch sees 2 GPUs (allowed here: auto, cpu, cuda, cuda:0, cuda:1)"),
-        ("cuda:1", 1, "'cuda:1' is not there: torch sees 1 GPU (allowed here: auto, cpu, cuda, cuda:0)"),
-        ("cuda", 0, "'cuda' is not there: torch sees no GPU (allowed here: auto, cpu)"),
+        ("cuda:3", 2, "'cuda:3' does not exist: torch sees 2 GPUs (allowed here: auto, cpu, cuda, cuda:0, cuda:1)"),
+        ("cuda:1", 1, "'cuda:1' does not exist: torch sees 1 GPU (allowed here: auto, cpu, cuda, cuda:0)"),
+        ("cuda", 0, "'cuda' does not exist: torch sees no GPU (allowed here: auto, cpu)"),
         ("gpu", 1, "'gpu' is not a device (allowed: auto, cpu, cuda, cuda:N)"),
         ("cuda1", 2, "'cuda1' is not a device (allowed: auto, cpu, cuda, cuda:N); did you mean 'cuda:1'?"),
         ("cuda:01", 2, "'cuda:01' is not a device (allowed: auto, cpu, cuda, cuda:N); did you mean 'cuda:1'?"),
@@ -67,7 +67,7 @@ def test_a_wrong_device_is_refused_with_what_is_allowed(text, gpus, message):
 
 
 class Library:
-    """The few names of pynvml that are used, over a made-up device."""
+    """The parts of pynvml that are used, with a made-up device."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
@@ -96,7 +96,7 @@ def nvml(**answers):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Gives torch GPUs of these UUIDs, and NVML the handles (by UUID with prefix) and answers."""
+    """Gives torch GPUs with these UUIDs, and NVML handles (by UUID with prefix) and answers."""
     import torch
 
     current = [0]
@@ -311,7 +311,7 @@ def git(folder, *arguments):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A repository with packages of one module each; the suite is taken to be the first."""
+    """A repository with packages of one module each; the first one stands for the suite."""
     for package in ("glabench", "gla_kernels"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(f"# {package}\n")
@@ -460,7 +460,7 @@ def test_memory_that_was_freed_before_hides_nothing():
     import torch
 
     def allocate():
-        return [torch.ones(2**12) for _ in range(2**12)]  # 16 KiB each: from the heap, which keeps what is freed
+        return [torch.ones(2**12) for _ in range(2**12)]  # 16 KiB each, from the heap, which keeps freed memory
 
     peak_resident_mib(allocate)
     kept = allocate()
@@ -473,7 +473,7 @@ def test_the_peak_counts_and_not_what_is_left():
     import torch
 
     def call():
-        torch.ones(64 * 2**18)  # beyond 32 MiB the C library gives memory back at once
+        torch.ones(64 * 2**18)  # above 32 MiB the C library returns memory at once
         return torch.ones(16 * 2**18)
 
     call()

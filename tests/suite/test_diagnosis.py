@@ -1,4 +1,4 @@
-"""Doubts: their tags, and explanations with counts and a hint that fits."""
+"""Doubts: their tags, and explanations with numbers and a fitting hint."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Faults of the machine around a run: disks, permissions, other runs, packages. Nothing measured is lost."""
+"""Faults around a run: disks, permissions, other runs, packages. No measured record is lost."""
 
 import ctypes
 import errno
@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 @contextmanager
 def no_file_longer_than(size):
-    """What a disk does that is full: a write takes a part, and the next one fails."""
+    """A full disk: a write stores a part of the data, and the next one fails."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -62,10 +62,10 @@ def test_a_full_disk_ends_the_run_with_a_line_and_what_was_measured_is_kept(meas
     assert kept.endswith(b"\n")
     done = kept.count(b"\n")
     assert 0 < done < 8
-    records.write_bytes(kept + kept[:100])  # and a kill cut a line
+    records.write_bytes(kept + kept[:100])  # and a kill cuts off a line
     code, stdout, stderr = measure(*MANY, "--out", "here", "--resume", "--json", "-")
     assert code == 0
-    assert f"{done} of 8 cells are measured already" in stderr
+    assert f"{done} of 8 cells are already measured" in stderr
     assert len(json.loads(stdout)) == 8
     assert records.read_bytes().startswith(kept)
     assert records.read_bytes().count(b"\n") == 8
@@ -118,7 +118,10 @@ def test_a_second_run_in_a_folder_is_refused_and_changes_nothing(measure, tmp_pa
     before = {path.name: path.read_bytes() for path in run.path.iterdir()}
     with run.locked():
         code, _, stderr = measure(*GOOD, "--retry-failed")
-        assert (code, last_line(stderr)) == (2, "glabench: error: --out: another glabench is measuring into 'here'")
+        assert (code, last_line(stderr)) == (
+            2,
+            "glabench: error: --out: another glabench is measuring into 'here'; wait for it or name another folder",
+        )
     code, _, stderr = measure(*GOOD)
     assert code == 2
     assert "--out: 'here' holds a run already; resume it (--resume) or name another folder" in last_line(stderr)
@@ -126,14 +129,14 @@ def test_a_second_run_in_a_folder_is_refused_and_changes_nothing(measure, tmp_pa
 
 
 def test_of_two_runs_that_start_at_once_one_gets_the_folder(tmp_path, monkeypatch):
-    """The second one starts in the moment in which the first has made its first file, and before it wrote the rest."""
+    """The second run starts after the first has made its first file, before it writes the others."""
     from glabench.records import runfolder
 
     other = []
 
     def meanwhile(sweep):
         monkeypatch.undo()
-        with pytest.raises(UsageError, match="holds a run already"):
+        with pytest.raises(UsageError, match="already holds a run"):
             RunFolder.create(tmp_path / "here", load_sweep("head-dim"), {})
         other.append(sweep)
         return runfolder.dump_sweep(sweep)
@@ -157,7 +160,7 @@ class _Sets(ctypes.Structure):
 
 @contextmanager
 def without_roots_override():
-    """Binds root, too, to a file's permission bits: this thread goes without CAP_DAC_OVERRIDE for a while."""
+    """Makes permission bits apply to root, too: drops CAP_DAC_OVERRIDE of this thread for a while."""
     third_version, dac_override = 0x20080522, 1 << 1
     library, header, sets = ctypes.CDLL(None), _Header(third_version, 0), (_Sets * 2)()
     if library.capget(ctypes.byref(header), sets) != 0:
@@ -174,7 +177,7 @@ def without_roots_override():
 
 @pytest.fixture
 def locked_out(measure, tmp_path):
-    """Runs glabench as somebody who may read the folder `here` and not write to it."""
+    """Runs glabench as a user who may read the folder `here` but not write to it."""
     here = tmp_path / "here"
     here.mkdir(exist_ok=True)
 
@@ -219,7 +222,7 @@ def test_a_file_in_the_place_of_the_folder_is_named(measure, tmp_path):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Installs a package with an entry point for backends, as pip leaves it."""
+    """Installs a package with an entry point for backends, in the form that pip leaves."""
 
     def install(code):
         (tmp_path / "extra_backends.py").write_text(code)
@@ -253,4 +256,4 @@ def test_a_package_whose_backends_cannot_be_loaded_is_named(command, installed, 
     installed(code)
     code, _, stderr = command("speed", "--dry-run")
     assert code == 2
-    assert last_line(stderr).startswith("glabench: error: package more cannot be loaded; mend or uninstall it: ")
+    assert last_line(stderr).startswith("glabench: error: package more cannot be loaded; fix or uninstall it: ")

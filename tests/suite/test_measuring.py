@@ -135,7 +135,7 @@ def test_a_cell_is_measured_with_all_samples_kept(pass_):
     assert (record.stop_reason, record.timing) == ("sample limit", "made up")
     assert record.first_call_s > 0
     assert record.rel_error["o_at_size"] < 1e-5
-    assert record.peak_allocated_mib is None  # a GPU's figure
+    assert record.peak_allocated_mib is None  # only on a GPU
     assert record.peak_resident_mib >= 0
 
 
@@ -151,7 +151,7 @@ def test_the_launch_that_a_backend_tells_is_recorded():
 def test_a_fault_that_only_large_sizes_show_is_caught():
     class Misplacing(fake_backends.Good):
         def bind(self, inputs, cell):
-            # What a wrong offset into a large tensor would do: the last sequence gets the first one's output.
+            # As with a wrong offset into a large tensor: the last sequence gets the first one's output.
             return lambda: fake_backends.correct(inputs).roll(cell.batch - 2, 0)
 
     record = measure(Misplacing(), replace(CELL, batch=3))
@@ -257,7 +257,7 @@ def test_a_record_leaves_the_meter_finished():
 
 
 class Counted:
-    """An op of known counts."""
+    """An op with known counts."""
 
     def __init__(self, moved, flops):
         self._moved, self._flops = moved, flops

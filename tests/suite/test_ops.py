@@ -1,4 +1,4 @@
-"""Ops: references against the plainest loops that there are, counts against numbers made by hand, inputs, parts."""
+"""Ops: references against plain loops, counts against numbers computed by hand, inputs, parts."""
 
 import math
 import time
@@ -42,7 +42,7 @@ def normal(*shape, seed=0):
 
 
 def values_and_gradients(function, inputs):
-    """The output and the gradient of every input, from fresh leaves."""
+    """The output and the gradient of every input, from fresh leaf tensors."""
     leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
     out = function(leaves)
     grads = torch.autograd.grad(out, tuple(leaves.values()), normal(*out.shape, seed=9))
@@ -162,13 +162,13 @@ def test_a_part_of_16k_tokens_takes_seconds(op):
     inputs = OPS[op].make_inputs(cell)
     start = time.process_time()
     found = values_and_gradients(OPS[op].reference, inputs)
-    assert time.process_time() - start < 20  # some 2 s; token by token it is minutes with gradients
+    assert time.process_time() - start < 20  # about 2 s; token by token it would take minutes with gradients
     assert all(x.isfinite().all() for x in found.values())
 
 
 # Counts
 
-# (op, pass, dtype): (operations, bytes that a perfect pass moves, bytes that a cell holds at least).
+# (op, pass, dtype): (operations, bytes that a perfect pass moves, bytes that a cell holds at the least).
 COUNTS = {
     # Inputs 2 * 768 * 2 + 1536 * 2 + 768 * 4 = 9216, output 3072; 2 * 8 * 3 tokens and heads times 5 * 16 * 32.
     ("gla", "fwd+bwd", "bf16"): (3 * 122_880, 12_288 + 21_504, 24_576),

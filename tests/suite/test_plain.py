@@ -1,4 +1,4 @@
-"""Plain data of unknown origin, held against types."""
+"""Plain data from unknown sources, checked against types."""
 
 from dataclasses import dataclass, field
 
@@ -72,7 +72,7 @@ def test_a_wrong_key_is_named(data, message):
     ],
 )
 def test_what_is_not_json_is_refused_in_a_line(text):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  (each has its own words)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  (every case has its own message)
         read_json(text)
     assert len(str(caught.value).splitlines()) == 1
 

@@ -84,7 +84,7 @@ def plugin(tmp_path):
     return write
 
 
-# What is there without plugins
+# Without plugins
 
 
 def test_our_own_backends_are_there_and_implement_our_ops():
@@ -110,7 +110,7 @@ def test_a_requirement_is_looked_for_and_not_imported():
     assert not Requirement("no_such_package.part", "").present
 
 
-# What plugins bring
+# With plugins
 
 
 @pytest.mark.parametrize("listed", ["[Mine]", "[Mine()]", "(Mine,)"])
@@ -194,8 +194,8 @@ def test_what_a_plugin_prints_is_no_data(plugin, capsys):
         ("", r"needs a list BACKENDS \(or OPS\); `glabench plugin new FILE` writes an example"),
         ("BACKENDS = []", "needs a list BACKENDS"),
         ("BACKENDS = 3", "BACKENDS needs to be a list of Backend classes or objects"),
-        ("BACKENDS = [3]", "BACKENDS lists 3, which is no Backend"),
-        ("OPS = [int]", "OPS lists <class 'int'>, which is no Op"),
+        ("BACKENDS = [3]", "BACKENDS lists 3, which is not an instance or subclass of Backend"),
+        ("OPS = [int]", "OPS lists <class 'int'>, which is not an instance or subclass of Op"),
         ("x = = 3", "cannot be loaded: SyntaxError"),
         ("import no_such_package", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'"),
         ("import sys; sys.exit(3)", "cannot be loaded: SystemExit: 3"),
@@ -209,7 +209,7 @@ def test_what_a_plugin_prints_is_no_data(plugin, capsys):
             r"unknown op 'lineer' \(allowed: .*did you mean 'linear'\?",
         ),
         (BACKEND + "Mine.name = 'gla-torch'\nBACKENDS = [Mine]", "a backend named 'gla-torch' exists already"),
-        (BACKEND + "Mine.__init__ = lambda self, x: None\nBACKENDS = [Mine]", "Mine cannot be made without arguments"),
+        (BACKEND + "Mine.__init__ = lambda self, x: None\nBACKENDS = [Mine]", r"Mine\(\) without arguments fails"),
         (
             BACKEND + "Mine.parameters = 'chunk'\nBACKENDS = [Mine]",
             "needs `parameters` to be a tuple of Parameter objects",
@@ -220,10 +220,10 @@ def test_what_a_plugin_prints_is_no_data(plugin, capsys):
         (OP.replace("def published", "def publish"), "Decay needs the method published"),
         (
             OP + "Decay.published = lambda self, width: {'channel': 3}",
-            "decay sets 'channel', which is none of its parameters",
+            "decay sets 'channel', which is not one of its parameters",
         ),
         (OP + "Decay.published = lambda self, width: 1 / 0", "decay has no parameters for .*: ZeroDivisionError"),
-        (OP + "Decay.aliases = {'size': ('a', 'b')}", "decay sets '[ab]', which is none of its parameters"),
+        (OP + "Decay.aliases = {'size': ('a', 'b')}", "decay sets '[ab]', which is not one of its parameters"),
         (OP + "Decay.parameters = None", "needs `parameters` to be a tuple"),
     ],
 )
@@ -281,7 +281,7 @@ class Entry:
 
 
 def install(monkeypatch, load):
-    """As if a package with the entry point was installed."""
+    """Makes a package with this entry point appear to be installed."""
     monkeypatch.setattr(metadata, "entry_points", lambda group: [Entry(load)] if group == ENTRY_POINTS else [])
 
 
@@ -298,7 +298,7 @@ def test_a_package_brings_backends_as_a_file_does(monkeypatch):
 
 def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
     install(monkeypatch, lambda: 1 / 0)
-    with pytest.raises(UsageError, match=r"^package pack cannot be loaded; mend or uninstall it: ZeroDivisionError"):
+    with pytest.raises(UsageError, match=r"^package pack cannot be loaded; fix or uninstall it: ZeroDivisionError"):
         load_registry()
 
 

@@ -1,4 +1,4 @@
-"""The README and the documents say what is so."""
+"""The README and the documents agree with the code and the results."""
 
 import json
 import re
@@ -66,7 +66,7 @@ def test_every_link_leads_to_a_file(path):
 
 
 def commands():
-    """Every `glabench ...` in a page, once."""
+    """Every command `glabench ...` in the pages, once."""
     found = {}
     for text in TEXTS.values():
         code = [*re.findall(r"`(glabench [^`\n]+)`", text), *re.findall(r"^(glabench .+)$", text, re.MULTILINE)]
@@ -145,7 +145,7 @@ def test_the_stored_baseline_is_still_one():
 
 
 def test_the_run_that_the_readme_shows_holds_what_it_claims():
-    """The paper's sweep, every cell ok but for the one backend that needs more memory than there is."""
+    """The paper's sweep, with every cell ok except for a backend that needs too much memory."""
     lines = (ROOT / "results/h200-paper-fig2/records.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert {r["backend"] for r in records if r["status"] != "ok"} == {"gla-torch"}

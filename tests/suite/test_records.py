@@ -18,7 +18,7 @@ CELL = Cell("gla-triton", "gla", "fwd+bwd", 32, 1024, "bf16", Parameters(SIZES))
 OTHER = replace(CELL, seqlen=2048)
 ATTENTION = Cell("sdpa-math", "softmax", "fwd", 2, 64, "fp32", Parameters({"heads": 4, "head_dim": 32}), "cpu", 7)
 MAMBA = Cell("mamba1", "mamba1", "fwd", 2, 64, "bf16", Parameters({"inner": 2048, "state_size": 16}))
-# The fields of the first version's records: scripts read them, and none of them goes.
+# The fields of the first version's records. Scripts read them, so none may be removed.
 PROMISED = (
     *("run_id", "backend", "op", "pass", "batch", "seqlen", "heads", "key_dim", "value_dim", "chunk", "materialize"),
     *("dtype", "gate", "device", "seed", "status", "reason", "time_ms", "time_ms_p20", "time_ms_p80", "samples_ms"),
@@ -111,7 +111,7 @@ def test_what_a_later_version_adds_is_passed_over():
     assert Record.from_json(data) == record()
 
 
-# Records of the first schema, which named no parameters
+# Records of the first schema, which do not name parameters
 
 FIRST = {"run_id": "run", "batch": 2, "seqlen": 64, "dtype": "bf16", "device": "cuda", "seed": 0, "pass": "fwd"} | {
     **{"status": "ok", "heads": 4, "key_dim": 32, "value_dim": 32, "chunk": None, "materialize": None, "gate": None}
@@ -210,7 +210,7 @@ def test_a_record_that_the_disk_does_not_take_leaves_those_before_it(folder, mon
 
 
 def test_a_run_is_never_overwritten(folder):
-    with pytest.raises(UsageError, match="holds a run already"):
+    with pytest.raises(UsageError, match="already holds a run"):
         RunFolder.create(folder.path, load_sweep("cpu-smoke"), {})
 
 

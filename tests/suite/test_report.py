@@ -1,4 +1,4 @@
-"""Reports from records alone: tables and figures of runs with every kind of outcome."""
+"""Reports from records: tables and figures of runs with every kind of outcome."""
 
 import re
 from collections import Counter
@@ -27,7 +27,7 @@ H200 = {"device": "cuda", "gpu": {"name": "NVIDIA H200"}, "packages": {"torch": 
 
 
 def made_up(preset, changes=None, outcome=lambda cell: "ok", name="a-run", environment=None, **fields):
-    """A run with a record for every cell of a preset, with times that grow with the work."""
+    """A run with a record for every cell of a preset; times grow with the work."""
     sweep = resolve(load_sweep(preset), "cuda", changes or {}, TRAITS)
     records = []
     for cell in expand(sweep, TRAITS, "cuda"):
@@ -53,7 +53,7 @@ def rows(run):
 
 
 def shown(runs, metrics=USUAL, width=200, against=None):
-    """What a terminal of that width shows."""
+    """The text on a terminal of this width."""
     console = Console(width=width, no_color=True, highlight=False)
     with console.capture() as captured:
         for each in render_tables(runs, metrics, width, against):
@@ -161,7 +161,7 @@ def test_the_axis_that_varies_is_drawn_against(preset, changes, x):
     ],
 )
 def test_what_series_share_and_what_differs_between_ops_is_named(preset, x, words):
-    changes = {"materialize": "on,off"}  # else linear-triton's is named, too
+    changes = {"materialize": "on,off"}  # otherwise linear-triton's is named, too
     assert describe_shape(rows(made_up(preset, changes)), x) == words
 
 
@@ -224,7 +224,7 @@ def test_metrics_are_shown_if_known_and_only_then():
             ("share of the memory's floor" in text) == is_known for text in (markdown(run, asked), shown([run], asked))
         )
     assert "| gla-triton (materialized) | 25 | 25 |" in markdown(fast, asked)
-    assert "floor" not in markdown(fast)  # attention is not bound by it: on request alone
+    assert "floor" not in markdown(fast)  # only on request, because attention is not memory-bound
 
 
 def test_equal_reasons_of_many_cells_take_one_line():
@@ -251,7 +251,7 @@ def stored(name):
 
 
 def expected_words(runs, metrics):
-    """Every value that a report has to show, as often as it has to be there; and every name."""
+    """Every value that a report has to show, as often as it has to appear, and every name."""
     view = make_view(runs)
     values = Counter()
     for panel in view.panels:
@@ -325,7 +325,7 @@ OUTCOMES = {
     "nothing is supported": lambda cell: "unsupported",
 }
 CHANGES = [{}, {"seqlen": "1k"}, {"seqlen": "1k..16k:+1k", "dtype": "bf16,fp16", "backend": "gla-triton,sdpa-flash"}]
-# Every outcome with every second change, which pairs each change with most of the outcomes.
+# Every outcome with every second change, so that each change meets most outcomes.
 CASES = [(o, c) for i, o in enumerate(OUTCOMES) for j, c in enumerate(CHANGES) if (i + j) % 2 == 0]
 
 
@@ -444,7 +444,7 @@ def test_the_same_records_give_the_same_figures(tmp_path):
         assert first.read_bytes() == again.read_bytes()
 
 
-# What a run was made with
+# Hardware, versions and settings
 
 
 def test_a_cpu_run_on_a_machine_with_a_gpu_names_the_cpu():
@@ -478,7 +478,7 @@ def test_an_interrupted_run_says_how_much_of_it_is_there():
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.name)
 def test_a_stored_run_reports_again(path):
-    # What its owner committed is what its records give.
+    # The committed report is what the records give today.
     run = stored(path.name)
     page = make_page(make_view([run]), USUAL, choose_drawn(USUAL), run.sweep.against)
     assert page == (path / "report.md").read_text()

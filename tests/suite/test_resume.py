@@ -1,4 +1,4 @@
-"""Going on with a run, through the command line and the Python API, with made-up workers."""
+"""Resuming runs through the command line and the Python API, with made-up workers."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ NAME = "cpu-smoke-20260102-030405"
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A run of 20 cells that Ctrl-C ended after four, one of which had failed; and how it ended."""
+    """A run of 20 cells that Ctrl-C ended after four cells, one of which had failed; and the command's outcome."""
     folder = tmp_path_factory.mktemp("stopped")
     shutil.copy(FAKES, folder / "mine.py")
     out = ["--out", f"runs/{NAME}"]
@@ -31,14 +31,14 @@ def stopped(tmp_path_factory):
 
 @pytest.fixture
 def begun(stopped, tmp_path):
-    """A copy of that run in an empty folder, which the commands are run in."""
+    """A copy of that run in an empty folder, in which the commands run."""
     shutil.copytree(stopped[0], tmp_path, dirs_exist_ok=True)
     return RunFolder.open(tmp_path / "runs" / NAME)
 
 
 @pytest.fixture
 def resume(command, begun, monkeypatch):
-    """Runs a command with made-up workers and without drawing a figure; gives the workers and what it printed."""
+    """Runs a command with made-up workers, without drawing figures; gives (workers, exit code, stdout, stderr)."""
     monkeypatch.setattr("glabench.cli.measuring.write_report", lambda *_: ["records.csv", "report.md", "figure.png"])
 
     def call(*arguments, script=()):
@@ -71,7 +71,7 @@ def test_an_interrupted_command_says_what_is_kept_and_how_to_go_on(stopped):
 def test_sweep_plugins_and_settings_are_those_that_the_run_was_begun_with(resume, begun, arguments):
     workers, code, _, stderr = resume(*arguments)
     assert code == 4  # of a cell that failed before
-    assert "4 of 20 cells are measured already" in stderr
+    assert "4 of 20 cells are already measured" in stderr
     assert [cell.seqlen for cell in workers.asked] == [*range(80, 161, 16), *range(16, 161, 16)]
     assert {(w.job.run_id, w.job.plugins, w.job.settings.time_limit_s) for w in workers.started} == {
         (NAME, ("mine.py",), 0.02)
@@ -92,15 +92,15 @@ def test_the_same_command_again_goes_on(resume, begun):
     [
         (
             ["--time-limit", "1"],
-            "--time-limit: 'runs/{}' was measured with 0.02, not 1.0; go on with the same, or start a new run",
+            "--time-limit: 'runs/{}' was measured with 0.02, not 1.0; leave out the option, or start a new run",
         ),
         (["--precision", "5%"], "--precision: 'runs/{}' was measured with 0.01, not 0.05"),
         (["--timing", "hot"], "--timing: 'runs/{}' was measured with cold, not hot"),
         (["--autotune"], "--autotune: 'runs/{}' was measured with False, not True"),
-        (["--seqlen", "64"], "--seqlen: 'runs/{}' was begun with another sweep; leave out what changes it to go on"),
-        (["--head-dim", "32"], "--head-dim: 'runs/{}' was begun with another sweep"),
-        (["--materialize", "on"], "--materialize: no backend of this sweep has that parameter"),
-        (["--backend", "fake-good"], "--backend: 'runs/{}' was begun with another sweep"),
+        (["--seqlen", "64"], "--seqlen: 'runs/{}' was started with another sweep; leave out --seqlen to continue it"),
+        (["--head-dim", "32"], "--head-dim: 'runs/{}' was started with another sweep"),
+        (["--materialize", "on"], "--materialize: no backend of this sweep has this parameter"),
+        (["--backend", "fake-good"], "--backend: 'runs/{}' was started with another sweep"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -126,7 +126,7 @@ def test_changed_code_is_refused_but_for_what_failed_and_each_record_keeps_its_o
     assert "was measured elsewhere or with other code (it differs in: code)" in last_line(stderr)
     workers, code, _, stderr = resume("speed", "--retry-failed")
     assert code == 0
-    assert "3 of 20 cells are measured already" in stderr
+    assert "3 of 20 cells are already measured" in stderr
     assert workers.asked[0].seqlen == 32
     codes = {record.cell.seqlen: record.code for record in begun.records() if record.cell.backend == "fake-good"}
     assert len(before) == 1
@@ -149,7 +149,7 @@ def test_what_was_not_begun_cannot_be_gone_on_with(resume, command, tmp_path):
     for arguments in (["compare", "--rev", "WORKTREE"], ["check", "--rev", "HEAD"]):
         for out in ([], ["--out", "nowhere"]):
             _, code, _, stderr = resume(*arguments, "--device", "cpu", "--resume", *out)
-            assert (code, "--resume: name the folder of the rounds to go on with: --out FOLDER" in stderr) == (2, True)
+            assert (code, "--resume: name the folder of the rounds to continue: --out FOLDER" in stderr) == (2, True)
     assert not (tmp_path / "nowhere").exists()
 
 

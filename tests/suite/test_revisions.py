@@ -1,4 +1,4 @@
-"""Revisions in a git repository: comparing them, the check against one, baselines and the check against a file."""
+"""Revisions in a git repository: comparing them, checks against a revision or a baseline, saving baselines."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ MEASURING = ["--sweep", "waiting.toml", "--plugin", "steady.py", "--device", "cp
 COMPARE = ["compare", "--rev", "WORKTREE", *MEASURING, "--rounds", "2"]
 CHECK = ["check", "--rev", "main", *MEASURING]
 CHECK_FILE = ["check", "--baseline", "baseline.json", "--plugin", "steady.py"]
-# A backend that is as right as the kernels that it finds.
+# A backend that is as correct as the kernels that it imports.
 OF_KERNELS = """
 import os
 from glabench.backends import Backend
@@ -51,13 +51,13 @@ class OfKernels(Backend):
 BACKENDS = [OfKernels]
 """
 KERNELS = Path(__file__).parents[2] / "kernels/gla_kernels"
-# Busy the first time that it is asked.
+# Busy only the first time that it is called.
 BUSY_ONCE = '0.1 if __import__("os").path.exists("was-busy") else [2.5, __import__("os").mkdir("was-busy")][0]'
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A repository whose plugin is committed, and a baseline of it."""
+    """A repository with a committed plugin, and a baseline of it."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "steady.py").write_text(PLUGIN)
     (folder / "waiting.toml").write_text(SWEEP)
@@ -93,7 +93,7 @@ def commit(folder):
 
 
 def change(folder, name, value):
-    """What the plugin says from now on."""
+    """Changes a value that the plugin says from now on, and commits nothing."""
     file = folder / "steady.py"
     before = {"ms": "4.0", "error": "0.001", "first_call_s": "0.1"}[name]
     text = file.read_text()
@@ -150,7 +150,7 @@ def test_a_slower_working_tree_is_found_and_nothing_is_left_behind(run, reposito
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     (folder,) = (repository / "runs").iterdir()
     assert run_names(folder) == ["base-1", "base-2", "new-1", "new-2"]
-    # There and back: what drifts steadily meets both alike.
+    # Back and forth, so that steady drift affects both sides equally.
     assert [line.split()[1] for line in stderr.splitlines() if line[0] == "["] == ["base-1", "new-1", "new-2", "base-2"]
     code, stdout, stderr = run("compare", folder, "--json", "-", "--fail-on", "slower")
     assert code == 1, stderr
@@ -180,7 +180,7 @@ def test_runs_of_the_same_sweep_and_day_are_no_rounds(run, repository):
     assert [folder.path.name for folder in rounds_in(repository / "b")] == ["round-1", "round-2", "round-10"]
     code, _, stderr = run("compare", "a", "b")
     assert code == 2
-    assert "'a' holds runs that are no rounds of one measurement (NAME-1, NAME-2, ...)" in stderr
+    assert "'a' holds runs that are not rounds of one measurement (NAME-1, NAME-2, ...)" in stderr
 
 
 def test_runs_without_a_common_cell_cannot_be_compared(run):
@@ -194,27 +194,27 @@ def test_runs_without_a_common_cell_cannot_be_compared(run):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--rev", "nothing..HEAD"], "'nothing' is not a revision of"),
-        (["--rev", "--help..HEAD"], "is not a revision of"),
-        (["--rev", "HEAD", "one", "two"], "either two run folders or --rev"),
+        (["--rev", "nothing..HEAD"], "'nothing' is neither a revision of"),
+        (["--rev", "--help..HEAD"], "is neither a revision of"),
+        (["--rev", "HEAD", "one", "two"], "either run folders or --rev"),
         ([], "needs two run folders, the folder of an earlier --rev, or --rev; got 0"),
-        (["one"], "needs two run folders; 'one' alone is none that --rev made"),
+        (["one"], "needs two run folders; 'one' alone is not a folder that --rev made"),
         (["one", "two"], "'one' is not a run folder"),
-        (["--rev", "HEAD", "--figure", "c.jpg"], "ends in none of .png, .svg, .pdf"),
+        (["--rev", "HEAD", "--figure", "c.jpg"], "must end in one of .png, .svg, .pdf"),
         (["--rev", "HEAD", "--rounds", "0"], "--rounds: 0 is out of range (allowed: 1 to 100)"),
         (["--rev", "HEAD", "--markdown", "nowhere/c.md"], "--markdown: cannot write 'nowhere/c.md'"),
-        (["--rev", "HEAD", "--json", "-", "--markdown", "-"], "--markdown: stdout is taken by --json"),
+        (["--rev", "HEAD", "--json", "-", "--markdown", "-"], "--markdown: --json already writes to stdout"),
         (["--rev", "HEAD", "--fail-on", "slow"], "--fail-on: 'slow' is not one of"),
         (["one", "two", "--fail-on", "slowr"], "did you mean 'slower'?"),
         (["one", "two", "--same-within", "much"], "--same-within: 'much' is not a share (allowed: 5%, 0.05"),
-        (["one", "two", "--seqlen", "64"], "--seqlen: is for measuring, which only --rev does"),
-        (["one", "two", "--rounds", "3"], "--rounds: is for measuring"),
-        (["one", "two", "--sweep", "guard"], "--sweep: is for measuring"),
-        (["one", "two", "--out", "there"], "--out: is for measuring"),
-        (["one", "two", "--resume"], "--resume: is for measuring"),
-        (["one", "two", "--no-energy"], "--energy: is for measuring"),
+        (["one", "two", "--seqlen", "64"], "--seqlen: applies to measuring, which only --rev does"),
+        (["one", "two", "--rounds", "3"], "--rounds: applies to measuring"),
+        (["one", "two", "--sweep", "guard"], "--sweep: applies to measuring"),
+        (["one", "two", "--out", "there"], "--out: applies to measuring"),
+        (["one", "two", "--resume"], "--resume: applies to measuring"),
+        (["one", "two", "--no-energy"], "--energy: applies to measuring"),
         (["--rev", "HEAD", "--out", "."], "--out: '.' is not empty; rounds need a new folder"),
-        (["--rev", "HEAD", "--resume"], "--resume: name the folder of the rounds to go on with: --out FOLDER"),
+        (["--rev", "HEAD", "--resume"], "--resume: name the folder of the rounds to continue: --out FOLDER"),
         (["--rev", "HEAD", "--resume", "--out", "there"], "--resume: name the folder of the rounds"),
     ],
 )
@@ -227,7 +227,7 @@ def test_a_mistake_in_a_comparison_is_one_line(run, arguments, words):
 def test_outside_of_a_repository_there_are_no_revisions(tmp_path):
     code, _, stderr = in_process.glabench(tmp_path, "check", "--rev", "main", "--device", "cpu")
     assert code == 2
-    assert "--rev: revisions are those of the repository around the working folder" in stderr.splitlines()[-1]
+    assert "--rev: needs a git repository around the working folder" in stderr.splitlines()[-1]
 
 
 def test_a_plugin_may_be_named_by_its_whole_path_and_has_to_be_in_both_revisions(run, repository):
@@ -260,11 +260,11 @@ def test_a_hook_of_git_can_run_a_comparison(run, repository, monkeypatch):
 
 
 def test_processes_measure_each_revisions_own_kernels(glabench, tmp_path):
-    """The only test here whose workers are processes: they find the kernels of their revision, compiled apart."""
+    """The only test here with real workers: they find their revision's kernels, with separate compile caches."""
     shutil.copytree(KERNELS, tmp_path / "kernels/gla_kernels", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "kernels/gla_kernels/factor.py").write_text("FACTOR = 1.0")
     (tmp_path / "waiting.toml").write_text(SWEEP)
-    plugin = tmp_path.parent / f"{tmp_path.name}-plugin.py"  # not the repository's: the same on both sides
+    plugin = tmp_path.parent / f"{tmp_path.name}-plugin.py"  # outside of the repository, so the same on both sides
     plugin.write_text(OF_KERNELS)
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     commit(tmp_path)
@@ -360,11 +360,11 @@ def test_an_interrupted_check_goes_on_where_it_was(run, repository, monkeypatch,
     command = [*CHECK, "--rounds", "1", "--out", "there"]
     code, stdout, stderr = run(*command)
     assert (code, stdout) == (130, "")
-    assert "what was measured is kept, go on with: the same command with --resume --out there" in stderr
+    assert "what was measured is kept, continue with: the same command with --resume --out there" in stderr
     code, stdout, stderr = run(*command, "--resume")
     assert code == 1, stderr
     assert "1 slower" in stdout
-    # Nothing was measured twice: two cells in the first look, eight in the second, besides the one that was stopped.
+    # No cell was measured twice: two in the first look, eight in the second, plus the one that was stopped.
     assert next(calls) == 2 + 8 + 1 + 1
 
 
@@ -400,7 +400,7 @@ def test_a_check_against_a_file_tells_apart_what_is_unchanged_slower_and_wrong(r
     change(repository, "ms", 4.3)
     code, stdout, stderr = run(*CHECK_FILE, "--json", "-", "--out", "slow")
     assert code == 1, stderr
-    # In turns with the baseline's own revision, so that a warm day is not blamed on a commit.
+    # In turns with the baseline's own revision, so that a commit is not blamed for a warm day.
     assert "measured once more, in turns; before that:" in json.loads(stdout)["findings"][0]["reason"]
     assert len(run_names(repository / "slow/again")) == 8
 
@@ -411,7 +411,7 @@ def test_a_check_against_a_file_tells_apart_what_is_unchanged_slower_and_wrong(r
 
 
 def test_a_slow_down_that_the_revisions_cannot_show_is_not_cleared_by_them(run, repository, tmp_path_factory):
-    """The plugin is not the repository's: in turns, both sides would run the present one."""
+    """The plugin is outside of the repository, so in turns both sides would run the same one."""
     outside = tmp_path_factory.mktemp("outside") / "steady.py"
     outside.write_text((repository / "steady.py").read_text().replace('"ms": 4.0', '"ms": 4.4'))
     code, stdout, stderr = run("check", "--baseline", "baseline.json", "--plugin", outside, "--out", "there")
@@ -439,14 +439,14 @@ def test_without_the_baselines_revision_a_suspicion_is_confirmed_by_fresh_rounds
     [
         ({"environment": {"device": "cpu", "cpu": "another", "settings": {}}}, [], "it was made on another, this is"),
         ({"environment": {"device": "cuda", "gpu": {"name": "H200"}, "settings": {}}}, [], "it was made on H200, this"),
-        ({"environment": {"settings": {"speed": "high"}}}, [], "its settings are not those of this glabench"),
+        ({"environment": {"settings": {"speed": "high"}}}, [], "its settings do not fit this version of glabench"),
         ({"rounds": []}, [], "is not a baseline"),
         ({}, ["--max-slowdown", "much"], "--max-slowdown: 'much' is not a share (allowed: 5%, 0.05; from 0 up)"),
         ({}, ["--max-memory", "-5%"], "--max-memory: '-5%' is not a share"),
-        ({}, ["--rev", "main"], "give a revision (--rev main), or a file (--baseline FILE)"),
-        ({}, ["--sweep", "guard"], "--sweep: a baseline is checked with its own cells and settings"),
-        ({}, ["--seqlen", "32"], "--seqlen: a baseline is checked with its own cells and settings"),
-        ({}, ["--device", "cuda:1"], "--device: 'cuda:1' is not there"),
+        ({}, ["--rev", "main"], "give either a revision (--rev main) or a file (--baseline FILE)"),
+        ({}, ["--sweep", "guard"], "--sweep: the baseline fixes the cells and settings; leave out --sweep"),
+        ({}, ["--seqlen", "32"], "--seqlen: the baseline fixes the cells and settings; leave out --seqlen"),
+        ({}, ["--device", "cuda:1"], "--device: 'cuda:1' does not exist"),
     ],
 )
 def test_a_baseline_that_cannot_be_used_is_a_mistake(run, repository, changes, arguments, words):
@@ -460,7 +460,7 @@ def test_a_baseline_that_cannot_be_used_is_a_mistake(run, repository, changes, a
 def test_a_baseline_needs_its_plugin(run):
     code, _, stderr = run("check", "--baseline", "baseline.json")
     assert code == 2
-    assert "it holds backends that are not here: steady; give their --plugin" in stderr.splitlines()[-1]
+    assert "it holds unknown backends: steady; give their --plugin" in stderr.splitlines()[-1]
 
 
 def test_in_a_workflow_the_findings_become_annotations_and_a_summary(run, repository, monkeypatch):

@@ -1,8 +1,8 @@
-"""A sweep of thousands of cells: what the suite itself takes for a cell, and that its memory does not grow.
+"""A sweep of thousands of cells: the suite's own time per cell is short, and its memory does not grow.
 
-A made-up worker answers at once, over the JSON that a real one speaks. Counted is everything that the suite does
-between two cells: choosing the worker, reading its answer, keeping the record, telling of it. It is counted as time of
-the processor: how long the disk takes to confirm a record is the disk's affair, and on a busy machine others' too.
+A made-up worker answers at once, through the same JSON as a real one. The test measures everything that the suite does
+between two cells: choosing the worker, reading its answer, storing the record, showing it. It measures processor time,
+because the time to flush a record depends on the disk and on other work of the machine.
 """
 
 import gc
@@ -27,7 +27,7 @@ from glabench.sweeps import load_sweep
 
 SAMPLES = tuple(1.0 + i / 1000 for i in range(100))
 MOST_MS = 5.0
-GROWN = 1200  # cells; until then memory grows, as the bar looks back at a thousand
+GROWN = 1200  # cells; until then memory grows, because the progress bar remembers a thousand
 CASES = [
     pytest.param(3000, True, id="bar"),
     pytest.param(2000, False, id="lines"),
@@ -37,7 +37,7 @@ CASES = [
 
 
 class InstantWorker:
-    """Answers with the same measurement for every cell; notes the processor time that its own part takes."""
+    """Answers with the same measurement for every cell, and records the processor time that this takes."""
 
     def __init__(self):
         self.own_s = 0.0
@@ -54,7 +54,7 @@ class InstantWorker:
 
 
 class Watching(Messages):
-    """The messages of a measuring command, to nowhere; notes what the process holds after some cells."""
+    """Discards the messages of a measuring command, and records the process's memory after some cells."""
 
     def __init__(self, nowhere, terminal):
         super().__init__()
@@ -68,7 +68,7 @@ class Watching(Messages):
 
 
 def held():
-    """What the process holds: small objects, and resident memory in bytes."""
+    """The process's memory: the number of small objects, and resident bytes."""
     gc.collect()
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
     return sys.getallocatedblocks(), resident_pages * resource.getpagesize()

@@ -50,7 +50,7 @@ def plan(place):
 
 
 class Heard(Observer):
-    """Notes everything that it is told; raises what `then` holds at the record of that number."""
+    """Records all calls; at a record whose number is in `then`, raises the exception stored there."""
 
     def __init__(self, then=()):
         self.said, self.events, self.then = [], [], dict(then)
@@ -111,7 +111,7 @@ def test_a_worker_is_told_everything_that_its_records_need(lane, plan):
     assert (job.run_id, job.device, job.settings, job.code) == ("here", "cpu", SETTINGS, OLD.hash)
     assert (job.ceilings.copy_gbps, job.ceilings.product_tflops) == (4000.0, None)
     assert worker.variables == {"SIDE": "old"}
-    assert {found.code for found in lane.folder.records()} == {OLD.hash}  # nothing is completed by the parent
+    assert {found.code for found in lane.folder.records()} == {OLD.hash}  # the parent adds no values
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,13 @@ def test_an_interruption_closes_the_worker_keeps_the_records_and_says_how_to_go_
     heard = Heard({1: KeyboardInterrupt()} if when == "told" else ())
     script = {("linear-torch", 2): KeyboardInterrupt()} if when == "asked" else {}
     workers = Workers(script)
-    with pytest.raises(InterruptedRunError, match=r"interrupted; what was measured is kept, go on with: again$"):
+    with pytest.raises(InterruptedRunError, match=r"interrupted; what was measured is kept, continue with: again$"):
         measure_lanes([lane], plan, heard, "again", start_worker=workers)
     assert [worker.closed for worker in workers.started] == [True]
     assert len(lane.folder.records()) == 1
     assert heard.events[-1] == ("end",)
     _, heard = measure([lane], plan)
-    assert heard.said == ["1 of 6 cells are measured already"]
+    assert heard.said == ["1 of 6 cells are already measured"]
     assert heard.events[0] == ("begin", 5)
     assert len(lane.folder.records()) == 6
 
@@ -174,10 +174,10 @@ def test_an_interruption_closes_the_worker_keeps_the_records_and_says_how_to_go_
 def test_what_failed_is_measured_again_only_if_that_is_asked_for(lane, plan):
     measure([lane], plan, {("linear-torch", 2): "error"})
     workers, heard = measure([lane], plan)
-    assert (workers.started, heard.said) == ([], ["6 of 6 cells are measured already"])
+    assert (workers.started, heard.said) == ([], ["6 of 6 cells are already measured"])
     workers, heard = measure([lane], plan, retry_failed=True)
     assert [(cell.backend, cell.seqlen) for cell in workers.asked] == [("linear-torch", 2)]
-    assert heard.said == ["5 of 6 cells are measured already"]
+    assert heard.said == ["5 of 6 cells are already measured"]
     assert {found.status for found in lane.folder.records()} == {"ok"}
 
 
@@ -248,7 +248,7 @@ def test_interrupted_rounds_go_on_where_they_stopped(rounds, plan):
     lanes = rounds(resume=True)
     assert [len(lane.folder.records()) for lane in lanes] == [3, 3, 2, 0]
     workers, heard = measure(lanes, plan)
-    assert heard.said == ["8 of 24 cells are measured already"]
+    assert heard.said == ["8 of 24 cells are already measured"]
     assert heard.events[0] == ("begin", 16)
     assert workers.started[0].job.run_id == "new-2"
     assert [len(lane.folder.records()) for lane in lanes] == [6, 6, 6, 6]
@@ -265,7 +265,7 @@ def test_a_full_disk_ends_rounds_with_a_line_and_they_go_on(rounds, plan, monkey
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(
-        RecordNotKeptError, match=r"No space left on device; what was measured is kept, go on with: again$"
+        RecordNotKeptError, match=r"No space left on device; what was measured is kept, continue with: again$"
     ):
         measure(lanes, plan)
     measure(rounds(resume=True), plan)
@@ -287,7 +287,7 @@ def test_rounds_of_other_code_settings_or_cells_do_not_go_on(rounds, plan):
 def test_more_rounds_may_be_added_to_those_that_are_there(rounds, plan, tmp_path):
     measure(rounds(count=1), plan)
     lanes = rounds(resume=True, count=3)
-    assert measure(lanes, plan)[1].said == ["12 of 36 cells are measured already"]
+    assert measure(lanes, plan)[1].said == ["12 of 36 cells are already measured"]
     assert len(rounds_in(tmp_path / "rounds/base-2")) == 1
 
 
@@ -306,11 +306,11 @@ def test_a_second_look_that_was_interrupted_goes_on_with_the_same_command(plan, 
         look(Heard({24 + 3: KeyboardInterrupt()}), resume=False)
     heard = Heard()
     found = look(heard, resume=True)
-    assert heard.said[1:4:2] == ["24 of 24 cells are measured already", "3 of 16 cells are measured already"]
+    assert heard.said[1:4:2] == ["24 of 24 cells are already measured", "3 of 16 cells are already measured"]
     assert [str(cell) for cell in found.suspects()] == [str(cell) for cell in plan.cells if cell.seqlen == 2]
 
 
-# Plans and what they will take
+# Plans and their estimates
 
 
 def test_a_plan_has_the_changed_axes_and_no_plan_is_empty(place):
@@ -328,7 +328,7 @@ def test_a_cell_is_estimated_by_its_limits_and_by_its_work(place):
         plan = make_plan("cpu-smoke", {"backend": "linear-torch", "pass": "fwd", "seqlen": "1k", **axes}, None, place)
         return [round(estimate.seconds, 1) for estimate in estimate_cells(plan)]
 
-    assert seconds() == [5.1]  # warming up, sampling, and what comes besides
+    assert seconds() == [5.1]  # warm-up, sampling and the rest
     assert seconds(seqlen="1m", batch="64", heads="64")[0] == 300  # no cell takes longer than its time-out
 
 
@@ -355,7 +355,9 @@ def test_a_backend_that_fails_at_telling_its_limits_hinders_no_estimate(place):
     plan = make_plan(sweep, {}, SETTINGS, place)
     told = [estimate.unsupported for estimate in estimate_cells(plan)]
     assert told == ["nothing to measure", "RuntimeError: a made-up fault"]
-    assert expected_seconds(plan) > 0  # which asks for no limits: a run is not to end before it began
+    assert (
+        expected_seconds(plan) > 0
+    )  # which does not call `limits`, so that a plugin cannot end a run before it starts
 
 
 @pytest.mark.parametrize(("seqlens", "rounds", "words"), [("1..3:+1", 1, ""), ("1..99:+1", 1, "up to 14 minutes")])
@@ -372,14 +374,14 @@ def test_rounds_take_so_much_longer(place, plan, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     heard = Heard()
     announce(plan, heard, 100)
-    assert "this may take up to 41 minutes; --dry-run tells more" in heard.said[0]
+    assert "this may take up to 41 minutes; --dry-run shows details" in heard.said[0]
 
 
 @pytest.mark.parametrize(
     ("busy", "words"),
     [
-        ({"other_processes": 2, "utilization_pct": 37.0}, "the GPU is busy (2 processes, 37 % of its time in use)"),
-        ({"other_processes": None, "utilization_pct": 90.0}, "the GPU is busy (0 processes, 90 % of its time in use)"),
+        ({"other_processes": 2, "utilization_pct": 37.0}, "the GPU is busy (2 processes, in use 37 % of the time)"),
+        ({"other_processes": None, "utilization_pct": 90.0}, "the GPU is busy (0 processes, in use 90 % of the time)"),
         ({"other_processes": 1, "utilization_pct": None}, "the GPU is busy (1 processes)"),
         ({"other_processes": 0, "utilization_pct": 3.0}, ""),
         (None, ""),

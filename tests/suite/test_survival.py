@@ -1,6 +1,6 @@
 """Real worker processes and backends that misbehave: each costs its own cell only. Signals: no record is lost.
 
-Most fakes do it before their worker loads torch, which takes a tenth of a second instead of three.
+Most fakes misbehave before their worker loads torch, which takes a tenth of a second instead of three.
 """
 
 import os
@@ -27,7 +27,7 @@ BAD = {
     "fake-raising": ("error", "RuntimeError: a made-up fault"),
     "fake-dying": ("crashed", "the worker was killed by signal SIGSEGV: last words"),
     "fake-leaving": ("crashed", "the worker ended with exit code 7"),
-    "fake-forking": ("crashed", "the worker ended with exit code 3"),  # although a child holds the pipe
+    "fake-forking": ("crashed", "the worker ended with exit code 3"),  # although a child keeps the pipe open
     "fake-hungry": ("oom", "out of memory"),
     "fake-killed": ("crashed", "the worker was killed by signal SIGKILL, perhaps by the system, because"),
     "fake-babbling": ("crashed", "the worker ended with exit code 9: the last words"),
@@ -61,13 +61,13 @@ def records_of(folder):
 
 @pytest.fixture
 def lives(tmp_path):
-    """Whether the child of this test's fake-hanging lives; its worker needs FAKE_CHILD to be `tmp_path`."""
+    """Whether the child of this test's fake-hanging is alive; its worker needs a FAKE_CHILD in `tmp_path`."""
     return lambda: str(tmp_path) in subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True).stdout
 
 
 @pytest.fixture(scope="module")
 def survived(tmp_path_factory):
-    """One run of all fakes that misbehave before torch is loaded, and two that do not; its folder and its end."""
+    """One run of all fakes that misbehave before torch is loaded, and two that do not; gives its folder and outcome."""
     folder = tmp_path_factory.mktemp("survived")
     names = ",".join([*BAD, "fake-chatty", "fake-good"])
     ended = in_process.glabench(folder, *SPEED, "--backend", names, "--when", "limits", "--out", "here", "-v", **REAL)
@@ -100,7 +100,7 @@ def test_verbose_shows_what_a_worker_said_with_the_traceback_of_a_failed_cell(su
 
 
 def test_a_measured_cell_is_a_finished_record_and_a_device_in_a_bad_state_costs_one_cell(command, tmp_path):
-    """The one default test in which torch measures in real workers: what is broken stays so within its process."""
+    """The only default test in which torch runs in real workers: a broken device state does not leave its process."""
     code, _, stderr = command(*SPEED, "--backend", "fake-sticky", "--out", "here")
     good, bad, fresh = records_of(tmp_path / "here")
     assert (good.status, bad.status, fresh.status, code) == ("ok", "error", "ok", 4)
@@ -130,7 +130,7 @@ def test_what_was_launched_comes_back(command, tmp_path, flag, launch):
 def test_an_unsupported_cell_is_a_record_and_no_failure(command, tmp_path):
     code, *_ = command(*SPEED, "--backend", "fake-picky", "--seqlen", "32", "--out", "here")
     assert [record.reason for record in records_of(tmp_path / "here")] == ["32 tokens are too many"]
-    assert code == 3  # as there is nothing else
+    assert code == 3  # because there is nothing else
 
 
 # A worker by itself
@@ -138,7 +138,7 @@ def test_an_unsupported_cell_is_a_record_and_no_failure(command, tmp_path):
 
 @pytest.fixture
 def worker(tmp_path):
-    """Starts a worker of a fake that does nothing good at 32 tokens; closes it in the end."""
+    """Starts a worker of a fake that misbehaves at 32 tokens; closes it at the end."""
     started = []
 
     def start(backend, **settings):
@@ -168,7 +168,7 @@ def test_a_worker_that_hangs_is_given_up_with_its_children(worker, lives):
 
 def test_a_worker_that_closes_its_output_and_lives_on_is_given_up(worker, monkeypatch):
     monkeypatch.setattr(process, "_LAST_WAIT_S", 0.2)
-    with pytest.raises(WorkerDiedError, match="the worker answers no more, and does not end"):
+    with pytest.raises(WorkerDiedError, match="the worker no longer answers and does not end"):
         ask(worker("fake-closing"), "fake-closing", 32)
 
 
@@ -213,7 +213,7 @@ def test_a_stopped_suite_loses_at_most_the_cell_in_work_and_resumes(command, tmp
         assert suite.returncode == 130
         assert last_line(stderr).startswith("glabench: error: interrupted; what was measured is kept")
     _, _, stderr = command(*arguments, "--resume")
-    assert f"{done} of 20 cells are measured already" in stderr
+    assert f"{done} of 20 cells are already measured" in stderr
     assert records.read_bytes().startswith(before)
     assert len({(record.cell.backend, record.cell.seqlen) for record in records_of(tmp_path / "here")}) == 20
     assert records.read_bytes().count(b"\n") == 20

@@ -43,7 +43,7 @@ def cells(sweep, device="cuda", traits=TRAITS, **changes):
 
 
 def values(found, *names):
-    """The values of parameters and fields in all cells, each combination once."""
+    """The values of some parameters and fields in all cells, without repeats."""
     return {tuple(getattr(cell, name) if hasattr(cell, name) else cell.get(name) for name in names) for cell in found}
 
 
@@ -253,7 +253,7 @@ def test_narrowing_to_backends_drops_the_axes_that_none_of_them_has():
     original = sweep(GLA, SOFTMAX, chunk="16,32")
     narrowed = resolve(original, "cuda", {"backend": SOFTMAX}, TRAITS)
     assert "chunk" not in narrowed.axes
-    assert resolve(narrowed, "cuda", {}, TRAITS) == narrowed  # a stored sweep is resolved once more by --resume
+    assert resolve(narrowed, "cuda", {}, TRAITS) == narrowed  # --resume resolves a stored sweep once more
 
 
 def test_cpu_values_count_on_a_cpu_only_and_below_changes():
@@ -287,10 +287,10 @@ def test_a_backend_of_a_sweep_that_is_not_there_is_a_mistake():
         ({"chnk": "16"}, r"--chnk: there is no such axis \(allowed: seqlen, .*did you mean 'chunk'\?\)"),
         (
             {"state_size": 16},
-            r"--state-size: no backend of this sweep has that parameter \(only those of mamba1 have\)",
+            r"--state-size: no backend of this sweep has this parameter \(only backends of mamba1 do\)",
         ),
-        ({"head_dim": 16, "backend": MAMBA}, r"--head-dim: no .* \(only those of gla, linear, softmax have\)"),
-        ({"chunk": 2.5}, "--chunk: an axis takes a text such as"),
+        ({"head_dim": 16, "backend": MAMBA}, r"--head-dim: no .* \(only backends of gla, linear, softmax do\)"),
+        ({"chunk": 2.5}, "--chunk: an axis takes text such as"),
         ({"key_dim": []}, "--key-dim: an axis takes"),
         ({"key_dim": "0"}, r"key_dim: '0' is not a positive number \(got '0'; allowed: a number"),
         ({"materialize": "maybe"}, r"materialize: 'maybe' is not one of on, off .*allowed: on, off\)"),
@@ -316,7 +316,10 @@ def test_a_list_within_itself_is_a_mistake_too():
     ("axes", "message"),
     [
         ({"haeds": "2"}, r"sweep a\{b\}: 'haeds': there is no such axis \(allowed: .*did you mean 'heads'\?\)"),
-        ({"inner": "64"}, r"sweep a\{b\}: 'inner': no backend of this sweep has that parameter \(only those of mamba1"),
+        (
+            {"inner": "64"},
+            r"sweep a\{b\}: 'inner': no backend of this sweep has this parameter \(only backends of mamba1",
+        ),
         ({"backend": "gla-triton"}, r"sweep a\{b\}: 'backend': there is no such axis"),
     ],
 )
@@ -342,7 +345,7 @@ def test_an_axis_of_a_variant_that_its_backend_lacks_is_a_mistake(name, message)
 @pytest.mark.parametrize("name", list(COMMON))
 def test_a_missing_axis_is_named(name):
     axes = {k: v for k, v in COMMON.items() if k != name}
-    with pytest.raises(UsageError, match=f"the axis {name} is missing; needed are seqlen, batch, dtype, pass"):
+    with pytest.raises(UsageError, match=f"the axis {name} is missing; every sweep needs seqlen, batch, dtype, pass"):
         cells(Sweep("test", axes, (Variant(GLA),)))
 
 
@@ -356,7 +359,7 @@ def test_an_x_that_is_no_axis_is_a_mistake(x, hint):
 def test_a_plugins_parameter_with_a_value_that_no_record_holds_is_a_mistake(value):
     odd = Parameter("odd", "", lambda text: (value,), "anything")
     traits = {"mine": Traits("mine", {"odd": odd}, {}, lambda width: {})}
-    with pytest.raises(UsageError, match=r"^odd: .*; a record could not hold this value"):
+    with pytest.raises(UsageError, match=r"^odd: .*; a record cannot hold this value"):
         cells(sweep("mine", odd="1"), traits=traits)
     traits = {"mine": Traits("mine", {"odd": replace(odd, default=value)}, {}, lambda width: {})}
     with pytest.raises(UsageError, match=r"^odd: "):
@@ -445,9 +448,9 @@ def test_a_file_may_call_the_backend_of_the_ratios_baseline_and_hears_the_new_wo
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('title = "A title"', 'titel = "A title"', r"the key 'titel' is not known \(allowed: .*did you mean 'title'\?"),
+        ('title = "A title"', 'titel = "A title"', r"unknown key 'titel' \(allowed: .*did you mean 'title'\?"),
         ('title = "A title"', "title = 3", "title: expected str, got int"),
-        ("heads = 2", "heads = 2.5", r"\[axes\]: 'heads': an axis takes a text such as .*, got 2.5"),
+        ("heads = 2", "heads = 2.5", r"\[axes\]: 'heads': an axis takes text such as .*, got 2.5"),
         ("heads = 2", "heads = 0", r"\[axes\]: 'heads': an axis takes .*, got 0"),
         ("heads = 2", "heads = [2, [2.5]]", r"\[axes\]: 'heads': an axis takes .*, got \[2, \[2.5\]\]"),
         ("heads = 2", "heads = []", r"\[axes\]: 'heads': an axis takes .*, got \[\]"),
@@ -456,7 +459,7 @@ def test_a_file_may_call_the_backend_of_the_ratios_baseline_and_hears_the_new_wo
         ('x = "seqlen"', "x = 3", "x: expected str, got int"),
         ('x = "seqlen"', 'x = "pass"', "x cannot be 'pass'"),
         ('x = "seqlen"', 'against = "gla-trion"', r"against 'gla-trion' is not one of its backends .*'gla-triton'\?"),
-        ('x = "seqlen"', 'against = "gla-triton"\nbaseline = "gla-triton"', "the key 'baseline' is not known"),
+        ('x = "seqlen"', 'against = "gla-triton"\nbaseline = "gla-triton"', "unknown key 'baseline'"),
         ("[axes]", "cpu = 3\n[axes]", "cpu: expected object, got int"),
         ("[[backends]]", "[backends]", "backends: expected array, got object"),
         ('[[backends]]\nname = "gla-triton"', "", "backends"),

@@ -1,4 +1,4 @@
-"""Taking samples: when to stop, which count, what the device did meanwhile, clocks that cannot be trusted."""
+"""Sampling: when to stop, which samples count, the device's state meanwhile, clocks that cannot be trusted."""
 
 import math
 import time
@@ -22,7 +22,7 @@ JOB = Job(CELL.backend, "run", "cpu")
 
 
 def collect(times, settings, max_clock=None, **options):
-    """Samples from an endless or long enough row of times or samples."""
+    """Collects samples from an iterable of times or samples."""
     row = (time if isinstance(time, Sample) else Sample(time) for time in times)
     return collect_samples(lambda: next(row), settings, max_clock, **options)
 
@@ -101,7 +101,7 @@ def test_without_a_clock_every_sample_counts():
     assert collect([Sample(1.0, None)] * 99, Settings(max_samples=20, precision=-1), 1980.0).thrown_out == ()
 
 
-# The device meanwhile
+# The device's state
 
 
 def reading(**changes):
@@ -197,7 +197,7 @@ def test_the_wall_timer_measures_the_call_and_not_its_preparation(timing):
 
 
 class Costly:
-    """An output that takes its time to be freed."""
+    """An output that takes long to free."""
 
     freed = 0
 
@@ -209,7 +209,7 @@ class Costly:
 def test_the_wall_timer_does_not_time_the_freeing_of_an_output():
     before = Costly.freed
     assert WallTimer("hot").bind(None, Costly)().ms < 100
-    assert Costly.freed == before + 1  # and nothing of it is left for the next sample
+    assert Costly.freed == before + 1  # and it is not freed during the next sample
 
 
 def test_the_median_leaves_out_the_calls_of_the_warm_up():
@@ -234,7 +234,7 @@ def test_a_sample_that_no_call_can_take_ends_as_an_error_and_not_as_a_time(bad, 
         collect_samples(lambda: Sample(next(times)), Settings(least_time_s=0))
     failed = failure_of(JOB, CELL, caught.value)
     assert failed.status == "error"
-    assert failed.reason.startswith("ClockError: the clock says that a call took ")
+    assert failed.reason.startswith("ClockError: the clock gave ")
 
 
 def test_samples_without_a_size_never_count_as_settled():

@@ -1,4 +1,4 @@
-"""Files of unknown origin: whatever they hold, the user gets an answer or one line, and no code of theirs is run."""
+"""Files from unknown sources: the user gets a result or one line, and no code in them is run."""
 
 import ast
 import json
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 def show(folder):
-    """What any report is made of, as text."""
+    """The texts of a report."""
     run = folder.load()
     words = [run.table().to_csv(index=False), device_name(run.environment)]
     for record in run.records:
@@ -40,7 +40,7 @@ def show(folder):
 
 
 def check_shown(folder):
-    """Shows the folder or refuses it; either way without what a terminal would obey."""
+    """Shows the folder or refuses it, in both cases without control characters."""
     try:
         text = show(folder)
     except UsageError as problem:
@@ -99,7 +99,7 @@ WRONG = [
     ({"device": None}, "device: expected str, got null"),
     ({"status": ["ok"]}, "status: expected str, got array"),
     ({"reason": {"a": 1}}, "reason: expected str | null, got object"),
-    ({"reason": [[[[[[[[[[]]]]]]]]]]}, "tables or lists in one another, more than 8 deep"),
+    ({"reason": [[[[[[[[[[]]]]]]]]]]}, "tables or lists are nested more than 8 deep"),
 ]
 WRONG_FIRST = [
     ({"heads": True}, "heads: expected int, got bool"),
@@ -170,7 +170,7 @@ def test_json_that_is_no_record_is_refused(folder, line):
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(folder):
     with (folder.path / "records.jsonl").open("wb") as file:
         file.write(b'{"a": "')
-        file.truncate(2**33)  # 8 GiB of zeros that take no room on the disk
+        file.truncate(2**33)  # 8 GiB of zeros in a sparse file
     try:
         with pytest.raises(UsageError, match="line 1 is not a record"):
             folder.records()
@@ -266,7 +266,7 @@ def test_files_of_a_run_that_are_garbage_are_refused_by_name(folder, name, data)
 # Code
 
 
-BUILTINS = {"eval", "exec", "compile", "__import__"}  # as methods they are others': `re.compile` runs nothing
+BUILTINS = {"eval", "exec", "compile", "__import__"}  # methods of these names are harmless: `re.compile` runs nothing
 RUNS_CODE = {"exec_module", "import_module", "run_path", "load_module"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "runpy"}
 UNSAFE_CALLS = {"read_pickle", "to_pickle", "allow_pickle", "torch.load", "np.load", "os.system", "os.popen", "shell"}
@@ -293,5 +293,5 @@ def test_the_registry_of_backends_alone_loads_code_of_others():
         unsafe = set(names_in(path)) & (BUILTINS | RUNS_CODE | UNSAFE_MODULES | UNSAFE_CALLS)
         if unsafe:
             found[path.relative_to(ROOT).as_posix()] = unsafe
-    # The package itself imports its own modules by names that it lists.
+    # The package itself imports its own modules, by names that it lists.
     assert found == {"glabench/backends/registry.py": {"exec_module"}, "glabench/__init__.py": {"import_module"}}

@@ -1,4 +1,4 @@
-"""Reports, comparisons and baselines of runs of unknown origin: shown or refused in one line."""
+"""Reports, comparisons and baselines of runs from unknown sources: shown, or refused in one line."""
 
 import json
 import re

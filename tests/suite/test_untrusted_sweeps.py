@@ -75,7 +75,7 @@ LITERALS = st.one_of(
 
 @st.composite
 def odd_sweeps(draw):
-    """A good sweep file with lines left out, doubled, put elsewhere or given another value."""
+    """A good sweep file with lines removed, doubled, moved or changed."""
     lines = GOOD.splitlines()
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(lines) - 1))

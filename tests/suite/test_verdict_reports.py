@@ -1,4 +1,4 @@
-"""A comparison as text, as JUnit, as annotations, and as a figure."""
+"""Comparisons as text, JUnit, annotations and figures."""
 
 from dataclasses import replace
 from io import BytesIO

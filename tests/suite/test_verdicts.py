@@ -1,4 +1,4 @@
-"""The verdict engine: catches what became worse, blames nothing that did not, and passes nothing it cannot tell."""
+"""The verdict engine: it catches what became worse, does not blame unchanged cells, and calls doubtful ones unclear."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def only_cell(base, new, limits=LIMITS, **options):
 
 
 def verdict_with_second_look(base, new, base_again, new_again):
-    """The way of a check against a baseline: if the first look is doubtful, one in turns with the old code."""
+    """The steps of a check against a baseline: a first look, and if it is doubtful one in turns with the old code."""
     found = compare(base, new)
     if found.suspects():
         found = found.confirmed(compare(base_again, new_again, paired=True), "again")
@@ -99,8 +99,8 @@ def test_the_same_holds_for_samples_that_a_gpu_gave(factor, least, most, trials)
     ("low", "high", "q_value", "verdict"),
     [
         (0.99, 1.01, 0.9, "same"),
-        (1.005, 1.015, 0.001, "same"),  # shown to be slower, and to be within the limit
-        (1.01, 1.03, 0.001, "slower"),  # a slow-down of just the limit
+        (1.005, 1.015, 0.001, "same"),  # shown to be slower, but also to be within the limit
+        (1.01, 1.03, 0.001, "slower"),  # a slow-down as large as the limit
         (1.20, 1.30, 0.001, "slower"),
         (1.03, 1.05, 0.20, "unclear"),
         (0.99, 1.05, 0.01, "unclear"),
@@ -185,7 +185,7 @@ def test_any_metric_of_the_table_can_have_a_limit(tflops, verdict):
 
 @pytest.mark.parametrize("limits", [{"nonsense": 0.1}, {"clock": 0.1}, {"time": None}])
 def test_limits_of_what_cannot_be_judged_are_refused(limits):
-    with pytest.raises(UsageError, match=r"limits nothing \(allowed: time, peak"):
+    with pytest.raises(UsageError, match=r"is not a limit \(allowed: time, peak"):
         Limits.of(**limits)
 
 

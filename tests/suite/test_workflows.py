@@ -1,4 +1,4 @@
-"""GitHub's workflows, as far as text can tell: they call what is there, and give nobody more than needed."""
+"""GitHub's workflows, tested as text: they call what exists and have no more rights than needed."""
 
 import os
 import re
@@ -20,7 +20,7 @@ every_workflow = pytest.mark.parametrize("text", WORKFLOWS.values(), ids=WORKFLO
 
 
 def values(key, text):
-    """The values of a key: what stands on its line, or, for `|` and `>-`, deeper than the key below it."""
+    """The values of a key: the text on its line or, for `|` and `>-`, the more deeply indented lines below it."""
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         if found := re.fullmatch(rf"((?:- | )*){key}: (.*)", line):
@@ -88,14 +88,14 @@ def test_code_of_forks_is_kept_from_our_machine_and_from_tokens_that_write():
 
 
 def dry_run(*arguments):
-    """What make would do."""
+    """The commands that make would run."""
     alone = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     command = ["make", "--dry-run", *arguments]
     return subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=True).stdout
 
 
 def check_of(done):
-    """The call of `glabench check` in what make would do; the tests of the kernels have to come before it."""
+    """The call of `glabench check` among the commands of make; the kernels' tests must come before it."""
     done = done.replace("\\\n", "")
     tests, check = (
         re.search(rf"^\.venv/bin/{name} .*", done, re.MULTILINE)[0] for name in ("python -m pytest", "glabench check")
@@ -129,7 +129,7 @@ def test_a_pull_request_is_checked_against_the_commit_that_it_is_based_on():
     assert list(values("fetch-depth", text)) == ["0"]
     given = re.search(r"make check-gpu (.*)", GPU_SCRIPT)[1]
     assert set(re.findall(r"([A-Z_]+)=", given)) == {"CHECK_OUT", "REV", "BASELINE", "ARGS"}
-    # Inputs that are asked for are used, and none is used that is not asked for.
+    # All declared inputs are used, and all used ones are declared.
     asked = set(re.findall(r"^      ([a-z-]+):$", text.partition("permissions:")[0], re.MULTILINE))
     assert set(re.findall(r"inputs\.([a-z-]+)", text)) == asked == {"rev", "baseline", "max-slowdown", "strict"}
 

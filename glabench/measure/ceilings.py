@@ -1,6 +1,6 @@
-"""The device's ceilings, measured with the suite's own timer in a process that leaves the GPU's memory as it was.
+"""Measures the device's ceilings with the suite's own timer, in a separate process, so that its GPU memory is freed.
 
-python -m glabench.measure.roofs DEVICE
+python -m glabench.measure.ceilings DEVICE
 """
 
 import json
@@ -22,7 +22,7 @@ def find_ceilings(device: str, say: Callable[[str], None]) -> Ceilings:
     """The ceilings of a device such as `cuda:1`; unknown ones on a CPU, or, with a word, if measuring them fails."""
     if device == "cpu":
         return Ceilings()
-    command = [sys.executable, "-m", "glabench.measure.roofs", device]
+    command = [sys.executable, "-m", "glabench.measure.ceilings", device]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=_TIMEOUT_S)
         return read_as(Ceilings, read_json(done.stdout))
@@ -34,7 +34,7 @@ def find_ceilings(device: str, say: Callable[[str], None]) -> Ceilings:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measures the ceilings and prints them as JSON."""
     import torch
 
     torch.cuda.set_device(sys.argv[1])
