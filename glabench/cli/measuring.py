@@ -31,7 +31,7 @@ def measure(sweep: str, options: SweepOptions, folder: Path | None = None, sweep
     check_targets({"--json": options.json_to, "--csv": options.csv_to})
     parse_metrics(options.metric)  # finds mistakes before anything is measured
     if folder is not None and not (options.resume or options.retry_failed):
-        raise UsageError(f"RUN: '{folder}' is for --resume; leave it out to start a new run")
+        raise UsageError(f"RUN: '{folder}' needs --resume; leave it out to start a new run")
     request = options.request(sweep, sweep_on_cpu)
     messages = Messages(options.quiet, options.verbose)
     if options.dry_run:

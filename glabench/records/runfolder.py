@@ -38,7 +38,7 @@ class RunFolder:
     def check_free(cls, path: Path) -> None:
         """Raises UsageError if a path holds a run already."""
         if cls(path)._records_file.exists():
-            raise UsageError(f"--out: '{path}' holds a run already; resume it (--resume) or name another folder")
+            raise UsageError(f"--out: '{path}' already holds a run; resume it (--resume) or name another folder")
 
     @classmethod
     def create(

@@ -50,7 +50,7 @@ def explain_figure(view: View, metrics: Sequence[Metric]) -> str:
 def check_format(path: Path) -> None:
     """Raises UsageError for a path that no figure can be written to."""
     if path.suffix not in FORMATS:
-        raise UsageError(f"--figure: '{path}' ends in none of {', '.join(FORMATS)}")
+        raise UsageError(f"--figure: '{path}' must end in one of {', '.join(FORMATS)}")
 
 
 def save_figure(figure: Figure, path: Path) -> None:

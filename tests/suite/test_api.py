@@ -106,7 +106,9 @@ def test_a_run_goes_on_with_its_own_sweep_plugins_and_settings(here, monkeypatch
             raise KeyboardInterrupt
 
     options = {"plugins": "steady.py", "out": "run", "seqlen": "16..64", "backend": "steady", **TINY, **QUICK}
-    with pytest.raises(InterruptedRunError, match="what was measured is kept, go on with: glabench run --resume run"):
+    with pytest.raises(
+        InterruptedRunError, match="what was measured is kept, continue with: glabench run --resume run"
+    ):
         glabench.run("cpu-smoke", on_record=stop_at_the_second, **options)
     partial = glabench.load("run")
     assert (len(partial.records), partial.cells, partial.complete) == (2, 3, False)

@@ -56,7 +56,7 @@ def test_a_full_disk_ends_the_run_with_a_line_and_what_was_measured_is_kept(meas
     line = last_line(stderr)
     assert line.startswith("glabench: error: the record of fake-good fwd B=1 T=")
     assert "cannot be written: File too large" in line
-    assert line.endswith("what was measured is kept, go on with: glabench run --resume here")
+    assert line.endswith("what was measured is kept, continue with: glabench run --resume here")
     records = tmp_path / "here/records.jsonl"
     kept = records.read_bytes()
     assert kept.endswith(b"\n")
@@ -124,7 +124,7 @@ def test_a_second_run_in_a_folder_is_refused_and_changes_nothing(measure, tmp_pa
         )
     code, _, stderr = measure(*GOOD)
     assert code == 2
-    assert "--out: 'here' holds a run already; resume it (--resume) or name another folder" in last_line(stderr)
+    assert "--out: 'here' already holds a run; resume it (--resume) or name another folder" in last_line(stderr)
     assert {path.name: path.read_bytes() for path in run.path.iterdir()} == before
 
 

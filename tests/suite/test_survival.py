@@ -228,6 +228,8 @@ def test_a_batch_systems_signal_in_mid_cell_leaves_no_process_and_loses_no_recor
     suite.send_signal(signal.SIGTERM)
     stderr = suite.communicate(timeout=30)[1]
     assert suite.returncode == 130
-    assert last_line(stderr).endswith("interrupted; what was measured is kept, go on with: glabench run --resume here")
+    assert last_line(stderr).endswith(
+        "interrupted; what was measured is kept, continue with: glabench run --resume here"
+    )
     assert not lives()
     assert [record.cell.seqlen for record in records_of(tmp_path / "here")] == [16]
