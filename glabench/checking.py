@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glabench.devices.provenance import describe_code
-from glabench.errors import NothingToRunError, UsageError, did_you_mean
+from glabench.errors import NothingToRunError, UsageError, count_of, did_you_mean
 from glabench.measure.settings import Settings
 from glabench.measure.validation import time_known_work
 from glabench.records import RunFolder
@@ -148,7 +148,7 @@ class _Look:
         names = [self.base.label or "base", self.new.label or "now"] if isinstance(self.base, Version) else ["now"]
         device = device_name(self.plan.place.environment)
         self.observer.say(
-            f"{self.plan.sweep.title}: {len(self.plan.cells)} cells, {self.rounds.count} rounds of "
+            f"{self.plan.sweep.title}: {count_of(len(self.plan.cells), 'cell')}, {count_of(self.rounds.count, 'round')} of "
             f"{' and '.join(names)} on {device}, in {self.path}"
         )
         announce(self.plan, self.observer, self.rounds.count * len(names))
@@ -161,7 +161,7 @@ class _Look:
         """
         in_turns = isinstance(self.base, Version)
         if found.suspects():
-            self.observer.say(f"{len(found.suspects())} cells are measured once more")
+            self.observer.say(f"measuring {count_of(len(found.suspects()), 'cell')} once more")
             again = self._measure(self.plan.on(found.suspects()), self.path / "again", CONFIRMING_ROUNDS)
             found = found.confirmed(again, "measured once more" + (", in turns" if in_turns else ""))
         slow = found.slow_first_calls()
@@ -230,10 +230,8 @@ def save_baseline(request: Request, out: Path, rounds: Rounds, observer: Observe
     before = _revision(plan)
     path = rounds.folder("baseline", "--runs")
     version = present_version(plan.place.plugins)
-    observer.say(
-        f"{plan.sweep.title}: {len(plan.cells)} cells, {rounds.count} rounds on {device_name(plan.place.environment)}, "
-        f"in {path}"
-    )
+    cells, times = count_of(len(plan.cells), "cell"), count_of(rounds.count, "round")
+    observer.say(f"{plan.sweep.title}: {cells}, {times} on {device_name(plan.place.environment)}, in {path}")
     announce(plan, observer, rounds.count)
     go_on = f"the same command with --resume --runs {path}"
     folders = measure_versions(

@@ -28,6 +28,11 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(" ", text)
 
 
+def count_of(number: int, noun: str) -> str:
+    """`1 cell`, `2 cells`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'NAME'?` with the most similar known name; empty if none is similar."""
     near = get_close_matches(name, list(known), n=1)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from glabench.errors import UsageError
+from glabench.errors import UsageError, count_of
 from glabench.measure.settings import Settings
 from glabench.records import Run, RunFolder
 from glabench.records.described import device_name
@@ -92,9 +92,8 @@ def _device_of(environment: Mapping[str, Any]) -> str:
 
 
 def _measure(folder: RunFolder, plan: Plan, request: Request, observer: Observer, retry_failed: bool) -> Run:
-    observer.say(
-        f"{plan.sweep.title}: {len(plan.cells)} cells on {device_name(plan.place.environment)}, in {folder.path}"
-    )
+    cells = count_of(len(plan.cells), "cell")
+    observer.say(f"{plan.sweep.title}: {cells} on {device_name(plan.place.environment)}, in {folder.path}")
     lane = Lane(folder, present_version(plan.place.plugins))
     start = partial(ProcessWorker, show_errors=request.show_errors)
     measure_lanes([lane], plan, observer, f"glabench run --resume {shlex.quote(str(folder.path))}", retry_failed, start)

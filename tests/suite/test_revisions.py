@@ -292,7 +292,7 @@ def test_a_slow_down_is_looked_at_twice_and_fails(run, repository):
     outputs = ["--json", "-", "--junit", "j.xml", "--markdown", "m.md", "--figure", "c.svg"]
     code, stdout, stderr = run(*CHECK, *outputs)
     assert code == 1, stderr
-    assert "1 cells are measured once more" in stderr
+    assert "measuring 1 cell once more" in stderr
     found = json.loads(stdout)
     assert found["verdicts"] == {"slower": 1}
     assert "measured once more, in turns; before that: time ×1.07" in found["findings"][0]["reason"]
