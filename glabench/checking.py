@@ -147,9 +147,9 @@ class _Look:
         """Measures and compares both sides, or the new one alone if the base is stored."""
         names = [self.base.label or "base", self.new.label or "now"] if isinstance(self.base, Version) else ["now"]
         device = device_name(self.plan.place.environment)
+        cells, rounds = count_of(len(self.plan.cells), "cell"), count_of(self.rounds.count, "round")
         self.observer.say(
-            f"{self.plan.sweep.title}: {count_of(len(self.plan.cells), 'cell')}, {count_of(self.rounds.count, 'round')} of "
-            f"{' and '.join(names)} on {device}, in {self.path}"
+            f"{self.plan.sweep.title}: {cells}, {rounds} of {' and '.join(names)} on {device}, in {self.path}"
         )
         announce(self.plan, self.observer, self.rounds.count * len(names))
         return self._measure(self.plan, self.path, self.rounds.count)
