@@ -202,7 +202,15 @@ def test_a_stopped_suite_loses_at_most_the_cell_in_work_and_resumes(command, tmp
     arguments = [*map(str, SPEED), *many]
     records = tmp_path / "here/records.jsonl"
     started = [sys.executable, "-m", "glabench", *arguments]
-    suite = subprocess.Popen(started, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    suite = subprocess.Popen(
+        started,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        # A shell's background job ignores SIGINT, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     wait_until(lambda: records.exists() and records.read_bytes().count(b"\n") >= 3)
     os.kill(suite.pid, how)
     stderr = suite.communicate(timeout=30)[1]
