@@ -33,7 +33,7 @@ def probe(device_text: str = "auto") -> dict[str, Any]:
 
     Raises UsageError for a wrong or missing device, GlabenchError if torch cannot be used.
     """
-    command = [sys.executable, "-m", "glabench.devices.environment", device_text]
+    command = [sys.executable, "-P", "-m", "glabench.devices.environment", device_text]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == ExitCode.USAGE:
         raise UsageError(json.loads(done.stdout)["error"])

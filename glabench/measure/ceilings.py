@@ -22,7 +22,7 @@ def find_ceilings(device: str, say: Callable[[str], None]) -> Ceilings:
     """The ceilings of a device such as `cuda:1`; unknown ones on a CPU, or, with a word, if measuring them fails."""
     if device == "cpu":
         return Ceilings()
-    command = [sys.executable, "-m", "glabench.measure.ceilings", device]
+    command = [sys.executable, "-P", "-m", "glabench.measure.ceilings", device]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=_TIMEOUT_S)
         return read_as(Ceilings, read_json(done.stdout))

@@ -30,7 +30,7 @@ _TIMEOUT_S = 600
 
 def time_known_work(device: str) -> list[dict[str, Any]]:
     """What this module prints when it is run for a device. Raises GlabenchError if that fails."""
-    command = [sys.executable, "-m", "glabench.measure.validation", device]
+    command = [sys.executable, "-P", "-m", "glabench.measure.validation", device]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
         found: list[dict[str, Any]] = json.loads(done.stdout)
@@ -92,7 +92,7 @@ def cuda_bench_ms(gpu: int) -> Mapping[str, float]:
         return {}
     with TemporaryDirectory() as folder:
         out = Path(folder) / "cuda-bench.json"
-        command = [sys.executable, "-m", "glabench.measure.cuda_bench", "--json", str(out), "--devices", str(gpu)]
+        command = [sys.executable, "-P", "-m", "glabench.measure.cuda_bench", "--json", str(out), "--devices", str(gpu)]
         command += ["--stopping-criterion", "sample-count", "--target-samples", str(_SAMPLES)]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=_CUDA_BENCH_TIMEOUT_S)

@@ -112,9 +112,15 @@ class RunFolder:
         if not file.is_file():
             return []
         try:
-            return read_as(list[str], read_json(file.read_bytes()))
+            paths = read_as(list[str], read_json(file.read_bytes()))
         except ValueError as problem:
             raise UsageError(f"{file}: not a list of paths: {problem}") from None
+        inside = [path for path in paths if Path(path).resolve().is_relative_to(self.path.resolve())]
+        if inside:  # a run folder may come from anybody, and its code with it
+            raise UsageError(
+                f"{file}: '{inside[0]}' is in the run folder itself; if you trust it, give it with --plugin"
+            )
+        return paths
 
     def load(self) -> Run:
         """The run as it is now. Raises UsageError for a missing or wrong file."""

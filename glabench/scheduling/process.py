@@ -63,7 +63,7 @@ class ProcessWorker:
         self._timeout_s = job.settings.cell_timeout_s
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "glabench.measure.worker", json.dumps(job.to_json())],
+            [sys.executable, "-P", "-m", "glabench.measure.worker", json.dumps(job.to_json())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

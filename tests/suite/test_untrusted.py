@@ -295,3 +295,10 @@ def test_the_registry_of_backends_alone_loads_code_of_others():
             found[path.relative_to(ROOT).as_posix()] = unsafe
     # The package itself imports its own modules, by names that it lists.
     assert found == {"glabench/backends/registry.py": {"exec_module"}, "glabench/__init__.py": {"import_module"}}
+
+
+def test_a_plugin_that_came_with_a_run_folder_is_not_loaded_when_it_is_resumed(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", load_sweep("cpu-smoke"), {})
+    (folder.path / "plugins.json").write_text(json.dumps([str(folder.path / "evil.py")]))
+    with pytest.raises(UsageError, match="is in the run folder itself; if you trust it, give it with --plugin"):
+        folder.plugins()
