@@ -13,14 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glabench.checking import (
-    Rounds,
-    check_baseline,
-    check_revision,
-    compare_folders,
-    compare_revisions,
-)
-from glabench.errors import UsageError
+from glabench import checking
+from glabench.checking import Rounds, compare_folders, compare_revisions
 from glabench.records import Record, Run, RunFolder
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.runs import Request, check_settings, measure_run, resume_run
@@ -134,12 +128,8 @@ def check(
     baseline, its own sweep and settings count. `Comparison.exit_code()` is that of `glabench check`. Raises UsageError
     unless one of both is given.
     """
-    if (rev is None) == (baseline is None):
-        raise UsageError("check: give either rev or baseline")
     request, counted = _request(sweep, axes, settings, device, plugins), Rounds(rounds, _path(out), resume)
-    if baseline is not None:
-        return check_baseline(request, Path(baseline), counted, Limits.of(**limits), _observer(on_record))
-    return check_revision(request, str(rev), counted, Limits.of(**limits), _observer(on_record))
+    return checking.check(request, rev, _path(baseline), counted, Limits.of(**limits), _observer(on_record))
 
 
 def _request(

@@ -1,8 +1,9 @@
 """Comparisons and checks: measures versions of the code and passes their records to the verdict engine."""
 
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from glabench.errors import NothingToRunError, UsageError, count_of, did_you_mea
 from glabench.measure.settings import Settings
 from glabench.measure.validation import time_known_work
 from glabench.records import RunFolder
-from glabench.records.described import device_name
+from glabench.records.environment import device_name, measured_code
 from glabench.report.describe import describe_environment
 from glabench.report.validation import markdown, spreads
 from glabench.scheduling.folders import new_path, records_of, rounds_in, turns_in
@@ -20,7 +21,8 @@ from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import Plan
 from glabench.scheduling.revisions import WORKTREE, parse_range, repository_with, unchanged_revision
 from glabench.scheduling.runs import Request, announce, plan_to_resume
-from glabench.scheduling.versions import measure_versions, present_version, revision, runs_same_code
+from glabench.scheduling.versions import measure_versions, present_version, revision
+from glabench.sweeps import Cell
 from glabench.verdicts import CONFIRMING_ROUNDS, Baseline, Comparison, Limits, Side, Verdict, compare_sides
 
 
@@ -41,15 +43,6 @@ class Rounds:
         if self.resume and (self.out is None or not self.out.is_dir()):
             raise UsageError(f"--resume: name the folder of the rounds to continue: {option} FOLDER")
         return self.out or new_path(name)
-
-
-def plan_of(request: Request, rounds: Rounds) -> Plan:
-    """The plan of what is asked for, or if rounds are resumed, of the first of them. Raises UsageError."""
-    if rounds.resume and rounds.out is not None:
-        begun = sorted(path.parent for path in rounds.out.glob("*-1/records.jsonl"))
-        if begun:
-            return plan_to_resume(RunFolder.open(begun[0]), request)
-    return request.plan()
 
 
 def compare_folders(a: Path, b: Path | None, limits: Limits, any_device: bool = False) -> Comparison:
@@ -74,25 +67,32 @@ def _side(name: str, folders: Sequence[RunFolder]) -> Side:
 
 def compare_revisions(request: Request, rev: str, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
     """Measures two git revisions (`main..HEAD`, `WORKTREE`) in turns, in fresh processes, and compares them."""
-    path = rounds.folder("compare")
-    plan = plan_of(request, rounds)
+    trial = _Trial.of(request, rounds, rounds.folder("compare"), observer)
     base, new = parse_range(rev)
-    with ExitStack() as stack:
-        sides = [stack.enter_context(revision(name, plan.place.plugins)) for name in (base, new)]
-        look = _Look(plan, sides[0], sides[1], rounds, path, limits, observer, request.show_errors)
-        return look.in_turns()
+    with trial.revision(base) as first, trial.revision(new) as second:
+        return _Look(trial.on({"base": first, "new": second}), limits).first()
 
 
-def check_revision(request: Request, rev: str, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
-    """Compares the working tree with a revision, measured in turns; doubtful cells are measured once more.
+def check(
+    request: Request, rev: str | None, baseline: Path | None, rounds: Rounds, limits: Limits, observer: Observer
+) -> Comparison:
+    """Compares the working tree with a revision, or the installed code with a stored baseline.
 
-    Raises UsageError for a wrong revision, NothingToRunError if no cell of the revision has a time.
+    Doubtful cells are measured once more. Raises UsageError unless either is given.
     """
-    path = rounds.folder("check")
-    plan = plan_of(request, rounds)
-    with revision(rev, plan.place.plugins) as base, revision(WORKTREE, plan.place.plugins) as new:
-        look = _Look(plan, base, new, rounds, path, limits, observer, request.show_errors, True)
-        found = look.in_turns()
+    if rev is not None and baseline is None:
+        return _check_revision(request, rev, rounds, limits, observer)
+    if baseline is not None and rev is None:
+        return _check_baseline(request, baseline, rounds, limits, observer)
+    raise UsageError("--rev: give either a revision (--rev main) or a file (--baseline FILE)")
+
+
+def _check_revision(request: Request, rev: str, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
+    """Both versions are measured in turns. Raises NothingToRunError if no cell of the revision has a time."""
+    trial = _Trial.of(request, rounds, rounds.folder("check"), observer)
+    with trial.revision(rev) as base, trial.revision(WORKTREE) as new:
+        look = _Look(trial.on({"base": base, "new": new}), limits, expects_all=True)
+        found = look.first()
         _refuse_to_pass_unmeasured(found)
         return look.again(found)
 
@@ -104,93 +104,116 @@ def _refuse_to_pass_unmeasured(found: Comparison) -> None:
         raise NothingToRunError(f"no cell has a time in {found.base}; the first is {first.name}: {first.reason}")
 
 
-def check_baseline(request: Request, baseline: Path, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
-    """Compares the installed code with a stored baseline, measuring the baseline's cells with its settings.
+def _check_baseline(request: Request, path: Path, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
+    """Measures the baseline's cells with its settings.
 
-    Doubtful cells are measured once more: in turns with the baseline's own revision if the repository has it and its
-    code differs, otherwise in fresh rounds of the installed code alone. Raises UsageError for a baseline that is wrong
-    or from another device.
+    The second look is in turns with the baseline's own revision if the repository has it and its code differs,
+    otherwise at the installed code alone. Raises UsageError for a baseline that is wrong or from another device.
     """
-    held = Baseline.load(baseline)
+    held = Baseline.load(path)
     plan = _plan_of(held, request)
     new = present_version(plan.place.plugins)
-    look = _Look(plan, held.side, new, rounds, rounds.folder("check"), limits, observer, request.show_errors, True)
-    found = look.in_turns()
+    trial = _Trial(plan, {"new": new}, rounds, rounds.folder("check"), observer, request.show_errors)
+    look = _Look(trial, limits, held.side, expects_all=True)
+    found = look.first()
     if not found.suspects() and not found.slow_first_calls():
         return found
     with ExitStack() as stack:
         if held.revision is not None and repository_with(held.revision) is not None:
             try:
-                base = stack.enter_context(revision(held.revision, plan.place.plugins))
-                look = look if runs_same_code(base, new) else replace(look, base=base)
+                base = stack.enter_context(trial.revision(held.revision))
+                if measured_code(base.code) != measured_code(new.code):
+                    look = replace(look, trial=trial.on({"base": base, "new": new}), stored=None)
             except UsageError as problem:
                 observer.say(f"the baseline's revision cannot be checked out ({problem})")
         return look.again(found)
 
 
 @dataclass(frozen=True)
-class _Look:
-    """How two versions are measured and compared. A base that cannot be measured is a stored `Side`."""
+class _Trial:
+    """Versions of the code, by the name of their run folders, that are measured in turns in some rounds."""
 
     plan: Plan
-    base: Version | Side
-    new: Version
+    versions: Mapping[str, Version]
     rounds: Rounds
     path: Path
-    limits: Limits
     observer: Observer
     show_errors: bool = False
+    # The option that names `path`.
+    option: str = "--out"
+
+    @classmethod
+    def of(cls, request: Request, rounds: Rounds, path: Path, observer: Observer, option: str = "--out") -> "_Trial":
+        """What is asked for, or if rounds are resumed, what the first of them measured; without versions yet."""
+        begun = sorted(RunFolder.found_in(rounds.out, "*-1")) if rounds.resume and rounds.out is not None else []
+        plan = plan_to_resume(RunFolder.open(begun[0]), request) if begun else request.plan()
+        return cls(plan, {}, rounds, path, observer, request.show_errors, option)
+
+    def on(self, versions: Mapping[str, Version]) -> "_Trial":
+        """The same trial of other versions."""
+        return replace(self, versions=versions)
+
+    def installed(self, name: str) -> "_Trial":
+        """The same trial of the installed code."""
+        return self.on({name: present_version(self.plan.place.plugins)})
+
+    def revision(self, name: str) -> AbstractContextManager[Version]:
+        """A git revision with the trial's plugins, checked out."""
+        return revision(name, self.plan.place.plugins)
+
+    def measure(self) -> dict[str, list[RunFolder]]:
+        """Says what is measured, and measures it. Returns the run folders of each version, by round."""
+        of = " and ".join(version.label for version in self.versions.values() if version.label)
+        cells, rounds = count_of(len(self.plan.cells), "cell"), count_of(self.rounds.count, "round")
+        where = f"on {device_name(self.plan.place.environment)}, in {self.path}"
+        self.observer.say(f"{self.plan.sweep.title}: {cells}, {rounds}{of and f' of {of}'} {where}")
+        announce(self.plan, self.observer, self.rounds.count * len(self.versions))
+        return self.measure_again(self.plan.cells, self.path, self.rounds.count)
+
+    def measure_again(self, cells: Sequence[Cell], path: Path, rounds: int) -> dict[str, list[RunFolder]]:
+        """Measures some cells into a folder that is `path`, or inside it."""
+        # Folders of a second look are inside the first one's, so the same command resumes both.
+        go_on = f"the same command with --resume {self.option} {shlex.quote(str(self.path))}"
+        resume, plan = self.rounds.resume, self.plan.on(cells)
+        return measure_versions(plan, self.versions, rounds, path, self.observer, go_on, resume, self.show_errors)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """How the versions of a trial are compared. If only the new one can be measured, the base is `stored`."""
+
+    trial: _Trial
+    limits: Limits
+    stored: Side | None = None
     # Whether a cell that the new side lacks counts as failed.
     expects_all: bool = False
 
-    def in_turns(self) -> Comparison:
-        """Measures and compares both sides, or the new one alone if the base is stored."""
-        names = [self.base.label or "base", self.new.label or "now"] if isinstance(self.base, Version) else ["now"]
-        device = device_name(self.plan.place.environment)
-        cells, rounds = count_of(len(self.plan.cells), "cell"), count_of(self.rounds.count, "round")
-        self.observer.say(
-            f"{self.plan.sweep.title}: {cells}, {rounds} of {' and '.join(names)} on {device}, in {self.path}"
-        )
-        announce(self.plan, self.observer, self.rounds.count * len(names))
-        return self._measure(self.plan, self.path, self.rounds.count)
+    def first(self) -> Comparison:
+        """Measures and compares both sides, or the new one if the base is stored."""
+        return self._compare(self.trial.measure(), self.trial.plan.cells)
 
     def again(self, found: Comparison) -> Comparison:
         """The comparison after a second look at its suspects.
 
         Only the fresh rounds count: an outlier is unlikely to occur twice.
         """
-        in_turns = isinstance(self.base, Version)
-        if found.suspects():
-            self.observer.say(f"measuring {count_of(len(found.suspects()), 'cell')} once more")
-            again = self._measure(self.plan.on(found.suspects()), self.path / "again", CONFIRMING_ROUNDS)
-            found = found.confirmed(again, "measured once more" + (", in turns" if in_turns else ""))
-        slow = found.slow_first_calls()
-        if slow:
-            self.observer.say(f"first calls of {', '.join(slow)} are measured once more")
-            cells = [cell for cell in self.plan.cells if cell.backend in slow]
-            again = self._measure(self.plan.on(cells), self.path / "first-calls", 1)
-            found = found.confirmed_first_calls(again, "compiled once more" + (", in turns" if in_turns else ""))
+        say, how = self.trial.observer.say, "once more" + ("" if self.stored else ", in turns")
+        if suspects := found.suspects():
+            say(f"measuring {count_of(len(suspects), 'cell')} once more")
+            found = found.confirmed(self._look_at(suspects, "again", CONFIRMING_ROUNDS), f"measured {how}")
+        if slow := found.slow_first_calls():
+            say(f"first calls of {', '.join(slow)} are measured once more")
+            cells = [cell for cell in self.trial.plan.cells if cell.backend in slow]
+            found = found.confirmed_first_calls(self._look_at(cells, "first-calls", 1), f"compiled {how}")
         return found
 
-    def _measure(self, plan: Plan, path: Path, rounds: int) -> Comparison:
-        measured = {"base": self.base} if isinstance(self.base, Version) else {}
-        versions = {**measured, "new": self.new}
-        # Folders of a second look are inside the first one's, so the same command resumes both.
-        go_on = f"the same command with --resume --out {self.path}"
-        folders = measure_versions(
-            plan, versions, rounds, path, self.observer, go_on, self.rounds.resume, self.show_errors
-        )
-        new = Side(self.new.label or "now", records_of(folders["new"]), folders["new"][0].environment())
-        if not isinstance(self.base, Version):
-            return compare_sides(_only(self.base, plan), new, self.limits, expects_all=self.expects_all)
-        base = Side(self.base.label or "base", records_of(folders["base"]), folders["base"][0].environment())
-        return compare_sides(base, new, self.limits, paired=True, expects_all=self.expects_all)
+    def _look_at(self, cells: Sequence[Cell], folder: str, rounds: int) -> Comparison:
+        return self._compare(self.trial.measure_again(cells, self.trial.path / folder, rounds), cells)
 
-
-def _only(side: Side, plan: Plan) -> Side:
-    """A stored side, reduced to the cells of a plan."""
-    cells = set(plan.cells)
-    return replace(side, rounds=[[record for record in records if record.cell in cells] for records in side.rounds])
+    def _compare(self, folders: Mapping[str, Sequence[RunFolder]], cells: Sequence[Cell]) -> Comparison:
+        base = _side("base", folders["base"]) if self.stored is None else self.stored.on(cells)
+        new = _side("now", folders["new"])
+        return compare_sides(base, new, self.limits, paired=self.stored is None, expects_all=self.expects_all)
 
 
 def _plan_of(held: Baseline, request: Request) -> Plan:
@@ -226,22 +249,14 @@ def save_baseline(request: Request, out: Path, rounds: Rounds, observer: Observe
     """
     if out.is_dir() or (out.parent.exists() and not out.parent.is_dir()):
         raise UsageError(f"--out: '{out}' needs to be a file in a folder")
-    plan = plan_of(request, rounds)
-    before = _revision(plan)
-    path = rounds.folder("baseline", "--runs")
-    version = present_version(plan.place.plugins)
-    cells, times = count_of(len(plan.cells), "cell"), count_of(rounds.count, "round")
-    observer.say(f"{plan.sweep.title}: {cells}, {times} on {device_name(plan.place.environment)}, in {path}")
-    announce(plan, observer, rounds.count)
-    go_on = f"the same command with --resume --runs {path}"
-    folders = measure_versions(
-        plan, {"round": version}, rounds.count, path, observer, go_on, rounds.resume, request.show_errors
-    )["round"]
+    trial = _Trial.of(request, rounds, rounds.folder("baseline", "--runs"), observer, "--runs").installed("round")
+    before = _revision(trial.plan)
+    folders = trial.measure()["round"]
     records = records_of(folders)
     if not any(record.samples_ms for found in records for record in found):
-        raise NothingToRunError(f"no cell has a time, so there is nothing to hold; what was tried is in {path}")
-    unchanged = before if before == _revision(plan) else None
-    saved = Baseline(plan.sweep, folders[0].environment(), unchanged, records)
+        raise NothingToRunError(f"no cell has a time, so there is nothing to hold; what was tried is in {trial.path}")
+    unchanged = before if before == _revision(trial.plan) else None
+    saved = Baseline(trial.plan.sweep, folders[0].environment(), unchanged, records)
     saved.save(out)
     return saved
 
@@ -260,19 +275,16 @@ def validate_harness(request: Request, rounds: Rounds, observer: Observer) -> Pa
     Writes known-work.json, validation.md and one run folder per process; returns the page's path. Raises UsageError
     without an NVIDIA GPU, GlabenchError if the known work cannot be timed.
     """
-    plan = plan_of(request, rounds)
-    if plan.place.kind != "cuda":
-        raise UsageError("--device: validate needs an NVIDIA GPU, whose timers it holds against each other")
     path = rounds.folder("validation")
-    announce(plan, observer, rounds.count)
-    versions = {"process": present_version(plan.place.plugins)}
-    go_on = f"the same command with --resume --out {path}"
-    measured = measure_versions(plan, versions, rounds.count, path, observer, go_on, rounds.resume, request.show_errors)
-    folders = measured["process"]
+    trial = _Trial.of(request, rounds, path, observer).installed("process")
+    place = trial.plan.place
+    if place.kind != "cuda":
+        raise UsageError("--device: validate needs an NVIDIA GPU, whose timers it holds against each other")
+    folders = trial.measure()["process"]
     observer.say("timing work of a known size")
-    known = time_known_work(plan.place.device)
+    known = time_known_work(place.device)
+    (path / "known-work.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
     page = path / "validation.md"
     surroundings = describe_environment(folders[0].environment())
-    (path / "known-work.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
     page.write_text(markdown(known, spreads(records_of(folders)), surroundings), encoding="utf-8")
     return page

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from glabench.checking import Rounds, check_baseline, check_revision
-from glabench.cli.options import GUARD, JsonOption, MeasuringOptions, RevisedSweepOption, between, share
+from glabench.checking import Rounds
+from glabench.checking import check as measure_and_check
+from glabench.cli.options import GUARD, MeasuringOptions, RevisedSweepOption, between, share
 from glabench.cli.output import Messages
-from glabench.cli.verdicts import Outputs, show_comparison, tell_github
+from glabench.cli.verdicts import OutputOptions, tell_github
 from glabench.errors import UsageError
 from glabench.records.metrics import BY_NAME
 from glabench.verdicts import FAILING, Limits, Verdict
@@ -23,6 +24,7 @@ def _limit(name: str) -> float:
 
 def check(
     options: MeasuringOptions,
+    outputs: OutputOptions,
     rev: Annotated[
         str | None, typer.Option(help="The git revision to compare with, measured in turns: main, HEAD~3, a commit.")
     ] = None,
@@ -42,14 +44,6 @@ def check(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 6 if some cell is unclear.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the rounds' runs; by default under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the rounds in --out.")] = False,
-    json_to: JsonOption = None,
-    markdown_to: Annotated[
-        str | None, typer.Option("--markdown", help="Write Markdown to this file, or - for stdout.")
-    ] = None,
-    junit_to: Annotated[
-        str | None, typer.Option("--junit", help="Write JUnit XML to this file, or - for stdout.")
-    ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw the ratios into this .png, .svg or .pdf file.")] = None,
 ) -> None:
     """Fail if the working tree is slower, larger or less accurate than a revision or a stored baseline.
 
@@ -60,21 +54,16 @@ def check(
     Example: glabench check --rev main
     """
     fail_on = FAILING | {Verdict.UNCLEAR} if strict else FAILING
-    outputs = Outputs("glabench check", json_to, markdown_to, junit_to, figure, options.quiet, fail_on)
     outputs.check()
-    if (rev is None) == (baseline is None):
-        raise UsageError("--rev: give either a revision (--rev main) or a file (--baseline FILE)")
     limits = Limits.of(time=max_slowdown, peak=max_memory, error=max_error, first_call=max_first_call)
     messages = Messages(options.quiet, options.verbose)
     request = options.request(sweep or GUARD)
-    if baseline is None:
-        found = check_revision(request, str(rev), Rounds(rounds, out, resume), limits, messages)
-    else:
+    if baseline is not None:
         _refuse_what_the_baseline_holds(options, sweep)
-        found = check_baseline(request, baseline, Rounds(rounds, out, resume), limits, messages)
+    found = measure_and_check(request, rev, baseline, Rounds(rounds, out, resume), limits, messages)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         tell_github(found, "glabench check")
-    show_comparison(found, outputs)
+    outputs.show(found, "check", fail_on, options.quiet)
 
 
 def _refuse_what_the_baseline_holds(options: MeasuringOptions, sweep: str | None) -> None:

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from glabench.checking import Rounds, compare_folders, compare_revisions
-from glabench.cli.options import GUARD, JsonOption, MeasuringOptions, RevisedSweepOption, between, share
+from glabench.cli.options import GUARD, MeasuringOptions, RevisedSweepOption, between, share
 from glabench.cli.output import Messages
-from glabench.cli.verdicts import FailOnOption, Outputs, parse_fail_on, show_comparison
+from glabench.cli.verdicts import FailOnOption, OutputOptions, parse_fail_on
 from glabench.errors import UsageError
 from glabench.verdicts import SAME_WITHIN, Limits
 
@@ -17,6 +17,7 @@ _ROUNDS = 4
 
 def compare(
     options: MeasuringOptions,
+    outputs: OutputOptions,
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -39,11 +40,6 @@ def compare(
     fail_on: FailOnOption = None,
     out: Annotated[Path | None, typer.Option(help="With --rev: folder for the runs; by default under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="With --rev: continue the rounds in --out.")] = False,
-    json_to: JsonOption = None,
-    markdown_to: Annotated[
-        str | None, typer.Option("--markdown", help="Write Markdown to this file, or - for stdout.")
-    ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw the ratios into this .png, .svg or .pdf file.")] = None,
 ) -> None:
     """Compare two runs, or two git revisions, cell by cell: faster, slower, same, or unclear.
 
@@ -53,7 +49,7 @@ def compare(
 
     Example: glabench compare --rev main..WORKTREE
     """
-    outputs = Outputs("glabench compare", json_to, markdown_to, None, figure, options.quiet, parse_fail_on(fail_on))
+    failing = parse_fail_on(fail_on)
     outputs.check()
     # The time of a first call depends on which kernels were in the compile cache, and stored runs do not record that.
     limits = Limits.of(time=same_within, first_call=None)
@@ -72,4 +68,4 @@ def compare(
                 f"RUN_A RUN_B: needs two run folders, the folder of an earlier --rev, or --rev; got {len(runs or ())}"
             )
         found = compare_folders(runs[0], runs[1] if len(runs) == 2 else None, limits, any_device)
-    show_comparison(found, outputs)
+    outputs.show(found, "compare", failing, options.quiet)

@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
@@ -138,7 +138,7 @@ class MeasuringOptions:
     """What to measure and how. An option that was not given is None: the sweep, a stored run or a default decides."""
 
     # The axes that were given, as text, by their names in sweep files.
-    axes: Mapping[str, str] = field(default_factory=dict, metadata={"internal": True})
+    axes: Mapping[str, str] = field(default_factory=dict)
     device: DeviceOption = "auto"
     precision: Annotated[
         float | None,
@@ -237,30 +237,35 @@ class SweepOptions(MeasuringOptions):
 
 
 def with_options(command: Callable[..., None], axes: Mapping[str, Parameter]) -> Callable[..., None]:
-    """The command with one option per axis and per field of the class that annotates its parameter `options`."""
-    own_hints = get_type_hints(command, include_extras=True)
-    kind = own_hints["options"]
-    hints = get_type_hints(kind, include_extras=True)
+    """The command with one option per field of the dataclasses that annotate its parameters, and one per axis."""
     keyword = inspect.Parameter.KEYWORD_ONLY
+    hints = get_type_hints(command, include_extras=True)
+    kinds: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     # With a prefix, because `pass` cannot be a parameter in Python.
     dests = {f"axis_{name}": name for name in axes}
+    own = [
+        p.replace(kind=keyword, annotation=hints[p.name])
+        for p in inspect.signature(command).parameters.values()
+        if p.name not in kinds
+    ]
     shown = [
         inspect.Parameter(dest, keyword, default=None, annotation=Annotated[str | None, _axis_option(axes[name])])
         for dest, name in dests.items()
     ]
-    named = [f for f in fields(kind) if not f.metadata.get("internal")]
-    shown += [inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name]) for f in named]
-    own = [
-        p.replace(kind=keyword, annotation=own_hints[p.name])
-        for p in inspect.signature(command).parameters.values()
-        if p.name != "options"
-    ]
+    named: dict[str, list[str]] = {}
+    for name, kind in kinds.items():
+        of_kind = get_type_hints(kind, include_extras=True)
+        listed = [each for each in fields(kind) if each.name != "axes"]
+        named[name] = [each.name for each in listed]
+        shown += [inspect.Parameter(f.name, keyword, default=f.default, annotation=of_kind[f.name]) for f in listed]
 
     @wraps(command)
     def wrapper(**given: Any) -> None:
         chosen = {name: text for dest, name in dests.items() if (text := given.pop(dest)) is not None}
-        options = kind(axes=chosen, **{f.name: given.pop(f.name) for f in named})
-        command(**given, options=options)
+        for name, kind in kinds.items():
+            values = {each: given.pop(each) for each in named[name]}
+            given[name] = kind(**values, axes=chosen) if issubclass(kind, MeasuringOptions) else kind(**values)
+        command(**given)
 
     wrapper.__signature__ = inspect.Signature([*own, *shown])  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in [*own, *shown]}

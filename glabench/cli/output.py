@@ -98,9 +98,14 @@ def write_text(text: str, to: str) -> None:
         Path(to).write_text(text, encoding="utf-8")
 
 
+def to_json_text(data: Any) -> str:
+    """Data as JSON, for a file."""
+    return json.dumps(data, indent=2) + "\n"
+
+
 def write_json(data: Any, to: str) -> None:
     """Writes data as JSON to a file, or to stdout for `-`."""
-    write_text(json.dumps(data, indent=2) + "\n", to)
+    write_text(to_json_text(data), to)
 
 
 def write_csv(rows: Iterable[Mapping[str, Any]], to: str) -> None:

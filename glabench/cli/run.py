@@ -8,7 +8,8 @@ import typer
 from glabench.cli.measuring import measure
 from glabench.cli.options import SweepOptions
 from glabench.errors import UsageError
-from glabench.sweeps import preset_names
+from glabench.records import RunFolder
+from glabench.sweeps import load_sweep, preset_names
 
 
 def run(
@@ -27,9 +28,13 @@ def run(
     Example: glabench run paper-fig2 --seqlen 1k..4k
     """
     is_resuming = options.resume or options.retry_failed
-    if is_resuming and (Path(sweep) / "records.jsonl").is_file() and sweep:
+    if is_resuming and sweep and RunFolder.is_run(Path(sweep)):
         measure("", options, Path(sweep))
         return
     if not sweep and not is_resuming:
         raise UsageError(f"SWEEP: name a preset ({', '.join(preset_names())}) or a .toml file")
+    if sweep and is_resuming and options.out is not None:
+        begun = RunFolder.open(options.out).sweep().title
+        if load_sweep(sweep).title != begun:
+            raise UsageError(f"SWEEP: '{options.out}' holds a run of another sweep ({begun}); leave out '{sweep}'")
     measure(sweep, options)

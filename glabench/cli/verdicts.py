@@ -2,18 +2,20 @@
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from glabench.cli.options import complete_list
-from glabench.cli.output import check_targets, data_console, write_json, write_text
+from glabench.cli.options import JsonOption, complete_list
+from glabench.cli.output import check_targets, data_console, to_json_text, write_text
 from glabench.errors import UsageError, did_you_mean
+from glabench.report.ci import github_annotations, junit
 from glabench.report.figures import check_format, save_figure
-from glabench.report.verdicts import draw_ratios, github_annotations, junit, markdown, terminal_report
+from glabench.report.ratios import draw_ratios
+from glabench.report.verdicts import markdown, terminal_report
 from glabench.verdicts import FAILING, Comparison, Verdict
 
 _WORDS = tuple(sorted((*FAILING, Verdict.UNCLEAR)))
@@ -28,26 +30,50 @@ FailOnOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Where a comparison is written besides the terminal, and which verdicts make the command fail."""
+# Formats of text, by the names of their options.
+_FORMATS: Mapping[str, Callable[[Comparison, str, Collection[Verdict]], str]] = {
+    "json": lambda found, *_: to_json_text(found.to_json()),
+    "markdown": lambda found, heading, _: markdown(found, heading),
+    "junit": lambda found, _, fail_on: junit(found, fail_on),
+}
 
-    heading: str
-    json_to: str | None
-    markdown_to: str | None
-    junit_to: str | None
-    figure: Path | None
-    quiet: bool
-    fail_on: Collection[Verdict]
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where a comparison is written besides the terminal."""
+
+    json_to: JsonOption = None
+    markdown_to: Annotated[
+        str | None, typer.Option("--markdown", help="Write Markdown to this file, or - for stdout.")
+    ] = None
+    junit_to: Annotated[str | None, typer.Option("--junit", help="Write JUnit XML to this file, or - for stdout.")] = (
+        None
+    )
+    figure: Annotated[Path | None, typer.Option(help="Draw the ratios into this .png, .svg or .pdf file.")] = None
+
+    @property
+    def texts(self) -> dict[str, str | None]:
+        """The target of every format."""
+        return {name: getattr(self, f"{name}_to") for name in _FORMATS}
 
     def check(self) -> None:
         """Raises UsageError, before anything is measured, for places that cannot be written to."""
         if self.figure is not None:
             check_format(self.figure)
-        figure = None if self.figure is None else str(self.figure)
-        check_targets(
-            {"--json": self.json_to, "--markdown": self.markdown_to, "--junit": self.junit_to, "--figure": figure}
-        )
+        targets = {f"--{name}": to for name, to in self.texts.items()}
+        check_targets({**targets, "--figure": None if self.figure is None else str(self.figure)})
+
+    def show(self, found: Comparison, command: str, fail_on: Collection[Verdict], quiet: bool) -> NoReturn:
+        """Writes and prints a comparison, and exits with its exit code."""
+        for name, to in self.texts.items():
+            if to is not None:
+                write_text(_FORMATS[name](found, f"glabench {command}", fail_on), to)
+        if self.figure is not None:
+            save_figure(draw_ratios(found), self.figure)
+        if "-" not in self.texts.values() and not quiet:
+            console = data_console()
+            console.print(terminal_report(found, console.width))
+        raise typer.Exit(found.exit_code(fail_on))
 
 
 def parse_fail_on(text: str | None) -> tuple[Verdict, ...]:
@@ -58,22 +84,6 @@ def parse_fail_on(text: str | None) -> tuple[Verdict, ...]:
             raise UsageError(f"--fail-on: '{word}' is not one of {', '.join(_WORDS)}{did_you_mean(word, _WORDS)}")
         found.append(Verdict(word))
     return tuple(found)
-
-
-def show_comparison(found: Comparison, outputs: Outputs) -> NoReturn:
-    """Writes and prints a comparison, and exits with its exit code."""
-    if outputs.json_to is not None:
-        write_json(found.to_json(), outputs.json_to)
-    if outputs.markdown_to is not None:
-        write_text(markdown(found, outputs.heading), outputs.markdown_to)
-    if outputs.junit_to is not None:
-        write_text(junit(found, outputs.fail_on), outputs.junit_to)
-    if outputs.figure is not None:
-        save_figure(draw_ratios(found), outputs.figure)
-    if "-" not in (outputs.json_to, outputs.markdown_to, outputs.junit_to) and not outputs.quiet:
-        console = data_console()
-        console.print(terminal_report(found, console.width))
-    raise typer.Exit(found.exit_code(outputs.fail_on))
 
 
 def tell_github(found: Comparison, heading: str) -> None:

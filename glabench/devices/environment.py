@@ -10,13 +10,13 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from glabench import __version__
+from glabench.apart import ask_module, tell_mistake
 from glabench.devices.choice import count_gpus, select_device
 from glabench.devices.nvml import Nvml, bare_uuid, open_nvml
 from glabench.errors import ExitCode, GlabenchError, UsageError
@@ -33,15 +33,13 @@ def probe(device_text: str = "auto") -> dict[str, Any]:
 
     Raises UsageError for a wrong or missing device, GlabenchError if torch cannot be used.
     """
-    command = [sys.executable, "-P", "-m", "glabench.devices.environment", device_text]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == ExitCode.USAGE:
-        raise UsageError(json.loads(done.stdout)["error"])
-    if done.returncode != ExitCode.OK:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        hint = "; install it with: pip install torch" if "No module named 'torch'" in last else ""
-        raise GlabenchError(f"torch does not work here: {last}{hint}")
-    found: dict[str, Any] = json.loads(done.stdout)
+    try:
+        found: dict[str, Any] = ask_module(__name__, device_text)
+    except UsageError:
+        raise
+    except GlabenchError as problem:
+        hint = "; install it with: pip install torch" if "No module named 'torch'" in str(problem) else ""
+        raise GlabenchError(f"torch does not work here: {problem}{hint}") from None
     return found
 
 
@@ -115,8 +113,7 @@ def main(device_text: str) -> int:
     try:
         print(json.dumps(collect(device_text)))
     except UsageError as problem:
-        print(json.dumps({"error": str(problem)}))
-        return problem.exit_code
+        return tell_mistake(problem)
     return ExitCode.OK
 
 

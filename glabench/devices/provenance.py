@@ -4,19 +4,17 @@ import hashlib
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
-from glabench.errors import printable
+from glabench.apart import ask_git
+from glabench.errors import GlabenchError, printable
 
 _SUITE = Path(__file__).parent.parent
 _HASH_DIGITS = 16
 _GIT_TIMEOUT_S = 10
-# Git sets these in its hooks, for a repository that need not be this one.
-SET_BY_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 # Prefixes of environment variables that change what is measured.
 _RELEVANT = (
     *("TRITON_", "CUDA_", "TORCH", "PYTORCH_", "GLA_", "CUBLAS", "CUDNN", "FLA_", "MAMBA_"),
@@ -86,18 +84,11 @@ def _read_checkout(package: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints, stripped; None if it fails or is missing."""
-    variables = {name: value for name, value in os.environ.items() if name not in SET_BY_HOOKS}
-    # Takes no lock, because the user may be working in the repository.
-    variables["GIT_OPTIONAL_LOCKS"] = "0"
-    command = ["git", "-C", str(folder), *arguments]
+    """What git prints; None if it fails or is missing."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S, env=variables
-        )
-    except (OSError, subprocess.SubprocessError):
+        return ask_git(folder, *arguments, timeout_s=_GIT_TIMEOUT_S)
+    except GlabenchError:
         return None
-    return done.stdout.strip()
 
 
 def _public(value: str) -> str:

@@ -4,15 +4,16 @@ python -m glabench.measure.ceilings DEVICE
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
+from glabench.apart import ask_module
 from glabench.devices.ceilings import Ceilings, measure_ceilings
+from glabench.errors import GlabenchError
 from glabench.measure.timer import median_ms, timer_for
-from glabench.plain import read_as, read_json
+from glabench.plain import read_as
 
 _WARM_UP_CALLS, _SAMPLES = 3, 15
 _TIMEOUT_S = 120
@@ -22,14 +23,10 @@ def find_ceilings(device: str, say: Callable[[str], None]) -> Ceilings:
     """The ceilings of a device such as `cuda:1`; unknown ones on a CPU, or, with a word, if measuring them fails."""
     if device == "cpu":
         return Ceilings()
-    command = [sys.executable, "-P", "-m", "glabench.measure.ceilings", device]
     try:
-        done = subprocess.run(command, capture_output=True, check=True, timeout=_TIMEOUT_S)
-        return read_as(Ceilings, read_json(done.stdout))
-    except (OSError, subprocess.SubprocessError, ValueError) as problem:
-        said = (getattr(problem, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
-        why = said[-1] if said else problem
-        say(f"the device's ceilings cannot be measured ({why}); shares of them will be missing")
+        return read_as(Ceilings, ask_module(__name__, device, timeout_s=_TIMEOUT_S))
+    except (GlabenchError, ValueError) as problem:
+        say(f"the device's ceilings cannot be measured ({problem}); shares of them will be missing")
         return Ceilings()
 
 

@@ -19,6 +19,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from glabench.apart import ask_module
 from glabench.errors import GlabenchError
 from glabench.measure.settings import TIMINGS
 
@@ -30,17 +31,10 @@ _TIMEOUT_S = 600
 
 def time_known_work(device: str) -> list[dict[str, Any]]:
     """What this module prints when it is run for a device. Raises GlabenchError if that fails."""
-    command = [sys.executable, "-P", "-m", "glabench.measure.validation", device]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
-        found: list[dict[str, Any]] = json.loads(done.stdout)
-    except subprocess.CalledProcessError as problem:
-        last = (problem.stderr.strip().splitlines() or ["no message"])[-1]
-        raise GlabenchError(f"timing work of a known size failed: {last}") from None
-    except ValueError:
-        raise GlabenchError("timing work of a known size gave no JSON; something else wrote to its stdout") from None
-    except subprocess.TimeoutExpired:
-        raise GlabenchError(f"timing work of a known size took more than {_TIMEOUT_S} s; is the GPU busy?") from None
+        found: list[dict[str, Any]] = ask_module(__name__, device, timeout_s=_TIMEOUT_S)
+    except GlabenchError as problem:
+        raise GlabenchError(f"timing work of a known size failed: {problem}") from None
     return found
 
 

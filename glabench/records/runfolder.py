@@ -11,7 +11,7 @@ from typing import Any
 
 from glabench.errors import RecordNotKeptError, UsageError
 from glabench.plain import read_as, read_json, read_text
-from glabench.records.described import check_environment
+from glabench.records.environment import check_environment
 from glabench.records.record import Record
 from glabench.records.run import Run
 from glabench.sweeps.load import dump_sweep, read_sweep
@@ -20,7 +20,7 @@ from glabench.sweeps.model import Cell, Sweep
 # Bytes. A record with many thousand samples is shorter; a longer line is not a record.
 _LONGEST_LINE = 16 * 2**20
 _LARGEST_ENVIRONMENT = 2**20
-_PLUGINS = "plugins.json"
+_RECORDS, _SWEEP, _PLUGINS = "records.jsonl", "sweep.toml", "plugins.json"
 
 
 class RunFolder:
@@ -34,11 +34,25 @@ class RunFolder:
         """The folder's name."""
         return self.path.resolve().name
 
+    @staticmethod
+    def is_run(path: Path) -> bool:
+        """Whether a folder holds a run."""
+        return (path / _RECORDS).is_file()
+
+    @staticmethod
+    def found_in(folder: Path, pattern: str = "*") -> list[Path]:
+        """The run folders in a folder whose names match a pattern, in no order."""
+        return [file.parent for file in folder.glob(f"{pattern}/{_RECORDS}")]
+
     @classmethod
     def check_free(cls, path: Path) -> None:
         """Raises UsageError if a path holds a run already."""
-        if cls(path)._records_file.exists():
-            raise UsageError(f"--out: '{path}' already holds a run; resume it (--resume) or name another folder")
+        if cls(path).records_file.exists():
+            is_whole = (path / _SWEEP).exists()
+            what = (
+                "already holds a run; resume it (--resume)" if is_whole else "holds a run that never began; delete it"
+            )
+            raise UsageError(f"--out: '{path}' {what} or name another folder")
 
     @classmethod
     def create(
@@ -51,7 +65,7 @@ class RunFolder:
         folder = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            folder._records_file.open(
+            folder.records_file.open(
                 "xb"
             ).close()  # first, so that of two runs started at once only one gets the folder
         except FileExistsError:
@@ -64,12 +78,12 @@ class RunFolder:
         try:
             if plugins:
                 (path / _PLUGINS).write_text(json.dumps(read_text(list(plugins))) + "\n", encoding="utf-8")
-            (path / "sweep.toml").write_text(dump_sweep(sweep), encoding="utf-8")
+            (path / _SWEEP).write_text(dump_sweep(sweep), encoding="utf-8")
             (path / "environment.json").write_text(
                 json.dumps(read_text(environment), indent=2) + "\n", encoding="utf-8"
             )
         except OSError as problem:
-            folder._records_file.unlink()  # so that the same command works once the disk has room
+            folder.records_file.unlink()  # so that the same command works once the disk has room
             raise _cannot_write(path, problem) from None
         return folder
 
@@ -77,17 +91,18 @@ class RunFolder:
     def open(cls, path: Path) -> "RunFolder":
         """Opens a run folder. Raises UsageError if there is none."""
         folder = cls(path)
-        if not folder._records_file.is_file():
+        if not folder.records_file.is_file():
             raise UsageError(f"RUN: '{path}' is not a run folder (it has no records.jsonl)")
         return folder
 
     @property
-    def _records_file(self) -> Path:
-        return self.path / "records.jsonl"
+    def records_file(self) -> Path:
+        """The file of its records."""
+        return self.path / _RECORDS
 
     def sweep(self) -> Sweep:
         """The run's sweep, named after the folder. Raises UsageError if it is missing or wrong."""
-        file = self.path / "sweep.toml"
+        file = self.path / _SWEEP
         if not file.is_file():
             raise UsageError(f"RUN: '{self.path}' has no sweep.toml")
         return read_sweep(self.run_id, file, str(file), stored=True)
@@ -141,7 +156,7 @@ class RunFolder:
     def _append(self, line: bytes) -> None:
         left = memoryview(line)
         # Without a buffer, which would try again when the file is closed to write what did not fit.
-        with self._records_file.open("rb+", buffering=0) as file:
+        with self.records_file.open("rb+", buffering=0) as file:
             # Usually the last byte is a newline, and the file need not be read.
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
@@ -164,7 +179,7 @@ class RunFolder:
         """Locks the run for this process. Raises UsageError if another process is measuring into it."""
         try:
             # For writing, so that a read-only folder is noticed before a cell is measured.
-            opened = self._records_file.open("rb+")
+            opened = self.records_file.open("rb+")
         except OSError as problem:
             raise _cannot_write(self.path, problem) from None
         with opened as file:
@@ -182,14 +197,14 @@ class RunFolder:
         A last line that a kill cut off is ignored; any other bad line raises UsageError.
         """
         latest: dict[Cell, Record] = {}
-        with self._records_file.open("rb") as file:
+        with self.records_file.open("rb") as file:
             for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), start=1):
                 if len(line) < _LONGEST_LINE and not line.endswith(b"\n"):
                     break
                 try:
                     record = Record.from_line(line)
                 except ValueError as problem:
-                    raise UsageError(f"{self._records_file}: line {number} is not a record: {problem}") from None
+                    raise UsageError(f"{self.records_file}: line {number} is not a record: {problem}") from None
                 latest[record.cell] = record
         return list(latest.values())
 

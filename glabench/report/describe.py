@@ -5,7 +5,7 @@ from typing import Any
 
 from glabench.errors import printable
 from glabench.records import Run
-from glabench.records.described import device_name
+from glabench.records.environment import device_name
 from glabench.records.metrics import significant
 from glabench.report.series import name_runs
 

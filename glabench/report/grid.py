@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, get_args
 
 from glabench.records import FAILED, Status
@@ -24,6 +24,10 @@ class Grid:
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    # Heads of columns of words, besides the first one and the doubts; other columns hold numbers.
+    words: Sequence[str] = ()
+    # Rich's styles of cells with these texts.
+    styles: Mapping[str, str] = field(default_factory=lambda: _STYLES)
 
     @property
     def width(self) -> int:
@@ -35,7 +39,8 @@ class Grid:
         """The table in columns, for a terminal."""
         from rich.text import Text
 
-        text = Text(f"{self.topic}{self.title}\n", "bold")
+        title = f"{self.topic}{self.title}"
+        text = Text(title and f"{title}\n", "bold")
         widths = self._widths()
         for number, row in enumerate([self.head, *self.rows]):
             style = "not bold underline" if number == 0 else "not bold"
@@ -43,18 +48,20 @@ class Grid:
             for i, cell in enumerate(cells):
                 if i:
                     text.append(_GAP, "not bold")
-                text.append(cell, f"{style} {_STYLES.get(row[i], '') if i else ''}")
+                text.append(cell, f"{style} {self.styles.get(row[i], '') if i else ''}")
             text.rstrip()
             text.append("\n")
         return text
 
     def to_markdown(self) -> str:
         """The table as Markdown, with the topic in bold. The table must have no heading rows."""
-        dashes = ["---", *("---:" for _ in self.head[1:])]
-        if self.head[-1] == DOUBTS:
-            dashes[-1] = "---"
+        dashes = ["---" if self._holds_words(i) else "---:" for i in range(len(self.head))]
+        title = f"**{self.topic}**{self.title}\n\n" if self.topic else ""
         lines = [self.head, dashes, *self.rows]
-        return f"**{self.topic}**{self.title}\n\n" + "".join(f"| {' | '.join(map(escape, row))} |\n" for row in lines)
+        return title + "".join(f"| {' | '.join(map(escape, row))} |\n" for row in lines)
+
+    def _holds_words(self, column: int) -> bool:
+        return column == 0 or self.head[column] in (DOUBTS, *self.words)
 
     def _widths(self) -> list[int]:
         from rich.cells import cell_len
@@ -67,7 +74,7 @@ class Grid:
         from rich.cells import cell_len
 
         spaces = " " * (width - cell_len(cell))
-        return cell + spaces if column == 0 or self.head[column] == DOUBTS else spaces + cell
+        return cell + spaces if self._holds_words(column) else spaces + cell
 
 
 def escape(text: str) -> str:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from glabench.records.metrics import TIME
 from glabench.report.canvas import FAILURE_MARKS, PANEL_WIDTH, Plan, Plot, Quantity, frame, has_failed, lay_out, mark_of
-from glabench.report.series import Row, is_number, show_x
+from glabench.report.series import Row, is_number
 from glabench.report.styles import Style
+from glabench.sweeps.words import axis_title, show_x
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -25,17 +26,6 @@ _MARKS_PER_LINE, _MARK_WIDTH, _STRIP_LINE = 6, 10, 0.09
 _LEAST_RANGE = 1.25
 # Inches: the height of a panel and of a row of the legend.
 _HEIGHT, _LEGEND_ROW = 3.5, 0.22
-_AXIS_TITLES = {
-    "seqlen": "sequence length T",
-    "chunk": "chunk size C",
-    "head_dim": "head dim D",
-    "key_dim": "key head dim K",
-    "value_dim": "value head dim V",
-    "batch": "batch B",
-    "heads": "heads H",
-    "inner": "inner width",
-    "state_size": "states N per channel",
-}
 
 
 @dataclass(frozen=True)
@@ -196,7 +186,7 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool) -> None:
         axes.yaxis.set_major_locator(_log_ticks(*axes.get_ylim()))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(_AXIS_TITLES.get(plot.panel.x_name, plot.panel.x_name))
+    axes.set_xlabel(axis_title(plot.panel.x_name))
     axes.set_ylabel(plot.quantity.title)
     frame(plot)
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from glabench.records.diagnosis import Diagnosis, diagnose, explain
-from glabench.report.series import Row, View, show_x, x_of
+from glabench.report.series import Row, View, x_of
+from glabench.sweeps.words import show_x
 
 _LONGEST_REASON = 160
 

@@ -1,32 +1,18 @@
 """Arranges rows of runs for reports: one panel per pass, with one series per backend and setting over the x axis."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from glabench.errors import printable
 from glabench.records import Run
-from glabench.records.described import device_name
 from glabench.records.diagnosis import diagnose
+from glabench.records.environment import device_name
 from glabench.records.run import rows_of
-from glabench.sweeps.axis import format_number
-from glabench.sweeps.model import SYMBOLS
+from glabench.sweeps.words import is_usual, label_of, sort_by_order
 
 Row = Mapping[str, Any]
 
-# Texts for the built-in parameters, in the order in which labels show them; others are shown as `name=value`.
-LABELS: Mapping[str, Callable[[Any], str]] = {
-    "batch": "B={}".format,
-    "seqlen": lambda value: f"T={show_x(value)}",
-    **{name: (symbol + "={}").format for name, symbol in SYMBOLS.items() if name != "state_size"},
-    "inner": "inner={}".format,
-    "state_size": "N={}".format,
-    "dtype": str,
-    "chunk": "C={}".format,
-    "gate": "gate={}".format,
-    "materialize": lambda value: "materialized" if value else "not materialized",
-}
-_ORDER = {name: place for place, name in enumerate(LABELS)}
 # Axes that every cell has.
 _COMMON = ("batch", "seqlen", "dtype")
 # Parameters that need not be shown if the x axis is this one, because it determines them.
@@ -35,7 +21,6 @@ _HIDES: Mapping[str, tuple[str, ...]] = {
     "key_dim": ("head_dim",),
     "value_dim": ("head_dim",),
 }
-_USUAL = {"gate": "logsigmoid/16"}
 
 
 @dataclass(frozen=True)
@@ -128,15 +113,6 @@ def x_of(row: Row, axis: str) -> Any:
     return row[axis] if axis in (*_names(row), "key_dim", "value_dim") else None
 
 
-def show_x(value: Any) -> str:
-    """An x value as text for column heads and ticks: 4096 -> `4k`, None -> `auto`."""
-    if value is None:
-        return "auto"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return format_number(value) if isinstance(value, int) else str(value)
-
-
 def is_number(value: Any) -> bool:
     """Whether a value is a number, so that it has a place on a scale."""
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -180,7 +156,7 @@ def describe_shape(rows: Sequence[Row], x_axis: str) -> str:
     for backend, own in _by_backend(rows).items():
         varying = {*_varying(own), *hidden}
         constant = {name: own[0].get(name) for name in _names(own[0]) if name not in varying}
-        of_backend[backend] = name_values({n: v for n, v in constant.items() if v != _USUAL.get(n)})
+        of_backend[backend] = name_values({n: v for n, v in constant.items() if not is_usual(n, v)})
     common = _shared(list(of_backend.values()))
     backends_of: dict[str, list[str]] = {}
     for backend, own in _by_backend(rows).items():
@@ -202,8 +178,7 @@ def name_values(values: Mapping[str, Any]) -> list[str]:
     if "key_dim" in given and given["key_dim"] == given.get("value_dim"):
         given["head_dim"] = given.pop("value_dim")
         del given["key_dim"]
-    names = sorted(given, key=lambda name: _ORDER.get(name, len(_ORDER)))
-    return [LABELS[name](given[name]) if name in LABELS else f"{name}={_show_value(given[name])}" for name in names]
+    return [label_of(name, given[name]) for name in sort_by_order(given)]
 
 
 def find_base(panel: Panel, row: Row, x: Any, against: str | None) -> tuple[Series, Row] | None:
@@ -215,10 +190,6 @@ def find_base(panel: Panel, row: Row, x: Any, against: str | None) -> tuple[Seri
     found = [(each, base) for each, base in of_backend if all(base[name] == row[name] for name in _COMMON)]
     alike = ("run", "heads", "key_dim", "value_dim")
     return max(found, key=lambda pair: [pair[1].get(name) == row.get(name) for name in alike], default=None)
-
-
-def _show_value(value: Any) -> str:
-    return show_x(value) if isinstance(value, bool) else str(value)
 
 
 def _names(row: Row) -> list[str]:

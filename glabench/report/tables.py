@@ -11,7 +11,8 @@ from glabench.records.metrics import TIME, Metric, known, significant
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.grid import DOUBTS, Grid, escape
 from glabench.report.notes import explain_doubts, list_failures, tag_series
-from glabench.report.series import Panel, Row, View, find_base, make_view, show_x
+from glabench.report.series import Panel, Row, View, find_base, make_view
+from glabench.sweeps.words import show_x
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -9,6 +9,7 @@ from typing import Any
 
 from glabench.records import Record
 from glabench.records.metrics import significant
+from glabench.report.grid import Grid
 from glabench.sweeps import Cell
 
 _TIMERS = (
@@ -50,32 +51,30 @@ def spreads(rounds: Sequence[Sequence[Record]]) -> list[Spread]:
 
 def markdown(known: Sequence[Mapping[str, Any]], spread: Sequence[Spread], surroundings: str) -> str:
     """The report: two tables and how to read them."""
-    heads = " | ".join(name for _, name in _TIMERS)
-    lines = ["# Validation of the timers", "", surroundings, "", "## Against work of a known size", ""]
-    lines += [
-        "The truth is the device's own timer within a kernel that spins; for copies and products the host's clock over "
-        "calls back to back, no device event involved. Other columns: median ms, and its distance from the truth.",
-        "",
-        f"| work | truth, ms | {heads} |",
-        "| --- | ---: |" + " ---: |" * len(_TIMERS),
+    timers = ["work", "truth, ms", *(name for _, name in _TIMERS)]
+    works = [
+        [f"{row['work']} ({row['what']})", significant(row["true_ms"], 4)]
+        + [_against(row.get(key), row["true_ms"]) for key, _ in _TIMERS]
+        for row in known
     ]
-    for row in known:
-        cells = " | ".join(_against(row.get(key), row["true_ms"]) for key, _ in _TIMERS)
-        lines.append(f"| {row['work']} ({row['what']}) | {significant(row['true_ms'], 4)} | {cells} |")
-    lines += [
-        "",
-        "## Between fresh processes",
-        "",
-        "Medians of the same cell in processes of their own: their standard deviation, and the distance from the "
-        "lowest to the highest, as shares of their median.",
-        "",
-        "| cell | processes | median, ms | standard deviation | lowest to highest |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    lines += [
-        f"| {s.cell} | {s.processes} | {significant(s.time_ms)} | {s.deviation:.2%} | {s.range:.2%} |" for s in spread
-    ]
-    return "\n".join(lines) + "\n"
+    heads = ["cell", "processes", "median, ms", "standard deviation", "lowest to highest"]
+    cells = [[s.cell, str(s.processes), significant(s.time_ms), f"{s.deviation:.2%}", f"{s.range:.2%}"] for s in spread]
+    return f"""# Validation of the timers
+
+{surroundings}
+
+## Against work of a known size
+
+The truth is the device's own timer within a kernel that spins; for copies and products the host's clock over calls \
+back to back, no device event involved. Other columns: median ms, and its distance from the truth.
+
+{Grid("", "", timers, works).to_markdown()}
+## Between fresh processes
+
+Medians of the same cell in processes of their own: their standard deviation, and the distance from the lowest to the \
+highest, as shares of their median.
+
+{Grid("", "", heads, cells).to_markdown()}"""
 
 
 def _against(value: float | None, truth: float) -> str:

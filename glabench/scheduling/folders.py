@@ -13,17 +13,16 @@ from glabench.errors import UsageError
 from glabench.measure.ceilings import find_ceilings
 from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
+from glabench.records.environment import MOMENTARY
 from glabench.scheduling.loop import Lane, Version
 from glabench.scheduling.observer import Observer
-from glabench.scheduling.plan import RUNS, Plan
+from glabench.scheduling.plan import RUNS, Plan, changed_at
 from glabench.sweeps import Sweep
 from glabench.sweeps.load import dump_sweep, parse_sweep
 from glabench.sweeps.parameters import option_of
 
 _DATE = 8 * "[0-9]"
 _MOST_DIGITS = 3  # of a round's number
-# Keys of an environment that may differ when a run is resumed: they change over time, or are compared separately.
-_MAY_DIFFER = frozenset({"settings", "busy", "ceilings", "cells", "plugins", "command", "version", "gpus"})
 
 
 def new_path(name: str) -> Path:
@@ -35,11 +34,11 @@ def new_path(name: str) -> Path:
 def latest_run(names: Sequence[str]) -> Path:
     """The newest run under runs/ of the named sweeps, or of any sweep without names. Raises UsageError without one."""
     stems = [glob.escape(name) for name in names] or ["*"]
-    found = [path for stem in stems for path in RUNS.glob(f"{stem}-{_DATE}-*/records.jsonl")]
+    found = [path for stem in stems for path in RunFolder.found_in(RUNS, f"{stem}-{_DATE}-*")]
     if not found:
         what = f"run of {' or '.join(names)}" if names else "run"
         raise UsageError(f"--resume: there is no {what} under {RUNS}/; name its folder: --resume FOLDER")
-    return max(found, key=lambda path: path.stat().st_mtime).parent
+    return max(found, key=changed_at)
 
 
 def create_run(path: Path, plan: Plan, observer: Observer) -> RunFolder:
@@ -83,7 +82,7 @@ def check_same_machine(
         option = _changed_option(kept, wanted)
         raise UsageError(f"{option}: '{folder.path}' was started with another sweep; leave out {option} to continue it")
     before, now = (_lasting(known) for known in (folder.environment(), environment or plan.environment()))
-    compared = [key for key in before if key in now and key not in {*_MAY_DIFFER, *may_differ}]
+    compared = [key for key in before if key in now and key not in {*MOMENTARY, "settings", *may_differ}]
     differing = [key for key in compared if before[key] != now[key]]
     if differing:
         what = ", ".join(differing)
@@ -134,7 +133,7 @@ def lanes_of_rounds(
     ceilings: Ceilings | None = None
     for side, number in order:
         target = path / f"{side}-{number}"
-        if resume and (target / "records.jsonl").is_file():
+        if resume and RunFolder.is_run(target):
             folder = RunFolder.open(target)
             check_same_machine(folder, plan, environments[side])
             kept_settings(folder, plan.settings.to_json())
@@ -158,9 +157,9 @@ def records_of(folders: Sequence[RunFolder]) -> list[list[Record]]:
 
 def rounds_in(path: Path) -> list[RunFolder]:
     """A run folder by itself, or the rounds in a folder of rounds, by number. Raises UsageError if there are none."""
-    if not path.is_dir() or (path / "records.jsonl").exists():
+    if not path.is_dir() or RunFolder.is_run(path):
         return [RunFolder.open(path)]
-    found = [RunFolder.open(run) for run in path.iterdir() if (run / "records.jsonl").exists()]
+    found = [RunFolder.open(run) for run in RunFolder.found_in(path)]
     if not found:
         raise UsageError(f"RUN: '{path}' is neither a run folder (it has no records.jsonl) nor a folder of rounds")
     if not all(_is_round(folder.path) for folder in found):
@@ -177,8 +176,7 @@ def rounds_in(path: Path) -> list[RunFolder]:
 def turns_in(path: Path, side: str) -> list[RunFolder]:
     """The rounds of one side (`base` or `new`) in the folder of a comparison. Raises UsageError if there are none."""
     old = {"base": "A", "new": "B"}[side]  # the names in version 0.1
-    found = [run for name in (side, old) for run in path.glob(f"{name}-*")]
-    runs = [run for run in found if _is_round(run) and (run / "records.jsonl").exists()]
+    runs = [run for name in (side, old) for run in RunFolder.found_in(path, f"{name}-*") if _is_round(run)]
     if not runs:
         raise UsageError(f"RUN_A RUN_B: needs two run folders; '{path}' alone is not a folder that --rev made")
     return [RunFolder.open(run) for run in sorted(runs, key=_name_and_round)]

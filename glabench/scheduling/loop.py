@@ -18,6 +18,7 @@ from glabench.measure.job import Job
 from glabench.measure.outcome import failure
 from glabench.plain import read_as
 from glabench.records import Record, RunFolder, Status
+from glabench.records.environment import measured_code
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import Plan
 from glabench.scheduling.process import ProcessWorker, Worker, WorkerDiedError, WorkerTimeoutError
@@ -43,8 +44,8 @@ class Version:
     @property
     def hash(self) -> str | None:
         """One hash of the measured code; None if unknown."""
-        measured = {part: self.code.get(part) for part in ("kernels", "plugins")}
-        return sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:12] if self.code else None
+        measured = measured_code(self.code)
+        return sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:12] if measured else None
 
 
 @dataclass(frozen=True)

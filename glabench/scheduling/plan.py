@@ -12,6 +12,7 @@ from glabench.errors import NothingToRunError, UsageError
 from glabench.measure.outcome import one_line
 from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
+from glabench.records.environment import device_name, device_number
 from glabench.sweeps import Cell, Sweep, expand, load_sweep, resolve
 
 RUNS = Path("runs")
@@ -41,7 +42,7 @@ class Place:
     @property
     def device(self) -> str:
         """The device for workers, `cuda:1` or `cpu`."""
-        return f"cuda:{self.environment['gpu']['index']}" if self.kind == "cuda" else "cpu"
+        return device_number(self.environment)
 
 
 def find_place(device: str = "auto", plugins: Iterable[str | Path] = ()) -> Place:
@@ -163,25 +164,22 @@ def _bound_seconds(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> floa
 def _stored_seconds(plan: Plan) -> dict[Cell, float]:
     """Seconds that cells took in the newest runs on the same device."""
     found: dict[Cell, float] = {}
-    for file in sorted(RUNS.glob("*/records.jsonl"), key=_changed_at)[-_MOST_RUNS:]:
+    for folder in sorted(RunFolder.found_in(RUNS), key=changed_at)[-_MOST_RUNS:]:
         try:
-            run = RunFolder.open(file.parent).load()
+            run = RunFolder.open(folder).load()
         except (UsageError, OSError):
             continue
-        if _device(run.environment) == _device(plan.place.environment):
+        if device_name(run.environment) == device_name(plan.place.environment):
             found |= {record.cell: _seconds(record, plan.settings) for record in run.records if record.samples_ms}
     return found
 
 
-def _changed_at(file: Path) -> float:
+def changed_at(run: Path) -> float:
+    """When a record was last added to a run folder, in seconds; 0 if it was removed meanwhile."""
     try:
-        return file.stat().st_mtime
-    except OSError:  # removed meanwhile
+        return RunFolder(run).records_file.stat().st_mtime
+    except OSError:
         return 0.0
-
-
-def _device(environment: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    return (environment.get("device"), environment.get("cpu"), (environment.get("gpu") or {}).get("name"))
 
 
 def _seconds(record: Record, settings: Settings) -> float:

@@ -2,38 +2,23 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from glabench.devices.provenance import SET_BY_HOOKS
-from glabench.errors import UsageError
+from glabench.apart import ask_git
+from glabench.errors import GlabenchError, UsageError
 
 WORKTREE = "WORKTREE"
 KERNELS = Path("kernels") / "gla_kernels"
 
 
-def _git(repository: Path, *arguments: str) -> str:
-    try:
-        # In a git hook these variables refer to the hook's own index, which a checkout must not touch.
-        variables = {name: value for name, value in os.environ.items() if name not in SET_BY_HOOKS}
-        command = ["git", "-C", str(repository), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
-    except OSError as problem:
-        raise UsageError(f"git does not run here: {problem.strerror}; install it") from None
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or ["no message"]
-        raise UsageError(f"git {arguments[0]} failed: {said[-1]}")
-    return done.stdout.strip()
-
-
 def repository_of(folder: Path) -> Path:
     """The top of the repository that a folder belongs to. Raises UsageError if it belongs to none."""
     try:
-        return Path(_git(folder, "rev-parse", "--show-toplevel")).resolve()
-    except UsageError as problem:
+        return Path(ask_git(folder, "rev-parse", "--show-toplevel")).resolve()
+    except GlabenchError as problem:
         raise UsageError(f"--rev: needs a git repository around the working folder: {problem}") from None
 
 
@@ -50,8 +35,8 @@ def commit_of(repository: Path, revision: str) -> str:
     """The commit that a name refers to; HEAD's for WORKTREE. Raises UsageError if there is none."""
     name = "HEAD" if revision == WORKTREE else revision
     try:
-        return _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    except UsageError:
+        return ask_git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    except GlabenchError:
         raise UsageError(f"--rev: '{revision}' is neither a revision of {repository.name} nor {WORKTREE}") from None
 
 
@@ -65,15 +50,15 @@ def checked_out(repository: Path, revision: str) -> Iterator[Path]:
     with TemporaryDirectory(prefix="glabench-") as folder:
         tree = Path(folder) / "tree"
         try:
-            _git(repository, "worktree", "add", "--detach", "--quiet", str(tree), commit)
+            ask_git(repository, "worktree", "add", "--detach", "--quiet", str(tree), commit)
             yield tree
         finally:
             # If `worktree add` was interrupted, `worktree remove` may fail; deleting and pruning then clean up.
-            with suppress(UsageError):
-                _git(repository, "worktree", "remove", "--force", str(tree))
+            with suppress(GlabenchError):
+                ask_git(repository, "worktree", "remove", "--force", str(tree))
             shutil.rmtree(tree, ignore_errors=True)
-            with suppress(UsageError):
-                _git(repository, "worktree", "prune")
+            with suppress(GlabenchError):
+                ask_git(repository, "worktree", "prune")
 
 
 def worker_variables(tree: Path) -> dict[str, str]:
@@ -106,9 +91,11 @@ def unchanged_revision(folder: Path) -> str | None:
     try:
         repository = repository_of(folder)
         return (
-            None if _git(repository, "status", "--porcelain", "--untracked-files=no") else commit_of(repository, "HEAD")
+            None
+            if ask_git(repository, "status", "--porcelain", "--untracked-files=no")
+            else commit_of(repository, "HEAD")
         )
-    except UsageError:
+    except GlabenchError:
         return None
 
 
@@ -117,5 +104,5 @@ def repository_with(commit: str | None) -> Path | None:
     try:
         repository = repository_of(Path.cwd())
         return repository if commit is not None and commit_of(repository, commit) else None
-    except UsageError:
+    except GlabenchError:
         return None

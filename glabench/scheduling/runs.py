@@ -10,7 +10,7 @@ from typing import Any
 from glabench.errors import UsageError, count_of
 from glabench.measure.settings import Settings
 from glabench.records import Run, RunFolder
-from glabench.records.described import device_name
+from glabench.records.environment import device_name, device_number
 from glabench.scheduling.folders import check_same_machine, create_run, kept_settings, latest_run, new_path
 from glabench.scheduling.loop import Lane, measure_lanes, missing_cells
 from glabench.scheduling.observer import Observer
@@ -80,15 +80,9 @@ def plan_to_resume(folder: RunFolder, request: Request) -> Plan:
     Raises UsageError for a changed setting.
     """
     settings = kept_settings(folder, request.settings)
-    device = request.device if request.device != "auto" else _device_of(folder.environment())
+    device = request.device if request.device != "auto" else device_number(folder.environment())
     place = find_place(device, request.plugins or folder.plugins())
     return make_plan(folder.sweep(), request.axes, settings, place, request.arguments)
-
-
-def _device_of(environment: Mapping[str, Any]) -> str:
-    if environment.get("device") != "cuda":
-        return str(environment.get("device") or "auto")
-    return f"cuda:{(environment.get('gpu') or {}).get('index') or 0}"
 
 
 def _measure(folder: RunFolder, plan: Plan, request: Request, observer: Observer, retry_failed: bool) -> Run:

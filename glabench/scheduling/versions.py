@@ -80,8 +80,3 @@ def revision(name: str, plugins: Sequence[str], folder: Path | None = None) -> I
         code = describe_code(own, kernels if kernels.is_dir() else None)
         label = f"{name} ({commit_of(repository, name)[:_SHORT_COMMIT]})"
         yield Version(label, worker_variables(tree), own, code)
-
-
-def runs_same_code(a: Version, b: Version) -> bool:
-    """Whether workers of both versions would run the same kernels and plugins."""
-    return all(a.code.get(part) == b.code.get(part) for part in ("kernels", "plugins"))

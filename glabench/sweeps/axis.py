@@ -79,7 +79,7 @@ def parse_choices(text: str, allowed: Iterable[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(item.strip() for item in text.split(",")))
     for name in names:
         if name not in known:
-            raise ValueError(f"'{name}' is not one of {', '.join(known)}{did_you_mean(name, known)}")
+            raise ValueError(f"'{name}' is not allowed{did_you_mean(name, known)}")
     return names
 
 
@@ -106,7 +106,8 @@ def parse_axis(option: str, text: str, parse: Callable[[str], Value], allowed: s
     try:
         return parse(text)
     except ValueError as problem:
-        raise UsageError(f"{option}: {_cut(str(problem))} (got '{_cut(text)}'; allowed: {allowed})") from None
+        got = "" if f"'{text}'" in str(problem) else f"got '{_cut(text)}'; "
+        raise UsageError(f"{option}: {_cut(str(problem))} ({got}allowed: {allowed})") from None
 
 
 def _cut(text: str) -> str:

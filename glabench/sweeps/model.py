@@ -8,11 +8,8 @@ import msgspec
 
 from glabench.plain import Count, Number, Whole, read_as
 from glabench.sweeps.parameters import Device, Dtype, Pass, Value
+from glabench.sweeps.words import WORDS, is_usual, show_value, symbol_of
 
-# Symbols of sizes, for the text of a cell.
-SYMBOLS: Mapping[str, str] = {"heads": "H", "key_dim": "K", "value_dim": "V", "head_dim": "D", "state_size": "N"}
-# Values that the text of a cell omits.
-_USUAL = {"gate": "logsigmoid/16"}
 # Fields that every record has, because scripts read them; null if the op does not have them.
 _ALWAYS = ("heads", "key_dim", "value_dim", "chunk", "materialize", "gate")
 
@@ -109,14 +106,10 @@ class Cell:
         )
 
     def __str__(self) -> str:
-        own = {n: v for n, v in self.parameters.items() if v != _USUAL.get(n)}
-        sizes = [f"{symbol}={own.pop(name)}" for name, symbol in SYMBOLS.items() if name in own]
-        others = [f"{'C' if name == 'chunk' else name}={_word(value)}" for name, value in own.items()]
+        own = {n: v for n, v in self.parameters.items() if not is_usual(n, v)}
+        sizes = [f"{words.symbol}={own.pop(name)}" for name, words in WORDS.items() if words.is_size and name in own]
+        others = [f"{symbol_of(name)}={show_value(value)}" for name, value in own.items()]
         return " ".join([self.backend, self.pass_, f"B={self.batch} T={self.seqlen}", *sizes, self.dtype, *others])
-
-
-def _word(value: Value) -> str:
-    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 _PlainValue = Whole | Number | str | bool | None

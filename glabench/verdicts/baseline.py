@@ -10,7 +10,7 @@ from typing import Any
 from glabench.errors import UsageError, printable
 from glabench.plain import read_as, read_json, read_text, shown
 from glabench.records import Record
-from glabench.records.described import check_environment
+from glabench.records.environment import check_environment
 from glabench.sweeps.load import dump_sweep, parse_sweep
 from glabench.sweeps.model import Sweep
 from glabench.verdicts.engine import Side
@@ -20,6 +20,7 @@ _FORMAT = 2
 _KNOWN_FORMATS = (1, 2)
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _SHORT_COMMIT = 10
+_MOST_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,15 @@ class Baseline:
     @classmethod
     def load(cls, path: Path) -> "Baseline":
         """Reads the file. Raises UsageError if it is missing or not a baseline."""
+        if not path.is_file():  # a pipe or a device could be read for ever
+            raise UsageError(f"--baseline: there is no file '{path}'; make one with: glabench baseline save")
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                data = file.read(_MOST_BYTES + 1)
         except OSError as problem:
             raise UsageError(f"--baseline: cannot read '{path}': {problem.strerror}") from None
+        if len(data) > _MOST_BYTES:
+            raise UsageError(f"--baseline: '{path}' is too large (allowed: {_MOST_BYTES // 2**20} MiB)")
         try:
             return cls._from_json(read_json(data), f"--baseline: '{path}'")
         except ValueError as problem:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from glabench.errors import UsageError
 from glabench.records import Record
 from glabench.records.diagnosis import Diagnosis, diagnose
+from glabench.records.environment import measured_code
 from glabench.records.metrics import ERROR, FIRST_CALL, METRICS, PEAK, TIME, Metric, Row
 from glabench.records.run import rows_of
 from glabench.sweeps.model import Cell
@@ -39,6 +40,11 @@ class Side:
     name: str
     rounds: Sequence[Sequence[Record]]
     environment: Mapping[str, Any] = field(default_factory=dict)
+
+    def on(self, cells: Iterable[Cell]) -> "Side":
+        """The same side with some of its cells."""
+        wanted = set(cells)
+        return replace(self, rounds=[[record for record in round_ if record.cell in wanted] for round_ in self.rounds])
 
 
 def by_cell(rounds: Iterable[Iterable[Record]]) -> dict[Cell, list[Record]]:
@@ -88,9 +94,8 @@ def compare_sides(
 
 def _has_same_code(base: Side, new: Side) -> bool:
     """Whether both sides are known to have run the same kernels and plugins."""
-    codes = [side.environment.get("code") for side in (base, new)]
-    parts = [{part: code.get(part) for part in ("kernels", "plugins")} for code in codes if isinstance(code, Mapping)]
-    return len(parts) == 2 and parts[0] == parts[1] and parts[0]["kernels"] is not None
+    code = measured_code(base.environment.get("code"))
+    return code is not None and code == measured_code(new.environment.get("code"))
 
 
 def _find_missing_time(cell: Cell, base: Sequence[Record], new: Sequence[Record], expects_all: bool) -> Finding | None:

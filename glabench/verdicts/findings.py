@@ -1,5 +1,6 @@
 """The parts of a comparison: verdicts, limits, and the finding of one cell."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -56,12 +57,17 @@ class Limits:
     def of(cls, **changes: float | None) -> "Limits":
         """The default limits with changes by the metric's name; a metric set to None is not judged.
 
-        Raises UsageError for a metric that is unknown or has no better and worse, and for time set to None.
+        Raises UsageError for a metric that is unknown or has no better and worse, for a number that is no share, and
+        for time set to None.
         """
         for name, limit in changes.items():
-            if name not in BY_NAME or BY_NAME[name].better is None or (limit is None and name == TIME.name):
-                allowed = ", ".join(metric.name for metric in METRICS if metric.better)
-                raise UsageError(f"limits: {name}={limit} is not a limit (allowed: {allowed}; time needs a number)")
+            is_share = name != TIME.name if limit is None else 0 <= limit < math.inf
+            if name not in BY_NAME or BY_NAME[name].better is None or not is_share:
+                names = ", ".join(metric.name for metric in METRICS if metric.better)
+                raise UsageError(
+                    f"limits: {name}={limit} is not a limit (allowed: a share from 0 up, such as 0.05, for {names}; "
+                    "None for all but time)"
+                )
         limits = {metric.name: metric.limit for metric in METRICS} | changes
         return cls({name: limit for name, limit in limits.items() if limit is not None})
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from glabench.errors import UsageError
-from glabench.records.described import device_name
+from glabench.records.environment import MOMENTARY, device_name
 
-# What differs from moment to moment, or was not asked for, is no difference between machines.
-_OF_THE_MOMENT = frozenset({"busy", "ceilings", "cells", "code", "command", "glabench", "gpus", "plugins", "version"})
+# The code is what is compared.
+_NO_DIFFERENCE = MOMENTARY | {"code", "glabench"}
 
 
 def differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -22,7 +22,7 @@ def differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[s
 
 def _flat(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in environment.items():
-        if not prefix and key in _OF_THE_MOMENT:
+        if not prefix and key in _NO_DIFFERENCE:
             continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key} ")

@@ -1,5 +1,6 @@
 """The Python API, as a notebook uses it: `import glabench`."""
 
+import math
 import os
 import subprocess
 import sys
@@ -160,11 +161,13 @@ def test_revisions_are_compared_and_checked(here):
         (lambda: glabench.load("nowhere"), "'nowhere' is not a run folder"),
         (lambda: glabench.resume("nowhere"), "'nowhere' is not a run folder"),
         (lambda: glabench.compare("nowhere", "nowhere"), "'nowhere' is not a run folder"),
-        (lambda: glabench.check(), "give either rev or baseline"),
-        (lambda: glabench.check(rev="main", baseline="b.json"), "give either rev or baseline"),
+        (lambda: glabench.check(), "give either a revision"),
+        (lambda: glabench.check(rev="main", baseline="b.json"), "give either a revision"),
         (lambda: glabench.check(rev="main", limits={"tme": 1}), "limits: tme=1 is not a limit"),
+        (lambda: glabench.check(rev="main", limits={"time": -0.1}), "limits: time=-0.1 is not a limit"),
+        (lambda: glabench.check(rev="main", limits={"time": math.nan}), "limits: time=nan is not a limit"),
         (lambda: glabench.check(rev="main", rounds=0), "rounds: 0 is out of range"),
-        (lambda: glabench.check(baseline="nowhere.json"), "cannot read 'nowhere.json'"),
+        (lambda: glabench.check(baseline="nowhere.json"), "there is no file 'nowhere.json'"),
     ],
 )
 def test_a_mistake_is_an_exception_that_says_how_to_mend_it(here, call, words):

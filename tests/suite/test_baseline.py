@@ -1,6 +1,7 @@
 """Baselines: read back as written, also from earlier formats; anything else is refused by name."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +82,16 @@ def test_names_in_a_baseline_cannot_drive_a_terminal(baseline, tmp_path):
     assert Baseline.load(file).rounds[0][0].cell.backend == "x ]0;title "
 
 
-def test_a_baseline_that_is_not_there_is_named():
-    with pytest.raises(UsageError, match=r"nowhere\.json"):
-        Baseline.load(Path("nowhere.json"))
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda _: None])
+def test_what_is_no_file_is_named_and_never_read(tmp_path, make):
+    path = tmp_path / "baseline.json"
+    make(path)
+    with pytest.raises(UsageError, match=r"--baseline: there is no file '.*/baseline\.json'"):
+        Baseline.load(path)
+
+
+def test_a_file_too_large_for_a_baseline_is_not_read_to_its_end(file, monkeypatch):
+    monkeypatch.setattr("glabench.verdicts.baseline._MOST_BYTES", 2**10)
+    file.write_bytes(b" " * 2**11)
+    with pytest.raises(UsageError, match=r"--baseline: '.*' is too large"):
+        Baseline.load(file)

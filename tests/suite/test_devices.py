@@ -273,7 +273,7 @@ def test_a_fresh_process_tells_the_environment():
 
 
 def answering(code, stdout="", stderr=""):
-    return lambda command, **options: subprocess.CompletedProcess(command, code, stdout, stderr)
+    return lambda command, **options: subprocess.CompletedProcess(command, code, stdout.encode(), stderr.encode())
 
 
 def test_a_wrong_device_is_refused_as_the_process_words_it(monkeypatch):

@@ -214,6 +214,12 @@ def test_a_run_is_never_overwritten(folder):
         RunFolder.create(folder.path, load_sweep("cpu-smoke"), {})
 
 
+def test_a_run_that_was_killed_before_it_began_is_to_be_deleted(tmp_path):
+    (tmp_path / "records.jsonl").touch()
+    with pytest.raises(UsageError, match="holds a run that never began; delete it or name another folder"):
+        RunFolder.check_free(tmp_path)
+
+
 def test_a_folder_that_cannot_be_written_is_a_usage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--out: cannot write"):

@@ -15,11 +15,12 @@ from glabench.records.metrics import BY_NAME, METRICS, PEAK, TIME, known, parse_
 from glabench.records.run import rows_of
 from glabench.report.describe import describe_environment, describe_settings
 from glabench.report.figures import FORMATS, draw, save_figure
-from glabench.report.series import choose_x, describe_shape, make_panels, make_view, show_x
+from glabench.report.series import choose_x, describe_shape, make_panels, make_view
 from glabench.report.styles import choose_styles
 from glabench.report.tables import make_markdown, render_tables
 from glabench.report.write import choose_drawn, make_page, to_frame, write_report
 from glabench.sweeps import Cell, Parameters, expand, load_sweep, resolve
+from glabench.sweeps.words import show_x
 
 TRAITS = load_registry().traits()
 USUAL = parse_metrics("time,peak,roof")

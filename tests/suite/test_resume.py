@@ -63,6 +63,7 @@ def test_an_interrupted_command_says_what_is_kept_and_how_to_go_on(stopped):
         ["speed", "--resume", "--out", f"runs/{NAME}"],
         ["run", "--resume", f"runs/{NAME}"],
         ["run", "cpu-smoke", "--resume"],
+        ["run", "cpu-smoke", "--resume", "--out", f"runs/{NAME}"],
         ["speed", "--resume"],
         ["run", "--resume"],
     ],
@@ -80,6 +81,12 @@ def test_sweep_plugins_and_settings_are_those_that_the_run_was_begun_with(resume
     assert (run.complete, len(run.records)) == (True, 20)
     lines = (begun.path / "records.jsonl").read_text().splitlines()
     assert len(lines) == 20
+
+
+def test_a_run_of_another_sweep_is_not_gone_on_with(resume, begun):
+    workers, code, _, stderr = resume("run", "chunk-sweep", "--resume", "--out", f"runs/{NAME}")
+    assert (workers.asked, code) == ([], 2)
+    assert f"SWEEP: 'runs/{NAME}' holds a run of another sweep" in stderr
 
 
 def test_the_same_command_again_goes_on(resume, begun):

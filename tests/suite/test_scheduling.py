@@ -11,7 +11,7 @@ from fake_workers import Workers, measured
 from simulated import record
 
 from glabench.backends import load_registry
-from glabench.checking import Rounds, _Look
+from glabench.checking import Rounds, _Look, _Trial
 from glabench.devices.environment import collect
 from glabench.errors import (
     GlabenchError,
@@ -298,8 +298,9 @@ def test_a_second_look_that_was_interrupted_goes_on_with_the_same_command(plan, 
 
     def look(heard, resume):
         path, limits = tmp_path / "check", Limits.of(time=0.05, first_call=None)
-        found = _Look(plan, OLD, NEW, Rounds(2, path, resume), path, limits, heard, False, True)
-        return found.again(found.in_turns())
+        trial = _Trial(plan, {"base": OLD, "new": NEW}, Rounds(2, path, resume), path, heard)
+        both = _Look(trial, limits, expects_all=True)
+        return both.again(both.first())
 
     monkeypatch.setattr("glabench.scheduling.versions.ProcessWorker", Workers({1: answer, 2: answer, 3: answer}))
     with pytest.raises(InterruptedRunError, match=f"the same command with --resume --out {tmp_path}/check$"):

@@ -292,10 +292,10 @@ def test_a_backend_of_a_sweep_that_is_not_there_is_a_mistake():
         ({"head_dim": 16, "backend": MAMBA}, r"--head-dim: no .* \(only backends of gla, linear, softmax do\)"),
         ({"chunk": 2.5}, "--chunk: an axis takes text such as"),
         ({"key_dim": []}, "--key-dim: an axis takes"),
-        ({"key_dim": "0"}, r"key_dim: '0' is not a positive number \(got '0'; allowed: a number"),
-        ({"materialize": "maybe"}, r"materialize: 'maybe' is not one of on, off .*allowed: on, off\)"),
+        ({"key_dim": "0"}, r"key_dim: '0' is not a positive number \(allowed: a number"),
+        ({"materialize": "maybe"}, r"materialize: 'maybe' is not allowed .allowed: on, off\)"),
         ({"gate": "slwo"}, r"gate: 'slwo' is not .* did you mean 'slow'\?"),
-        ({"pass": None}, "pass: 'auto' is not one of infer, fwd, bwd, fwd\\+bwd"),
+        ({"pass": None}, "pass: 'auto' is not allowed .allowed: infer, fwd, bwd, fwd\\+bwd"),
         ({"a{b}": "1"}, r"--a\{b\}: there is no such axis"),
     ],
 )

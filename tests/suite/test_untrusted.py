@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from glabench.errors import UsageError
 from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
-from glabench.records.described import device_name
 from glabench.records.diagnosis import diagnose
+from glabench.records.environment import device_name
 from glabench.records.metrics import METRICS
 from glabench.records.run import rows_of
 from glabench.sweeps import load_sweep

@@ -13,7 +13,7 @@ from rich.console import Console
 from glabench.errors import UsageError
 from glabench.records import Record, RunFolder
 from glabench.records.metrics import METRICS, parse_metrics
-from glabench.report import verdicts
+from glabench.report import ci, verdicts
 from glabench.report.describe import describe_environment, describe_settings
 from glabench.report.tables import render_tables
 from glabench.report.write import choose_drawn, make_page, make_view, write_report
@@ -63,7 +63,7 @@ def test_odd_records_are_compared_or_refused(folder, ours, theirs):
     console = Console(width=160, no_color=True)
     with console.capture() as captured:
         console.print(verdicts.terminal_report(found, 160))
-    text = [captured.get(), verdicts.markdown(found, "Comparison"), verdicts.junit(found, ())]
+    text = [captured.get(), verdicts.markdown(found, "Comparison"), ci.junit(found, ())]
     assert not OBEYED.search("\n".join(text))
     json.dumps(found.to_json())
 

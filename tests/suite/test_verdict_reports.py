@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 from simulated import CELL, STEADY, failed, record
 
-from glabench.report.verdicts import draw_ratios, github_annotations, junit, markdown, terminal_report
+from glabench.report.ci import github_annotations, junit
+from glabench.report.ratios import draw_ratios
+from glabench.report.verdicts import markdown, terminal_report
 from glabench.verdicts import FAILING, Comparison, Finding, Limits, Side, Verdict, compare_sides
 
 NASTY = "a & b <c> | d\n\x00 100% ::error::"

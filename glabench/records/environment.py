@@ -1,10 +1,13 @@
-"""The part of an environment that reports describe, and its type check when a run folder is read."""
+"""Environments: what a run stores about its machine, settings and code. They are checked when they are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from glabench.plain import Amount, Whole, read_as, read_text
+
+# Keys that differ from moment to moment, or that were not asked for: no difference between machines.
+MOMENTARY = frozenset({"busy", "ceilings", "cells", "command", "gpus", "plugins", "version"})
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,9 @@ class _Ceilings:
 
 
 @dataclass(frozen=True)
-class _Described:
+class _Environment:
+    """The keys that are used after reading; others are kept as they are."""
+
     device: str | None = None
     cpu: str | None = None
     gpu: _Gpu | None = None
@@ -34,7 +39,7 @@ class _Described:
 def check_environment(data: Any) -> dict[str, Any]:
     """An environment read from a file, checked and printable. Raises ValueError that names the wrong key."""
     environment = read_text(data)
-    read_as(_Described, environment)
+    read_as(_Environment, environment)
     return {"packages": {}, **environment}
 
 
@@ -44,3 +49,16 @@ def device_name(environment: Mapping[str, Any]) -> str:
     if environment.get("device") != "cpu" and isinstance(gpu, Mapping):
         return str(gpu.get("name"))
     return str(environment.get("cpu") or "an unknown machine")
+
+
+def device_number(environment: Mapping[str, Any]) -> str:
+    """The device as text for workers and `--device`: `cuda:1`, `cpu`, or `auto` if it is unknown."""
+    if environment.get("device") != "cuda":
+        return str(environment.get("device") or "auto")
+    return f"cuda:{(environment.get('gpu') or {}).get('index') or 0}"
+
+
+def measured_code(code: Any) -> dict[str, Any] | None:
+    """The hashes of kernels and plugins in an environment's `code`; None if there are none."""
+    found = {part: code.get(part) for part in ("kernels", "plugins")} if isinstance(code, Mapping) else {}
+    return found if any(found.values()) else None

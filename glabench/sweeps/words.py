@@ -1,0 +1,76 @@
+"""The words for built-in parameters in reports and messages. Others, as of plugins, are shown as `name=value`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from glabench.sweeps.axis import format_number
+
+
+@dataclass(frozen=True)
+class Words:
+    """The symbol and the title of a parameter; a size is named before the dtype, and its usual value is not shown."""
+
+    symbol: str
+    title: str
+    is_size: bool = False
+    usual: Any = None
+
+
+# In the order in which labels show them.
+WORDS: Mapping[str, Words] = {
+    "batch": Words("B", "batch B"),
+    "seqlen": Words("T", "sequence length T"),
+    "heads": Words("H", "heads H", is_size=True),
+    "key_dim": Words("K", "key head dim K", is_size=True),
+    "value_dim": Words("V", "value head dim V", is_size=True),
+    "head_dim": Words("D", "head dim D", is_size=True),
+    "inner": Words("inner", "inner width"),
+    "state_size": Words("N", "states N per channel", is_size=True),
+    "dtype": Words("", "dtype"),
+    "chunk": Words("C", "chunk size C"),
+    "gate": Words("gate", "gate", usual="logsigmoid/16"),
+    "materialize": Words("", "materialize"),
+}
+
+
+def symbol_of(name: str) -> str:
+    """`H` for heads; the name itself for a parameter without a symbol."""
+    return WORDS[name].symbol or name if name in WORDS else name
+
+
+def axis_title(name: str) -> str:
+    """The title of a figure's axis: `sequence length T`."""
+    return WORDS[name].title if name in WORDS else name
+
+
+def is_usual(name: str, value: Any) -> bool:
+    """Whether a value goes without saying."""
+    return name in WORDS and value is not None and value == WORDS[name].usual
+
+
+def show_value(value: Any) -> str:
+    """A value as text: True -> `on`, None -> `auto`."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "auto" if value is None else str(value)
+
+
+def show_x(value: Any) -> str:
+    """An x value as text for column heads and ticks: 4096 -> `4k`; otherwise as `show_value`."""
+    return format_number(value) if isinstance(value, int) and not isinstance(value, bool) else show_value(value)
+
+
+def label_of(name: str, value: Any) -> str:
+    """A parameter with its value, for labels: `T=4k`, `H=4`, `bf16`, `not materialized`."""
+    if name == "dtype":
+        return str(value)
+    if name == "materialize":
+        return "materialized" if value else "not materialized"
+    return f"{symbol_of(name)}={show_x(value) if name == 'seqlen' else show_value(value)}"
+
+
+def sort_by_order(names: Any) -> list[str]:
+    """Names in the order of `WORDS`, others after them."""
+    order = list(WORDS)
+    return sorted(names, key=lambda name: order.index(name) if name in WORDS else len(order))
