@@ -48,10 +48,9 @@ class RunFolder:
     def check_free(cls, path: Path) -> None:
         """Raises UsageError if a path holds a run already."""
         if cls(path).records_file.exists():
-            is_whole = (path / _SWEEP).exists()
-            what = (
-                "already holds a run; resume it (--resume)" if is_whole else "holds a run that never began; delete it"
-            )
+            what = "holds a run that is starting, or was killed then; delete it"
+            if (path / _SWEEP).exists():
+                what = "already holds a run; resume it (--resume)"
             raise UsageError(f"--out: '{path}' {what} or name another folder")
 
     @classmethod

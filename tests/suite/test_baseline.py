@@ -90,7 +90,8 @@ def test_what_is_no_file_is_named_and_never_read(tmp_path, make):
         Baseline.load(path)
 
 
-def test_a_file_too_large_for_a_baseline_is_not_read_to_its_end(file, monkeypatch):
+def test_a_file_too_large_for_a_baseline_is_not_read_to_its_end(tmp_path, monkeypatch):
+    file = tmp_path / "baseline.json"
     monkeypatch.setattr("glabench.verdicts.baseline._MOST_BYTES", 2**10)
     file.write_bytes(b" " * 2**11)
     with pytest.raises(UsageError, match=r"--baseline: '.*' is too large"):

@@ -136,7 +136,7 @@ def test_of_two_runs_that_start_at_once_one_gets_the_folder(tmp_path, monkeypatc
 
     def meanwhile(sweep):
         monkeypatch.undo()
-        with pytest.raises(UsageError, match="already holds a run"):
+        with pytest.raises(UsageError, match="holds a run that is starting"):
             RunFolder.create(tmp_path / "here", load_sweep("head-dim"), {})
         other.append(sweep)
         return runfolder.dump_sweep(sweep)

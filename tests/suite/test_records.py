@@ -216,7 +216,7 @@ def test_a_run_is_never_overwritten(folder):
 
 def test_a_run_that_was_killed_before_it_began_is_to_be_deleted(tmp_path):
     (tmp_path / "records.jsonl").touch()
-    with pytest.raises(UsageError, match="holds a run that never began; delete it or name another folder"):
+    with pytest.raises(UsageError, match="holds a run that is starting, or was killed then; delete it or name"):
         RunFolder.check_free(tmp_path)
 
 
