@@ -3,8 +3,8 @@
 Its Python API is `run`, `resume`, `load`, `compare`, `compare_versions` and `check` (see `glabench.api`).
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from glabench.api import check, compare, compare_versions, load, resume, run
@@ -21,12 +21,12 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Imported on first use, so that workers and `import glabench` stay light.
     if name not in _HOME:
         raise AttributeError(f"module 'glabench' has no attribute '{name}'")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(_import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*__all__, "__version__"]

@@ -139,7 +139,7 @@ def _request(
     device: str,
     plugins: str | Path | Sequence[str | Path],
 ) -> Request:
-    check_settings(settings)
+    check_settings(settings, axes)
     named = {name.removesuffix("_"): value for name, value in axes.items()}
     return Request(sweep, None, named, settings, device, [plugins] if isinstance(plugins, str | Path) else plugins)
 

@@ -14,9 +14,12 @@ from glabench.errors import printable
 # Far beyond any measured value, but small enough that no ratio and no axis of a figure overflows.
 _LEAST, _MOST = 1e-18, 2**63 - 1
 _DEEPEST = 8
+_LONGEST_TEXT = 10_000
 _LONGEST_SHOWN = 60
 _Read = TypeVar("_Read")
 
+# Names and titles, which go into tables and figures: drawing very long ones takes minutes.
+Name = Annotated[str, msgspec.Meta(max_length=300)]
 Whole = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
 Number = Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
 # Positive numbers: for division and logarithmic axes.
@@ -44,10 +47,12 @@ def read_as(kind: type[_Read], data: Any) -> _Read:
 
 
 def read_text(value: Any, depth: int = 0) -> Any:
-    """Plain data with all text in it made printable. Raises ValueError for tables and lists nested too deeply."""
+    """Plain data with all text in it made printable. Raises ValueError for text that is too long, and deep nesting."""
     if depth > _DEEPEST:
         raise ValueError(f"tables or lists are nested more than {_DEEPEST} deep")
     if isinstance(value, str):
+        if len(value) > _LONGEST_TEXT:
+            raise ValueError(f"it holds text of more than {_LONGEST_TEXT} characters")
         return printable(value)
     if isinstance(value, list):
         return [read_text(item, depth + 1) for item in value]

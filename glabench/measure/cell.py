@@ -59,6 +59,7 @@ class CellMeter:
         self._timer.synchronize()
         start = time.perf_counter()
         output = workload.forward()
+        self._work.check_kind(cell, output)
         gradients = workload.gradients(output) if cell.has_backward else ()
         self._timer.synchronize()
         record = replace(record, first_call_s=time.perf_counter() - start, launch=self._work.launch(cell, workload))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
+from glabench.errors import did_you_mean
 from glabench.plain import Amount, Count, Number, Whole, read_as, shown
 
 Timing = Literal["cold", "hot", "graph"]
@@ -43,6 +44,10 @@ class Settings:
     def from_json(cls, data: Mapping[str, Any]) -> "Settings":
         """The inverse of `to_json`. Raises ValueError for a wrong value or an unknown setting."""
         settings = read_as(cls, data)
-        if unknown := set(data) - {f.name for f in fields(cls)}:
-            raise ValueError(f"unknown settings: {shown(sorted(unknown))}")
+        if unknown := sorted(set(data) - set(SETTINGS)):
+            raise ValueError(f"unknown settings: {shown(unknown)}{did_you_mean(unknown[0], SETTINGS)}")
         return settings
+
+
+# The names of all settings.
+SETTINGS = tuple(f.name for f in fields(Settings))

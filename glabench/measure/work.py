@@ -14,6 +14,7 @@ from glabench.backends import Backend, Counts
 from glabench.measure.accuracy import Accuracy, check_accuracy, output_error_at_size, small_cell
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
+from glabench.ops.base import torch_dtype
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ class Work(Protocol):
 
     def prepare(self, cell: Cell) -> Workload:
         """The cell made ready, on its device."""
+
+    def check_kind(self, cell: Cell, output: object) -> None:
+        """Raises TypeError for output that is not of the right kind, shape and dtype, whatever its values are."""
 
     def check(self, cell: Cell, workload: Workload, output: Tensor) -> Accuracy:
         """How right the results are: the output of the cell's first call, and what else the kind of work looks at."""
@@ -57,6 +61,18 @@ class OpWork:
     def prepare(self, cell: Cell) -> Workload:
         return prepare(self._op, self._backend, cell)
 
+    def check_kind(self, cell: Cell, output: object) -> None:
+        import torch
+
+        spec = self._op.output(cell)
+        dtype = torch_dtype(spec.dtype or cell.dtype)
+        found = f"a {type(output).__name__}"
+        if isinstance(output, torch.Tensor):
+            if output.shape == spec.shape and output.dtype == dtype:
+                return
+            found = f"a tensor {list(output.shape)} in {_name(output.dtype)}"
+        raise TypeError(f"the output must be a tensor {list(spec.shape)} in {_name(dtype)}, but is {found}")
+
     def check(self, cell: Cell, workload: Workload, output: Tensor) -> Accuracy:
         at_size = output_error_at_size(self._op, cell, workload, output)
         key = small_cell(self._op, cell)
@@ -73,6 +89,10 @@ class OpWork:
 
     def executes(self, cell: Cell) -> Counts | None:
         return self._backend.executes(cell)
+
+
+def _name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 # By the name that a backend gives as its `work`.

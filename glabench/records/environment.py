@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from glabench.plain import Amount, Whole, read_as, read_text
+from glabench.plain import Amount, Name, Whole, read_as, read_text
 
 # Keys that differ from moment to moment, or that were not asked for: no difference between machines.
 MOMENTARY = frozenset({"busy", "ceilings", "cells", "command", "gpus", "plugins", "version"})
@@ -12,7 +12,7 @@ MOMENTARY = frozenset({"busy", "ceilings", "cells", "command", "gpus", "plugins"
 
 @dataclass(frozen=True)
 class _Gpu:
-    name: str
+    name: Name
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class _Environment:
     """The keys that are used after reading; others are kept as they are."""
 
     device: str | None = None
-    cpu: str | None = None
+    cpu: Name | None = None
     gpu: _Gpu | None = None
     ceilings: _Ceilings | None = None
     packages: Mapping[str, str | None] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     plugins: list[str] = field(default_factory=list)
     cells: Whole | None = None
-    version: str | None = None
+    version: Name | None = None
 
 
 def check_environment(data: Any) -> dict[str, Any]:

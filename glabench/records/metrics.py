@@ -93,11 +93,16 @@ def derived(row: Row) -> dict[str, Any]:
     allocated = row["peak_allocated_mib"]
     errors = [error for error in (row["rel_error"] or {}).values() if error is not None]
     return {
-        "peak_mib": allocated if allocated is not None else row["peak_resident_mib"],
+        "peak_mib": allocated if allocated is not None else _whole_mib(row["peak_resident_mib"]),
         "floor_pct": 100 * gbps / ceiling if gbps and ceiling else None,
         "tokens_per_s": 1e3 * row["batch"] * row["seqlen"] / time_ms if time_ms else None,
         "error": max(errors, default=None),
     }
+
+
+def _whole_mib(resident: float | None) -> float | None:
+    """Resident memory as it is known: to about 1 MiB, and at least that."""
+    return None if resident is None else float(max(1, round(resident)))
 
 
 def known(metrics: Iterable[Metric], rows: Iterable[Row]) -> list[Metric]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from glabench.plain import Amount, Number, Whole, read_as, read_json, read_text
+from glabench.plain import Amount, Name, Number, Whole, read_as, read_json, read_text
 from glabench.sweeps.model import Cell
 
 # 1 (not written into records): all ops have heads, key_dim and value_dim. 2: `parameters` names the parameters.
@@ -19,7 +19,7 @@ FAILED: frozenset[Status] = frozenset({"oom", "inaccurate", "timeout", "crashed"
 class Measured:
     """The fields of a record besides its cell. Scripts rely on the names: fields may be added, but none is removed."""
 
-    run_id: str
+    run_id: Name
     status: Status
     # Why there is no time, in one line.
     reason: str | None = None

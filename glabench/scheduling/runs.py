@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from glabench.errors import UsageError, count_of
-from glabench.measure.settings import Settings
+from glabench.measure.settings import SETTINGS, Settings
 from glabench.records import Run, RunFolder
 from glabench.records.environment import device_name, device_number
 from glabench.scheduling.folders import check_same_machine, create_run, kept_settings, latest_run, new_path
@@ -110,9 +110,12 @@ def announce(plan: Plan, observer: Observer, rounds: int) -> None:
         )
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises UsageError for an unknown setting or a wrong value."""
+def check_settings(settings: Mapping[str, Any], axes: Mapping[str, Any]) -> None:
+    """Raises UsageError for an unknown setting or a wrong value, and for a setting that is given as an axis."""
+    for name, value in axes.items():
+        if known := [setting for setting in (name, f"{name}_s") if setting in SETTINGS]:
+            raise UsageError(f'{name}: no axis but a setting; give settings={{"{known[0]}": {value!r}}}')
     try:
         Settings.from_json({**Settings().to_json(), **settings})
     except ValueError as problem:
-        raise UsageError(f"settings: {problem} (allowed: {', '.join(Settings().to_json())})") from None
+        raise UsageError(f"settings: {problem} (allowed: {', '.join(SETTINGS)})") from None

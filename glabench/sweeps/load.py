@@ -28,7 +28,7 @@ from typing import Any
 import tomli_w
 
 from glabench.errors import RenamedWarning, UsageError, did_you_mean, printable
-from glabench.plain import read_as, shown
+from glabench.plain import Name, read_as, shown
 from glabench.sweeps.axis import axis_text
 from glabench.sweeps.model import Sweep, Variant
 
@@ -46,7 +46,7 @@ class _SweepFile:
     backends: list[dict[str, Any]]
     axes: dict[str, Any] = field(default_factory=dict)
     cpu: dict[str, Any] = field(default_factory=dict)
-    title: str = ""
+    title: Name = ""
     description: str = ""
     x: str = "seqlen"
     against: str | None = None

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from glabench.plain import Count, Number, Whole, read_as
+from glabench.plain import Count, Name, Number, Whole, read_as
 from glabench.sweeps.parameters import Device, Dtype, Pass, Value
 from glabench.sweeps.words import WORDS, is_usual, show_value, symbol_of
 
+_MOST_PARAMETERS = 100
 # Fields that every record has, because scripts read them; null if the op does not have them.
 _ALWAYS = ("heads", "key_dim", "value_dim", "chunk", "materialize", "gate")
 
@@ -112,7 +113,7 @@ class Cell:
         return " ".join([self.backend, self.pass_, f"B={self.batch} T={self.seqlen}", *sizes, self.dtype, *others])
 
 
-_PlainValue = Whole | Number | str | bool | None
+_PlainValue = Whole | Number | Name | bool | None
 
 
 def read_value(name: str, value: Any) -> Value | None:
@@ -126,14 +127,14 @@ def read_value(name: str, value: Any) -> Value | None:
 class _FlatCell(msgspec.Struct, rename={"pass_": "pass"}):
     """The fields of a cell in a record, other than its parameters."""
 
-    backend: str
-    op: str
+    backend: Name
+    op: Name
     pass_: Pass
     batch: Count
     seqlen: Count
     dtype: Dtype
     device: Device
-    parameters: list[str] | None = None
+    parameters: Annotated[list[Name], msgspec.Meta(max_length=_MOST_PARAMETERS)] | None = None
     seed: Whole = 0
 
 

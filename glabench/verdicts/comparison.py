@@ -67,7 +67,8 @@ class Comparison:
     def summary(self) -> str:
         """One line: the number of cells per verdict, backends with slower first calls, the median ratio of all cells.
 
-        If that median is far from 1, the machine has probably changed, not a kernel.
+        If that median is far from 1, the machine has probably changed, not a kernel. It is that of the first look, in
+        which all cells were measured.
         """
         counts = Counter(finding.verdict for finding in self.cells)
         parts = [", ".join(f"{counts[verdict]} {verdict}" for verdict in _WORST_FIRST if counts[verdict])]
@@ -76,7 +77,8 @@ class Comparison:
         ratios = [finding.first_ratio or finding.ratio for finding in self.cells]
         middle = median_of_known(None if ratio is None else ratio.ratio for ratio in ratios)
         if middle is not None:
-            parts.append(f"median ratio of all cells {middle:.3f}")
+            when = " before the second look" if any(finding.first_ratio for finding in self.cells) else ""
+            parts.append(f"median ratio of all cells{when} {middle:.3f}")
         return "; ".join(part for part in parts if part)
 
     def __repr__(self) -> str:

@@ -1,8 +1,9 @@
 """The engine of `compare` and `check`: compares two sides, each with some rounds, and gives a finding per cell."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any, TypeAlias
 
 from glabench.errors import UsageError
@@ -88,7 +89,7 @@ def compare_sides(
         (*(findings[cell] for cell in sides), *_judge_first_calls(base, new, limits)),
         tuple(differences(base.environment, new.environment)),
         (_median_clock(base), _median_clock(new)),
-        (_IDENTICAL,) if _has_same_code(base, new) else (),
+        (*((_IDENTICAL,) if _has_same_code(base, new) else ()), *_list_doubts(base), *_list_doubts(new)),
     )
 
 
@@ -96,6 +97,14 @@ def _has_same_code(base: Side, new: Side) -> bool:
     """Whether both sides are known to have run the same kernels and plugins."""
     code = measured_code(base.environment.get("code"))
     return code is not None and code == measured_code(new.environment.get("code"))
+
+
+def _list_doubts(side: Side) -> list[str]:
+    """One line with the number of records of each doubt, if there are any."""
+    records = [record for round_ in side.rounds for record in round_]
+    counts = Counter(doubt for record in records for doubt in diagnose(record))
+    listed = ", ".join(f"{counts[doubt]} {doubt}" for doubt in Diagnosis if counts[doubt])
+    return [f"doubts, {side.name}: of {len(records)} records {listed}"] if listed else []
 
 
 def _find_missing_time(cell: Cell, base: Sequence[Record], new: Sequence[Record], expects_all: bool) -> Finding | None:
@@ -204,9 +213,14 @@ def _judged_fields(metric: Metric, rows: Sequence[Row]) -> list[str]:
 
 
 def _value(metric: Metric, name: str, rows: Sequence[Row]) -> float | None:
-    """The median over rounds, or for errors the maximum; None if no round has a value."""
+    """The value over rounds: for times the geometric mean, as in their ratio; for errors the largest; else the median.
+
+    None if no round has a value.
+    """
     found = [row[name] for row in rows if row.get(name) is not None]
-    return (max if metric is ERROR else median)(found) if found else None
+    if not found:
+        return None
+    return geometric_mean(found) if metric is TIME else max(found) if metric is ERROR else median(found)
 
 
 def _allowed(metric: Metric, was: float | None, limit: float) -> float | None:

@@ -49,7 +49,7 @@ def test_importing_is_quick_and_loads_nothing_heavy():
 
 def test_everything_that_is_promised_is_there_and_documented():
     assert {"run", "resume", "load", "compare", "compare_versions", "check", "Run", "Sweep"} <= set(glabench.__all__)
-    assert set(glabench.__all__) <= set(dir(glabench))
+    assert {*glabench.__all__, "__version__"} == set(dir(glabench))
     assert all(getattr(glabench, name).__doc__ for name in glabench.__all__)
     with pytest.raises(AttributeError, match="no attribute 'rum'"):
         _ = glabench.rum
@@ -155,7 +155,8 @@ def test_revisions_are_compared_and_checked(here):
         (lambda: glabench.run("cpu-smoke", backend="linear-trch"), "did you mean 'linear-torch'"),
         (lambda: glabench.run("cpu-smoke", device="cuda:3"), "--device: 'cuda:3' does not exist"),
         (lambda: glabench.run("cpu-smoke", plugins="nowhere.py"), "there is no Python file 'nowhere.py'"),
-        (lambda: glabench.run("cpu-smoke", settings={"time_limit": 1}), "settings: unknown settings: ..time_limit"),
+        (lambda: glabench.run("cpu-smoke", settings={"time_limit": 1}), "time_limit'.; did you mean 'time_limit_s'"),
+        (lambda: glabench.run("cpu-smoke", time_limit=1), 'no axis but a setting; give settings={"time_limit_s": 1}'),
         (lambda: glabench.run("cpu-smoke", settings={"time_limit_s": "1"}), "settings: time_limit_s: expected"),
         (lambda: glabench.run("cpu-smoke", settings={"timing": "cool"}), "settings: timing: "),
         (lambda: glabench.load("nowhere"), "'nowhere' is not a run folder"),

@@ -211,6 +211,26 @@ def test_a_wrong_result_is_inaccurate_and_has_no_time(backend, reason):
     assert record.code == "c0de"
 
 
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [
+        (lambda o: o[:1, :1], r"a tensor \[1, 1, 2, 16\] in float32"),
+        (lambda o: o.double(), r"a tensor \[2, 40, 2, 16\] in float64"),
+        (lambda o: (o, None), "a tuple"),
+        (lambda o: None, "a NoneType"),
+        (lambda o: o.sum().item(), "a float"),
+    ],
+)
+def test_output_of_another_kind_shape_or_dtype_is_an_error_that_says_what_is_needed(spoil, found):
+    class Odd(fake_backends.Good):
+        def bind(self, inputs, cell):
+            call = super().bind(inputs, cell)
+            return lambda: spoil(call())
+
+    with pytest.raises(TypeError, match=rf"must be a tensor \[2, 40, 2, 16\] in float32, but is {found}$"):
+        measure(Odd())
+
+
 def test_the_check_is_made_once_for_cells_that_share_it(monkeypatch):
     calls = []
     check = check_accuracy

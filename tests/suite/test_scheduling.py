@@ -418,8 +418,8 @@ def test_the_latest_run_is_one_of_the_sweeps_and_not_of_one_with_a_longer_name(t
 @pytest.mark.parametrize("settings", [{"speed": 1}, {"precision": "x"}, {"warm_up_s": "0"}, {"time_limit_s": -1.0}])
 def test_settings_that_cannot_be_are_refused_before_anything_is_measured(settings):
     with pytest.raises(UsageError, match=f"settings: .*{next(iter(settings))}.* .allowed: precision, "):
-        check_settings(settings)
-    check_settings({"warm_up_s": 0, "cell_timeout_s": 5})
+        check_settings(settings, {})
+    check_settings({"warm_up_s": 0, "cell_timeout_s": 5}, {"seqlen": 16})
 
 
 def test_a_request_takes_the_small_sweep_where_there_is_no_gpu(monkeypatch):

@@ -99,6 +99,8 @@ WRONG = [
     ({"device": None}, "device: expected str, got null"),
     ({"status": ["ok"]}, "status: expected str, got array"),
     ({"reason": {"a": 1}}, "reason: expected str | null, got object"),
+    ({"backend": "b" * 301}, "backend: expected str of length <= 300"),
+    ({"launch": "x" * 10_001}, "it holds text of more than 10000 characters"),
     ({"reason": [[[[[[[[[[]]]]]]]]]]}, "tables or lists are nested more than 8 deep"),
 ]
 WRONG_FIRST = [
@@ -111,6 +113,7 @@ WRONG_FIRST = [
 ]
 WRONG_SECOND = [
     ({"parameters": "heads"}, "parameters: expected array | null, got str"),
+    ({"parameters": ["a"] * 101}, "parameters: expected array of length <= 100"),
     ({"parameters": [1]}, "parameters[0]: expected str, got int"),
     ({"heads": [16]}, "heads: expected bool | int | float | str | null, got array"),
     ({"heads": 2**63}, "heads: expected int <= 9223372036854775807"),

@@ -123,6 +123,12 @@ def test_cells_are_compared_one_by_one_with_all_their_metrics(factor, verdict):
     (row,) = found.table().to_dict("records")
     assert row["ratio"] == pytest.approx(factor, abs=0.01)
     assert (row["peak_mib_base"], row["peak_mib_new"], row["key_dim"]) == (100.0, 50.0, 64)
+    assert row["time_ms_new"] / row["time_ms_base"] == pytest.approx(row["ratio"], rel=1e-4)
+
+
+def test_doubts_about_either_side_are_counted():
+    found = compare(measured(STEADY, 0, stop_reason="time limit"), measured(STEADY, 1))
+    assert found.notes == ("doubts, base: of 2 records 2 unsettled",)
 
 
 def test_many_unchanged_cells_raise_no_alarm():
@@ -271,7 +277,8 @@ def test_a_suspicion_that_the_second_look_does_not_share_is_dropped_with_both_re
     assert (found.verdict, found.cleared) == (Verdict.SAME, True)
     assert (found.first_ratio, found.ratio) == (slow.cells[0].ratio, again.cells[0].ratio)
     assert found.reason == f"{again.cells[0].reason}; measured in turns; before that: {slow.cells[0].reason}"
-    assert f"median ratio of all cells {slow.cells[0].ratio.ratio:.3f}" in slow.confirmed(again, "").summary()
+    words = f"median ratio of all cells before the second look {slow.cells[0].ratio.ratio:.3f}"
+    assert words in slow.confirmed(again, "").summary()
 
 
 @pytest.mark.parametrize("base", [[[failed("oom")]], measured(STEADY, 0, cell=replace(CELL, seqlen=64))])
