@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from glabench.plain import Amount, Name, Number, Whole, read_as, read_json, read_text
+from glabench.records.metrics import significant
 from glabench.sweeps.model import Cell
 
 # 1 (not written into records): all ops have heads, key_dim and value_dim. 2: `parameters` names the parameters.
@@ -87,6 +88,10 @@ class Record(Measured):
     """One cell and its measurements."""
 
     cell: Cell
+
+    def __str__(self) -> str:
+        result = self.status if self.time_ms is None else f"{significant(self.time_ms)} ms"
+        return f"{self.cell}: {result}{f' ({self.reason})' if self.reason else ''}"
 
     def to_json(self) -> dict[str, Any]:
         """One flat dict with the fields of the cell and the record. NaN and infinities become null."""
