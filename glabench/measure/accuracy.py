@@ -1,13 +1,14 @@
-"""The accuracy of a cell: output and gradients at a small size, compared with the op's float64 reference."""
+"""The accuracy of a cell at a small size: its whole output and all gradients, compared with the op's reference."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
+from glabench.measure.at_size import Worst
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
 from glabench.sweeps.model import Cell, Parameters
@@ -23,20 +24,30 @@ MOST_TOKENS = 256
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Relative error per tensor (`o`, and `dq`, `dk`, ... if the pass has a backward), the reference and the bound."""
+    """Relative error per tensor (`o`, and `dq`, `dk`, ... if the pass has a backward), the reference and the bound.
+
+    `at_size` holds the worst errors at the cell's own size, by tensor; it is empty if only the small cell was compared.
+    """
 
     rel_error: Mapping[str, float]
     reference: str
     bound: float
+    at_size: Mapping[str, Worst] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """All errors by name; those at the cell's own size end in `_at_size`."""
+        return {**self.rel_error, **{f"{name}_at_size": worst.error for name, worst in self.at_size.items()}}
 
     @property
     def problem(self) -> str | None:
-        """One line that names the tensors whose error exceeds the bound; None if there are none."""
+        """One line that names the tensors whose error exceeds its bound; None if there are none."""
         wrong = {name: error for name, error in self.rel_error.items() if not error <= self.bound}
-        if not wrong:
-            return None
-        shown = ", ".join(f"{name} {error:.1e}" for name, error in wrong.items())
-        return f"relative error beyond {self.bound:.0e} against {self.reference}: {shown}"
+        if wrong:
+            shown = ", ".join(f"{name} {error:.1e}" for name, error in wrong.items())
+            return f"relative error beyond {self.bound:.0e} against {self.reference}: {shown}"
+        beyond = [f"{name} {worst}" for name, worst in self.at_size.items() if worst.excess > 1]
+        return f"relative error at the cell's own size: {'; '.join(beyond)}" if beyond else None
 
 
 def small_cell(op: Op, cell: Cell) -> Cell:
@@ -80,18 +91,6 @@ def check_accuracy(op: Op, backend: Backend, cell: Cell) -> Accuracy:
     expected = _results(exact, small.has_backward)
     errors = {name: relative_error(x, expected[name]) for name, x in found.items()}
     return Accuracy(errors, f"{op.reference_name} in float64, {small.seqlen} tokens", BOUNDS[cell.dtype])
-
-
-def output_error_at_size(op: Op, cell: Cell, workload: Workload, output: Tensor) -> float:
-    """Relative error of a cell's own output, in the first tokens of its last part (sequence and head, or channel).
-
-    This finds wrong offsets into large tensors, which the small cell cannot. All ops are causal, so the first tokens do
-    not depend on later ones.
-    """
-    specs = op.inputs(cell)
-    parts = {name: op.last_part(x.detach(), specs[name], MOST_TOKENS) for name, x in workload.inputs.items()}
-    expected = op.reference({name: x.double() for name, x in parts.items()})
-    return relative_error(op.last_part(output.detach(), op.output(cell), MOST_TOKENS), expected)
 
 
 def _poison_free_memory() -> None:

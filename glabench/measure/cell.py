@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -11,6 +12,7 @@ from statistics import median
 
 from glabench.devices.nvml import Nvml
 from glabench.measure.accuracy import first_nonfinite
+from glabench.measure.at_size import Results
 from glabench.measure.energy import energy_per_call
 from glabench.measure.job import Job
 from glabench.measure.memory import measure_memory
@@ -65,11 +67,12 @@ class CellMeter:
         record = replace(record, first_call_s=time.perf_counter() - start, launch=self._work.launch(cell, workload))
         names = ("o", *(f"d{name}" for name in workload.inputs))
         nonfinite = first_nonfinite(dict(zip(names, (output, *gradients), strict=False)))
-        del gradients
         if nonfinite is not None:
             return replace(record, status="inaccurate", reason=f"{nonfinite} holds NaN or Inf")
-        accuracy = self._work.check(cell, workload, output)
-        record = replace(record, rel_error=accuracy.rel_error, accuracy_reference=accuracy.reference)
+        # Drawn anew for every cell, so that no backend can know which parts are looked at closely.
+        seed = secrets.randbits(31) if self._job.settings.check == "full" else None
+        accuracy = self._work.check(cell, Results.of(workload, output, gradients), seed)
+        record = replace(record, rel_error=accuracy.errors, accuracy_reference=accuracy.reference, check_seed=seed)
         problem = accuracy.problem
         return record if problem is None else replace(record, status="inaccurate", reason=problem)
 

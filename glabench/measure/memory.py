@@ -49,3 +49,18 @@ def measure_memory(steps: Steps, device: Literal["cuda", "cpu"]) -> Memory:
         saved = (torch.cuda.memory_allocated() - base) / MIB
         del result
     return Memory(allocated, reserved, saved_mib=saved)
+
+
+def free_memory_bytes(device: str) -> int | None:
+    """Bytes that are free on a device ("cuda" or "cpu"); None if unknown."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()  # memory that torch keeps from earlier cells is free for the next one
+        return torch.cuda.mem_get_info()[0]
+    try:
+        with open("/proc/meminfo", encoding="utf-8") as file:  # noqa: PTH123
+            found = next((line.split()[1] for line in file if line.startswith("MemAvailable:")), None)
+    except OSError:
+        return None
+    return int(found) * 1024 if found else None

@@ -7,6 +7,8 @@ from typing import Any, Literal, get_args
 from glabench.errors import did_you_mean
 from glabench.plain import Amount, Count, Number, Whole, read_as, shown
 
+Check = Literal["small", "full"]
+CHECKS: tuple[Check, ...] = get_args(Check)
 Timing = Literal["cold", "hot", "graph"]
 TIMINGS: tuple[Timing, ...] = get_args(Timing)
 
@@ -33,6 +35,8 @@ class Settings:
     autotune: bool = False
     # `cold`, `hot` or `graph`; see `CudaTimer`.
     timing: Timing = "cold"
+    # `full`: results are also compared with the reference at the cell's own size. `small`: at a small size alone.
+    check: Check = "full"
     # Whether to measure joules per call.
     energy: bool = True
 

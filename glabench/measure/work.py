@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from glabench.backends import Backend, Counts
-from glabench.measure.accuracy import Accuracy, check_accuracy, output_error_at_size, small_cell
+from glabench.measure.accuracy import Accuracy, check_accuracy, small_cell
+from glabench.measure.at_size import Results, check_parts
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
 from glabench.ops.base import torch_dtype
 from glabench.sweeps.model import Cell
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Work(Protocol):
@@ -33,8 +31,11 @@ class Work(Protocol):
     def check_kind(self, cell: Cell, output: object) -> None:
         """Raises TypeError for output that is not of the right kind, shape and dtype, whatever its values are."""
 
-    def check(self, cell: Cell, workload: Workload, output: Tensor) -> Accuracy:
-        """How right the results are: the output of the cell's first call, and what else the kind of work looks at."""
+    def check(self, cell: Cell, results: Results, seed: int | None) -> Accuracy:
+        """How right the cell's first call was, and what else the kind of work looks at.
+
+        `seed` draws what is looked at closely; with None, a cheaper check that does not look at the cell's own size.
+        """
 
     def launch(self, cell: Cell, workload: Workload) -> str | None:
         """How the cell is launched, in a line."""
@@ -73,13 +74,14 @@ class OpWork:
             found = f"a tensor {list(output.shape)} in {_name(output.dtype)}"
         raise TypeError(f"the output must be a tensor {list(spec.shape)} in {_name(dtype)}, but is {found}")
 
-    def check(self, cell: Cell, workload: Workload, output: Tensor) -> Accuracy:
-        at_size = output_error_at_size(self._op, cell, workload, output)
+    def check(self, cell: Cell, results: Results, seed: int | None) -> Accuracy:
         key = small_cell(self._op, cell)
         if key not in self._checked:
             self._checked[key] = check_accuracy(self._op, self._backend, key)
         small = self._checked[key]
-        return replace(small, rel_error={**small.rel_error, "o_at_size": at_size})
+        if seed is None or small.problem is not None:
+            return small
+        return replace(small, at_size=check_parts(self._op, cell, results, small.bound, seed))
 
     def launch(self, cell: Cell, workload: Workload) -> str | None:
         return self._backend.launch(workload.inputs, cell)

@@ -20,6 +20,7 @@ from glabench.backends import Registry, load_registry
 from glabench.devices.nvml import open_nvml
 from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
+from glabench.measure.memory import free_memory_bytes
 from glabench.measure.outcome import failure, failure_of
 from glabench.measure.timer import timer_for
 from glabench.measure.work import KINDS
@@ -33,21 +34,6 @@ def _private_stdout() -> Iterator[IO[str]]:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as channel:
         os.dup2(2, 1)
         yield channel
-
-
-def free_memory_bytes(device: str) -> int | None:
-    """Bytes that are free on a device ("cuda" or "cpu"); None if unknown."""
-    if device == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()  # memory that torch keeps from earlier cells is free for the next one
-        return torch.cuda.mem_get_info()[0]
-    try:
-        with open("/proc/meminfo", encoding="utf-8") as file:  # noqa: PTH123
-            found = next((line.split()[1] for line in file if line.startswith("MemAvailable:")), None)
-    except OSError:
-        return None
-    return int(found) * 1024 if found else None
 
 
 def _end_with_parent() -> None:

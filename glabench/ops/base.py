@@ -89,14 +89,15 @@ class Op(ABC):
         """A random gradient of the output, from the cell's seed."""
         return _normal(self.output(cell), cell, _generator(cell, 1))
 
-    def last_part(self, tensor: Tensor, spec: Spec, tokens: int) -> Tensor:
-        """The first `tokens` tokens of a tensor's last part: of the last sequence and the last head or channel."""
-        for dim, name in enumerate(spec.dims):
-            if name in self.independent:
-                tensor = tensor.narrow(dim, tensor.shape[dim] - 1, 1)
-            elif name == "seqlen":
-                tensor = tensor.narrow(dim, 0, min(tokens, tensor.shape[dim]))
-        return tensor
+    def reference_numbers(self, cell: Cell) -> int:
+        """About how many numbers the reference of one part holds at a time, its backward included.
+
+        By default 40 for each number of the part's tensors; an op whose reference holds more has to say so.
+        """
+        specs = [*self.inputs(cell).values(), self.output(cell)]
+        return 40 * sum(
+            math.prod(n for name, n in zip(s.dims, s.shape, strict=True) if name not in self.independent) for s in specs
+        )
 
     def least_bytes(self, cell: Cell) -> int:
         """Bytes of inputs and output, and of their gradients if the pass has a backward: what any cell must hold."""

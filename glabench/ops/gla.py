@@ -70,6 +70,11 @@ class Linear(Op):
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         return cell.tokens * H * 4 * K * V
 
+    def reference_numbers(self, cell: Cell) -> int:
+        """Besides the tensors, pairs of rows in a chunk, for each key channel."""
+        (K,) = cell.sizes("key_dim")
+        return super().reference_numbers(cell) // 2 + 8 * min(cell.seqlen, 1024) * 16 * K
+
     def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
         from glabench.ops.recurrence import gated_recurrence
 

@@ -63,6 +63,11 @@ class Mamba1(Op):
         D, N = cell.sizes("inner", "state_size")
         return cell.tokens * D * (6 * N + 3)
 
+    def reference_numbers(self, cell: Cell) -> int:
+        """The states of a channel."""
+        (N,) = cell.sizes("state_size")
+        return 16 * cell.seqlen * N
+
     def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
         from glabench.ops.recurrence import selective_scan
 

@@ -72,9 +72,11 @@ class Measured:
     power_w: Number | None = None
     other_processes: Whole | None = None
     throttle: str | None = None
-    # Relative error per tensor against `accuracy_reference`; `o_at_size` is the output at the cell's full size.
+    # Relative error per tensor against `accuracy_reference`; names that end in `_at_size` are at the cell's own size.
     rel_error: Mapping[str, float | None] | None = None
     accuracy_reference: str | None = None
+    # Draws the parts that were compared closely at the cell's own size.
+    check_seed: Whole | None = None
     # What the backend says about its kernels.
     launch: str | None = None
     # Hash of the measured code (kernels and plugins). After --retry-failed, records of one run may have different ones.

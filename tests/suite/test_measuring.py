@@ -135,6 +135,8 @@ def test_a_cell_is_measured_with_all_samples_kept(pass_):
     assert (record.stop_reason, record.timing) == ("sample limit", "made up")
     assert record.first_call_s > 0
     assert record.rel_error["o_at_size"] < 1e-5
+    assert ("dv_at_size" in record.rel_error) == ("bwd" in pass_)
+    assert record.check_seed is not None
     assert record.peak_allocated_mib is None  # only on a GPU
     assert record.peak_resident_mib >= 0
 
@@ -156,7 +158,14 @@ def test_a_fault_that_only_large_sizes_show_is_caught():
 
     record = measure(Misplacing(), replace(CELL, batch=3))
     assert record.status == "inaccurate"
-    assert "o_at_size" in record.reason
+    assert record.reason.startswith("relative error at the cell's own size: o ")
+    assert "allowed 2e-03" in record.reason
+
+
+def test_the_small_check_alone_looks_at_no_large_size():
+    record = measure(fake_backends.Good(), check="small")
+    assert set(record.rel_error) == {"o", "dq", "dk", "dv"}
+    assert record.check_seed is None
 
 
 def test_the_call_warms_up_for_the_asked_time():

@@ -253,28 +253,6 @@ def test_mamba_starts_with_small_steps_and_decaying_states():
     assert 0.001 < F.softplus(inputs["delta"]).median() < 0.1
 
 
-# Parts
-
-
-@pytest.mark.parametrize("op", list(OPS))
-def test_a_part_of_the_inputs_gives_that_part_of_the_output(op):
-    cell = cell_of(op)
-    inputs = OPS[op].make_inputs(cell)
-    whole = OPS[op].last_part(OPS[op].reference(inputs), OPS[op].output(cell), 5)
-    parts = {name: OPS[op].last_part(inputs[name], spec, 5) for name, spec in OPS[op].inputs(cell).items()}
-    alone = OPS[op].reference(parts)
-    sizes = dict(zip(OPS[op].output(cell).dims, alone.shape, strict=True))
-    assert all(sizes[dim] == 1 for dim in OPS[op].independent)
-    assert sizes["seqlen"] == 5
-    assert_same({"o": alone}, {"o": whole})
-
-
-def test_a_part_is_never_longer_than_the_sequence():
-    cell = cell_of("linear")
-    spec = ops.LINEAR.output(cell)
-    assert ops.LINEAR.last_part(torch.zeros(spec.shape), spec, 10_000).shape == (1, 8, 1, 32)
-
-
 # Parameters
 
 

@@ -1,0 +1,236 @@
+"""The accuracy of a cell at its own size: all tokens of its output and gradients, compared with the op's reference.
+
+An op's parts (a sequence and head, say) do not influence each other, so any of them can be computed alone. All parts
+are compared with the reference in float32 at a coarse bound; a few, drawn at random, in float64 at the dtype's bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from random import Random
+from typing import TYPE_CHECKING
+
+from glabench.measure.memory import free_memory_bytes
+from glabench.measure.workload import Workload
+from glabench.ops import Op
+from glabench.ops.base import Spec
+from glabench.sweeps.model import Cell
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+# Relative errors that all parts may have, in any dtype: wrong results are far beyond, tf32 products far within.
+COARSE = 5e-2
+# A row may have this many times the error of its whole part, relative to the root mean square of the part's rows.
+ROWS = 10.0
+DRAWN = 4
+# Bytes for the reference: on a CPU at most, and if it is not known how much is free.
+_CPU_MEMORY, _UNKNOWN_MEMORY = 2**30, 2**28
+
+# Ranges of the independent dimensions: first index and number of indices.
+Region = dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The largest relative error of a tensor in some parts, over its bound; `place` says of which part and row."""
+
+    error: float
+    bound: float
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.error:.1e} in {self.place or 'all of it'} (allowed {self.bound:.0e})"
+
+    @property
+    def excess(self) -> float:
+        """The error as a multiple of its bound."""
+        return self.error / self.bound
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a call gave: the inputs that it had, the gradient of its output, its output, and if any its gradients."""
+
+    inputs: Mapping[str, Tensor]
+    grad_output: Tensor
+    output: Tensor
+    gradients: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, workload: Workload, output: Tensor, gradients: Sequence[Tensor]) -> Results:
+        """The results of a workload's call; `gradients` is empty if there was no backward."""
+        named = dict(zip(workload.inputs, gradients, strict=True)) if gradients else {}
+        return cls(workload.inputs, workload.grad_output, output, named)
+
+
+def check_parts(op: Op, cell: Cell, results: Results, bound: float, seed: int) -> dict[str, Worst]:
+    """The worst error of the output and of every gradient, by name (`o`, `dq`, ...).
+
+    All parts count, at `COARSE`; the first, the last and four that `seed` draws at `bound`. A gradient that several
+    parts share (of Mamba's B and C, say) is held at `bound` over one whole sequence that `seed` draws. Raises whatever
+    the reference raises.
+    """
+    import torch
+
+    sizes = _sizes(op, cell)
+    everything = {name: (0, size) for name, size in sizes.items()}
+    draw = Random(seed)
+    found = [_compare(op, cell, results, everything, torch.float32, COARSE)]
+    found += [_compare(op, cell, results, region, torch.float64, bound) for region in _draw_parts(sizes, draw)]
+    specs = op.inputs(cell)
+    shared = [name for name in results.gradients if not _missing(op, specs[name]) <= {"batch"}]
+    if shared and "batch" in sizes:
+        sequence = {**everything, "batch": (draw.randrange(sizes["batch"]), 1)}
+        found.append(_compare(op, cell, results, sequence, torch.float64, bound))
+    worst: dict[str, Worst] = {}
+    for name, error in (item for errors in found for item in errors.items()):
+        if name not in worst or error.excess > worst[name].excess:
+            worst[name] = error
+    return worst
+
+
+def _sizes(op: Op, cell: Cell) -> dict[str, int]:
+    """The independent dimensions with their sizes, from the tensors that have them."""
+    specs = [*op.inputs(cell).values(), op.output(cell)]
+    known = {name: size for spec in specs for name, size in zip(spec.dims, spec.shape, strict=True)}
+    return {name: known[name] for name in op.independent}
+
+
+def _draw_parts(sizes: Mapping[str, int], draw: Random) -> list[Region]:
+    """The first and the last part, and four more, without repeats."""
+    total = math.prod(sizes.values())
+    numbers = dict.fromkeys([0, total - 1, *(draw.randrange(total) for _ in range(DRAWN))])
+    regions: list[Region] = []
+    for number in numbers:
+        region: Region = {}
+        for name, size in reversed(list(sizes.items())):
+            number, index = divmod(number, size)
+            region[name] = (index, 1)
+        regions.append({name: region[name] for name in sizes})
+    return regions
+
+
+def _missing(op: Op, spec: Spec) -> set[str]:
+    """The independent dimensions that a tensor lacks, so that its gradient is a sum over them."""
+    return set(op.independent) - set(spec.dims)
+
+
+def _compare(
+    op: Op, cell: Cell, results: Results, region: Region, dtype: torch.dtype, bound: float
+) -> dict[str, Worst]:
+    """The worst error of every tensor in a region, computed block by block.
+
+    Left out are gradients that are sums over parts outside of the region.
+    """
+    import torch
+
+    specs, out = op.inputs(cell), op.output(cell)
+    sizes = _sizes(op, cell)
+    complete = {
+        name for name in results.gradients if all(region[dim] == (0, sizes[dim]) for dim in _missing(op, specs[name]))
+    }
+    worst: dict[str, list[Worst]] = {}
+    sums: dict[str, Tensor] = {}
+    for block in _split(region, _parts_at_once(op, cell, dtype)):
+        given = {name: _cut(x, specs[name], block).detach().to(dtype) for name, x in results.inputs.items()}
+        grad_output = _cut(results.grad_output, out, block).to(dtype) if results.gradients else None
+        expected, gradients = _differentiate(op, given, grad_output)
+        worst.setdefault("o", []).append(_find_worst(op, _cut(results.output, out, block), expected, out, block, bound))
+        for name in complete:
+            spec, whole, own = specs[name], results.gradients[name], gradients[name]
+            if not _missing(op, spec):
+                error = _find_worst(op, _cut(whole, spec, block), own, spec, block, bound)
+                worst.setdefault(f"d{name}", []).append(error)
+                continue
+            if name not in sums:
+                sums[name] = torch.zeros_like(_cut(whole, spec, region), dtype=dtype)
+            inside = {dim: (start - region[dim][0], length) for dim, (start, length) in block.items()}
+            _cut(sums[name], spec, inside).add_(own)
+    for name, total in sums.items():
+        whole = _cut(results.gradients[name], specs[name], region)
+        worst[f"d{name}"] = [_find_worst(op, whole, total, specs[name], region, bound)]
+    return {name: max(errors, key=lambda error: error.excess) for name, errors in worst.items()}
+
+
+def _differentiate(
+    op: Op, inputs: Mapping[str, Tensor], grad_output: Tensor | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The reference's output, and its gradients if the output's gradient is given."""
+    import torch
+
+    if grad_output is None:
+        with torch.no_grad():
+            return op.reference(inputs), {}
+    leaves = {name: x.requires_grad_() for name, x in inputs.items()}
+    output = op.reference(leaves)
+    gradients = torch.autograd.grad(output, list(leaves.values()), grad_output)
+    return output.detach(), dict(zip(leaves, gradients, strict=True))
+
+
+def _split(region: Region, most: int) -> Iterator[Region]:
+    """Blocks of a region, each of at most `most` parts."""
+    pieces: dict[str, list[tuple[int, int]]] = {}
+    for name in reversed(region):  # the inner dimensions stay whole as long as they fit
+        start, length = region[name]
+        size = max(1, min(length, most))
+        pieces[name] = [(at, min(size, start + length - at)) for at in range(start, start + length, size)]
+        most //= size
+    for ranges in product(*(pieces[name] for name in region)):
+        yield dict(zip(region, ranges, strict=True))
+
+
+def _parts_at_once(op: Op, cell: Cell, dtype: torch.dtype) -> int:
+    """How many parts of the reference fit into the memory that may be used for it."""
+    free = free_memory_bytes(cell.device)
+    budget = _UNKNOWN_MEMORY if free is None else free // 2
+    if cell.device == "cpu":
+        budget = min(budget, _CPU_MEMORY)
+    return max(1, budget // (op.reference_numbers(cell) * dtype.itemsize))
+
+
+def _cut(tensor: Tensor, spec: Spec, region: Region) -> Tensor:
+    """A view of a tensor's region."""
+    for dim, name in enumerate(spec.dims):
+        if name in region:
+            tensor = tensor.narrow(dim, *region[name])
+    return tensor
+
+
+def _find_worst(op: Op, found: Tensor, expected: Tensor, spec: Spec, region: Region, bound: float) -> Worst:
+    """The worst part of a tensor: by its own error, or by a `ROWS`th of that of its worst row (token)."""
+    import torch
+
+    inner = [dim for dim, name in enumerate(spec.dims) if name not in op.independent]
+    squares, missed = expected.square(), (found.detach().to(expected.dtype) - expected).square()
+    size, whole = _sum(squares, inner), _sum(missed, inner)
+    errors = [_relative(whole, size)]
+    if "seqlen" in spec.dims:
+        T = expected.shape[spec.dims.index("seqlen")]
+        rows = _sum(missed, [dim for dim in inner if spec.dims[dim] != "seqlen"])
+        errors.append(_relative(rows, size / T) / ROWS)
+    whole_error, row_errors = errors[0], errors[-1]
+    by_row = len(errors) > 1 and bool(row_errors.max() > whole_error.max())
+    chosen = row_errors if by_row else whole_error
+    place = torch.unravel_index(chosen.argmax(), chosen.shape)
+    words = []
+    for name, index in zip(spec.dims, place, strict=True):
+        if name in region:
+            words.append(f"{name} {int(index) + region[name][0]}")
+        elif by_row and name == "seqlen":
+            words.append(f"token {int(index)}")
+    return Worst(float(chosen.max()), bound, ", ".join(words))
+
+
+def _sum(x: Tensor, dims: list[int]) -> Tensor:
+    return x.sum(dims, keepdim=True) if dims else x
+
+
+def _relative(missed: Tensor, size: Tensor) -> Tensor:
+    """Roots of quotients of squared norms; 0 for 0 / 0, infinity for NaN."""
+    quotient = (missed / size).sqrt()
+    return quotient.where((missed != 0) | (size != 0), 0.0).nan_to_num(nan=math.inf, posinf=math.inf)

@@ -1,0 +1,134 @@
+"""Accuracy at the cell's own size: every part of every result is looked at, and each kind of fault is found."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from glabench.measure import at_size
+from glabench.measure.at_size import Results, check_parts
+from glabench.measure.workload import Workload
+from glabench.ops import BUILTIN
+from glabench.sweeps import Cell, Parameters
+
+OPS = {op.name: op for op in BUILTIN}
+SIZES = {
+    "gla": {"heads": 3, "key_dim": 8, "value_dim": 8, "gate": "logsigmoid/16"},
+    "linear": {"heads": 3, "key_dim": 8, "value_dim": 8},
+    "softmax": {"heads": 3, "head_dim": 8},
+    "mamba1": {"inner": 6, "state_size": 4},
+}
+BOUND = 2e-3
+
+
+def results_of(op, batch=4, seqlen=70, dtype="fp32"):
+    """The reference's own results in float32, which are right."""
+    cell = Cell("any", op, "fwd+bwd", batch, seqlen, dtype, Parameters(SIZES[op]), "cpu")
+    inputs = {name: x.requires_grad_() for name, x in OPS[op].make_inputs(cell).items()}
+    workload = Workload(lambda: OPS[op].reference(inputs), inputs, OPS[op].make_grad_output(cell))
+    output = workload.forward()
+    return cell, Results.of(workload, output, workload.gradients(output))
+
+
+def beyond(op, cell, results, seed=0):
+    """The tensors whose error is beyond its bound, with the place."""
+    found = check_parts(OPS[op], cell, results, BOUND, seed)
+    return {name: worst.place for name, worst in found.items() if worst.excess > 1}
+
+
+def spoiled(results, name, place, factor=1.01, add=0.0):
+    """The results with some elements of the output or a gradient changed."""
+    tensor = (results.output if name == "o" else results.gradients[name]).detach().clone()
+    tensor[place] = tensor[place] * factor + add
+    if name == "o":
+        return replace(results, output=tensor)
+    return replace(results, gradients={**results.gradients, name: tensor})
+
+
+@pytest.mark.parametrize("op", list(OPS))
+def test_right_results_are_right_in_every_part(op):
+    cell, results = results_of(op)
+    assert set(check_parts(OPS[op], cell, results, BOUND, 0)) == {"o", *(f"d{name}" for name in results.gradients)}
+    assert beyond(op, cell, results) == {}
+
+
+@pytest.mark.parametrize("numbers", [1, 10**4, 10**5, 10**9])
+@pytest.mark.parametrize("op", ["gla", "mamba1"])
+def test_blocks_of_any_size_give_the_same_errors(op, numbers, monkeypatch):
+    cell, results = results_of(op)
+    expected = check_parts(OPS[op], cell, results, BOUND, 0)
+    monkeypatch.setattr(at_size, "_CPU_MEMORY", 4 * numbers)
+    found = check_parts(OPS[op], cell, results, BOUND, 0)
+    assert {name: worst.error for name, worst in found.items()} == pytest.approx(
+        {name: worst.error for name, worst in expected.items()}, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["o", "q", "k", "v", "g"])
+def test_one_wrong_head_of_one_sequence_is_found_and_named(name):
+    cell, results = results_of("gla")
+    found = beyond("gla", cell, spoiled(results, name, (2, slice(None), 1), factor=1.2))
+    assert found == {name if name == "o" else f"d{name}": "batch 2, heads 1"}
+
+
+@pytest.mark.parametrize(("batch", "head"), [(0, 0), (3, 2)])
+def test_the_first_and_the_last_part_are_looked_at_closely(batch, head):
+    cell, results = results_of("gla")
+    found = beyond("gla", cell, spoiled(results, "o", (batch, slice(None), head)))
+    assert found == {"o": f"batch {batch}, heads {head}"}
+
+
+def test_other_parts_are_drawn_by_the_seed():
+    cell, results = results_of("gla")
+    wrong = spoiled(results, "o", (1, slice(None), 1))
+    found = {seed: bool(beyond("gla", cell, wrong, seed)) for seed in range(12)}
+    assert set(found.values()) == {True, False}
+    assert all(bool(beyond("gla", cell, wrong, seed)) == is_found for seed, is_found in found.items())
+
+
+def test_one_bad_token_among_many_is_found():
+    cell, results = results_of("linear", batch=1, seqlen=3000)
+    found = beyond("linear", cell, spoiled(results, "o", (0, 2321, 1), add=results.output[0, :, 1].std()))
+    assert found == {"o": "batch 0, token 2321, heads 1"}
+
+
+@pytest.mark.parametrize("op", list(OPS))
+@pytest.mark.parametrize("start", [64, 512])
+def test_what_is_lost_after_some_tokens_is_found(op, start):
+    cell, results = results_of(op, batch=2, seqlen=start + 60)
+    tokens = OPS[op].output(cell).dims.index("seqlen")
+    late = (slice(None),) * tokens + (slice(start, None),)
+    first = next(iter(results.gradients))
+    assert "o" in beyond(op, cell, spoiled(results, "o", late, factor=0.0))
+    assert f"d{first}" in beyond(op, cell, spoiled(results, first, late, factor=0.0))
+
+
+def test_nan_anywhere_is_beyond_every_bound():
+    cell, results = results_of("softmax")
+    assert beyond("softmax", cell, spoiled(results, "v", (1, 5, 1, 0), add=float("nan"))) == {"dv": "batch 1, heads 1"}
+
+
+@pytest.mark.parametrize("name", ["A", "B", "C", "D"])
+def test_a_gradient_that_parts_share_is_compared_as_their_sum(name):
+    cell, results = results_of("mamba1")
+    assert set(beyond("mamba1", cell, spoiled(results, name, ..., factor=1.2))) == {f"d{name}"}
+
+
+def test_a_shared_gradient_is_looked_at_closely_over_one_sequence():
+    cell, results = results_of("mamba1", batch=1)
+    assert set(beyond("mamba1", cell, spoiled(results, "B", ..., factor=1.01))) == {"dB"}
+
+
+def test_an_op_whose_parts_all_depend_on_each_other_is_one_part(monkeypatch):
+    cell, results = results_of("linear", batch=1)
+    monkeypatch.setattr(type(OPS["linear"]), "independent", ())
+    assert beyond("linear", cell, results) == {}
+    assert set(beyond("linear", cell, spoiled(results, "q", ..., factor=1.01))) == {"dq"}
+
+
+def test_a_result_of_zeros_is_right_only_if_zeros_are():
+    cell, results = results_of("gla")
+    assert "dg" in beyond("gla", cell, spoiled(results, "g", ..., factor=0.0))
+    zero = replace(results, grad_output=torch.zeros_like(results.grad_output))
+    none = replace(zero, gradients={name: torch.zeros_like(x) for name, x in zero.gradients.items()})
+    assert beyond("gla", cell, none) == {}
