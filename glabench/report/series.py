@@ -35,6 +35,11 @@ class Series:
         """The row at an x value, or the row that does not depend on x."""
         return self.rows.get(x, self.rows.get(None))
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether it does not depend on x, so that a figure with an x axis shows it as a horizontal line."""
+        return None in self.rows
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -44,6 +49,11 @@ class Panel:
     x_name: str
     x_values: Sequence[Any]
     series: Sequence[Series]
+
+    @property
+    def is_scale(self) -> bool:
+        """Whether all x values have a place on a logarithmic scale."""
+        return all(is_number(x) and x > 0 for x in self.x_values)
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,16 @@ class View:
     def has_x(self) -> bool:
         """Whether there is more than one x value."""
         return len({x for panel in self.panels for x in panel.x_values}) > 1
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether some series has more than one x value, so that a figure needs an x axis."""
+        return any(len(series.rows) > 1 for panel in self.panels for series in panel.series)
+
+    @property
+    def against(self) -> str | None:
+        """The backend that ratios refer to by default: that of the first run's sweep."""
+        return self.runs[0].sweep.against
 
     @property
     def labels(self) -> list[str]:
