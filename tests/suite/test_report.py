@@ -230,6 +230,31 @@ def test_metrics_are_shown_if_known_and_only_then():
     assert "floor" not in markdown(fast)  # only on request, because attention is not memory-bound
 
 
+def test_ratios_refer_to_the_sweeps_backend_unless_a_table_is_too_wide_with_them():
+    run = made_up("paper-fig2", {"pass": "fwd", "seqlen": "1k..4k"})
+    assert run.sweep.against == "sdpa-flash"
+    assert "in brackets: times as fast as sdpa-flash" in shown([run])
+    assert markdown(run) == markdown(run, against="sdpa-flash")
+    without = shown([run], width=80)
+    assert "×" not in without
+    assert "\n  1k" not in without
+    assert "×" in shown([run], width=80, against="sdpa-flash")  # asked for, even in the vertical form
+
+
+def test_a_spread_above_the_time_itself_is_not_counted():
+    run = made_up("gla-340m", {}, time_ms=1.0, time_ms_p20=0.9, time_ms_p80=11.5)
+    assert "1 ±>100%" in shown([run])
+
+
+def test_crashes_with_different_exit_codes_take_a_line_each():
+    run = made_up("paper-fig2", {"pass": "fwd", "backend": "gla-torch", "seqlen": "1k,2k"}, lambda c: "crashed")
+    codes = [replace(r, reason=f"exit code {i}") for i, r in enumerate(run.records)]
+    assert markdown(replace(run, records=codes)).splitlines()[-2:] == [
+        "- crashed: gla-torch at 1k (fwd): exit code 0",
+        "- crashed: gla-torch at 2k (fwd): exit code 1",
+    ]
+
+
 def test_equal_reasons_of_many_cells_take_one_line():
     run = made_up(
         "paper-fig2", {}, lambda c: "unsupported" if c.backend == "mamba1" else "oom" if c.seqlen > 4096 else "ok"
