@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glabench.errors import printable
+from glabench.errors import UsageError, printable
 from glabench.records import Run
 from glabench.records.diagnosis import diagnose
 from glabench.records.environment import device_name
+from glabench.records.metrics import METRICS, TIME, Metric, known
 from glabench.records.run import rows_of
 from glabench.sweeps.words import is_usual, label_of, sort_by_order
 
@@ -95,6 +96,15 @@ def make_view(runs: Sequence[Run]) -> View:
     shown = [row for row in rows if row["backend"] in runnable] or rows
     x = choose_x(shown, runs[0].sweep.x)
     return View(runs, rows, x, make_panels(shown, x), describe_shape(shown, x))
+
+
+def check_metrics(runs: Sequence[Run], metrics: Sequence[Metric]) -> None:
+    """Raises UsageError if records have values, but of none of these metrics. Without a time, statuses are shown."""
+    rows = rows_of_runs(runs)
+    there = [metric.name for metric in known(METRICS, rows)]
+    if there and TIME not in metrics and not known(metrics, rows):
+        names = ", ".join(metric.name for metric in metrics)
+        raise UsageError(f"--metric: no record has these metrics: {names} (there are: {', '.join(there)})")
 
 
 def name_runs(runs: Sequence[Run]) -> list[str]:

@@ -12,7 +12,7 @@ from glabench.records.metrics import TIME, Metric, known, significant
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.grid import DOUBTS, Grid, escape
 from glabench.report.notes import explain_doubts, list_failures, tag_series
-from glabench.report.series import Panel, Row, View, find_base, make_view
+from glabench.report.series import Panel, Row, View, check_metrics, find_base, make_view
 from glabench.sweeps.words import show_x
 
 if TYPE_CHECKING:
@@ -32,10 +32,12 @@ def render_tables(runs: Sequence[Run], metrics: Sequence[Metric], width: int, ag
 
     Tables that are too wide get a vertical form, with one line per cell. Metrics that no record has are left out. Times
     have in brackets how many times as fast as the backend `against` they are. None stands for that of the first run's
-    sweep; these ratios are left out where they are what makes a table too wide.
+    sweep; these ratios are left out where they are what makes a table too wide. Raises UsageError if no record has any
+    of the metrics.
     """
     from rich.text import Text
 
+    check_metrics(runs, metrics)
     view = make_view(runs)
     heading = Text(title_of(runs), "bold")
     heading.append("".join(f"\n{line}" for line in [view.shape, *surroundings_of(runs)] if line), "not bold dim")

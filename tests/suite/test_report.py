@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from glabench.backends import load_registry
+from glabench.errors import UsageError
 from glabench.records import Record, Run, RunFolder
 from glabench.records.metrics import BY_NAME, METRICS, PEAK, TIME, known, parse_metrics, significant
 from glabench.records.run import rows_of
@@ -253,6 +254,17 @@ def test_crashes_with_different_exit_codes_take_a_line_each():
         "- crashed: gla-torch at 1k (fwd): exit code 0",
         "- crashed: gla-torch at 2k (fwd): exit code 1",
     ]
+
+
+def test_metrics_that_no_record_has_are_refused_before_anything_is_written(tmp_path):
+    run = made_up("gla-340m")
+    words = r"^--metric: no record has these metrics: energy, power \(there are: time, peak, tokens, error\)$"
+    for make in (lambda asked: shown([run], asked), lambda asked: write_report([run], tmp_path, asked, None)):
+        with pytest.raises(UsageError, match=words):
+            make(parse_metrics("energy,power"))
+    assert not list(tmp_path.iterdir())
+    failed = made_up("gla-340m", {}, OUTCOMES["everything fails"])
+    assert "error" in shown([failed], parse_metrics("energy"))
 
 
 def test_equal_reasons_of_many_cells_take_one_line():
