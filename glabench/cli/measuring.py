@@ -16,7 +16,8 @@ from glabench.cli.output import (
 )
 from glabench.errors import ExitCode, NothingToRunError, UsageError
 from glabench.records import FAILED, Run
-from glabench.records.metrics import parse_metrics, significant
+from glabench.records.metrics import known, parse_metrics, significant
+from glabench.report.series import rows_of_runs
 from glabench.report.tables import render_tables
 from glabench.report.write import write_report
 from glabench.scheduling.plan import estimate_cells
@@ -70,6 +71,7 @@ def _show(run: Run, options: SweepOptions, messages: Messages) -> None:
         first = run.records[0]
         raise NothingToRunError(f"no cell can run here; the first is {first.cell.backend}: {first.reason}")
     warn_of_unknown([run], options.metric, messages)
+    metrics = metrics if known(metrics, rows_of_runs([run])) else parse_metrics(None)
     paths = write_report([run], run.path, metrics, run.sweep.against)
     if not write_records([run], options.json_to, options.csv_to) and not options.quiet:
         console = data_console()

@@ -12,7 +12,7 @@ from glabench.errors import RenamedWarning, UsageError, did_you_mean
 from glabench.records import RunFolder
 from glabench.records.metrics import parse_metrics
 from glabench.report.figures import check_format, draw, save_figure
-from glabench.report.series import make_view
+from glabench.report.series import check_metrics, make_view
 from glabench.report.tables import render_tables
 from glabench.report.write import choose_drawn, write_report
 from glabench.scheduling.folders import new_path
@@ -60,6 +60,7 @@ def report(
             f"--against: '{against}' is not in the run (allowed: {', '.join(known)}{did_you_mean(against, known)})"
         )
     metrics = parse_metrics(metric)
+    check_metrics(loaded, metrics)
     warn_of_unknown(loaded, metric, messages)
     folder = out or (loaded[0].path if len(loaded) == 1 else new_path("report"))
     folder.mkdir(parents=True, exist_ok=True)

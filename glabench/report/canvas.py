@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from glabench.records import FAILED
 from glabench.records.metrics import Metric, known, significant
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Marker and legend text of each kind of failure.
+# Marker and legend text of each reason for a missing point.
 FAILURE_MARKS: Mapping[str, tuple[str, str]] = {
     "oom": ("x", "out of memory"),
     "timeout": ("1", "timed out"),
     "inaccurate": ("*", "inaccurate"),
     "error": ("2", "failed"),
+    "unsupported": ("+", "unsupported"),
 }
 # Inches: the width of a panel, the height of a line in the title and in the subtitle, the margin.
 PANEL_WIDTH = 5.2
@@ -100,7 +101,9 @@ def make_plan(view: View, metrics: Sequence[Metric]) -> Plan:
     rows = [row for panel in view.panels for series in panel.series for row in series.rows.values()]
     quantities = [_measure(metric, rows) for metric in known(metrics, rows) or metrics[:1]]
     shown = {panel.pass_: [series for series in panel.series if _can_run(series)] for panel in view.panels}
-    backends = {series.label: series.backend for panel in view.panels for series in shown[panel.pass_]}
+    # Horizontal lines come last, so that the others have the same looks as in figures without them.
+    listed = sorted((each for panel in view.panels for each in shown[panel.pass_]), key=lambda each: each.is_constant)
+    backends = {series.label: series.backend for series in listed}
     return Plan(view, quantities, shown, choose_styles(backends))
 
 
@@ -150,6 +153,13 @@ def has_failed(row: Row) -> bool:
 def mark_of(row: Row) -> str:
     """The key of a failed row in `FAILURE_MARKS`."""
     return row["status"] if row["status"] in FAILURE_MARKS else "error"
+
+
+def missing_in(series: Series) -> dict[Any, str]:
+    """The x values to mark, with their keys in `FAILURE_MARKS`: failures and, beside a measured point, unsupported."""
+    rows = series.rows.values()
+    marked = FAILED | {"unsupported"} if any(row["status"] == "ok" for row in rows) else FAILED
+    return {x: mark_of(row) for x, row in series.rows.items() if row["status"] in marked}
 
 
 def _measure(metric: Metric, rows: Sequence[Row]) -> Quantity:

@@ -1,4 +1,4 @@
-"""Figures of metrics: lines against the swept axis, or bars if there is only one x value."""
+"""Figures of metrics: lines against the swept axis, or bars if no series has more than one x value."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from glabench.errors import UsageError
 from glabench.records.metrics import TIME, Metric
-from glabench.report.canvas import Plan, frame, has_failed, lay_out, make_plan
-from glabench.report.lines import draw_lines
-from glabench.report.series import View
+from glabench.report.canvas import Plan, frame, lay_out, make_plan, missing_in
+from glabench.report.lines import draw_lines, has_bands
+from glabench.report.series import Panel, Series, View
+from glabench.sweeps.words import label_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,6 +24,10 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 # So that a dollar sign in a title or name does not start a formula.
 _PLAIN_TEXT: Any = {"text.parse_math": False}
+_MARKS = (
+    "What failed or is unsupported is marked at the top edge; "
+    "if all further x of a line failed in the same way, only at the first."
+)
 # Inches: the height per bar, and the space around the bars of a panel.
 _BAR, _AROUND_BARS = 0.28, 0.9
 
@@ -33,17 +38,17 @@ def draw(view: View, metrics: Sequence[Metric]) -> Figure:
 
     with mpl.rc_context(_PLAIN_TEXT):
         plan = make_plan(view, metrics)
-        return draw_lines(plan) if view.has_x else _draw_bars(plan)
+        return draw_lines(plan) if view.has_lines else _draw_bars(plan)
 
 
 def explain_figure(view: View, metrics: Sequence[Metric]) -> str:
     """A caption that explains bands, variants and failures."""
     words = ["Bars of one colour are variants of one backend."]
-    if view.has_x:
-        band = "Bands reach from p20 to p80 of the samples. " if TIME in metrics else ""
+    if view.has_lines:
+        band = "Bands reach from p20 to p80 of the samples. " if TIME in metrics and has_bands(view.panels) else ""
         words = [f"{band}Lines of one colour are variants of one backend."]
-        if any(has_failed(row) for row in view.rows):
-            words.append("What failed is marked at the top edge, at the first x where it did.")
+        if any(missing_in(series) for panel in view.panels for series in panel.series):
+            words.append(_MARKS)
     return " ".join(words)
 
 
@@ -69,7 +74,8 @@ def _draw_bars(plan: Plan) -> Figure:
     heights = [_AROUND_BARS + _BAR * len(plan.series[panel.pass_]) for panel in plan.view.panels]
     figure, plots = lay_out(plan, heights, 0.0)
     for plot in plots:
-        axes, series = plot.axes, plan.series[plot.panel.pass_]
+        axes, series = plot.axes, _sort_by_x(plan.series[plot.panel.pass_], plot.panel)
+        names = [_name_bar(each, plot.panel, plan.view.has_x) for each in series]
         for place, each in enumerate(series):
             (row,) = each.rows.values()
             length = plot.quantity.of(row) or 0.0
@@ -79,9 +85,20 @@ def _draw_bars(plan: Plan) -> Figure:
         axes.margins(x=0.16)
         axes.set_xlim(left=0)
         axes.set_ylim(len(series) - 0.4, -0.6)
-        axes.set_yticks(range(len(series)), [each.label for each in series] if plot.is_first else [""] * len(series))
+        axes.set_yticks(range(len(series)), names if plot.is_first else [""] * len(series))
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(plot.quantity.title)
         frame(plot)
         axes.grid(axis="y", visible=False)
     return figure
+
+
+def _sort_by_x(series: Sequence[Series], panel: Panel) -> list[Series]:
+    """Series of one x value each in order of it, after those that do not depend on x."""
+    order = [None, *panel.x_values]
+    return sorted(series, key=lambda each: order.index(next(iter(each.rows))))
+
+
+def _name_bar(series: Series, panel: Panel, with_x: bool) -> str:
+    (x,) = series.rows
+    return f"{series.label}, {label_of(panel.x_name, x)}" if with_x and x is not None else series.label

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from glabench.records.metrics import TIME
-from glabench.report.canvas import FAILURE_MARKS, PANEL_WIDTH, Plan, Plot, Quantity, frame, has_failed, lay_out, mark_of
-from glabench.report.series import Row, is_number
-from glabench.report.styles import Style
+from glabench.report.canvas import FAILURE_MARKS, PANEL_WIDTH, Plan, Plot, Quantity, frame, lay_out, missing_in
+from glabench.report.series import Panel, Row, Series
 from glabench.sweeps.words import axis_title, show_x
 
 if TYPE_CHECKING:
@@ -20,17 +19,21 @@ if TYPE_CHECKING:
 
 _BAND = "band: p20 to p80 of the samples"
 _MOST_TICKS = 8
-# Failure marks: number per line at one x, points of width per mark, share of the panel's height per line.
-_MARKS_PER_LINE, _MARK_WIDTH, _STRIP_LINE = 6, 10, 0.09
+# Marks: most per line at one x and at all x, points of width per mark, share of the panel's height per line.
+_MOST_MARKS, _ROOM, _MARK_WIDTH, _STRIP_LINE = 6, 30, 10, 0.09
 # A logarithmic axis reaches at least from its middle divided by this factor to its middle times this factor.
 _LEAST_RANGE = 1.25
-# Inches: the height of a panel and of a row of the legend.
-_HEIGHT, _LEGEND_ROW = 3.5, 0.22
+# Inches: the height of a panel and of a row of the legend. Letters: the width of a line in the legend.
+_HEIGHT, _LEGEND_ROW, _LEGEND_LINE = 3.5, 0.22, 4.0
+# The share of a time that a band must span to be seen.
+_SEEN = 0.01
+# Matplotlib's arguments for the line of a series.
+_Look = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class _Break:
-    """The place where a line breaks off: the failure's x, its kind and the line's colour."""
+    """A missing point of a line: its x, the reason and the line's colour."""
 
     place: float
     status: str
@@ -39,25 +42,46 @@ class _Break:
 
 def draw_lines(plan: Plan) -> Figure:
     """Draws one panel per pass and quantity, with one legend below all panels."""
-    columns = max(1, int(PANEL_WIDTH * plan.columns / (0.7 + 0.075 * max(map(len, [*plan.styles, _BAND])))))
-    handles = [_legend_line(label, style) for label, style in plan.styles.items()]
-    failed = {mark_of(row) for own in plan.series.values() for s in own for row in s.rows.values() if has_failed(row)}
-    handles += [_legend_mark(status) for status in FAILURE_MARKS if status in failed]
-    if any(quantity.metric is TIME for quantity in plan.quantities):
+    columns = max(1, int(PANEL_WIDTH * plan.columns / (0.9 + 0.075 * max(map(len, [*plan.styles, _BAND])))))
+    looks = _choose_looks(plan)
+    handles = [_legend_line(label, look) for label, look in looks.items()]
+    missing = {kind for own in plan.series.values() for series in own for kind in missing_in(series).values()}
+    handles += [_legend_mark(kind) for kind in FAILURE_MARKS if kind in missing]
+    if any(quantity.metric is TIME for quantity in plan.quantities) and has_bands(plan.view.panels):
         handles.append(_legend_band())
     below = _LEGEND_ROW * -(-len(handles) // columns)
     figure, plots = lay_out(plan, [_HEIGHT] * len(plan.view.panels), below)
     for plot in plots:
-        _draw_panel(plan, plot)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5)
+        _draw_panel(plan, plot, looks)
+    layout: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "handlelength": _LEGEND_LINE}
+    figure.legend(handles=handles, **layout, frameon=False, fontsize=8.5)
     return figure
 
 
-def _legend_line(label: str, style: Style) -> Artist:
+def has_bands(panels: Sequence[Panel]) -> bool:
+    """Whether the band of some time is wide enough to be seen."""
+    lines = [series for panel in panels if panel.is_scale for series in panel.series if not series.is_constant]
+    times = [row for series in lines for row in series.rows.values() if row["time_ms"]]
+    return any((row["time_ms_p80"] or 0) - (row["time_ms_p20"] or math.inf) > _SEEN * row["time_ms"] for row in times)
+
+
+def _choose_looks(plan: Plan) -> Mapping[str, _Look]:
+    """The look of each label, in all panels and in the legend. Later markers are smaller, so that equal values show."""
+    constant = {series.label for own in plan.series.values() for series in own if series.is_constant}
+    looks: dict[str, dict[str, Any]] = {}
+    for number, (label, style) in enumerate(plan.styles.items()):
+        size = 5.5 + 3.5 * (1 - number / len(plan.styles))
+        looks[label] = style.line | {"markersize": size, "linewidth": size / 3.5}
+        if label in constant:
+            looks[label] |= {"marker": "none", "linewidth": 1.6}
+    return looks
+
+
+def _legend_line(label: str, look: _Look) -> Artist:
     from matplotlib.lines import Line2D
 
     # A legend ignores labels that begin with an underscore.
-    return Line2D([], [], label=f" {label}" if label.startswith("_") else label, **style.line)
+    return Line2D([], [], label=f" {label}" if label.startswith("_") else label, **look)
 
 
 def _legend_mark(status: str) -> Artist:
@@ -74,29 +98,26 @@ def _legend_band() -> Artist:
     return Patch(color="black", alpha=0.2, linewidth=0, label=_BAND)
 
 
-def _draw_panel(plan: Plan, plot: Plot) -> None:
-    axes, quantity, x_values = plot.axes, plot.quantity, plot.panel.x_values
-    is_scale = all(is_number(x) and x > 0 for x in x_values)
+def _draw_panel(plan: Plan, plot: Plot, looks: Mapping[str, _Look]) -> None:
+    axes, quantity, x_values, is_scale = plot.axes, plot.quantity, plot.panel.x_values, plot.panel.is_scale
     places: dict[Any, float] = {x: x if is_scale else i for i, x in enumerate(x_values)}
     if not quantity.is_linear:
         axes.set_yscale("log")
     breaks: list[_Break] = []
-    shown = plan.series[plot.panel.pass_]
-    for number, series in enumerate(shown):
-        style = plan.styles[series.label]
-        if x_values != [None] and None in series.rows:
-            breaks += _draw_constant(axes, series.rows[None], quantity, style, max(places.values()))
+    for series in plan.series[plot.panel.pass_]:
+        look = looks[series.label]
+        if series.is_constant:
+            breaks += _draw_constant(axes, series, quantity, look, max(places.values()))
             continue
         found = [(places[x], series.rows[x]) for x in x_values if x in series.rows]
-        size = 5.0 + 4.0 * (1 - number / len(shown))  # later markers are smaller, so that equal values stay visible
-        _draw_series(axes, found, quantity, style.line | {"markersize": size, "linewidth": size / 3.5}, is_scale)
-        breaks += _find_breaks(found, style)
+        _draw_series(axes, found, quantity, look, is_scale)
+        breaks += _find_breaks(series, places, look["color"])
     _dress(plot, places, is_scale)
-    _mark_failures(axes, breaks, quantity)
+    _mark_missing(axes, breaks, quantity, min(_MOST_MARKS, max(1, _ROOM // len(places))))
 
 
 def _draw_series(
-    axes: Axes, found: Sequence[tuple[float, Row]], quantity: Quantity, line: Mapping[str, Any], is_scale: bool
+    axes: Axes, found: Sequence[tuple[float, Row]], quantity: Quantity, look: _Look, is_scale: bool
 ) -> None:
     """Draws the points of a series; if x is a scale, joins them and adds a band from p20 to p80 for times."""
     across = [place for place, _ in found]
@@ -104,31 +125,33 @@ def _draw_series(
     values = [math.nan if (value := quantity.of(row)) is None else value for _, row in found]
     if all(map(math.isnan, values)):
         return
-    axes.plot(across, values, **{**line, **({} if is_scale else {"linestyle": "none"})})
+    axes.plot(across, values, **{**look, **({} if is_scale else {"linestyle": "none"})})
     if quantity.metric is TIME and is_scale:
         low, high = ([row[name] or math.nan for _, row in found] for name in ("time_ms_p20", "time_ms_p80"))
-        axes.fill_between(across, low, high, color=line["color"], alpha=0.2, linewidth=0)
+        axes.fill_between(across, low, high, color=look["color"], alpha=0.2, linewidth=0)
 
 
-def _draw_constant(axes: Axes, row: Row, quantity: Quantity, style: Style, last: float) -> list[_Break]:
+def _draw_constant(axes: Axes, series: Series, quantity: Quantity, look: _Look, last: float) -> list[_Break]:
     """Draws a row that does not depend on x as a horizontal line. A failure is returned as a break at the last x."""
-    if (value := quantity.of(row)) is not None:
-        axes.axhline(value, color=style.color, linestyle=style.line["linestyle"], linewidth=1.2)
-    return [_Break(last, mark_of(row), style.color)] if has_failed(row) else []
+    if (value := quantity.of(series.rows[None])) is not None:
+        axes.axhline(value, **look)
+    return [_Break(last, kind, look["color"]) for kind in missing_in(series).values()]
 
 
-def _find_breaks(found: Sequence[tuple[float, Row]], style: Style) -> list[_Break]:
-    """The first of each group of neighbouring failures."""
-    before = [None, *(row for _, row in found)]
+def _find_breaks(series: Series, places: Mapping[Any, float], color: str) -> list[_Break]:
+    """The missing points of a series; of those at its end that have the same reason only the first."""
+    missing = missing_in(series)
+    found = [(place, missing.get(x)) for x, place in places.items() if x in series.rows]
+    kinds = [kind for _, kind in found]
     return [
-        _Break(place, mark_of(row), style.color)
-        for previous, (place, row) in zip(before, found, strict=False)
-        if has_failed(row) and not (previous and has_failed(previous))
+        _Break(place, kind, color)
+        for i, (place, kind) in enumerate(found)
+        if kind and not (i and {*kinds[i - 1 :]} == {kind})
     ]
 
 
-def _mark_failures(axes: Axes, breaks: Sequence[_Break], quantity: Quantity) -> None:
-    """Marks failures in a strip at the top edge, outside of the y scale; those at the same x stand side by side."""
+def _mark_missing(axes: Axes, breaks: Sequence[_Break], quantity: Quantity, per_line: int) -> None:
+    """Marks missing points in a strip at the top edge, outside of the y scale, with up to `per_line` side by side."""
     from matplotlib.patches import Rectangle
 
     if not breaks:
@@ -136,7 +159,7 @@ def _mark_failures(axes: Axes, breaks: Sequence[_Break], quantity: Quantity) -> 
     at_place: dict[float, list[_Break]] = {}
     for point in breaks:
         at_place.setdefault(point.place, []).append(point)
-    lines = -(-max(map(len, at_place.values())) // _MARKS_PER_LINE)
+    lines = -(-max(map(len, at_place.values())) // per_line)
     strip = min(_STRIP_LINE * lines, 0.5)  # share of the panel
     low, high = axes.get_ylim()
     ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
@@ -147,12 +170,12 @@ def _mark_failures(axes: Axes, breaks: Sequence[_Break], quantity: Quantity) -> 
     axes.add_patch(Rectangle((0, 1 - strip), 1, strip, transform=axes.transAxes, **background))
     for points in at_place.values():
         for number, point in enumerate(points):
-            line, place = divmod(number, _MARKS_PER_LINE)
-            middle = (min(len(points) - line * _MARKS_PER_LINE, _MARKS_PER_LINE) - 1) / 2
-            _mark_failure(axes, point, (place - middle) * _MARK_WIDTH, 1 - strip * (line + 0.5) / lines)
+            line, place = divmod(number, per_line)
+            middle = (min(len(points) - line * per_line, per_line) - 1) / 2
+            _draw_mark(axes, point, (place - middle) * _MARK_WIDTH, 1 - strip * (line + 0.5) / lines)
 
 
-def _mark_failure(axes: Axes, point: _Break, shift: float, height: float) -> None:
+def _draw_mark(axes: Axes, point: _Break, shift: float, height: float) -> None:
     """Draws one mark, `shift` points beside its x; `height` is a share of the panel's height."""
     from matplotlib.transforms import ScaledTranslation
 
@@ -186,6 +209,9 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool) -> None:
         axes.yaxis.set_major_locator(_log_ticks(*axes.get_ylim()))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
+    if not axes.lines:  # there is no value to scale the axis by
+        axes.set_yticks([])
+        axes.set_yticks([], minor=True)
     axes.set_xlabel(axis_title(plot.panel.x_name))
     axes.set_ylabel(plot.quantity.title)
     frame(plot)

@@ -20,7 +20,7 @@ def explain_doubts(view: View) -> list[str]:
 def list_failures(view: View) -> list[str]:
     """One line per reason, such as `oom: gla-torch at 16k (fwd, fwd+bwd): CUDA out of memory.`
 
-    Reasons that differ only in numbers share a line.
+    Reasons that differ only in numbers share a line, except those of crashes: an exit code tells what happened.
     """
     label_of: dict[int, str] = {
         id(row): s.label for panel in view.panels for s in panel.series for row in s.rows.values()
@@ -31,7 +31,8 @@ def list_failures(view: View) -> list[str]:
         label: str = label_of[id(row)] if id(row) in label_of else row["backend"]
         rows_of.setdefault(label, []).append(row)
         if row["status"] != "ok":
-            kind = (row["status"], re.sub(r"[\d.]+", "#", row["reason"] or ""))
+            reason = row["reason"] or ""
+            kind = (row["status"], reason if row["status"] == "crashed" else re.sub(r"[\d.]+", "#", reason))
             groups.setdefault(kind, {}).setdefault(label, []).append(row)
     lines = []
     for (status, _), by_label in groups.items():

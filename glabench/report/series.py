@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glabench.errors import printable
+from glabench.errors import UsageError, printable
 from glabench.records import Run
 from glabench.records.diagnosis import diagnose
 from glabench.records.environment import device_name
+from glabench.records.metrics import METRICS, TIME, Metric, known
 from glabench.records.run import rows_of
 from glabench.sweeps.words import is_usual, label_of, sort_by_order
 
@@ -35,6 +36,11 @@ class Series:
         """The row at an x value, or the row that does not depend on x."""
         return self.rows.get(x, self.rows.get(None))
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether it does not depend on x, so that a figure with an x axis shows it as a horizontal line."""
+        return None in self.rows
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -44,6 +50,11 @@ class Panel:
     x_name: str
     x_values: Sequence[Any]
     series: Sequence[Series]
+
+    @property
+    def is_scale(self) -> bool:
+        """Whether all x values have a place on a logarithmic scale."""
+        return all(is_number(x) and x > 0 for x in self.x_values)
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,16 @@ class View:
         return len({x for panel in self.panels for x in panel.x_values}) > 1
 
     @property
+    def has_lines(self) -> bool:
+        """Whether some series has more than one x value, so that a figure needs an x axis."""
+        return any(len(series.rows) > 1 for panel in self.panels for series in panel.series)
+
+    @property
+    def against(self) -> str | None:
+        """The backend that ratios refer to by default: that of the first run's sweep."""
+        return self.runs[0].sweep.against
+
+    @property
     def labels(self) -> list[str]:
         """The labels of all series, without repeats."""
         return list(dict.fromkeys(series.label for panel in self.panels for series in panel.series))
@@ -75,6 +96,15 @@ def make_view(runs: Sequence[Run]) -> View:
     shown = [row for row in rows if row["backend"] in runnable] or rows
     x = choose_x(shown, runs[0].sweep.x)
     return View(runs, rows, x, make_panels(shown, x), describe_shape(shown, x))
+
+
+def check_metrics(runs: Sequence[Run], metrics: Sequence[Metric]) -> None:
+    """Raises UsageError if records have values, but of none of these metrics. Without a time, statuses are shown."""
+    rows = rows_of_runs(runs)
+    there = [metric.name for metric in known(METRICS, rows)]
+    if there and TIME not in metrics and not known(metrics, rows):
+        names = ", ".join(metric.name for metric in metrics)
+        raise UsageError(f"--metric: no record has these metrics: {names} (there are: {', '.join(there)})")
 
 
 def name_runs(runs: Sequence[Run]) -> list[str]:

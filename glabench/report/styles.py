@@ -1,6 +1,9 @@
-"""Colours, markers and dashes. A backend has the same colour and marker in every figure, shared by its variants."""
+"""Colours, markers and dashes. A backend has the same colour and marker in every figure.
 
-from collections.abc import Mapping, Sequence
+Its variants have shades of the colour, and differ in dashes and in how the marker is filled.
+"""
+
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -21,9 +24,13 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "mamba1": ("#88A000", "H"),
 }
 # For other backends: colours that differ from those above.
-_OTHERS = ("#332288", "#CC6677", "#44AA99", "#AA4499", "#661100", "#6699CC", "#DDCC77")
+_OTHERS = ("#332288", "#4400FF", "#44AA99", "#AA4499", "#661100", "#6699CC", "#DDCC77")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "<", ">", "p", "h")
-_DASHES = ("-", "--", "-.", ":")
+# Looks of a backend's variants. Numbers without a common factor, so that pairs of dash and fill repeat late.
+_DASHES = ("-", "--", "-.", ":", (0, (8, 2)), (0, (4, 1, 1, 1, 1, 1)), (0, (8, 2, 2, 2)))
+_FILLS = ("full", "none", "bottom", "left", "top", "right")
+# Shares of black or white in a shade of a colour.
+_SHADES = ((0.0, "00"), (0.3, "00"), (0.45, "FF"))
 _HATCHES = ("", "////", "....", "xxxx", "||||", "----")
 
 
@@ -37,14 +44,16 @@ class Style:
 
     @property
     def line(self) -> dict[str, Any]:
-        """Matplotlib's arguments for a line. Variants differ in dashes and in filled or hollow markers."""
-        is_hollow = (self.variant + self.variant // len(_DASHES)) % 2 == 1
+        """Matplotlib's arguments for a line."""
+        fill = _FILLS[self.variant % len(_FILLS)]
         return {
             "color": self.color,
             "linestyle": _DASHES[self.variant % len(_DASHES)],
             "marker": self.marker,
             "markersize": 6,
-            "markerfacecolor": "white" if is_hollow else self.color,
+            "fillstyle": "full" if fill == "none" else fill,
+            "markerfacecolor": "white" if fill == "none" else self.color,
+            "markerfacecoloralt": "white",
         }
 
     @property
@@ -60,17 +69,30 @@ def choose_styles(backends: Mapping[str, str]) -> dict[str, Style]:
     styles = {}
     for label, backend in backends.items():
         seen[backend] = seen.get(backend, -1) + 1
-        styles[label] = Style(*looks[backend], seen[backend])
+        color, marker = looks[backend]
+        styles[label] = Style(_shade(color, seen[backend]), marker, seen[backend])
     return styles
 
 
+def _shade(color: str, variant: int) -> str:
+    """A variant's shade of a colour; with as many shades as fills have passed, so that pairs of them repeat late."""
+    share, end = _SHADES[(variant // 2 + variant // len(_FILLS)) % len(_SHADES)]
+    parts = [round((1 - share) * int(color[i : i + 2], 16) + share * int(end, 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{part:02X}" for part in parts)
+
+
 def _choose_looks(backends: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker per backend: from the table, else chosen by the name's checksum; taken colours are skipped."""
-    looks: dict[str, tuple[str, str]] = {}
+    """Colour and marker per backend: from the table, else the first free ones from a place that the name determines."""
+    looks = {name: _OURS[name] for name in backends if name in _OURS}
     for name in backends:
-        first = crc32(name.encode())
-        row = [_OTHERS[(first + step) % len(_OTHERS)] for step in range(len(_OTHERS))]
-        taken = {color for color, _ in looks.values()}
-        color = next((each for each in row if each not in taken), row[0])
-        looks[name] = _OURS.get(name, (color, _MARKERS[first % len(_MARKERS)]))
+        if name not in looks:
+            colors, markers = ({look[i] for look in looks.values()} for i in (0, 1))
+            looks[name] = _first_free(name, _OTHERS, colors), _first_free(name, _MARKERS, markers)
     return looks
+
+
+def _first_free(name: str, choices: Sequence[str], taken: Container[str]) -> str:
+    """The first choice that is not taken, from one that the name's checksum determines; that one if all are taken."""
+    first = crc32(name.encode()) % len(choices)
+    row = [*choices[first:], *choices[:first]]
+    return next((each for each in row if each not in taken), row[0])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from glabench.records import Run
@@ -11,7 +12,7 @@ from glabench.records.metrics import TIME, Metric, known, significant
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.grid import DOUBTS, Grid, escape
 from glabench.report.notes import explain_doubts, list_failures, tag_series
-from glabench.report.series import Panel, Row, View, find_base, make_view
+from glabench.report.series import Panel, Row, View, check_metrics, find_base, make_view
 from glabench.sweeps.words import show_x
 
 if TYPE_CHECKING:
@@ -29,26 +30,30 @@ _SPREAD_NOTE = "±: from the median to the farther of p20 and p80"
 def render_tables(runs: Sequence[Run], metrics: Sequence[Metric], width: int, against: str | None = None) -> list[Text]:
     """The texts for a terminal of `width` characters: title, tables, explained doubts, cells that were not measured.
 
-    Tables that are too wide get a vertical form, with one line per cell. Metrics that no record has are left out. With
-    `against`, times have in brackets how many times as fast as that backend they are.
+    Tables that are too wide get a vertical form, with one line per cell. Metrics that no record has are left out. Times
+    have in brackets how many times as fast as the backend `against` they are. None stands for that of the first run's
+    sweep; these ratios are left out where they are what makes a table too wide. Raises UsageError if no record has any
+    of the metrics.
     """
     from rich.text import Text
 
+    check_metrics(runs, metrics)
     view = make_view(runs)
     heading = Text(title_of(runs), "bold")
     heading.append("".join(f"\n{line}" for line in [view.shape, *surroundings_of(runs)] if line), "not bold dim")
-    grids = _make_grids(view, metrics, _Form(against, with_spread=True), width)
+    form = _Form(against or view.against, with_spread=True)
+    grids = _make_grids(view, metrics, form, width, None if against else replace(form, against=None))
     has_spread = any("±" in cell for grid in grids for row in grid.rows for cell in row)
     notes = [*([_SPREAD_NOTE] if has_spread else []), *_list_notes(view, metrics, grids)]
     return [heading.append("\n"), *(grid.to_text() for grid in grids), *([Text("\n".join(notes))] if notes else [])]
 
 
 def make_markdown(view: View, metrics: Sequence[Metric], against: str | None) -> str:
-    """Tables and notes as Markdown. Times have their ratio to the backend `against`.
+    """Tables and notes as Markdown. Times have their ratio to the backend `against`; None stands for the sweep's.
 
     `2.31 (×6.3)` means 2.31 ms, 6.3 times as fast as that backend at the same x. A failed cell shows its status.
     """
-    grids = _make_grids(view, metrics, _Form(against, with_spread=False), None)
+    grids = _make_grids(view, metrics, _Form(against or view.against, with_spread=False))
     notes = "".join(f"- {escape(note)}\n" for note in _list_notes(view, metrics, grids))
     return "\n".join([*(grid.to_markdown() for grid in grids), *([notes] if notes else [])])
 
@@ -82,15 +87,21 @@ class _Form:
 
 def _spread(row: Row) -> str:
     time, low, high = row["time_ms"], row["time_ms_p20"], row["time_ms_p80"]
-    return "" if low is None or high is None else f" ±{100 * max(high - time, time - low) / time:.0f}%"
+    if low is None or high is None:
+        return ""
+    spread = max(high - time, time - low) / time
+    return " ±>100%" if spread > 1 else f" ±{100 * spread:.0f}%"
 
 
-def _make_grids(view: View, metrics: Sequence[Metric], form: _Form, width: int | None) -> list[Grid]:
-    """The tables of all panels, in the vertical form if one of them is wider than `width`."""
+def _make_grids(
+    view: View, metrics: Sequence[Metric], form: _Form, width: float = math.inf, shorter: _Form | None = None
+) -> list[Grid]:
+    """The tables of all panels; if one is wider than `width`, in the form `shorter`, else in the vertical form."""
     shown = [(panel, _known(metrics, panel)) for panel in view.panels]
-    wide = [grid for panel, own in shown for grid in _make_wide(view, panel, own, form)]
-    if width is None or all(grid.width <= width for grid in wide):
-        return wide
+    for each in filter(None, [form, shorter]):
+        wide = [grid for panel, own in shown for grid in _make_wide(view, panel, own, each)]
+        if all(grid.width <= width for grid in wide):
+            return wide
     return [grid for panel, own in shown for grid in _make_narrow(view, panel, own, form, width)]
 
 
@@ -118,7 +129,7 @@ def _put_x_across(panel: Panel, metric: Metric, form: _Form, with_tags: bool) ->
     return _grid(panel, title, [panel.x_name, *map(show_x, panel.x_values)], rows, tags)
 
 
-def _make_narrow(view: View, panel: Panel, metrics: Sequence[Metric], form: _Form, width: int) -> list[Grid]:
+def _make_narrow(view: View, panel: Panel, metrics: Sequence[Metric], form: _Form, width: float) -> list[Grid]:
     """The vertical form: metrics as columns and one line per cell, below the series' label.
 
     If this is too wide, too, the metrics are split over several tables.

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glabench.errors import printable
+from glabench.errors import UsageError, printable
 from glabench.records import Run
 from glabench.records.metrics import USUAL, Metric
 from glabench.report.describe import settings_of, surroundings_of, title_of
 from glabench.report.figures import draw, explain_figure, save_figure
 from glabench.report.grid import escape
-from glabench.report.series import View, make_view, name_runs
+from glabench.report.series import View, check_metrics, make_view, name_runs
 from glabench.report.tables import make_markdown
 
 if TYPE_CHECKING:
@@ -26,20 +26,33 @@ _DRAWN = ("time", "peak")
 def write_report(runs: Sequence[Run], folder: Path, metrics: Sequence[Metric], against: str | None) -> list[Path]:
     """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into a folder. Returns their paths.
 
-    `against` is the backend that ratios refer to; None stands for that of the first run's sweep.
+    `against` is the backend that ratios refer to; None stands for that of the first run's sweep. Raises UsageError,
+    before anything is written, if no record has any of the metrics or if a folder has the name of one of the files.
     """
+    check_metrics(runs, metrics)
     csv, page, *figures = paths = [folder / name for name in _WRITTEN]
-    for path in paths:
-        if path.is_symlink():
-            path.unlink()  # a link in a run of unknown source may point to any of the user's files
+    _make_way(paths)
     view = make_view(runs)
     drawn = choose_drawn(metrics)
     to_frame(runs).to_csv(csv, index=False)
-    page.write_text(make_page(view, metrics, drawn, against or runs[0].sweep.against), encoding="utf-8")
+    page.write_text(make_page(view, metrics, drawn, against), encoding="utf-8")
     figure = draw(view, drawn)
     for path in figures:
         save_figure(figure, path)
     return paths
+
+
+def _make_way(paths: Sequence[Path]) -> None:
+    """Removes what is no regular file. In a run of unknown source, a link may point to any of the user's files.
+
+    Raises UsageError for a folder.
+    """
+    odd = [path for path in paths if path.is_symlink() or (path.exists() and not path.is_file())]
+    for path in odd:
+        if path.is_dir() and not path.is_symlink():
+            raise UsageError(f"--out: '{path}' is a folder, and the report has a file of this name; remove it")
+    for path in odd:
+        path.unlink()
 
 
 def choose_drawn(metrics: Sequence[Metric]) -> list[Metric]:

@@ -433,6 +433,7 @@ def test_several_runs_share_a_report_with_the_metrics_and_the_figure_asked_for(t
     [
         (["--against", "stedy"], "--against: 'stedy' is not in the run (allowed: steady; did you mean 'steady'?)"),
         (["--metric", "tim"], "--metric: 'tim' is not a metric"),
+        (["--metric", "energy", "--out", "new"], "--metric: no record has these metrics: energy (there are: time, "),
         (["--figure", "nowhere/x.pdf"], "--figure: cannot write 'nowhere/x.pdf'"),
         (["--json", "-", "--csv", "-"], "--csv: --json already writes to stdout"),
     ],
@@ -442,6 +443,14 @@ def test_a_mistake_in_a_report_is_one_line(there, arguments, words):
     assert (code, stdout) == (2, "")
     assert words in stderr
     assert len(stderr.splitlines()) == 1
+    assert not (there / "new").exists()
+
+
+def test_a_measured_run_is_shown_even_without_the_metric_asked_for(run):
+    code, stdout, stderr = run("speed", *MADE_UP, "--metric", "energy")
+    assert code == 0
+    assert "no record has these metrics: energy" in stderr
+    assert "median time" in stdout
 
 
 # Lists, help and completion

@@ -1,20 +1,23 @@
 """Reports from records: tables and figures of runs with every kind of outcome."""
 
+import math
 import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from glabench.backends import load_registry
+from glabench.errors import UsageError
 from glabench.records import Record, Run, RunFolder
 from glabench.records.metrics import BY_NAME, METRICS, PEAK, TIME, known, parse_metrics, significant
 from glabench.records.run import rows_of
 from glabench.report.describe import describe_environment, describe_settings
-from glabench.report.figures import FORMATS, draw, save_figure
+from glabench.report.figures import FORMATS, draw, explain_figure, save_figure
 from glabench.report.series import choose_x, describe_shape, make_panels, make_view
 from glabench.report.styles import choose_styles
 from glabench.report.tables import make_markdown, render_tables
@@ -228,6 +231,42 @@ def test_metrics_are_shown_if_known_and_only_then():
     assert "floor" not in markdown(fast)  # only on request, because attention is not memory-bound
 
 
+def test_ratios_refer_to_the_sweeps_backend_unless_a_table_is_too_wide_with_them():
+    run = made_up("paper-fig2", {"pass": "fwd", "seqlen": "1k..4k"})
+    assert run.sweep.against == "sdpa-flash"
+    assert "in brackets: times as fast as sdpa-flash" in shown([run])
+    assert markdown(run) == markdown(run, against="sdpa-flash")
+    without = shown([run], width=80)
+    assert "×" not in without
+    assert "\n  1k" not in without
+    assert "×" in shown([run], width=80, against="sdpa-flash")  # asked for, even in the vertical form
+
+
+def test_a_spread_above_the_time_itself_is_not_counted():
+    run = made_up("gla-340m", {}, time_ms=1.0, time_ms_p20=0.9, time_ms_p80=11.5)
+    assert "1 ±>100%" in shown([run])
+
+
+def test_crashes_with_different_exit_codes_take_a_line_each():
+    run = made_up("paper-fig2", {"pass": "fwd", "backend": "gla-torch", "seqlen": "1k,2k"}, lambda c: "crashed")
+    codes = [replace(r, reason=f"exit code {i}") for i, r in enumerate(run.records)]
+    assert markdown(replace(run, records=codes)).splitlines()[-2:] == [
+        "- crashed: gla-torch at 1k (fwd): exit code 0",
+        "- crashed: gla-torch at 2k (fwd): exit code 1",
+    ]
+
+
+def test_metrics_that_no_record_has_are_refused_before_anything_is_written(tmp_path):
+    run = made_up("gla-340m")
+    words = r"^--metric: no record has these metrics: energy, power \(there are: time, peak, tokens, error\)$"
+    for make in (lambda asked: shown([run], asked), lambda asked: write_report([run], tmp_path, asked, None)):
+        with pytest.raises(UsageError, match=words):
+            make(parse_metrics("energy,power"))
+    assert not list(tmp_path.iterdir())
+    failed = made_up("gla-340m", {}, OUTCOMES["everything fails"])
+    assert "error" in shown([failed], parse_metrics("energy"))
+
+
 def test_equal_reasons_of_many_cells_take_one_line():
     run = made_up(
         "paper-fig2", {}, lambda c: "unsupported" if c.backend == "mamba1" else "oom" if c.seqlen > 4096 else "ok"
@@ -373,6 +412,36 @@ def test_failures_stand_in_a_strip_at_the_top_edge():
     assert "out of memory" in legend(figure)
 
 
+@pytest.mark.parametrize(
+    ("statuses", "marks"),
+    [
+        ("oom oom ok ok ok", {1: "x", 2: "x"}),
+        ("oom oom ok oom oom", {1: "x", 2: "x", 8: "x"}),
+        ("ok oom timeout timeout timeout", {2: "x", 4: "1"}),
+        ("ok ok unsupported ok unsupported", {4: "+", 16: "+"}),
+        ("unsupported unsupported unsupported unsupported oom", {16: "x"}),
+    ],
+)
+def test_each_missing_point_is_marked_but_of_a_lines_end_only_the_first(statuses, marks):
+    status = dict(zip((1024, 2048, 4096, 8192, 16384), statuses.split(), strict=True))
+    of_one = lambda cell: status[cell.seqlen] if cell.backend == "gla-torch" else "ok"  # noqa: E731
+    run = made_up("paper-fig2", {"pass": "fwd", "backend": "gla-torch,sdpa-flash"}, of_one)
+    figure = drawn(run)
+    lines = [line for line in figure.axes[0].lines if line.get_marker() in ("x", "1", "+")]
+    assert {line.get_xdata()[0] // 1024: line.get_marker() for line in lines} == marks
+    assert ("unsupported" in legend(figure)) == ("+" in marks.values())
+    assert "What failed or is unsupported is marked" in explain_figure(make_view([run]), [TIME])
+
+
+def test_many_marks_of_many_lengths_do_not_overlap():
+    run = made_up("paper-fig2", {"pass": "fwd", "seqlen": "1k..16k:+1k"}, lambda c: "ok" if c.seqlen % 2048 else "oom")
+    figure = drawn(run)
+    figure.canvas.draw()
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    places = [line.get_transform().transform(line.get_xydata())[0] for line in crosses]
+    assert min(math.dist(a, b) for a, b in combinations(places, 2)) > 7 * figure.dpi / 72  # points, a mark's size
+
+
 def test_all_panels_have_the_same_x_even_if_one_of_them_lacks_points():
     run = made_up(
         "paper-fig2", {"pass": "fwd", "seqlen": "1k..4k"}, lambda cell: "oom" if cell.seqlen == 2048 else "ok"
@@ -388,6 +457,50 @@ def test_all_panels_have_the_same_x_even_if_one_of_them_lacks_points():
 def test_a_backend_that_failed_everywhere_is_in_the_legend_and_the_band_is_named():
     figure = drawn(made_up("paper-fig2", {"pass": "fwd"}, OUTCOMES["all of one backend fails"]))
     assert {"gla-triton (materialized)", "inaccurate", "band: p20 to p80 of the samples"} <= set(legend(figure))
+
+
+def test_the_legend_shows_every_series_as_its_lines_and_points_look():
+    auto = {"chunk": "auto,16..64", "pass": "fwd"}
+    for run in (made_up("paper-fig2", {"pass": "fwd"}), made_up("chunk-sweep", auto)):
+        figure = drawn(run)
+        look = lambda line: line.properties()  # noqa: E731
+        names = ("color", "linestyle", "linewidth", "marker", "markersize", "markerfacecolor", "fillstyle")
+        looks = {tuple(str(look(line)[name]) for name in names) for line in figure.axes[0].lines}
+        handles = [handle for handle in figure.legends[0].legend_handles if hasattr(handle, "get_marker")]
+        assert {tuple(str(look(handle)[name]) for name in names) for handle in handles} == looks
+        assert len(looks) == len(handles) == len(make_view([run]).labels)
+    flat = [handle for handle in handles if handle.get_marker() == "none"]
+    assert [handle.get_label() for handle in flat] == [label for label in legend(figure) if "auto" in label]
+
+
+def test_a_band_is_named_only_if_it_can_be_seen():
+    narrow = made_up("paper-fig2", {"pass": "fwd"}, time_ms=1.0, time_ms_p20=0.996, time_ms_p80=1.004)
+    assert not any("band" in label for label in legend(drawn(narrow)))
+    assert "Bands" not in explain_figure(make_view([narrow]), [TIME])
+    assert "Bands" in explain_figure(make_view([made_up("paper-fig2")]), [TIME])
+
+
+def test_an_axis_without_any_value_has_no_ticks():
+    axes = drawn(made_up("paper-fig2", {"pass": "fwd"}, OUTCOMES["everything fails"])).axes[0]
+    assert not [*axes.get_yticks(), *axes.get_yticks(minor=True)]
+
+
+def test_runs_without_two_points_on_any_line_have_bars_that_name_x():
+    kept = {"pass": "fwd", "backend": "gla-torch,sdpa-flash"}
+    short, long = (
+        made_up("paper-fig2", kept | {"batch": batch, "seqlen": length}, name=length)
+        for batch, length in (("1", "32k"), ("8", "2k"))
+    )
+    view = make_view([short, long])
+    figure = draw(view, [TIME])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
+        "gla-torch (B=8), T=2k",
+        "sdpa-flash (B=8), T=2k",
+        "gla-torch (B=1), T=32k",
+        "sdpa-flash (B=1), T=32k",
+    ]
+    assert len(figure.axes[0].patches) == 4
+    assert explain_figure(view, [TIME]).startswith("Bars")
 
 
 def test_with_one_value_of_the_axis_bars_say_their_times_and_what_failed():
@@ -427,9 +540,19 @@ def test_a_backend_has_the_same_colour_and_marker_in_every_figure():
     assert among["a"].bar != among["b"].bar
 
 
-def test_backends_of_others_have_colours_of_their_own():
+def test_variants_of_a_backend_differ_in_their_points_and_in_their_lines():
+    styles = choose_styles({str(i): "gla-triton" for i in range(40)})
+    points = [{**style.line, "linestyle": None} for style in styles.values()]
+    assert len({str(point) for point in points[:18]}) == 18
+    assert len({str(style.line) for style in styles.values()}) == 40
+    assert {style.marker for style in styles.values()} == {"o"}
+
+
+def test_backends_of_others_have_colours_and_markers_of_their_own():
     styles = choose_styles({name: name for name in [*TRAITS, *"abcdefg"]})
     assert len({style.color for style in styles.values()}) == len(styles)
+    styles = choose_styles({name: name for name in ["gla-triton", "fla-gla", "sdpa-flash", *"abcdefg"]})
+    assert len({style.marker for style in styles.values()}) == len(styles)
 
 
 def test_the_usual_figure_is_of_time_and_memory_and_another_of_what_was_asked_for():

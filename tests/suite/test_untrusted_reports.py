@@ -1,6 +1,7 @@
 """Reports, comparisons and baselines of runs from unknown sources: shown, or refused in one line."""
 
 import json
+import os
 import re
 from dataclasses import replace
 
@@ -92,6 +93,17 @@ def test_a_report_does_not_write_through_links_that_came_with_a_run(folder, tmp_
     paths = write_report([folder.load()], folder.path, USUAL, None)
     assert victim.read_text() == "mine"
     assert not any(path.is_symlink() for path in paths)
+
+
+def test_a_pipe_is_replaced_and_a_folder_refused_where_a_report_is_written(folder, tmp_path):
+    keep(folder, [record_at(1024)])
+    os.mkfifo(tmp_path / "report.md")
+    (tmp_path / "figure.svg").mkdir()
+    with pytest.raises(UsageError, match=r"--out: '.*figure.svg' is a folder"):
+        write_report([folder.load()], tmp_path, USUAL, None)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["figure.svg", "report.md"]
+    (tmp_path / "figure.svg").rmdir()
+    assert all(path.is_file() for path in write_report([folder.load()], tmp_path, USUAL, None))
 
 
 ENVIRONMENTS = st.one_of(
