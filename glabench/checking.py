@@ -174,8 +174,8 @@ class _Trial:
         """Measures some cells into a folder that is `path`, or inside it."""
         # Folders of a second look are inside the first one's, so the same command resumes both.
         go_on = f"the same command with --resume {self.option} {shlex.quote(str(self.path))}"
-        resume, plan = self.rounds.resume, self.plan.on(cells)
-        return measure_versions(plan, self.versions, rounds, path, self.observer, go_on, resume, self.show_errors)
+        resume, plan, look = self.rounds.resume, self.plan.on(cells), "" if path == self.path else "again"
+        return measure_versions(plan, self.versions, rounds, path, self.observer, go_on, resume, self.show_errors, look)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import cleandoc
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
 
 from glabench import __version__
 from glabench.cli import (
@@ -24,9 +26,12 @@ from glabench.cli import (
 from glabench.cli.options import with_options
 from glabench.sweeps.parameters import Parameter
 
-_EPILOG = (
+_EXIT_CODES = (
     "Exit codes: 0 fine, 1 regression (check, compare --fail-on), 2 wrong usage, 3 nothing to run, 4 some cell failed "
-    "(its record says why), 5 less accurate, 6 unclear (check --strict), 130 interrupted."
+    "(its record says why), 5 less accurate, 6 unclear (check --strict), 70 a bug in glabench, 130 interrupted."
+)
+_MEASURING_EPILOG = (
+    "VALUES of axes: 1k..16k doubles, 1k..4k:+1k adds, 1k..1m:*4 multiplies, 1k,3k lists; k = 1024.\n\n" + _EXIT_CODES
 )
 _MEASURING: Mapping[str, Callable[..., None]] = {
     "speed": speed.speed,
@@ -42,6 +47,33 @@ _OTHERS: Mapping[str, Callable[..., None]] = {
     "sweeps": sweeps.sweeps,
     "env": env.env,
 }
+
+
+def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
+    for each in parameters:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return parameters
+
+
+class _Group(TyperGroup):
+    """A group whose help shows no type beside flags."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options."""
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+class _Command(TyperCommand):
+    """A command whose help shows no type beside flags, and arguments as their metavars say."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options and arguments."""
+        return _without_types_of_flags(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the usage line, `RUN...` instead of `{RUN...}...`."""
+        return [piece.removesuffix("...").strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
 
 def _print_version(wanted: bool) -> None:
@@ -60,7 +92,8 @@ def _glabench(
 
 def _help(command: Callable[..., None]) -> str:
     """The docstring with one line per paragraph, because Typer keeps line breaks after the first paragraph."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(command.__doc__ or "").split("\n\n"))
+    paragraphs = escape(cleandoc(command.__doc__ or "")).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def takes_axes(arguments: Sequence[str]) -> bool:
@@ -72,25 +105,26 @@ def takes_axes(arguments: Sequence[str]) -> bool:
 def make_app(axes: Mapping[str, Parameter]) -> typer.Typer:
     """The command line, with one option per axis."""
     app = typer.Typer(
+        cls=_Group,
         name="glabench",
         help="Measures how fast, how memory-hungry and how accurate sequence-mixing layers are.",
-        epilog=_EPILOG,
+        epilog=_EXIT_CODES,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
     )
     app.callback()(_glabench)
     for name, command in _MEASURING.items():
-        app.command(name, help=_help(command), epilog=_EPILOG)(with_options(command, axes))
+        app.command(name, cls=_Command, help=_help(command), epilog=_MEASURING_EPILOG)(with_options(command, axes))
     for name, command in _OTHERS.items():
-        app.command(name, help=_help(command))(command)
-    for name, help_text, command_name, command in (
+        app.command(name, cls=_Command, help=_help(command))(command)
+    for name, help_text, command_name, command, epilog in (
         ("baseline", "Stored baselines, which glabench check compares with.", "save",
-         with_options(baseline.save, axes)),
-        ("plugin", "Plugins: backends and ops of your own.", "new", plugin.new),
+         with_options(baseline.save, axes), _MEASURING_EPILOG),
+        ("plugin", "Plugins: backends and ops of your own.", "new", plugin.new, None),
     ):  # fmt: skip
-        group = typer.Typer(help=help_text, no_args_is_help=True)
+        group = typer.Typer(cls=_Group, help=help_text, no_args_is_help=True)
         group.callback()(lambda: None)
-        group.command(command_name, help=_help(command))(command)
+        group.command(command_name, cls=_Command, help=_help(command), epilog=epilog)(command)
         app.add_typer(group, name=name)
     return app

@@ -1,11 +1,11 @@
 """The command `glabench backends`."""
 
-from rich.markup import escape
-from rich.table import Table
+from collections.abc import Iterable
 
 from glabench.cli.options import DeviceOption, JsonOption, PluginOption
-from glabench.cli.output import data_console, write_json
+from glabench.cli.output import print_table, write_json
 from glabench.scheduling.plan import find_place
+from glabench.sweeps import Parameter
 
 
 def backends(device: DeviceOption = "auto", plugin: PluginOption = None, json_to: JsonOption = None) -> None:
@@ -20,13 +20,18 @@ def backends(device: DeviceOption = "auto", plugin: PluginOption = None, json_to
     if json_to is not None:
         write_json(rows, json_to)
         return
-    table = Table("backend", "op", "what it is", "own parameters", f"here ({place.kind})")
-    for name, backend in place.registry.items():
-        own = ", ".join(parameter.name for parameter in backend.parameters)
-        table.add_row(name, backend.op, escape(backend.title), own, escape(backend.unavailable(place.kind) or "yes"))
-    ops = Table("op", "what it computes", "parameters")
-    for op in place.registry.ops.values():
-        ops.add_row(op.name, escape(op.equation), ", ".join(parameter.name for parameter in op.parameters))
-    console = data_console()
-    console.print(table)
-    console.print(ops)
+    print_table(
+        ("backend", "op", "what it is", "own parameters", f"here ({place.kind})"),
+        [
+            (name, each.op, each.title, _names(each.parameters), each.unavailable(place.kind) or "yes")
+            for name, each in place.registry.items()
+        ],
+    )
+    print_table(
+        ("op", "what it computes", "parameters"),
+        [(op.name, op.equation, _names(op.parameters)) for op in place.registry.ops.values()],
+    )
+
+
+def _names(parameters: Iterable[Parameter]) -> str:
+    return ", ".join(parameter.name for parameter in parameters)

@@ -1,13 +1,12 @@
 """The command `glabench env`."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-
-from rich.markup import escape
-from rich.table import Table
+from typing import Any
 
 from glabench.backends.registry import list_plugins
 from glabench.cli.options import DeviceOption, JsonOption, PluginOption
-from glabench.cli.output import data_console, write_json
+from glabench.cli.output import print_table, write_json
 from glabench.devices.environment import probe
 from glabench.devices.provenance import describe_code, relevant_variables
 
@@ -20,8 +19,15 @@ def env(device: DeviceOption = "auto", plugin: PluginOption = None, json_to: Jso
     if json_to is not None:
         write_json({**kept, "plugins": [asdict(each) for each in plugins]}, json_to)
         return
-    table = Table("what", "value")
-    for key, value in {**kept, "plugins": {each.name: each.origin for each in plugins}}.items():
-        for name, item in value.items() if isinstance(value, dict) else [("", value)]:
-            table.add_row(f"{key} {name}".strip(), "-" if item is None else escape(str(item)))
-    data_console().print(table)
+    kept["gpu"] = kept["gpu"] or "none"
+    named = {each.name: each.origin for each in plugins}
+    print_table(("what", "value"), list(_flat("", {**kept, "plugins": named})))
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Names and values, with the keys of nested dicts in the names; nothing for an empty dict."""
+    if not isinstance(value, Mapping):
+        yield name, "-" if value is None else str(value)
+        return
+    for key, item in value.items():
+        yield from _flat(f"{name} {key}".strip(), item)

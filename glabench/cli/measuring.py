@@ -1,5 +1,6 @@
 """The common part of `speed`, `chunk-sweep` and `run`: measure a sweep and show it, or list what would be measured."""
 
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import typer
@@ -14,8 +15,8 @@ from glabench.cli.output import (
     write_json,
     write_records,
 )
-from glabench.errors import ExitCode, NothingToRunError, UsageError
-from glabench.records import FAILED, Run
+from glabench.errors import ExitCode, NothingToRunError, UsageError, count_of
+from glabench.records import FAILED, Run, RunFolder
 from glabench.records.metrics import known, parse_metrics, significant
 from glabench.report.series import rows_of_runs
 from glabench.report.tables import render_tables
@@ -44,7 +45,12 @@ def measure(sweep: str, options: SweepOptions, folder: Path | None = None, sweep
 
 
 def _list_cells(request: Request, options: SweepOptions) -> None:
-    """Prints every cell with its estimated memory and time, or why it cannot run; then the totals."""
+    """Prints every cell with its estimated memory and time, or why it cannot run; then the totals.
+
+    Backends that can run no cell follow in a line each.
+    """
+    if options.out is not None and not (options.resume or options.retry_failed):
+        RunFolder.check_free(options.out)
     estimates = estimate_cells(request.plan())
     if options.json_to is not None:
         write_json([estimate.to_json() for estimate in estimates], options.json_to)
@@ -52,16 +58,24 @@ def _list_cells(request: Request, options: SweepOptions) -> None:
         write_csv([estimate.to_json() for estimate in estimates], options.csv_to)
     if options.json_to is not None or options.csv_to is not None:
         return
-    for estimate in estimates:
-        note = f"  unsupported: {estimate.unsupported}" if estimate.unsupported else ""
-        print(f"{significant(estimate.estimate_mib):>8} MiB {estimate.seconds:>6.0f} s  {estimate.cell}{note}")
+    cells, reasons = Counter(each.cell.backend for each in estimates), defaultdict(set)
+    for each in estimates:
+        reasons[each.cell.backend].add(each.unsupported)
+    idle = {name: reason for name, (reason, *others) in reasons.items() if reason and not others}
+    print(f"{'memory':>12} {'time':>8}  cell")
+    for each in estimates:
+        if each.cell.backend not in idle:
+            note = f"  unsupported: {each.unsupported}" if each.unsupported else ""
+            print(f"{significant(each.estimate_mib):>8} MiB {each.seconds:>6.0f} s  {each.cell}{note}")
+    for name, reason in idle.items():
+        print(f"{name}, {count_of(cells[name], 'cell')}: unsupported: {reason}")
     can_run = [estimate for estimate in estimates if not estimate.unsupported]
     most = max((estimate.estimate_mib for estimate in can_run), default=0.0)
     seconds = sum(estimate.seconds for estimate in can_run)
     time = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
     print(
         f"{len(estimates)} cells, {len(estimates) - len(can_run)} skipped as unsupported; "
-        f"up to {most:.0f} MiB at a time, up to {time}"
+        f"up to about {most:.0f} MiB at a time, up to about {time}"
     )
 
 

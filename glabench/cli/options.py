@@ -3,7 +3,8 @@
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from glabench.backends import load_registry
+from glabench.backends import Registry, load_registry
 from glabench.errors import UsageError, did_you_mean
 from glabench.measure.settings import TIMINGS
+from glabench.records import RunFolder
 from glabench.records.metrics import BY_NAME
 from glabench.scheduling.runs import Request
 from glabench.sweeps import preset_names
@@ -21,7 +23,6 @@ from glabench.sweeps.axis import parse_axis
 from glabench.sweeps.expand import parameters_of
 from glabench.sweeps.parameters import Parameter, parse_names
 
-_AXES_PANEL = "Axes (1k..16k doubles, 1k..4k:+1k adds, 1k,3k lists; k = 1024)"
 # The default preset for revisions and baselines.
 GUARD = "guard"
 
@@ -34,8 +35,17 @@ def find_axes(arguments: list[str]) -> Mapping[str, Parameter]:
     plugins = [value for name, value in pairwise(arguments) if name == "--plugin"]
     plugins += [name.removeprefix("--plugin=") for name in arguments if name.startswith("--plugin=")]
     registry = load_registry(plugins)
-    backend = Parameter("backend", "Backends, as a list of names.", parse_names, "names", choices=tuple(registry))
-    return {**parameters_of(registry.traits().values()), "backend": backend}
+    help_text = "Backends, as a list of names; `glabench backends` lists them."
+    backend = Parameter("backend", help_text, parse_names, "names", choices=tuple(registry))
+    axes = parameters_of(registry.traits().values()).values()
+    return {axis.name: replace(axis, help=axis.help + _owners(axis.name, registry)) for axis in (*axes, backend)}
+
+
+def _owners(axis: str, registry: Registry) -> str:
+    """` (gla, linear)`: the ops that have an axis, or the backends that have it of their own; empty if all have it."""
+    ops = [op.name for op in registry.ops.values() if axis in (*(own.name for own in op.parameters), *op.aliases)]
+    backends = [each.name for each in registry.values() if axis in (own.name for own in each.parameters)]
+    return f" ({', '.join([*ops, *backends])})" if backends or 0 < len(ops) < len(registry.ops) else ""
 
 
 def complete_list(choices: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -46,6 +56,38 @@ def complete_list(choices: tuple[str, ...]) -> Callable[[str], list[str]]:
         return [f"{before}{comma}{choice}" for choice in choices if choice.startswith(last)]
 
     return complete
+
+
+def complete_sweep_or_run(incomplete: str) -> list[str]:
+    """Presets, .toml files and run folders."""
+    return [*preset_names(), *_paths(incomplete, ".toml")]
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Run folders."""
+    return _paths(incomplete)
+
+
+def _paths(incomplete: str, suffix: str | None = None) -> list[str]:
+    """Run folders, files with a suffix, and folders on the way, which are entered if there is only one."""
+    start = incomplete.rpartition("/")[2]
+    before = incomplete.removesuffix(start)
+    found = []
+    for name in _names_in(Path(before)):
+        if name.startswith(start) and (start or not name.startswith(".")):
+            path = Path(before, name)
+            with suppress(OSError):  # of a folder that may not be read
+                if RunFolder.is_run(path) or (path.suffix == suffix and path.is_file()):
+                    found.append(before + name)
+                elif path.is_dir():
+                    found.append(f"{before}{name}/")
+    return _paths(found[0], suffix) or found if len(found) == 1 and found[0].endswith("/") else found
+
+
+def _names_in(folder: Path) -> list[str]:
+    with suppress(OSError):
+        return sorted(path.name for path in folder.iterdir())
+    return []
 
 
 def _axis_option(axis: Parameter) -> Any:
@@ -59,7 +101,7 @@ def _axis_option(axis: Parameter) -> Any:
         axis.option,
         callback=check,
         help=axis.help + values,
-        rich_help_panel=_AXES_PANEL,
+        rich_help_panel="Axes",
         metavar="VALUES",
         autocompletion=complete_list(axis.choices) if axis.choices else None,
     )
@@ -109,7 +151,8 @@ DeviceOption = Annotated[
     typer.Option(help="auto, cpu, cuda, or cuda:N.", autocompletion=complete_list(("auto", "cpu", "cuda", "cuda:0"))),
 ]
 PluginOption = Annotated[
-    list[Path] | None, typer.Option(help="A Python file with more backends or ops. May be given several times.")
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="A Python file with more backends or ops. May be given several times."),
 ]
 RevisedSweepOption = Annotated[
     str | None,
@@ -122,7 +165,7 @@ JsonOption = Annotated[str | None, typer.Option("--json", help="Write JSON to th
 MetricOption = Annotated[
     str | None,
     typer.Option(
-        help=f"Metrics for tables and figures, as a list: {', '.join(BY_NAME)}.",
+        help=f"Metrics for tables and figures, as a list: {', '.join(BY_NAME)}. docs/records.md explains them.",
         metavar="NAMES",
         autocompletion=complete_list(tuple(BY_NAME)),
     ),

@@ -1,13 +1,17 @@
 """Output of commands: data on stdout, messages on stderr."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column, Table
+from rich.text import Text
 
 from glabench.errors import UsageError, printable
 from glabench.records import Record, Run
@@ -17,6 +21,9 @@ from glabench.report.series import rows_of_runs
 from glabench.report.write import to_frame
 from glabench.scheduling.observer import Observer
 from glabench.sweeps import Cell
+
+# Columns of a terminal below which there is no progress bar, and wide tables become blocks of lines.
+_WIDE = 100
 
 
 class Messages(Observer):
@@ -33,21 +40,22 @@ class Messages(Observer):
         if not self._quiet:
             self.console.print(printable(text), markup=False, soft_wrap=True)
 
-    def begin(self, cells: int) -> None:
-        self._cells, self._done = cells, 0
+    def begin(self, cells: int, done: int) -> None:
+        self._cells, self._done = cells, done
         if self._quiet or not self.console.is_terminal:
             return
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
+            *([BarColumn()] if self.console.width >= _WIDE else []),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
+            # The name of the cell, which takes the room that the others leave.
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
         )
         # By default rich estimates from the last 30 s only, and slow cells would never show a remaining time.
-        self._bar = Progress(*columns, console=self.console, transient=True, speed_estimate_period=3600)
-        self._bar.add_task("measuring", total=cells)
+        self._bar = Progress(*columns, console=self.console, transient=True, expand=True, speed_estimate_period=3600)
+        self._bar.add_task("measuring", total=cells, completed=done)
         self._bar.start()
 
     def end(self) -> None:
@@ -74,9 +82,27 @@ class Messages(Observer):
 
 
 def data_console() -> Console:
-    """A console on stdout for tables; 160 columns wide if stdout is not a terminal."""
+    """A console on stdout for tables. If stdout is not a terminal, $COLUMNS or else 160 columns wide."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)
+    has_width = console.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+    return console if has_width else Console(highlight=False, width=160)
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
+    """Prints rows on stdout, as blocks of lines if there is no room for the columns. Cuts nothing."""
+    console = data_console()
+    if len(head) < 3 or console.width >= _WIDE:
+        first, *others = head
+        table = Table(Column(first, no_wrap=True), *(Column(each, overflow="fold") for each in others))
+        for row in rows:
+            table.add_row(*(Text(each) if isinstance(each, str) else each for each in row))
+        console.print(table)
+        return
+    for name, *values in rows:
+        console.print(Text.assemble((f"{head[0]} ", "dim"), (str(name), "bold")), soft_wrap=True)
+        for title, value in zip(head[1:], values, strict=True):
+            if value:
+                console.print(Padding(Text.assemble((f"{title}: ", "dim"), value, overflow="fold"), (0, 0, 0, 2)))
 
 
 def check_targets(targets: Mapping[str, str | None]) -> None:

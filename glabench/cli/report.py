@@ -1,6 +1,8 @@
 """The command `glabench report RUN...`."""
 
 import warnings
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +10,8 @@ import typer
 
 from glabench.cli.options import MetricOption
 from glabench.cli.output import Messages, check_targets, data_console, warn_of_unknown, write_records
-from glabench.errors import RenamedWarning, UsageError, did_you_mean
-from glabench.records import RunFolder
+from glabench.errors import GlabenchError, RenamedWarning, UsageError, did_you_mean
+from glabench.records import Run, RunFolder
 from glabench.records.metrics import parse_metrics
 from glabench.report.figures import check_format, draw, save_figure
 from glabench.report.series import check_metrics, make_view
@@ -18,13 +20,28 @@ from glabench.report.write import choose_drawn, write_report
 from glabench.scheduling.folders import new_path
 
 
+def _measured(ctx: typer.Context) -> list[str]:
+    """The backends in the named runs."""
+    found = []
+    # Without its value, the option is a mistake, after which arguments are left as words.
+    for path in map(Path, ctx.params.get("runs") or ctx.args):
+        with suppress(GlabenchError, OSError):
+            found.append(RunFolder.open(path).load())
+    return _backends(found)
+
+
+def _backends(runs: Iterable[Run]) -> list[str]:
+    return sorted({record.cell.backend for run in runs for record in run.records})
+
+
 def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders; several go into the same tables and figure.")
     ],
     metric: MetricOption = None,
     against: Annotated[
-        str | None, typer.Option(help="The backend that ratios refer to; by default the sweep's.")
+        str | None,
+        typer.Option(help="The backend that ratios refer to; by default the sweep's.", autocompletion=_measured),
     ] = None,
     baseline: Annotated[str | None, typer.Option(hidden=True)] = None,
     out: Annotated[
@@ -54,7 +71,7 @@ def report(
     for run in loaded:
         if not run.records:
             raise UsageError(f"RUN: '{run.path}' has no records yet")
-    known = sorted({record.cell.backend for run in loaded for record in run.records})
+    known = _backends(loaded)
     if against is not None and against not in known:
         raise UsageError(
             f"--against: '{against}' is not in the run (allowed: {', '.join(known)}{did_you_mean(against, known)})"

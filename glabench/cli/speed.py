@@ -6,10 +6,16 @@ from typing import Annotated
 import typer
 
 from glabench.cli.measuring import measure
-from glabench.cli.options import SweepOptions
+from glabench.cli.options import SweepOptions, complete_runs
 
 ResumedRun = Annotated[
-    Path | None, typer.Argument(metavar="RUN", help="With --resume: the run folder to continue.", show_default=False)
+    Path | None,
+    typer.Argument(
+        metavar="RUN",
+        help="With --resume: the run folder to continue.",
+        show_default=False,
+        autocompletion=complete_runs,
+    ),
 ]
 
 

@@ -4,11 +4,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from glabench.cli.options import JsonOption
-from glabench.cli.output import data_console, write_json
+from glabench.cli.output import print_table, write_json
 from glabench.sweeps import load_sweep, preset_names
 from glabench.sweeps.load import dump_sweep, preset_text
 
@@ -27,7 +26,5 @@ def sweeps(
     if name is not None:
         print(dump_sweep(presets[0]) if name.endswith(".toml") else preset_text(presets[0].name), end="")
         return
-    table = Table("preset", "what it shows")
-    for sweep in presets:
-        table.add_row(sweep.name, f"{escape(sweep.title)}\n[dim]{escape(sweep.description)}[/]")
-    data_console().print(table)
+    rows = [(sweep.name, Text.assemble(f"{sweep.title}\n", (sweep.description, "dim"))) for sweep in presets]
+    print_table(("preset", "what it shows"), rows)

@@ -91,7 +91,8 @@ class RunFolder:
         """Opens a run folder. Raises UsageError if there is none."""
         folder = cls(path)
         if not folder.records_file.is_file():
-            raise UsageError(f"RUN: '{path}' is not a run folder (it has no records.jsonl)")
+            why = "its records.jsonl is no regular file" if folder.records_file.exists() else "it has no records.jsonl"
+            raise UsageError(f"RUN: '{path}' is not a run folder ({why})")
         return folder
 
     @property

@@ -115,11 +115,18 @@ def _lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lanes_of_rounds(
-    plan: Plan, versions: Mapping[str, Version], rounds: int, path: Path, observer: Observer, resume: bool
+    plan: Plan,
+    versions: Mapping[str, Version],
+    rounds: int,
+    path: Path,
+    observer: Observer,
+    resume: bool,
+    look: str = "",
 ) -> list[Lane]:
     """One lane per version and round, in turns, each with a run folder `SIDE-ROUND` under `path`.
 
-    With `resume`, existing folders are continued; without it, raises UsageError if `path` is not empty.
+    Lanes are called `SIDE-ROUND`, after the word `look` if there is one. With `resume`, existing folders are continued;
+    without it, raises UsageError if `path` is not empty.
     """
     if not resume and path.is_dir() and any(path.iterdir()):
         raise UsageError(f"--out: '{path}' is not empty; rounds need a new folder, or --resume to go on")
@@ -141,7 +148,7 @@ def lanes_of_rounds(
             ceilings = ceilings or find_ceilings(plan.place.device, observer.say)
             environment = {**environments[side], "ceilings": asdict(ceilings)}
             folder = RunFolder.create(target, plan.sweep, environment, plan.place.plugins)
-        lanes.append(Lane(folder, versions[side], target.name))
+        lanes.append(Lane(folder, versions[side], f"{look} {target.name}".strip()))
     return lanes
 
 
@@ -157,7 +164,7 @@ def records_of(folders: Sequence[RunFolder]) -> list[list[Record]]:
 
 def rounds_in(path: Path) -> list[RunFolder]:
     """A run folder by itself, or the rounds in a folder of rounds, by number. Raises UsageError if there are none."""
-    if not path.is_dir() or RunFolder.is_run(path):
+    if not path.is_dir() or RunFolder(path).records_file.exists():
         return [RunFolder.open(path)]
     found = [RunFolder.open(run) for run in RunFolder.found_in(path)]
     if not found:

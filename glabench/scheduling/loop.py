@@ -75,10 +75,10 @@ def measure_lanes(
         for lane in lanes:
             stack.enter_context(lane.folder.locked())
         todo = [missing_cells(lane.folder, plan.cells, retry_failed) for lane in lanes]
-        left, total = sum(map(len, todo)), len(lanes) * len(plan.cells)
-        if left < total:
-            observer.say(f"{total - left} of {total} cells are already measured")
-        observer.begin(left)
+        total = len(lanes) * len(plan.cells)
+        if done := total - sum(map(len, todo)):
+            observer.say(f"{done} of {total} cells are already measured")
+        observer.begin(total, done)
         stack.callback(observer.end)
         try:
             for backend, group in groupby(plan.cells, key=lambda cell: cell.backend):

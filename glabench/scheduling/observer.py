@@ -10,8 +10,8 @@ class Observer:
     def say(self, text: str) -> None:
         """Called with a message for the user."""
 
-    def begin(self, cells: int) -> None:
-        """Called before measuring, with the number of cells."""
+    def begin(self, cells: int, done: int) -> None:
+        """Called before measuring, with the number of all cells and of those that are already measured."""
 
     def start(self, cell: Cell, lane: str) -> None:
         """Called before a cell is measured."""

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from glabench.errors import UsageError, count_of
+from glabench.errors import NothingToRunError, UsageError, count_of
 from glabench.measure.settings import SETTINGS, Settings
 from glabench.records import Run, RunFolder
 from glabench.records.environment import device_name, device_number
@@ -49,14 +49,27 @@ class Request:
 
 
 def measure_run(request: Request, out: Path | None, observer: Observer) -> Run:
-    """Measures a new run into `out`, or into a new folder under runs/."""
+    """Measures a new run into `out`, or into a new folder under runs/.
+
+    Raises NothingToRunError, before any folder is made, if no backend of the sweep is available here.
+    """
     plan = request.plan()
+    _refuse_unavailable(plan)
     if request.sweep_on_cpu and plan.place.kind == "cpu":
         left_out = [name for name, backend in plan.place.registry.items() if backend.unavailable("cpu")]
-        observer.say(f"No NVIDIA GPU is used, so this is the small CPU sweep, without: {', '.join(left_out)}")
+        without = "" if "backend" in request.axes else f", without: {', '.join(left_out)}"
+        observer.say(f"No NVIDIA GPU is used, so this is the small CPU sweep{without}")
     announce(plan, observer, 1)
     folder = create_run(out or new_path(plan.sweep.name), plan, observer)
     return _measure(folder, plan, request, observer, retry_failed=False)
+
+
+def _refuse_unavailable(plan: Plan) -> None:
+    backends = dict.fromkeys(cell.backend for cell in plan.cells)
+    reasons = {name: plan.place.registry[name].unavailable(plan.place.kind) for name in backends}
+    if all(reasons.values()):
+        listed = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
+        raise NothingToRunError(f"no cell can run here: {listed}")
 
 
 def resume_run(request: Request, path: Path | None, observer: Observer, retry_failed: bool = False) -> Run:

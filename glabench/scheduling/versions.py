@@ -37,18 +37,19 @@ def measure_versions(
     go_on: str,
     resume: bool = False,
     show_errors: bool = False,
+    look: str = "",
 ) -> dict[str, list[RunFolder]]:
     """Measures the cells `rounds` times per version, in turns, in fresh processes. Returns the folders per version.
 
-    `go_on` is the command to resume, for messages. Every version has its own, initially empty cache of compiled
-    kernels. Raises what `lanes_of_rounds` and `measure_lanes` raise.
+    `go_on` is the command to resume, and `look` a word before the names of rounds, for messages. Every version has its
+    own, initially empty cache of compiled kernels. Raises what `lanes_of_rounds` and `measure_lanes` raise.
     """
     with TemporaryDirectory(prefix="glabench-cache-") as cache:
         apart = {
             side: replace(version, variables={**version.variables, **_compile_cache(f"{cache}/{side}")})
             for side, version in versions.items()
         }
-        lanes = lanes_of_rounds(plan, apart, rounds, path, observer, resume)
+        lanes = lanes_of_rounds(plan, apart, rounds, path, observer, resume, look)
         start = partial(ProcessWorker, show_errors=show_errors)
         measure_lanes(lanes, plan, observer, go_on, start_worker=start)
     return {side: [lane.folder for lane in lanes if lane.version is version] for side, version in apart.items()}

@@ -12,6 +12,9 @@ from glabench.sweeps.model import Cell, Parameters, Sweep, Variant, read_value
 from glabench.sweeps.parameters import COMMON, WIDTH, Parameter, Value, option_of, parse_names
 
 MOST_CELLS = 100_000
+# What a sweep's title and description end with if it has other sizes on a CPU.
+CPU_TITLE = " (CPU sizes)"
+_CPU_DESCRIPTION = "This run has the sweep's smaller sizes for a CPU."
 _BACKEND = "backend"
 
 
@@ -77,7 +80,8 @@ def resolve(sweep: Sweep, device: str, changes: Mapping[str, Any], traits: Mappi
     """The sweep as it will run on `device` ("cuda" or "cpu"): with its CPU values on a CPU, then with `changes`.
 
     `changes` maps axes to text in the grammar or to Python values. The axis `backend` selects backends: the sweep's
-    variants of that name, or the plain backend if the sweep has none. Raises UsageError for an axis that no backend of
+    variants of that name, or the plain backend if the sweep has none. If CPU values count, title and description say
+    so. Raises UsageError for an axis that no backend of
     the sweep has, and for an unknown backend.
     """
     changes = {name: _text(name, value) for name, value in changes.items()}
@@ -90,13 +94,24 @@ def resolve(sweep: Sweep, device: str, changes: Mapping[str, Any], traits: Mappi
         variants = tuple(v for n in names for v in [o for o in variants if o.backend == n] or [Variant(n)])
         own = [_find(v.backend, traits, option_of(_BACKEND)) for v in variants]
     _check_owned(changes, own, traits.values(), option_of)
-    axes = sweep.axes
-    for layer in (sweep.on_cpu if device == "cpu" else {}, changes):
+    narrowed = replace(sweep, variants=variants, on_cpu={})
+    resolved = _changed(narrowed, [changes], traits)
+    if device == "cpu" and resolved != (small := _changed(narrowed, [sweep.on_cpu, changes], traits)):
+        description = f"{sweep.description} {_CPU_DESCRIPTION}".strip()
+        resolved = replace(small, title=sweep.title + CPU_TITLE, description=description)
+    against = sweep.against if any(v.backend == sweep.against for v in variants) else None
+    return replace(resolved, against=against)
+
+
+def _changed(sweep: Sweep, layers: Iterable[Mapping[str, str]], traits: Mapping[str, Traits]) -> Sweep:
+    """The sweep with layers of axes over its own, without axes that none of its backends has."""
+    own = [traits[variant.backend] for variant in sweep.variants]
+    axes, variants = sweep.axes, sweep.variants
+    for layer in layers:
         axes = override(axes, layer, own)
         variants = tuple(_overridden(v, layer, traits[v.backend]) for v in variants)
     axes = {name: text for name, text in axes.items() if any(each.owns(name) for each in own)}
-    against = sweep.against if any(v.backend == sweep.against for v in variants) else None
-    return replace(sweep, axes=axes, variants=variants, against=against, on_cpu={})
+    return replace(sweep, axes=axes, variants=variants)
 
 
 def _find(backend: str, traits: Mapping[str, Traits], where: str) -> Traits:

@@ -9,7 +9,7 @@ against = "sdpa-flash"        # ratios in reports refer to this backend
 seqlen = "1k..16k"
 batch = 32
 
-[cpu]                         # axes that replace those above on a CPU (optional)
+[cpu]                         # axes that replace those above, and backends' own, on a CPU (optional)
 batch = 1
 
 [[backends]]                  # one table per backend, with axes for this backend only

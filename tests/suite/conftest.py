@@ -1,5 +1,6 @@
 """Fixtures of the suite's tests: the command line in its own process, and in this one."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from glabench.scheduling.process import ProcessWorker
 
 FAKES = Path(__file__).parent.parent / "fake_backends.py"
 REAL = {"workers": ProcessWorker}
+os.environ.pop("COLUMNS", None)  # which readline sets in workers of pytest, and which makes output narrow
 
 
 @pytest.fixture

@@ -58,8 +58,8 @@ class Heard(Observer):
     def say(self, text):
         self.said.append(text)
 
-    def begin(self, cells):
-        self.events.append(("begin", cells))
+    def begin(self, cells, done):
+        self.events.append(("begin", cells, done))
 
     def start(self, cell, lane):
         self.events.append(("start", lane, cell.backend, cell.seqlen))
@@ -98,7 +98,7 @@ def test_one_worker_serves_all_cells_of_a_backend(lane, plan):
         ("gla-torch", 3, True),
     ]
     assert [found.cell for found in lane.folder.records()] == plan.cells
-    assert heard.events[0] == ("begin", 6)
+    assert heard.events[0] == ("begin", 6, 0)
     assert heard.events[-1] == ("end",)
 
 
@@ -167,7 +167,7 @@ def test_an_interruption_closes_the_worker_keeps_the_records_and_says_how_to_go_
     assert heard.events[-1] == ("end",)
     _, heard = measure([lane], plan)
     assert heard.said == ["1 of 6 cells are already measured"]
-    assert heard.events[0] == ("begin", 5)
+    assert heard.events[0] == ("begin", 6, 1)
     assert len(lane.folder.records()) == 6
 
 
@@ -206,7 +206,7 @@ def test_rounds_are_measured_in_turns_each_in_a_fresh_worker(rounds, plan):
     lanes = rounds()
     assert [lane.name for lane in lanes] == ["base-1", "new-1", "new-2", "base-2"]
     workers, heard = measure(lanes, plan)
-    assert heard.events[0] == ("begin", 24)
+    assert heard.events[0] == ("begin", 24, 0)
     turns = [(worker.job.backend, worker.job.run_id, worker.variables["SIDE"]) for worker in workers.started]
     assert turns == [
         (backend, name, "old" if name.startswith("base") else "new")
@@ -249,7 +249,7 @@ def test_interrupted_rounds_go_on_where_they_stopped(rounds, plan):
     assert [len(lane.folder.records()) for lane in lanes] == [3, 3, 2, 0]
     workers, heard = measure(lanes, plan)
     assert heard.said == ["8 of 24 cells are already measured"]
-    assert heard.events[0] == ("begin", 16)
+    assert heard.events[0] == ("begin", 24, 8)
     assert workers.started[0].job.run_id == "new-2"
     assert [len(lane.folder.records()) for lane in lanes] == [6, 6, 6, 6]
 
@@ -307,6 +307,8 @@ def test_a_second_look_that_was_interrupted_goes_on_with_the_same_command(plan, 
         look(Heard({24 + 3: KeyboardInterrupt()}), resume=False)
     heard = Heard()
     found = look(heard, resume=True)
+    lanes = {event[1] for event in heard.records}
+    assert lanes == {f"again {side}-{number}" for side in ("base", "new") for number in range(1, 5)}
     assert heard.said[1:4:2] == ["24 of 24 cells are already measured", "3 of 16 cells are already measured"]
     assert [str(cell) for cell in found.suspects()] == [str(cell) for cell in plan.cells if cell.seqlen == 2]
 

@@ -263,6 +263,18 @@ def test_cpu_values_count_on_a_cpu_only_and_below_changes():
     assert values(cells(original), "seqlen", "batch") == {(1024, 2), (2048, 2)}
 
 
+@pytest.mark.parametrize(
+    ("device", "changes", "says"),
+    [("cpu", {}, True), ("cpu", {"seqlen": "1k"}, True), ("cpu", {"batch": 8}, False), ("cuda", {}, False)],
+)
+def test_a_sweep_with_its_sizes_for_a_cpu_says_so_once(device, changes, says):
+    original = replace(sweep(Variant(LINEAR)), title="A sweep", description="It is.", on_cpu={"batch": "2"})
+    found = resolve(original, device, changes, TRAITS)
+    assert found.title == ("A sweep (CPU sizes)" if says else "A sweep")
+    assert found.description == ("It is. This run has the sweep's smaller sizes for a CPU." if says else "It is.")
+    assert resolve(found, device, {}, TRAITS) == found
+
+
 def test_the_backend_of_the_ratios_is_dropped_if_it_is_not_measured():
     preset = load_sweep("paper-fig2")
     assert resolve(preset, "cuda", {"backend": GLA}, TRAITS).against is None
