@@ -52,7 +52,7 @@ def measure_run(request: Request, out: Path | None, observer: Observer) -> Run:
     """Measures a new run into `out`, or into a new folder under runs/."""
     plan = request.plan()
     if request.sweep_on_cpu and plan.place.kind == "cpu":
-        left_out = [name for name, backend in plan.place.registry.items() if backend.unavailable("cpu")]
+        left_out = [name for name in plan.place.registry if plan.place.registry.unavailable(name, "cpu")]
         observer.say(f"No NVIDIA GPU is used, so this is the small CPU sweep, without: {', '.join(left_out)}")
     announce(plan, observer, 1)
     folder = create_run(out or new_path(plan.sweep.name), plan, observer)
