@@ -123,11 +123,12 @@ def main() -> NoReturn:
         # Click's usage errors, recognized by their method: newer versions of Typer rename the class.
         format_message = getattr(problem, "format_message", None)
         if format_message is None:
-            _end(traceback.format_exc().rstrip(), ExitCode.BUG)
+            _end("\n".join(map(printable, traceback.format_exc().splitlines())), ExitCode.BUG)
         message = " ".join(format_message().split())
         hint = _hint(message, sys.argv[1:]) if takes_axes(sys.argv[1:]) else ""
         _fail(message + hint, getattr(problem, "exit_code", ExitCode.USAGE))
-    _end("", code if isinstance(code, int) else ExitCode.OK)
+    # Typer may also return the code of an interruption.
+    _fail("interrupted" if code == ExitCode.INTERRUPTED else "", code if isinstance(code, int) else ExitCode.OK)
 
 
 __all__ = ["main"]

@@ -296,6 +296,14 @@ def test_a_bug_is_a_traceback_and_a_code_of_its_own(run, monkeypatch):
     assert "ZeroDivisionError" in stderr
 
 
+def test_an_interruption_is_said_and_is_no_error(run, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("glabench.cli.env.list_plugins", stop)
+    assert run("env") == (130, "", "glabench: interrupted\n")
+
+
 def test_a_closed_terminal_and_a_batch_system_end_a_run_as_ctrl_c_does():
     probe = "import signal, glabench.cli as c; c._end_like_an_interruption()\n"
     probe += "print([signal.getsignal(n) is c._interrupt for n in (signal.SIGTERM, signal.SIGHUP)])"
