@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def ask_module(module: str, *arguments: str, timeout_s: float | None = None) -> 
     except OSError as problem:
         raise GlabenchError(f"no process can be started: {problem.strerror or problem}") from None
     if done.returncode == ExitCode.USAGE:
-        raise UsageError(str(read_json(done.stdout)["error"]))
+        with suppress(ValueError, TypeError, KeyError):  # Python itself may end with this code, too
+            raise UsageError(str(read_json(done.stdout)["error"]))
     if done.returncode != ExitCode.OK:
         raise GlabenchError((done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1])
     try:

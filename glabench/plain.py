@@ -31,7 +31,7 @@ def shown(value: Any) -> str:
     """A value as short text in one line, for messages."""
     try:
         text = printable(repr(value))
-    except (ValueError, RecursionError):  # a number of thousands of digits, or endlessly nested tables
+    except Exception:  # a number of thousands of digits, endlessly nested tables, or an object of a plugin's
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
 

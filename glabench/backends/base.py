@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from glabench.errors import UsageError, printable
+from glabench.plain import shown
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter
 
@@ -68,7 +72,7 @@ class Backend(ABC):
         """One sentence that says why the backend cannot run a cell; None if it can."""
         if cell.dtype not in self.dtypes:
             return f"dtype {cell.dtype} is not supported; it takes {', '.join(sorted(self.dtypes))}"
-        return self.limits(cell)
+        return sentence(self, "limits", cell)
 
     def limits(self, cell: Cell) -> str | None:  # noqa: ARG002
         """As `supports`, for limits other than device, packages and dtype."""
@@ -92,3 +96,38 @@ class Backend(ABC):
 
         Views and fixed arguments are prepared here, because this method is not timed.
         """
+
+
+def sentence(backend: Backend, method: str, about: Any) -> str | None:
+    """What a backend's `unavailable`, `supports` or `limits` says. Raises TypeError for neither text nor None."""
+    said = getattr(backend, method)(about)
+    if said is None or isinstance(said, str):
+        return said or None
+    raise TypeError(f"{backend.name}: {method} returned {shown(said)}; it must be a sentence, or None")
+
+
+def refusal(backend: Backend, cell: Cell) -> str | None:
+    """Why a backend cannot run a cell, here or at all; None if it can. Raises what the backend's methods raise."""
+    return sentence(backend, "unavailable", cell.device) or sentence(backend, "supports", cell)
+
+
+@contextmanager
+def faults_of(what: str = "") -> Iterator[None]:
+    """Runs a plugin's code: whatever it raises is a UsageError that begins with `what`, and what it prints is no data.
+
+    An interruption stays one, and a UsageError stays as it is.
+    """
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is for data
+            yield
+    except (KeyboardInterrupt, UsageError):
+        raise
+    except BaseException as problem:  # also SystemExit, which would end the command without a word
+        raise UsageError(what + _said(problem)) from problem
+
+
+def _said(problem: BaseException) -> str:
+    try:
+        return printable(f"{type(problem).__name__}: {problem}")
+    except Exception:
+        return printable(type(problem).__name__)

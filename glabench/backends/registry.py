@@ -4,28 +4,38 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from glabench import ops
 from glabench.backends import builtin
-from glabench.backends.base import Backend
-from glabench.errors import UsageError, did_you_mean, printable
+from glabench.backends.base import Backend, Requirement, faults_of, sentence
+from glabench.errors import UsageError, did_you_mean
 from glabench.ops import Op
+from glabench.plain import shown
 from glabench.records.metrics import METRICS
 from glabench.records.record import Measured
 from glabench.sweeps.expand import Traits
-from glabench.sweeps.parameters import COMMON, WIDTH, Parameter
+from glabench.sweeps.parameters import COMMON, DTYPES, WIDTH, Device, Parameter, check_name, is_word
 
 ENTRY_POINTS = "glabench.backends"
 _PREFIX = "glabench_plugin_"
-# Names that no parameter may have, because they are fields of records or columns of tables.
+# The options of all commands, as the names that parameters with these options would have.
+OPTIONS = {
+    *("against", "any_device", "autotune", "baseline", "cell_timeout", "csv", "device", "dry_run", "energy", "fail_on"),
+    *("figure", "help", "install_completion", "json", "junit", "markdown", "max_error", "max_first_call", "max_memory"),
+    *("max_slowdown", "metric", "no_energy", "out", "plugin", "precision", "processes", "quiet", "resume"),
+    *("retry_failed", "rev", "rounds", "runs", "same_within", "show_completion", "strict", "sweep", "time_limit"),
+    *("timing", "verbose", "version"),
+}
+# Names that no parameter may have, because they are options, fields of records or columns of tables.
 _TAKEN = {
+    *OPTIONS,
     *(*COMMON, WIDTH.name, "backend", "op", "device", "seed", "parameters", "schema", "cell", "samples"),
     *(field.name for field in fields(Measured)),
     *(metric.field for metric in METRICS),
@@ -54,29 +64,27 @@ class Registry(Mapping[str, Backend]):
 
     def add_op(self, op: Op, origin: str) -> None:
         """Adds an op. Raises UsageError if it is incomplete or its name is taken."""
-        for attribute in ("name", "equation", "parameters", "independent", "reference_name"):
-            if not hasattr(op, attribute):
-                raise UsageError(f"{origin}: {type(op).__name__} needs a `{attribute}`")
+        _check_texts(op, ("name", "equation", "reference_name"), origin)
+        _check_each(op, "independent", str, "names of dimensions", origin)
         if op.name in self._ops:
             raise UsageError(f"{origin}: an op named '{op.name}' exists already; give it another name")
-        names = _parameter_names(op, f"{origin}: {op.name}")
-        for target in {target for targets in op.aliases.values() for target in targets} | _published(op, origin):
-            if target not in names:
-                raise UsageError(f"{origin}: {op.name} sets '{target}', which is not one of its parameters")
+        _check_aliases(op, _parameter_names(op, origin), origin)
+        _published(op, origin, 1024)
         self._ops[op.name] = op
 
     def add(self, backend: Backend, origin: str) -> None:
         """Adds a backend. Raises UsageError if it is incomplete or its name is taken."""
-        for attribute in ("name", "op", "title"):
-            if not isinstance(getattr(backend, attribute, None), str):
-                raise UsageError(f"{origin}: {type(backend).__name__} needs a text `{attribute}`")
+        _check_texts(backend, ("name", "op", "title"), origin)
+        _check_each(backend, "requires", Requirement, "Requirement objects", origin)
+        _check_each(backend, "devices", str, ", ".join(get_args(Device)), origin, get_args(Device))
+        _check_each(backend, "dtypes", str, ", ".join(DTYPES), origin, DTYPES)
         if backend.op not in self._ops:
             allowed = f"allowed: {', '.join(self._ops)}{did_you_mean(backend.op, self._ops)}"
             raise UsageError(f"{origin}: {backend.name} has the unknown op '{backend.op}' ({allowed})")
         if backend.name in self._backends:
             raise UsageError(f"{origin}: a backend named '{backend.name}' exists already; give it another name")
         op = self._ops[backend.op]
-        _parameter_names(backend, f"{origin}: {backend.name}", {each.name for each in op.parameters} | set(op.aliases))
+        _parameter_names(backend, origin, {each.name for each in op.parameters} | set(op.aliases))
         self._backends[backend.name] = backend
 
     def __getitem__(self, name: str) -> Backend:
@@ -92,35 +100,82 @@ class Registry(Mapping[str, Backend]):
         """The op that a backend implements."""
         return self._ops[self._backends[backend].op]
 
+    def unavailable(self, name: str, device: str) -> str | None:
+        """Why a backend cannot run on this machine; None if it can. A fault of its own code is such a reason."""
+        try:
+            with faults_of("its method unavailable fails: "):
+                return sentence(self._backends[name], "unavailable", device)
+        except UsageError as problem:
+            return str(problem)
+
     def traits(self) -> dict[str, Traits]:
         """What is needed of every backend to expand sweeps."""
         found = {}
         for name, backend in self._backends.items():
             op = self.op_of(name)
             parameters = {each.name: each for each in (*op.parameters, *backend.parameters)}
-            found[name] = Traits(op.name, parameters, op.aliases, op.published)
+            found[name] = Traits(op.name, parameters, op.aliases, partial(_published, op, "--width"))
         return found
+
+
+def _check_texts(owner: Op | Backend, attributes: Iterable[str], origin: str) -> None:
+    """Raises UsageError for an attribute that is no text, and for a name that --backend could not give."""
+    for attribute in attributes:
+        if not isinstance(getattr(owner, attribute, None), str):
+            raise UsageError(f"{origin}: {type(owner).__name__} needs a text `{attribute}`")
+    if not is_word(owner.name):
+        raise UsageError(f"{origin}: {shown(owner.name)} is no name (allowed: printable text without ',')")
+
+
+def _check_each(
+    owner: Op | Backend, attribute: str, kind: type, what: str, origin: str, allowed: tuple[str, ...] = ()
+) -> None:
+    """Raises UsageError unless an attribute is a collection of objects of a kind, or of the allowed words."""
+    listed: Any = getattr(owner, attribute, None)
+    fits = isinstance(listed, list | tuple | set | frozenset) and all(isinstance(each, kind) for each in listed)
+    if not fits or (allowed and not set(listed) <= set(allowed)):
+        raise UsageError(f"{origin}: {owner.name} needs `{attribute}` to be a tuple of {what}, not {shown(listed)}")
 
 
 def _parameter_names(owner: Op | Backend, origin: str, of_op: Iterable[str] = ()) -> set[str]:
     """The names of an op's or a backend's parameters. Raises UsageError for a name that is taken."""
-    listed = owner.parameters
-    if not isinstance(listed, list | tuple) or not all(isinstance(each, Parameter) for each in listed):
-        raise UsageError(f"{origin} needs `parameters` to be a tuple of Parameter objects")
-    taken = {*_TAKEN, *of_op, *getattr(owner, "aliases", ())}
+    _check_each(owner, "parameters", Parameter, "Parameter objects", origin)
     names: set[str] = set()
-    for parameter in listed:
-        if parameter.name in taken | names:
-            raise UsageError(f"{origin} has a parameter called '{parameter.name}', which is taken")
+    for parameter in owner.parameters:
+        if parameter.name in {*_TAKEN, *of_op} | names:
+            raise UsageError(f"{origin}: {owner.name} has a parameter called '{parameter.name}', which is taken")
         names.add(parameter.name)
     return names
 
 
-def _published(op: Op, origin: str) -> set[str]:
-    try:
-        return set(op.published(1024))
-    except Exception as problem:
-        raise UsageError(f"{origin}: {op.name} has no parameters for the width 1024: {_said(problem)}") from problem
+def _check_aliases(op: Op, names: set[str], origin: str) -> None:
+    """Raises UsageError for aliases that are taken, or that set anything but parameters of the op."""
+    if not isinstance(op.aliases, Mapping):
+        raise UsageError(f"{origin}: {op.name} needs `aliases` to map names to tuples of parameters")
+    for alias, targets in op.aliases.items():
+        if not isinstance(targets, list | tuple) or not targets:
+            raise UsageError(f"{origin}: {op.name} needs a tuple of the parameters that its alias {shown(alias)} sets")
+        _check_targets(op, targets, names, origin)
+        try:
+            check_name(alias)
+        except ValueError as problem:
+            raise UsageError(f"{origin}: {op.name} has an alias that is wrong: {problem}") from None
+        if alias in _TAKEN | names:
+            raise UsageError(f"{origin}: {op.name} has an alias called '{alias}', which is taken")
+
+
+def _check_targets(op: Op, targets: Iterable[Any], names: Iterable[str], origin: str) -> None:
+    for target in targets:
+        if target not in names:
+            raise UsageError(f"{origin}: {op.name} sets {shown(target)}, which is not one of its parameters")
+
+
+def _published(op: Op, origin: str, width: int) -> dict[str, Any]:
+    """The parameters that an op publishes for a width. Raises UsageError if it has none."""
+    with faults_of(f"{origin}: {op.name} has no parameters for the width {width}: "):
+        values = dict(op.published(width))
+    _check_targets(op, values, {each.name for each in op.parameters}, origin)
+    return values
 
 
 def list_plugins(files: Iterable[str] = ()) -> list[Plugin]:
@@ -151,24 +206,14 @@ def _load_file(path: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)  # last, so that other files of the folder can be imported but hide no module
     sys.modules[spec.name] = module  # dataclasses and pickle look it up there
-    try:
-        with redirect_stdout(sys.stderr):  # stdout is for data
-            spec.loader.exec_module(module)
-    except (Exception, SystemExit) as problem:
-        raise UsageError(f"--plugin: '{path}' cannot be loaded: {_said(problem)}") from problem
+    with faults_of(f"--plugin: '{path}' cannot be loaded: "):
+        spec.loader.exec_module(module)
     return module
 
 
-def _said(problem: BaseException) -> str:
-    return printable(f"{type(problem).__name__}: {problem}")
-
-
 def _load_entry(entry: metadata.EntryPoint) -> ModuleType:
-    try:
-        with redirect_stdout(sys.stderr):
-            module: ModuleType = entry.load()
-    except (Exception, SystemExit) as problem:
-        raise UsageError(f"package {entry.name} cannot be loaded; fix or uninstall it: {_said(problem)}") from problem
+    with faults_of(f"package {entry.name} cannot be loaded; fix or uninstall it: "):
+        module: ModuleType = entry.load()
     return module
 
 
@@ -185,7 +230,7 @@ def _instances(module: ModuleType, name: str, kind: type, origin: str) -> list[A
             found.append(entry)
         else:
             raise UsageError(
-                f"{origin}: {name} lists {entry!r}, which is not an instance or subclass of {kind.__name__}"
+                f"{origin}: {name} lists {shown(entry)}, which is not an instance or subclass of {kind.__name__}"
             )
     return found
 
@@ -194,13 +239,16 @@ def _make(kind: type, origin: str) -> Any:
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         raise UsageError(f"{origin}: {kind.__name__} needs the method {', '.join(missing)}")
-    try:
+    with faults_of(f"{origin}: {kind.__name__}() without arguments fails: "):
         return kind()
-    except Exception as problem:
-        raise UsageError(f"{origin}: {kind.__name__}() without arguments fails: {_said(problem)}") from problem
 
 
 def _add_module(registry: Registry, module: ModuleType, origin: str) -> None:
+    with faults_of(f"{origin}: cannot be used: "):  # what is listed may be made to fail when it is looked at
+        _add_listed(registry, module, origin)
+
+
+def _add_listed(registry: Registry, module: ModuleType, origin: str) -> None:
     ops_found = _instances(module, "OPS", Op, origin)
     backends = _instances(module, "BACKENDS", Backend, origin)
     if not ops_found and not backends:

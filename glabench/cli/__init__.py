@@ -1,19 +1,63 @@
 """The command line. Each command's module parses options, calls one function and prints. Never imports torch."""
 
+import io
 import os
 import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from glabench.errors import ExitCode, GlabenchError, RenamedWarning, printable
+from glabench.errors import ExitCode, GlabenchError, RenamedWarning, UsageError, printable
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    if message:
-        print(f"glabench: error: {printable(message)}", file=sys.stderr)
+    error = "" if code == ExitCode.INTERRUPTED else "error: "
+    _end(f"glabench: {error}{printable(message)}" if message else "", code)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    """Ends the process with a code, also if the message, or earlier output, cannot be written."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is sys.stderr and message:
+                print(message, file=stream)
+            stream.flush()
+        except OSError:
+            _discard(stream)
     sys.exit(code)
+
+
+def _discard(stream: Any) -> None:
+    """Sends what a stream still holds nowhere, because it would fail again at the interpreter's exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _complete_streams() -> None:
+    """Makes stdin, stdout and stderr exist, so that no file of ours gets their number, and able to print any text."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # Python found it closed
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _check_working_folder() -> None:
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        raise UsageError("the working folder no longer exists; change to another one") from None
+
+
+def _hint(message: str, arguments: Sequence[str]) -> str:
+    """What to do about an option that does not exist: it may be an axis of a plugin that was not given."""
+    has_plugin = any(each.partition("=")[0] == "--plugin" for each in arguments)
+    is_asked_for = message.startswith("No such option") and not has_plugin
+    return "; if it belongs to a plugin, also give --plugin FILE" if is_asked_for else ""
 
 
 def _interrupt(*_: Any) -> NoReturn:
@@ -45,7 +89,7 @@ def _flush_stdout() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         raise
 
 
@@ -54,7 +98,9 @@ def main() -> NoReturn:
 
     A user's mistake gives one line on stderr; a traceback means a bug in glabench.
     """
+    _complete_streams()
     try:
+        _check_working_folder()
         # Imported here, so that an interruption during imports is handled like any other.
         from glabench.cli.app import make_app, takes_axes
         from glabench.cli.options import find_axes
@@ -77,10 +123,12 @@ def main() -> NoReturn:
         # Click's usage errors, recognized by their method: newer versions of Typer rename the class.
         format_message = getattr(problem, "format_message", None)
         if format_message is None:
-            traceback.print_exc()
-            sys.exit(ExitCode.BUG)
-        _fail(" ".join(format_message().split()), getattr(problem, "exit_code", ExitCode.USAGE))
-    sys.exit(code if isinstance(code, int) else ExitCode.OK)
+            _end("\n".join(map(printable, traceback.format_exc().splitlines())), ExitCode.BUG)
+        message = " ".join(format_message().split())
+        hint = _hint(message, sys.argv[1:]) if takes_axes(sys.argv[1:]) else ""
+        _fail(message + hint, getattr(problem, "exit_code", ExitCode.USAGE))
+    # Typer may also return the code of an interruption.
+    _fail("interrupted" if code == ExitCode.INTERRUPTED else "", code if isinstance(code, int) else ExitCode.OK)
 
 
 __all__ = ["main"]

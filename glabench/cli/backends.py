@@ -12,9 +12,9 @@ def backends(device: DeviceOption = "auto", plugin: PluginOption = None, json_to
     """List the backends (available or not, and how to install them) and the ops with their parameters."""
     place = find_place(device, plugin or ())
     traits = place.registry.traits()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, backend in place.registry.items():
-        reason = backend.unavailable(place.kind)
+        reason = place.registry.unavailable(name, place.kind)
         known = {"name": name, "op": backend.op, "title": backend.title, "parameters": list(traits[name].parameters)}
         rows.append({**known, "available": reason is None, "reason": reason})
     if json_to is not None:
@@ -23,8 +23,14 @@ def backends(device: DeviceOption = "auto", plugin: PluginOption = None, json_to
     print_table(
         ("backend", "op", "what it is", "own parameters", f"here ({place.kind})"),
         [
-            (name, each.op, each.title, _names(each.parameters), each.unavailable(place.kind) or "yes")
-            for name, each in place.registry.items()
+            (
+                row["name"],
+                row["op"],
+                row["title"],
+                _names(place.registry[row["name"]].parameters),
+                row["reason"] or "yes",
+            )
+            for row in rows
         ],
     )
     print_table(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from rich.markup import escape
 
 from glabench.backends import Registry, load_registry
 from glabench.errors import UsageError, did_you_mean
@@ -100,7 +101,7 @@ def _axis_option(axis: Parameter) -> Any:
     return typer.Option(
         axis.option,
         callback=check,
-        help=axis.help + values,
+        help=escape(axis.help + values),
         rich_help_panel="Axes",
         metavar="VALUES",
         autocompletion=complete_list(axis.choices) if axis.choices else None,

@@ -95,14 +95,23 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> No
         first, *others = head
         table = Table(Column(first, no_wrap=True), *(Column(each, overflow="fold") for each in others))
         for row in rows:
-            table.add_row(*(Text(each) if isinstance(each, str) else each for each in row))
+            table.add_row(*(Text(printable(each)) if isinstance(each, str) else each for each in row))
         console.print(table)
         return
     for name, *values in rows:
-        console.print(Text.assemble((f"{head[0]} ", "dim"), (str(name), "bold")), soft_wrap=True)
+        console.print(Text.assemble((f"{head[0]} ", "dim"), (printable(str(name)), "bold")), soft_wrap=True)
         for title, value in zip(head[1:], values, strict=True):
             if value:
-                console.print(Padding(Text.assemble((f"{title}: ", "dim"), value, overflow="fold"), (0, 0, 0, 2)))
+                console.print(
+                    Padding(
+                        Text.assemble(
+                            (f"{title}: ", "dim"),
+                            printable(value) if isinstance(value, str) else value,
+                            overflow="fold",
+                        ),
+                        (0, 0, 0, 2),
+                    )
+                )
 
 
 def check_targets(targets: Mapping[str, str | None]) -> None:

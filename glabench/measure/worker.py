@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import IO
 
 from glabench.backends import Registry, load_registry
+from glabench.backends.base import refusal
 from glabench.devices.nvml import open_nvml
 from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
@@ -60,7 +61,7 @@ class _Cells:
 
     def record(self, cell: Cell) -> Record:
         try:
-            reason = self._backend.unavailable(cell.device) or self._backend.supports(cell)
+            reason = refusal(self._backend, cell)
             if reason is not None:
                 return failure(self._job, cell, "unsupported", reason)
             if self._meter is None:

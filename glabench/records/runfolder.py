@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from glabench.errors import RecordNotKeptError, UsageError
-from glabench.plain import read_as, read_json, read_text
+from glabench.errors import RecordNotKeptError, UsageError, printable
+from glabench.plain import read_as, read_json, read_text, shown
 from glabench.records.environment import check_environment
 from glabench.records.record import Record
 from glabench.records.run import Run
@@ -19,7 +19,7 @@ from glabench.sweeps.model import Cell, Sweep
 
 # Bytes. A record with many thousand samples is shorter; a longer line is not a record.
 _LONGEST_LINE = 16 * 2**20
-_LARGEST_ENVIRONMENT = 2**20
+_LARGEST_ENVIRONMENT = _LARGEST_PLUGINS = 2**20
 _RECORDS, _SWEEP, _PLUGINS = "records.jsonl", "sweep.toml", "plugins.json"
 
 
@@ -127,7 +127,13 @@ class RunFolder:
         if not file.is_file():
             return []
         try:
-            paths = read_as(list[str], read_json(file.read_bytes()))
+            with file.open("rb") as opened:
+                text = opened.read(_LARGEST_PLUGINS + 1)
+            if len(text) > _LARGEST_PLUGINS:
+                raise ValueError(f"too large (allowed: {_LARGEST_PLUGINS // 1024} KiB)")
+            paths = read_as(list[str], read_json(text))
+            if odd := [path for path in paths if not path or path != printable(path)]:
+                raise ValueError(f"{shown(odd[0])} is empty or has unprintable characters")
         except ValueError as problem:
             raise UsageError(f"{file}: not a list of paths: {problem}") from None
         inside = [path for path in paths if Path(path).resolve().is_relative_to(self.path.resolve())]

@@ -1,11 +1,13 @@
 """Plans: what to measure, where and how, from a sweep expanded for a machine; estimates of memory and time."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from glabench.backends import Registry, load_registry
+from glabench.backends.base import faults_of, refusal
 from glabench.devices.environment import probe
 from glabench.devices.provenance import command_line, describe_code, relevant_variables
 from glabench.errors import NothingToRunError, UsageError
@@ -136,10 +138,11 @@ def estimate_cells(plan: Plan) -> list[Estimate]:
 def _estimate(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> Estimate:
     backend, op = plan.place.registry[cell.backend], plan.place.registry.op_of(cell.backend)
     try:
-        least, working = op.least_bytes(cell), backend.working_bytes(cell)
-        reason = backend.unavailable(cell.device) or backend.supports(cell)
-    except Exception as problem:  # a faulty plugin affects only its own cells
-        return Estimate(cell, 0.0, 0.0, 0.0, one_line(f"{type(problem).__name__}: {problem}"))
+        with faults_of():
+            least, working = float(op.least_bytes(cell)), float(backend.working_bytes(cell))
+            reason = refusal(backend, cell)
+    except UsageError as problem:  # a faulty plugin affects only its own cells
+        return Estimate(cell, 0.0, 0.0, 0.0, one_line(str(problem)))
     seconds = 0.0 if reason else _bound_seconds(cell, plan, stored)
     return Estimate(cell, least / 2**20, (least + working) / 2**20, seconds, reason)
 
@@ -150,14 +153,16 @@ def expected_seconds(plan: Plan) -> float:
     Calls no method of backends except `unavailable`, because a plugin's may be slow, load torch or end the process.
     """
     stored, registry = _stored_seconds(plan), plan.place.registry
-    there = [cell for cell in plan.cells if not registry[cell.backend].unavailable(cell.device)]
+    there = [cell for cell in plan.cells if not registry.unavailable(cell.backend, cell.device)]
     return sum(_bound_seconds(cell, plan, stored) for cell in there)
 
 
 def _bound_seconds(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> float:
-    sampling = plan.settings.warm_up_s + plan.settings.time_limit_s + _BESIDES_S[cell.device]
-    flops = plan.place.registry.op_of(cell.backend).flops(cell)
-    bound = max(sampling, _CALLS * flops / _FLOPS_PER_S[cell.device])
+    bound = plan.settings.warm_up_s + plan.settings.time_limit_s + _BESIDES_S[cell.device]
+    # A baseline's cell may lack a parameter, and a plugin's op may be wrong: their cells fail when they are measured.
+    with suppress(UsageError), faults_of():
+        flops = plan.place.registry.op_of(cell.backend).flops(cell)
+        bound = max(bound, _CALLS * flops / _FLOPS_PER_S[cell.device])
     return min(stored.get(cell, bound), plan.settings.cell_timeout_s)
 
 

@@ -56,7 +56,7 @@ def measure_run(request: Request, out: Path | None, observer: Observer) -> Run:
     plan = request.plan()
     _refuse_unavailable(plan)
     if request.sweep_on_cpu and plan.place.kind == "cpu":
-        left_out = [name for name, backend in plan.place.registry.items() if backend.unavailable("cpu")]
+        left_out = [name for name in plan.place.registry if plan.place.registry.unavailable(name, "cpu")]
         without = "" if "backend" in request.axes else f", without: {', '.join(left_out)}"
         observer.say(f"No NVIDIA GPU is used, so this is the small CPU sweep{without}")
     announce(plan, observer, 1)
@@ -66,7 +66,7 @@ def measure_run(request: Request, out: Path | None, observer: Observer) -> Run:
 
 def _refuse_unavailable(plan: Plan) -> None:
     backends = dict.fromkeys(cell.backend for cell in plan.cells)
-    reasons = {name: plan.place.registry[name].unavailable(plan.place.kind) for name in backends}
+    reasons = {name: plan.place.registry.unavailable(name, plan.place.kind) for name in backends}
     if all(reasons.values()):
         listed = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
         raise NothingToRunError(f"no cell can run here: {listed}")

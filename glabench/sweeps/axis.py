@@ -104,10 +104,16 @@ def axis_text(value: Any) -> str:
 def parse_axis(option: str, text: str, parse: Callable[[str], Value], allowed: str) -> Value:
     """Parses one axis. Raises UsageError that names the option or key, the value and what is allowed."""
     try:
-        return parse(text)
+        values = parse(text)
+        if not isinstance(values, tuple | list):
+            raise TypeError("it returns no tuple")
     except ValueError as problem:
         got = "" if f"'{text}'" in str(problem) else f"got '{_cut(text)}'; "
         raise UsageError(f"{option}: {_cut(str(problem))} ({got}allowed: {allowed})") from None
+    except Exception as problem:  # a plugin's parser
+        why = _cut(f"{type(problem).__name__}: {problem}")
+        raise UsageError(f"{option}: its parser fails for '{_cut(text)}' (allowed: {allowed}): {why}") from problem
+    return values
 
 
 def _cut(text: str) -> str:

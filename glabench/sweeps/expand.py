@@ -117,7 +117,7 @@ def _changed(sweep: Sweep, layers: Iterable[Mapping[str, str]], traits: Mapping[
 def _find(backend: str, traits: Mapping[str, Traits], where: str) -> Traits:
     if backend not in traits:
         allowed = f"allowed: {', '.join(sorted(traits))}{did_you_mean(backend, traits)}"
-        raise UsageError(f"{where}: {shown(backend)} is not a backend ({allowed})")
+        raise UsageError(f"{where}: {shown(backend)} is not a backend ({allowed}); a plugin's needs --plugin FILE")
     return traits[backend]
 
 

@@ -1,10 +1,14 @@
 """Parameters of ops and backends. Each is an axis in sweeps that use its op or backend."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from glabench.errors import printable
+from glabench.plain import shown
 from glabench.sweeps.axis import INTEGER_FORM, parse_choices, parse_integers
+from glabench.sweeps.words import show_value
 
 Pass = Literal["infer", "fwd", "bwd", "fwd+bwd"]
 Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
@@ -22,6 +26,7 @@ class Parameter:
 
     If a parameter's value is None, the implementation chooses or the feature is off, and the cell has no entry for it.
     So if a parameter is added to an op later, give it the default None: stored cells then stay equal to new ones.
+    Raises ValueError for what cannot be an option, a sweep's key and a record's field.
     """
 
     name: str
@@ -36,10 +41,41 @@ class Parameter:
     # Whether it has no effect in a forward without gradients (pass `infer`).
     for_training: bool = False
 
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        words = " ".join(self.help.split()) if isinstance(self.help, str) else None
+        if words is None or words != printable(words) or not isinstance(self.allowed, str):
+            raise ValueError(f"parameter '{self.name}': its help and what it allows need to be printable text")
+        for choice in self.choices:
+            if not is_word(choice):
+                raise ValueError(f"parameter '{self.name}': {shown(choice)} is no choice (allowed: text without ',')")
+        if self.default is not None and not self._takes(self.default):
+            raise ValueError(
+                f"parameter '{self.name}': its parser gives no tuple with the default {shown(self.default)} "
+                f"(allowed: {self.allowed}; None if the implementation chooses)"
+            )
+
+    def _takes(self, value: Value) -> bool:
+        try:
+            return value in self.parse(show_value(value))
+        except Exception:  # a plugin's parser may raise anything
+            return False
+
     @property
     def option(self) -> str:
         """The axis's command-line option."""
         return option_of(self.name)
+
+
+def check_name(name: Any) -> None:
+    """Raises ValueError for what cannot be the name of a parameter."""
+    if not isinstance(name, str) or not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise ValueError(f"{shown(name)} is no name of a parameter (allowed: a-z, 0-9 and _, from a letter on)")
+
+
+def is_word(text: Any) -> bool:
+    """Whether a value can be an item of a list on the command line: printable text without commas."""
+    return isinstance(text, str) and text != "" and text == printable(text).strip() and "," not in text
 
 
 def option_of(name: str) -> str:

@@ -16,7 +16,7 @@ ALLOWED = {
     "sweeps": {"plain", "errors"},
     "ops": {"sweeps"},
     "records": {"sweeps", "plain", "errors"},
-    "backends": {"ops", "sweeps", "records", "errors"},
+    "backends": {"ops", "sweeps", "records", "plain", "errors"},
     "devices": {"apart", "plain", "errors"},
     "measure": {"devices", "backends", "ops", "records", "sweeps", "apart", "plain", "errors"},
     "scheduling": {"measure", "devices", "backends", "records", "sweeps", "apart", "plain", "errors"},

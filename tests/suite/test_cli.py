@@ -16,6 +16,7 @@ from conftest import FAKES
 from in_process import PLUGIN
 
 from glabench.backends import load_registry
+from glabench.backends.registry import OPTIONS
 from glabench.cli.app import make_app
 from glabench.cli.options import complete_list, find_axes
 from glabench.cli.output import Messages
@@ -225,7 +226,8 @@ def test_dry_run_as_json_is_data(run):
         ("speed --precision 7", ["--precision", "'7' is not a share (allowed: 5%, 0.05; 0.0001 to 0.5)"]),
         ("speed --time-limit 0", ["--time-limit: 0 is out of range (allowed: 0.01 to 3600)"]),
         ("speed --sequlen 1k", ["--sequlen", "--seqlen"]),
-        ("speed --window 8", ["--window"]),
+        ("speed --window 8", ["--window", "; if it belongs to a plugin, also give --plugin FILE"]),
+        ("speed --backend mine", ["'mine' is not a backend", "; a plugin's needs --plugin FILE"]),
         ("speed --metric tim", ["--metric: 'tim'", "did you mean 'time'?"]),
         ("speed --plugin nope.py", ["--plugin", "'nope.py'"]),
         ("speed --plugin broken.py --window 8", ["'broken.py' cannot be loaded: ModuleNotFoundError"]),
@@ -293,6 +295,14 @@ def test_a_bug_is_a_traceback_and_a_code_of_its_own(run, monkeypatch):
     code, _, stderr = run("speed", *MADE_UP)
     assert code == 70
     assert "ZeroDivisionError" in stderr
+
+
+def test_an_interruption_is_said_and_is_no_error(run, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("glabench.cli.env.list_plugins", stop)
+    assert run("env") == (130, "", "glabench: interrupted\n")
 
 
 def test_a_closed_terminal_and_a_batch_system_end_a_run_as_ctrl_c_does():
@@ -540,6 +550,41 @@ def test_every_option_with_a_fixed_set_of_values_is_completed():
         found = next(p for p in commands[command].params if option in (*p.opts, p.name))
         context = typer.Context(commands[command])
         assert [item.value for item in found.shell_complete(context, text)] == words, (command, option)
+
+
+def test_no_parameter_can_take_the_name_of_an_option():
+    app = typer.main.get_command(make_app({}))
+    groups = [app, *app.commands.values()]
+    commands = [each for group in groups for each in getattr(group, "commands", {}).values()]
+    shown = {option for each in [app, *commands] for p in each.params for option in (*p.opts, *p.secondary_opts)}
+    names = {option[2:].replace("-", "_") for option in shown if option.startswith("--")}
+    assert names | {"help"} == OPTIONS
+
+
+def test_a_hint_at_plugins_is_given_only_where_it_helps(run):
+    for arguments in (["speed", "--plugin", "steady.py", "--window", "8"], ["report", "--window", "8"]):
+        code, _, stderr = run(*arguments)
+        assert (code, "--plugin FILE" in stderr) == (2, False)
+
+
+def test_square_brackets_in_a_plugins_texts_are_shown_as_they_are(run, tmp_path):
+    odd = WINDOWED.replace("Tokens looked back.", "As [/b], [bold] or [x.")
+    odd = odd.replace("takes as long as it says", "as [/it]").replace('"steady"', '"[/steady]"')
+    (tmp_path / "odd.py").write_text(odd)
+    assert "As [/b], [bold] or [x." in shown(run("speed", "--help", "--plugin", "odd.py")[1])
+    assert "[/steady] linear as [/it] window yes" in shown(run("backends", "--plugin", "odd.py")[1])
+
+
+@pytest.mark.parametrize(
+    ("parse", "why"), [("int", "TypeError: it returns no tuple"), ("lambda text: ({}[text],)", "KeyError: '8'")]
+)
+def test_a_parameters_parser_that_fails_is_one_line(run, tmp_path, parse, why):
+    parameter = f'Parameter("window", "", {parse}, "a number")'
+    (tmp_path / "odd.py").write_text(
+        WINDOWED.replace('integers("window", "Tokens looked back.", 64)', parameter).replace("integers", "Parameter")
+    )
+    code, _, stderr = run("run", "cpu-smoke", "--plugin", "odd.py", "--backend", "steady", "--window", "8")
+    assert (code, stderr) == (2, f"glabench: error: --window: its parser fails for '8' (allowed: a number): {why}\n")
 
 
 @pytest.mark.parametrize("text", ["2%", "0.02", " 2 %"])

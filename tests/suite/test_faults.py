@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import resource
+import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,8 @@ from conftest import FAKES, last_line
 from fake_workers import Workers
 from simulated import CELL, record
 
-from glabench.errors import RecordNotKeptError, UsageError
+from glabench.apart import ask_module
+from glabench.errors import GlabenchError, RecordNotKeptError, UsageError
 from glabench.records import RunFolder
 from glabench.sweeps import load_sweep
 
@@ -215,6 +217,48 @@ def test_a_file_in_the_place_of_the_folder_is_named(measure, tmp_path):
     (tmp_path / "here").write_text("")
     code, _, stderr = measure(*GOOD)
     assert (code, last_line(stderr)) == (2, "glabench: error: --out: cannot write to 'here': it is not a folder")
+
+
+# Processes
+
+
+def test_a_process_that_ends_as_for_a_mistake_but_tells_none_is_an_error_of_its_own():
+    with pytest.raises(GlabenchError, match="unrecognized arguments: --nonsense") as caught:
+        ask_module("json.tool", "--nonsense")
+    assert type(caught.value) is GlabenchError
+
+
+# Streams and the working folder
+
+
+def test_streams_that_are_closed_are_never_files_of_ours(glabench, tmp_path):
+    code, *_ = glabench("sweeps", "--json", "all.json", preexec_fn=lambda: os.closerange(0, 3))
+    assert code == 0
+    assert json.loads((tmp_path / "all.json").read_text())
+    code, _, stderr = glabench("sweeps", preexec_fn=lambda: os.close(1))
+    assert (code, stderr) == (0, "")
+
+
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code(glabench):
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        assert glabench("sweeps", "nope", stderr=full)[0] == 2
+
+
+def test_what_a_terminal_cannot_show_is_replaced(glabench, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    (tmp_path / "mine.toml").write_text('title = "1 ± 2"\n[axes]\n[[backends]]\nname = "gla-torch"\n', "utf-8")
+    code, stdout, stderr = glabench("sweeps", "mine.toml")
+    assert code == 0, stderr
+    assert 'title = "1 ? 2"' in stdout
+
+
+def test_a_working_folder_that_is_gone_is_a_mistake_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    done = subprocess.run([sys.executable, "-m", "glabench", "env"], capture_output=True, text=True)
+    message = "glabench: error: the working folder no longer exists; change to another one\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
 # Packages with plugins

@@ -5,8 +5,10 @@ from importlib import metadata
 from types import ModuleType
 
 import pytest
+from simulated import CELL
 
 from glabench.backends import Backend, Requirement, builtin, load_registry
+from glabench.backends.base import refusal
 from glabench.backends.registry import ENTRY_POINTS, Registry, list_plugins
 from glabench.cli.plugin import new
 from glabench.errors import UsageError
@@ -16,7 +18,7 @@ from glabench.sweeps import Sweep, Variant, expand, resolve
 
 BACKEND = """
 from glabench.backends import Backend
-from glabench.sweeps.parameters import Parameter, integers, switch
+from glabench.sweeps.parameters import Parameter, choices, integers, switch
 
 class Mine(Backend):
     name, op, title = "mine", "linear", "a title"
@@ -200,6 +202,10 @@ def test_what_a_plugin_prints_is_no_data(plugin, capsys):
         ("import no_such_package", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'"),
         ("import sys; sys.exit(3)", "cannot be loaded: SystemExit: 3"),
         ("raise RuntimeError('one\\ntwo')", "cannot be loaded: RuntimeError: one two"),
+        ("class E(BaseException): ...\nraise E('\\x1b[31mred')", r"cannot be loaded: E:  \[31mred"),
+        ("raise GeneratorExit", "cannot be loaded: GeneratorExit"),
+        ("class E(Exception): __str__ = None\nraise E", "cannot be loaded: E"),
+        ("class B:\n  def __repr__(self): return 1 / 0\nBACKENDS = [B()]", "BACKENDS lists a B, which is not an inst"),
         (BACKEND.replace("def bind", "def bound") + "BACKENDS = [Mine]", "Mine needs the method bind"),
         (BACKEND + "class Other(Backend):\n  name = 'o'\nBACKENDS = [Other]", "Other needs the method bind"),
         (BACKEND + "del Mine.title\nBACKENDS = [Mine]", "Mine needs a text `title`"),
@@ -211,12 +217,25 @@ def test_what_a_plugin_prints_is_no_data(plugin, capsys):
         (BACKEND + "Mine.name = 'gla-torch'\nBACKENDS = [Mine]", "a backend named 'gla-torch' exists already"),
         (BACKEND + "Mine.__init__ = lambda self, x: None\nBACKENDS = [Mine]", r"Mine\(\) without arguments fails"),
         (
+            BACKEND + "def end(self): raise SystemExit(0)\nMine.__init__ = end\nBACKENDS = [Mine]",
+            r"Mine\(\) without arguments fails: SystemExit: 0",
+        ),
+        (BACKEND + "Mine.name = property(lambda self: 1 / 0)\nBACKENDS = [Mine]", "cannot be used: ZeroDivisionError"),
+        (BACKEND + "Mine.name = 'a,b'\nBACKENDS = [Mine]", "'a,b' is no name .allowed: printable text without ','"),
+        (
+            BACKEND + "Mine.requires = 'torch'\nBACKENDS = [Mine]",
+            "`requires` to be a tuple of Requirement objects",
+        ),
+        (BACKEND + "Mine.requires = ('torch',)\nBACKENDS = [Mine]", "`requires` to be a tuple of Requirement objects"),
+        (BACKEND + "Mine.devices = 'cuda'\nBACKENDS = [Mine]", "`devices` to be a tuple of cuda, cpu, not 'cuda'"),
+        (BACKEND + "Mine.dtypes = {'int8'}\nBACKENDS = [Mine]", "`dtypes` to be a tuple of bf16, .*, not {'int8'}"),
+        (
             BACKEND + "Mine.parameters = 'chunk'\nBACKENDS = [Mine]",
             "needs `parameters` to be a tuple of Parameter objects",
         ),
         (BACKEND + "Mine.parameters = ('chunk',)\nBACKENDS = [Mine]", "needs `parameters` to be a tuple of Parameter"),
         (OP + "Decay.name = 'softmax'", "an op named 'softmax' exists already"),
-        (OP + "del Decay.equation", "Decay needs a `equation`"),
+        (OP + "del Decay.equation", "Decay needs a text `equation`"),
         (OP.replace("def published", "def publish"), "Decay needs the method published"),
         (
             OP + "Decay.published = lambda self, width: {'channel': 3}",
@@ -225,6 +244,12 @@ def test_what_a_plugin_prints_is_no_data(plugin, capsys):
         (OP + "Decay.published = lambda self, width: 1 / 0", "decay has no parameters for .*: ZeroDivisionError"),
         (OP + "Decay.aliases = {'size': ('a', 'b')}", "decay sets '[ab]', which is not one of its parameters"),
         (OP + "Decay.parameters = None", "needs `parameters` to be a tuple"),
+        (OP + "Decay.independent = 'batch'", "decay needs `independent` to be a tuple of names of dimensions"),
+        (OP + "Decay.aliases = 5", "decay needs `aliases` to map names to tuples of parameters"),
+        (OP + "Decay.aliases = {'size': ()}", "a tuple of the parameters that its alias 'size' sets"),
+        (OP + "Decay.aliases = {'size': 'channels'}", "a tuple of the parameters that its alias 'size' sets"),
+        (OP + "Decay.aliases = {'my size': ('channels',)}", "'my size' is no name of a parameter"),
+        (OP + "Decay.aliases = {'quiet': ('channels',)}", "decay has an alias called 'quiet', which is taken"),
     ],
 )
 def test_a_plugin_that_is_wrong_is_named_in_one_line(plugin, text, message):
@@ -235,7 +260,8 @@ def test_a_plugin_that_is_wrong_is_named_in_one_line(plugin, text, message):
 
 
 @pytest.mark.parametrize(
-    "name", ["seqlen", "pass", "width", "op", "parameters", "time_ms", "status", "code", "peak_mib"]
+    "name",
+    ["seqlen", "pass", "width", "op", "parameters", "time_ms", "status", "code", "peak_mib", "quiet", "time_limit"],
 )
 @pytest.mark.parametrize("owner", ["Mine", "Decay"])
 def test_a_parameter_is_not_called_like_a_field_of_every_record(plugin, name, owner):
@@ -243,6 +269,62 @@ def test_a_parameter_is_not_called_like_a_field_of_every_record(plugin, name, ow
     path = plugin(text + f"{owner}.parameters = (*{owner}.parameters, integers({name!r}, 'help'))")
     with pytest.raises(UsageError, match=f"{owner.lower()} has a parameter called '{name}', which is taken$"):
         load_registry([path])
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        *((f"integers({name!r}, '')", "is no name of a parameter") for name in ("a b", "--w", 5, "\x1b[1m", "", "W")),
+        ("integers('w', 5)", "parameter 'w': its help and what it allows need to be printable text"),
+        ("integers('w', '\x1b[31m')", "parameter 'w': its help"),
+        ("integers('w', '', -3)", "parameter 'w': its parser gives no tuple with the default -3 .allowed: a number"),
+        ("integers('w', '', float('nan'))", "the default nan"),
+        ("integers('w', '', True)", "the default True"),
+        ("Parameter('w', '', int, 'a number', 5)", "its parser gives no tuple with the default 5"),
+        ("choices('w', '', ('a', 'b'), 'zz')", "the default 'zz' .allowed: a, b; None if the implementation chooses"),
+        ("choices('w', '', ('a,b', 'c'))", "parameter 'w': 'a,b' is no choice"),
+        ("choices('w', '', ('', 'c'))", "parameter 'w': '' is no choice"),
+    ],
+)
+def test_a_parameter_that_no_option_could_be_is_refused(plugin, code, message):
+    path = plugin(BACKEND + f"Mine.parameters = ({code},)\nBACKENDS = [Mine]")
+    with pytest.raises(UsageError, match=f"cannot be loaded: ValueError: .*{message}"):
+        load_registry([path])
+
+
+def test_an_interruption_while_a_plugin_is_loaded_stays_one(plugin):
+    with pytest.raises(KeyboardInterrupt):
+        load_registry([plugin("raise KeyboardInterrupt")])
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("1 / 0", "its method unavailable fails: ZeroDivisionError: division by zero"),
+        ("exec('raise SystemExit(0)')", "its method unavailable fails: SystemExit: 0"),
+        ("3", "its method unavailable fails: TypeError: mine: unavailable returned 3; it must be a sentence, or None"),
+        ("''", None),
+        ("print('no data')", None),
+    ],
+)
+def test_a_backend_that_fails_at_telling_whether_it_is_available_is_not(plugin, capsys, answer, reason):
+    path = plugin(BACKEND + f"Mine.unavailable = lambda self, device: {answer}\nBACKENDS = [Mine]")
+    assert load_registry([path]).unavailable("mine", "cpu") == reason
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("method", ["unavailable", "supports", "limits"])
+def test_a_method_that_returns_no_sentence_is_named(plugin, method):
+    text = BACKEND + f"Mine.{method} = lambda self, about: ['no']\nBACKENDS = [Mine]"
+    with pytest.raises(TypeError, match=rf"^mine: {method} returned \['no'\]; it must be a sentence, or None"):
+        refusal(load_registry([plugin(text)])["mine"], CELL)
+
+
+def test_an_op_that_has_no_parameters_for_a_width_says_so_when_it_is_asked(plugin):
+    text = OP + "Decay.published = lambda self, width: {'channels': 1024 // (width - 7)}"
+    published = load_registry([plugin(text)]).traits()["decay-fast"].published
+    with pytest.raises(UsageError, match=r"^--width: decay has no parameters for the width 7: ZeroDivisionError"):
+        published(7)
 
 
 @pytest.mark.parametrize("name", ["heads", "head_dim"])

@@ -115,6 +115,15 @@ def test_the_plugin_pages_parameter_is_an_axis(tmp_path):
     assert "window" in load_registry([str(file)]).traits()["windowed"].parameters
 
 
+def test_the_plugin_pages_op_runs_as_printed(command, tmp_path):
+    code = re.findall(r"```python\n(.*?)```", TEXTS["docs/plugins.md"], re.DOTALL)[1]
+    assert len([line for line in code.splitlines() if line]) <= 25
+    (tmp_path / "mean.py").write_text(code)
+    chosen = ["--plugin", "mean.py", "--backend", "mean-torch", "--device", "cpu", "--seqlen", "64"]
+    done = command("run", "cpu-smoke", *chosen, "--time-limit", "0.02", "--json", "-")
+    assert [record["status"] for record in json.loads(done[1])] == ["ok", "ok"], done
+
+
 def test_every_field_and_every_exit_code_is_explained():
     words = set(re.findall(r"`([^`]+)`", RECORDS))
     named = {word for text in words for word in text.split()}

@@ -52,7 +52,7 @@ def test_an_interrupted_command_says_what_is_kept_and_how_to_go_on(stopped):
     code, stdout, stderr = stopped[1]
     assert (code, stdout) == (130, "")
     how = f"continue with: glabench run --resume runs/{NAME}"
-    assert last_line(stderr) == f"glabench: error: interrupted; what was measured is kept, {how}"
+    assert last_line(stderr) == f"glabench: interrupted; what was measured is kept, {how}"
     assert "[4/20] fake-good fwd B=1 T=64" in stderr
 
 

@@ -353,11 +353,17 @@ def test_a_cell_that_was_measured_is_estimated_by_that_and_an_unsupported_one_ta
     ]
 
 
+def test_a_cell_without_its_ops_parameters_is_expected_to_take_its_samples_time(plan):
+    """As a baseline's may be, which anybody can write."""
+    bare = plan.on([replace(plan.cells[0], parameters=Parameters())])
+    assert expected_seconds(bare) == pytest.approx(expected_seconds(plan.on(plan.cells[:1])))
+
+
 def test_a_backend_that_fails_at_telling_its_limits_hinders_no_estimate(place):
     sweep = Sweep("s", {**AXES, "seqlen": "16,32", "when": "limits"}, (Variant("fake-raising"),))
     plan = make_plan(sweep, {}, SETTINGS, place)
     told = [estimate.unsupported for estimate in estimate_cells(plan)]
-    assert told == ["nothing to measure", "RuntimeError: a made-up fault"]
+    assert told == ["nothing to measure", "RuntimeError: a made-up fault with a second line"]
     assert (
         expected_seconds(plan) > 0
     )  # which does not call `limits`, so that a plugin cannot end a run before it starts

@@ -219,7 +219,7 @@ def test_a_stopped_suite_loses_at_most_the_cell_in_work_and_resumes(command, tmp
     assert 3 <= done < 20
     if how == signal.SIGINT:
         assert suite.returncode == 130
-        assert last_line(stderr).startswith("glabench: error: interrupted; what was measured is kept")
+        assert last_line(stderr).startswith("glabench: interrupted; what was measured is kept")
     _, _, stderr = command(*arguments, "--resume")
     assert f"{done} of 20 cells are already measured" in stderr
     assert records.read_bytes().startswith(before)
@@ -236,8 +236,8 @@ def test_a_batch_systems_signal_in_mid_cell_leaves_no_process_and_loses_no_recor
     suite.send_signal(signal.SIGTERM)
     stderr = suite.communicate(timeout=30)[1]
     assert suite.returncode == 130
-    assert last_line(stderr).endswith(
-        "interrupted; what was measured is kept, continue with: glabench run --resume here"
+    assert last_line(stderr) == (
+        "glabench: interrupted; what was measured is kept, continue with: glabench run --resume here"
     )
     assert not lives()
     assert [record.cell.seqlen for record in records_of(tmp_path / "here")] == [16]

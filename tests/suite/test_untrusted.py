@@ -305,3 +305,11 @@ def test_a_plugin_that_came_with_a_run_folder_is_not_loaded_when_it_is_resumed(t
     (folder.path / "plugins.json").write_text(json.dumps([str(folder.path / "evil.py")]))
     with pytest.raises(UsageError, match="is in the run folder itself; if you trust it, give it with --plugin"):
         folder.plugins()
+
+
+@pytest.mark.parametrize("text", ['["a\\u0000b"]', '["a\\u001b[31mb"]', '[""]', "[3]", "3", '["' + "a" * 2**20 + '"]'])
+def test_a_list_of_plugins_that_holds_no_paths_is_refused_in_a_line(tmp_path, text):
+    folder = RunFolder.create(tmp_path / "run", load_sweep("cpu-smoke"), {})
+    (folder.path / "plugins.json").write_text(text)
+    with pytest.raises(UsageError, match=r"^[^\n\x1b]*plugins.json: not a list of paths: [^\n\x1b]{1,100}$"):
+        folder.plugins()
