@@ -1,6 +1,7 @@
 """The command `glabench backends`."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from glabench.cli.options import DeviceOption, JsonOption, PluginOption
 from glabench.cli.output import print_table, write_json

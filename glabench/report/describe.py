@@ -30,9 +30,9 @@ def describe_settings(run: Run) -> str:
     timings = dict.fromkeys(record.timing for record in run.records if record.timing)
     words = [
         "timing: " + "; ".join(timings) if timings else None,
-        None if precision is None else f"sampled until the median is known to {significant(100 * precision)} %",
-        None if limit is None else f"at most {limit:g} s per cell",
-        None if most is None else f"at most {most:g} samples",
+        None if precision is None else f"sampled until the median was known to {significant(100 * precision)} %",
+        None if limit is None else f"or for {limit:g} s",
+        None if most is None else f"or {most:g} times",
         "launch plans autotuned" if settings.get("autotune") is True else None,
         f"commit {commit[:_COMMIT]}" if isinstance(commit, str) and commit else None,
     ]

@@ -583,7 +583,7 @@ def test_the_settings_are_said_as_far_as_they_are_known():
         "cpu-smoke", environment={"settings": settings, "code": {"commit": "0123456789abcdef"}}, timing="hot, x"
     )
     assert describe_settings(run) == (
-        "timing: hot, x, sampled until the median is known to 0.5 %, at most 3 s per cell, commit 0123456789ab"
+        "timing: hot, x, sampled until the median was known to 0.5 %, or for 3 s, commit 0123456789ab"
     )
     assert describe_settings(replace(run, environment={"code": 3}, records=[])) == ""
 
