@@ -21,13 +21,25 @@ from glabench.plain import shown
 from glabench.records.metrics import METRICS
 from glabench.records.record import Measured
 from glabench.sweeps.expand import Traits
-from glabench.sweeps.parameters import COMMON, DTYPES, WIDTH, Device, Parameter, check_name, is_word
+from glabench.sweeps.parameters import COMMON, DTYPES, WIDTH, DeviceKind, Parameter, check_name, is_word
 
 ENTRY_POINTS = "glabench.backends"
 _PREFIX = "glabench_plugin_"
 # The options of all commands, as the names that parameters with these options would have.
 OPTIONS = {
-    *("against", "any_device", "autotune", "baseline", "cell_timeout", "csv", "device", "dry_run", "energy", "fail_on"),
+    *(
+        "against",
+        "any_device",
+        "autotune",
+        "baseline",
+        "cell_timeout",
+        "check",
+        "csv",
+        "device",
+        "dry_run",
+        "energy",
+        "fail_on",
+    ),
     *("figure", "help", "install_completion", "json", "junit", "markdown", "max_error", "max_first_call", "max_memory"),
     *("max_slowdown", "metric", "no_energy", "out", "plugin", "precision", "processes", "quiet", "resume"),
     *("retry_failed", "rev", "rounds", "runs", "same_within", "show_completion", "strict", "sweep", "time_limit"),
@@ -76,7 +88,7 @@ class Registry(Mapping[str, Backend]):
         """Adds a backend. Raises UsageError if it is incomplete or its name is taken."""
         _check_texts(backend, ("name", "op", "title"), origin)
         _check_each(backend, "requires", Requirement, "Requirement objects", origin)
-        _check_each(backend, "devices", str, ", ".join(get_args(Device)), origin, get_args(Device))
+        _check_each(backend, "devices", str, ", ".join(get_args(DeviceKind)), origin, get_args(DeviceKind))
         _check_each(backend, "dtypes", str, ", ".join(DTYPES), origin, DTYPES)
         if backend.op not in self._ops:
             allowed = f"allowed: {', '.join(self._ops)}{did_you_mean(backend.op, self._ops)}"

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from glabench.backends import Registry, load_registry
 from glabench.errors import UsageError, did_you_mean
-from glabench.measure.settings import TIMINGS
+from glabench.measure.settings import CHECKS, TIMINGS
 from glabench.records import RunFolder
 from glabench.records.metrics import BY_NAME
 from glabench.scheduling.runs import Request
@@ -209,6 +209,15 @@ class MeasuringOptions:
             "cold: flush the cache before every sample (default); hot: do not; graph: cold, from a CUDA graph.",
         ),
     ] = None
+    check: Annotated[
+        str | None,
+        choice(
+            "--check",
+            CHECKS,
+            "full: results are compared with the reference at every cell's own size too (default); small: at a small "
+            "size alone, which is quicker.",
+        ),
+    ] = None
     energy: Annotated[
         bool | None,
         typer.Option(
@@ -236,6 +245,7 @@ class MeasuringOptions:
             "time_limit_s": self.time_limit,
             "cell_timeout_s": self.cell_timeout,
             "timing": self.timing,
+            "check": self.check,
             "energy": self.energy,
             "autotune": self.autotune,
         }

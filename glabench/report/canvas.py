@@ -72,7 +72,7 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Layout:
     """What a figure shows: for each pass the series with a cell that could run, and their styles."""
 
     view: View
@@ -96,7 +96,7 @@ class Plot:
     is_first: bool
 
 
-def make_plan(view: View, metrics: Sequence[Metric]) -> Plan:
+def make_layout(view: View, metrics: Sequence[Metric]) -> Layout:
     """Chooses units and styles. Leaves out metrics that no row has."""
     rows = [row for panel in view.panels for series in panel.series for row in series.rows.values()]
     quantities = [_measure(metric, rows) for metric in known(metrics, rows) or metrics[:1]]
@@ -104,17 +104,17 @@ def make_plan(view: View, metrics: Sequence[Metric]) -> Plan:
     # Horizontal lines come last, so that the others have the same looks as in figures without them.
     listed = sorted((each for panel in view.panels for each in shown[panel.pass_]), key=lambda each: each.is_constant)
     backends = {series.label: series.backend for series in listed}
-    return Plan(view, quantities, shown, choose_styles(backends))
+    return Layout(view, quantities, shown, choose_styles(backends))
 
 
-def lay_out(plan: Plan, heights: Sequence[float], below: float) -> tuple[Figure, list[Plot]]:
+def lay_out(layout: Layout, heights: Sequence[float], below: float) -> tuple[Figure, list[Plot]]:
     """A figure with its titles and empty panels. `heights` of the passes and space `below` for a legend in inches."""
     from matplotlib.figure import Figure
 
-    lines = -(-len(plan.quantities) // plan.columns)  # of panels per pass
-    width = PANEL_WIDTH * plan.columns + 0.4
-    title = textwrap.wrap(title_of(plan.view.runs), int(0.6 * _CHARACTERS_PER_INCH * width))
-    about = filter(None, [plan.view.shape, *surroundings_of(plan.view.runs)])
+    lines = -(-len(layout.quantities) // layout.columns)  # of panels per pass
+    width = PANEL_WIDTH * layout.columns + 0.4
+    title = textwrap.wrap(title_of(layout.view.runs), int(0.6 * _CHARACTERS_PER_INCH * width))
+    about = filter(None, [layout.view.shape, *surroundings_of(layout.view.runs)])
     subtitle = [line for text in about for line in textwrap.wrap(text, int(_CHARACTERS_PER_INCH * width))]
     below_title = _MARGIN + _TITLE_LINE * len(title)
     above = below_title + _SUBTITLE_LINE * len(subtitle) + _MARGIN
@@ -124,12 +124,12 @@ def lay_out(plan: Plan, heights: Sequence[float], below: float) -> tuple[Figure,
     figure.get_layout_engine().set(rect=(0, 0, 1, 1 - above / height), w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
     figure.text(0.01, 1 - _MARGIN / height, "\n".join(title), fontsize=12, fontweight="bold", va="top")
     figure.text(0.01, 1 - below_title / height, "\n".join(subtitle), fontsize=8.5, color="#444444", va="top")
-    grid = figure.subplots(len(row_heights), plan.columns, squeeze=False, height_ratios=row_heights)
+    grid = figure.subplots(len(row_heights), layout.columns, squeeze=False, height_ratios=row_heights)
     plots: list[Plot] = []
     for number, row in enumerate(grid):
-        panel = plan.view.panels[number // lines]
-        first = number % lines * plan.columns
-        own = _known_in(plan, panel)[first : first + plan.columns]
+        panel = layout.view.panels[number // lines]
+        first = number % lines * layout.columns
+        own = _known_in(layout, panel)[first : first + layout.columns]
         plots += [Plot(row[i], panel, quantity, is_first=i == 0) for i, quantity in enumerate(own)]
         for axes in row[len(own) :]:
             axes.set_axis_off()
@@ -168,11 +168,11 @@ def _measure(metric: Metric, rows: Sequence[Row]) -> Quantity:
     return Quantity(metric, "GiB", 1 / 1024) if is_large else Quantity(metric, metric.unit)
 
 
-def _known_in(plan: Plan, panel: Panel) -> Sequence[Quantity]:
+def _known_in(layout: Layout, panel: Panel) -> Sequence[Quantity]:
     """The quantities that have values in a panel; the first one if it has only failures."""
-    rows = [row for series in plan.series[panel.pass_] for row in series.rows.values()]
-    found = [each for each in plan.quantities if any(each.of(row) is not None for row in rows)]
-    return found or plan.quantities[:1]
+    rows = [row for series in layout.series[panel.pass_] for row in series.rows.values()]
+    found = [each for each in layout.quantities if any(each.of(row) is not None for row in rows)]
+    return found or layout.quantities[:1]
 
 
 def _can_run(series: Series) -> bool:

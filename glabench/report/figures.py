@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from glabench.errors import UsageError
 from glabench.records.metrics import TIME, Metric
-from glabench.report.canvas import Plan, frame, lay_out, make_plan, missing_in
+from glabench.report.canvas import Layout, frame, lay_out, make_layout, missing_in
 from glabench.report.lines import draw_lines, has_bands
 from glabench.report.series import Panel, Series, View
 from glabench.sweeps.words import label_of
@@ -37,8 +37,8 @@ def draw(view: View, metrics: Sequence[Metric]) -> Figure:
     import matplotlib as mpl
 
     with mpl.rc_context(_PLAIN_TEXT):
-        plan = make_plan(view, metrics)
-        return draw_lines(plan) if view.has_lines else _draw_bars(plan)
+        layout = make_layout(view, metrics)
+        return draw_lines(layout) if view.has_lines else _draw_bars(layout)
 
 
 def explain_figure(view: View, metrics: Sequence[Metric]) -> str:
@@ -70,16 +70,16 @@ def save_figure(figure: Figure, path: Path) -> None:
         figure.savefig(path, metadata=FORMATS[path.suffix])
 
 
-def _draw_bars(plan: Plan) -> Figure:
-    heights = [_AROUND_BARS + _BAR * len(plan.series[panel.pass_]) for panel in plan.view.panels]
-    figure, plots = lay_out(plan, heights, 0.0)
+def _draw_bars(layout: Layout) -> Figure:
+    heights = [_AROUND_BARS + _BAR * len(layout.series[panel.pass_]) for panel in layout.view.panels]
+    figure, plots = lay_out(layout, heights, 0.0)
     for plot in plots:
-        axes, series = plot.axes, _sort_by_x(plan.series[plot.panel.pass_], plot.panel)
-        names = [_name_bar(each, plot.panel, plan.view.has_x) for each in series]
+        axes, series = plot.axes, _sort_by_x(layout.series[plot.panel.pass_], plot.panel)
+        names = [_name_bar(each, plot.panel, layout.view.has_x) for each in series]
         for place, each in enumerate(series):
             (row,) = each.rows.values()
             length = plot.quantity.of(row) or 0.0
-            axes.barh(place, length, height=0.66, linewidth=0, **plan.styles[each.label].bar)
+            axes.barh(place, length, height=0.66, linewidth=0, **layout.styles[each.label].bar)
             beside: Any = {"xytext": (3, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
             axes.annotate(plot.quantity.text(row), (length, place), **beside)
         axes.margins(x=0.16)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from glabench.records.metrics import TIME
-from glabench.report.canvas import FAILURE_MARKS, PANEL_WIDTH, Plan, Plot, Quantity, frame, lay_out, missing_in
+from glabench.report.canvas import FAILURE_MARKS, PANEL_WIDTH, Layout, Plot, Quantity, frame, lay_out, missing_in
 from glabench.report.series import Panel, Row, Series
 from glabench.sweeps.words import axis_title, show_x
 
@@ -40,21 +40,21 @@ class _Break:
     color: str
 
 
-def draw_lines(plan: Plan) -> Figure:
+def draw_lines(layout: Layout) -> Figure:
     """Draws one panel per pass and quantity, with one legend below all panels."""
-    columns = max(1, int(PANEL_WIDTH * plan.columns / (0.9 + 0.075 * max(map(len, [*plan.styles, _BAND])))))
-    looks = _choose_looks(plan)
+    columns = max(1, int(PANEL_WIDTH * layout.columns / (0.9 + 0.075 * max(map(len, [*layout.styles, _BAND])))))
+    looks = _choose_looks(layout)
     handles = [_legend_line(label, look) for label, look in looks.items()]
-    missing = {kind for own in plan.series.values() for series in own for kind in missing_in(series).values()}
+    missing = {kind for own in layout.series.values() for series in own for kind in missing_in(series).values()}
     handles += [_legend_mark(kind) for kind in FAILURE_MARKS if kind in missing]
-    if any(quantity.metric is TIME for quantity in plan.quantities) and has_bands(plan.view.panels):
+    if any(quantity.metric is TIME for quantity in layout.quantities) and has_bands(layout.view.panels):
         handles.append(_legend_band())
     below = _LEGEND_ROW * -(-len(handles) // columns)
-    figure, plots = lay_out(plan, [_HEIGHT] * len(plan.view.panels), below)
+    figure, plots = lay_out(layout, [_HEIGHT] * len(layout.view.panels), below)
     for plot in plots:
-        _draw_panel(plan, plot, looks)
-    layout: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "handlelength": _LEGEND_LINE}
-    figure.legend(handles=handles, **layout, frameon=False, fontsize=8.5)
+        _draw_panel(layout, plot, looks)
+    where: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "handlelength": _LEGEND_LINE}
+    figure.legend(handles=handles, **where, frameon=False, fontsize=8.5)
     return figure
 
 
@@ -65,12 +65,12 @@ def has_bands(panels: Sequence[Panel]) -> bool:
     return any((row["time_ms_p80"] or 0) - (row["time_ms_p20"] or math.inf) > _SEEN * row["time_ms"] for row in times)
 
 
-def _choose_looks(plan: Plan) -> Mapping[str, _Look]:
+def _choose_looks(layout: Layout) -> Mapping[str, _Look]:
     """The look of each label, in all panels and in the legend. Later markers are smaller, so that equal values show."""
-    constant = {series.label for own in plan.series.values() for series in own if series.is_constant}
+    constant = {series.label for own in layout.series.values() for series in own if series.is_constant}
     looks: dict[str, dict[str, Any]] = {}
-    for number, (label, style) in enumerate(plan.styles.items()):
-        size = 5.5 + 3.5 * (1 - number / len(plan.styles))
+    for number, (label, style) in enumerate(layout.styles.items()):
+        size = 5.5 + 3.5 * (1 - number / len(layout.styles))
         looks[label] = style.line | {"markersize": size, "linewidth": size / 3.5}
         if label in constant:
             looks[label] |= {"marker": "none", "linewidth": 1.6}
@@ -98,13 +98,13 @@ def _legend_band() -> Artist:
     return Patch(color="black", alpha=0.2, linewidth=0, label=_BAND)
 
 
-def _draw_panel(plan: Plan, plot: Plot, looks: Mapping[str, _Look]) -> None:
+def _draw_panel(layout: Layout, plot: Plot, looks: Mapping[str, _Look]) -> None:
     axes, quantity, x_values, is_scale = plot.axes, plot.quantity, plot.panel.x_values, plot.panel.is_scale
     places: dict[Any, float] = {x: x if is_scale else i for i, x in enumerate(x_values)}
     if not quantity.is_linear:
         axes.set_yscale("log")
     breaks: list[_Break] = []
-    for series in plan.series[plot.panel.pass_]:
+    for series in layout.series[plot.panel.pass_]:
         look = looks[series.label]
         if series.is_constant:
             breaks += _draw_constant(axes, series, quantity, look, max(places.values()))

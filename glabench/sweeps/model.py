@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from glabench.plain import Count, Name, Number, Whole, read_as
-from glabench.sweeps.parameters import Device, Dtype, Pass, Value
+from glabench.sweeps.parameters import DeviceKind, Dtype, Pass, Value
 from glabench.sweeps.words import WORDS, is_usual, show_value, symbol_of
 
 _MOST_PARAMETERS = 100
@@ -51,7 +51,7 @@ class Cell:
     dtype: Dtype
     parameters: Parameters = field(default_factory=Parameters)
     # The kind of device; the run's environment says which of several GPUs it was.
-    device: Device = "cuda"
+    device: DeviceKind = "cuda"
     seed: int = 0
 
     @property
@@ -133,7 +133,7 @@ class _FlatCell(msgspec.Struct, rename={"pass_": "pass"}):
     batch: Count
     seqlen: Count
     dtype: Dtype
-    device: Device
+    device: DeviceKind
     parameters: Annotated[list[Name], msgspec.Meta(max_length=_MOST_PARAMETERS)] | None = None
     seed: Whole = 0
 

@@ -12,7 +12,7 @@ from glabench.sweeps.words import show_value
 
 Pass = Literal["infer", "fwd", "bwd", "fwd+bwd"]
 Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
-Device = Literal["cuda", "cpu"]
+DeviceKind = Literal["cuda", "cpu"]
 Value = int | float | str | bool
 
 AUTO = "auto"
