@@ -12,13 +12,17 @@ class FakeTimer:
         self._times = (time if isinstance(time, Sample) else Sample(time) for time in times)
         self.calls = 0
 
-    def bind(self, prepare, call):
-        return partial(self.sample, prepare, call)
+    def bind(self, prepare, call, between=None):
+        return partial(self.sample, prepare, call, between)
 
-    def sample(self, prepare, call):
+    def sample(self, prepare, call, between=None):
+        if between is not None:
+            between.renew()
         if prepare is not None:
             prepare()
-        call()
+        result = call()
+        if between is not None:
+            between.look(result)
         self.calls += 1
         return next(self._times)
 

@@ -43,14 +43,15 @@ def copy_bandwidth_gbps(median_ms: MedianMs, device: str = "cuda", buffer_bytes:
 
 
 def product_tflops(median_ms: MedianMs, device: str = "cuda", size: int = _PRODUCT_SIZE) -> float | None:
-    """TFLOP/s of a square bf16 product of random matrices; None if memory is too small.
+    """TFLOP/s of a square product of random matrices, in bf16 or on a CPU in fp32; None if memory is too small.
 
     A long product runs at the clock that the power limit allows, as products in a model do.
     """
     import torch
 
     try:
-        a, b, out = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(3))
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        a, b, out = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(3))
     except torch.OutOfMemoryError:
         return None
     return 2 * size**3 / median_ms(lambda: torch.mm(a, b, out=out)) / 1e9

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
-from glabench.measure.at_size import Worst
+from glabench.measure.at_size import Worst, describe
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
 from glabench.sweeps.model import Cell, Parameters
@@ -46,8 +46,7 @@ class Accuracy:
         if wrong:
             shown = ", ".join(f"{name} {error:.1e}" for name, error in wrong.items())
             return f"relative error beyond {self.bound:.0e} against {self.reference}: {shown}"
-        beyond = [f"{name} {worst}" for name, worst in self.at_size.items() if worst.excess > 1]
-        return f"relative error at the cell's own size: {'; '.join(beyond)}" if beyond else None
+        return describe(self.at_size, "relative error at the cell's own size")
 
 
 def small_cell(op: Op, cell: Cell) -> Cell:

@@ -58,7 +58,8 @@ class Results:
 
     inputs: Mapping[str, Tensor]
     grad_output: Tensor
-    output: Tensor
+    # None for a backward alone.
+    output: Tensor | None
     gradients: Mapping[str, Tensor]
 
     @classmethod
@@ -72,21 +73,83 @@ def check_parts(op: Op, cell: Cell, results: Results, bound: float, seed: int) -
     """The worst error of the output and of every gradient, by name (`o`, `dq`, ...).
 
     All parts count, at `COARSE`; the first, the last and four that `seed` draws at `bound`. A gradient that several
-    parts share (of Mamba's B and C, say) is held at `bound` over one whole sequence that `seed` draws. Raises whatever
-    the reference raises.
+    parts share (of Mamba's B and C, say) is compared at `bound` over one whole sequence that `seed` draws. Raises
+    whatever the reference raises.
     """
     import torch
 
-    sizes = _sizes(op, cell)
-    everything = {name: (0, size) for name, size in sizes.items()}
     draw = Random(seed)
-    found = [_compare(op, cell, results, everything, torch.float32, COARSE)]
-    found += [_compare(op, cell, results, region, torch.float64, bound) for region in _draw_parts(sizes, draw)]
-    specs = op.inputs(cell)
-    shared = [name for name in results.gradients if not _missing(op, specs[name]) <= {"batch"}]
-    if shared and "batch" in sizes:
-        sequence = {**everything, "batch": (draw.randrange(sizes["batch"]), 1)}
+    regions = draw_parts(op, cell, draw, DRAWN, with_ends=True)
+    given = results.grad_output if results.gradients else None
+    closely = Drawn.of(op, cell, results.inputs, given, regions)
+    found = [check_everything(op, cell, results), closely.compare(op, results, bound)]
+    sizes, specs = _sizes(op, cell), op.inputs(cell)
+    if "batch" in sizes and any(not _missing(op, specs[name]) <= {"batch"} for name in results.gradients):
+        sequence = {**_whole(sizes), "batch": (draw.randrange(sizes["batch"]), 1)}
         found.append(_compare(op, cell, results, sequence, torch.float64, bound))
+    return _worst_of(found)
+
+
+def check_everything(op: Op, cell: Cell, results: Results) -> dict[str, Worst]:
+    """The worst error of every result in all parts, at `COARSE`."""
+    import torch
+
+    return _compare(op, cell, results, _whole(_sizes(op, cell)), torch.float32, COARSE)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Some parts of a cell, each with the output and the gradients that the reference gives in float64."""
+
+    cell: Cell
+    parts: Sequence[tuple[Region, Tensor, Mapping[str, Tensor]]]
+
+    @classmethod
+    def of(
+        cls, op: Op, cell: Cell, inputs: Mapping[str, Tensor], grad_output: Tensor | None, regions: Sequence[Region]
+    ) -> Drawn:
+        """What is expected of some parts; without gradients if `grad_output` is None."""
+        import torch
+
+        parts = [(r, *_differentiate(op, cell, inputs, grad_output, r, torch.float64)) for r in regions]
+        return cls(cell, parts)
+
+    def compare(self, op: Op, results: Results, bound: float) -> dict[str, Worst]:
+        """The worst error of every result that parts do not share."""
+        specs, out = op.inputs(self.cell), op.output(self.cell)
+        found = []
+        for region, output, gradients in self.parts:
+            if results.output is not None:
+                found.append({"o": _find_worst(op, _cut(results.output, out, region), output, out, region, bound)})
+            for name, x in results.gradients.items():
+                if not _missing(op, specs[name]):
+                    own = _cut(x, specs[name], region)
+                    found.append({f"d{name}": _find_worst(op, own, gradients[name], specs[name], region, bound)})
+        return _worst_of(found)
+
+
+def describe(found: Mapping[str, Worst], words: str) -> str | None:
+    """One line that names the tensors whose error exceeds its bound; None if there are none."""
+    beyond = [f"{name} {worst}" for name, worst in found.items() if worst.excess > 1]
+    return f"{words}: {'; '.join(beyond)}" if beyond else None
+
+
+def draw_parts(op: Op, cell: Cell, draw: Random, count: int, with_ends: bool = False) -> list[Region]:
+    """Some parts without repeats; `with_ends` adds the first and the last one."""
+    sizes = _sizes(op, cell)
+    total = math.prod(sizes.values())
+    ends = [0, total - 1] if with_ends else []
+    regions: list[Region] = []
+    for number in dict.fromkeys([*ends, *(draw.randrange(total) for _ in range(count))]):
+        region: Region = {}
+        for name, size in reversed(list(sizes.items())):
+            number, index = divmod(number, size)
+            region[name] = (index, 1)
+        regions.append({name: region[name] for name in sizes})
+    return regions
+
+
+def _worst_of(found: Sequence[Mapping[str, Worst]]) -> dict[str, Worst]:
     worst: dict[str, Worst] = {}
     for name, error in (item for errors in found for item in errors.items()):
         if name not in worst or error.excess > worst[name].excess:
@@ -101,18 +164,8 @@ def _sizes(op: Op, cell: Cell) -> dict[str, int]:
     return {name: known[name] for name in op.independent}
 
 
-def _draw_parts(sizes: Mapping[str, int], draw: Random) -> list[Region]:
-    """The first and the last part, and four more, without repeats."""
-    total = math.prod(sizes.values())
-    numbers = dict.fromkeys([0, total - 1, *(draw.randrange(total) for _ in range(DRAWN))])
-    regions: list[Region] = []
-    for number in numbers:
-        region: Region = {}
-        for name, size in reversed(list(sizes.items())):
-            number, index = divmod(number, size)
-            region[name] = (index, 1)
-        regions.append({name: region[name] for name in sizes})
-    return regions
+def _whole(sizes: Mapping[str, int]) -> Region:
+    return {name: (0, size) for name, size in sizes.items()}
 
 
 def _missing(op: Op, spec: Spec) -> set[str]:
@@ -136,11 +189,12 @@ def _compare(
     }
     worst: dict[str, list[Worst]] = {}
     sums: dict[str, Tensor] = {}
+    given = results.grad_output if results.gradients else None
     for block in _split(region, _parts_at_once(op, cell, dtype)):
-        given = {name: _cut(x, specs[name], block).detach().to(dtype) for name, x in results.inputs.items()}
-        grad_output = _cut(results.grad_output, out, block).to(dtype) if results.gradients else None
-        expected, gradients = _differentiate(op, given, grad_output)
-        worst.setdefault("o", []).append(_find_worst(op, _cut(results.output, out, block), expected, out, block, bound))
+        expected, gradients = _differentiate(op, cell, results.inputs, given, block, dtype)
+        if results.output is not None:
+            error = _find_worst(op, _cut(results.output, out, block), expected, out, block, bound)
+            worst.setdefault("o", []).append(error)
         for name in complete:
             spec, whole, own = specs[name], results.gradients[name], gradients[name]
             if not _missing(op, spec):
@@ -158,17 +212,19 @@ def _compare(
 
 
 def _differentiate(
-    op: Op, inputs: Mapping[str, Tensor], grad_output: Tensor | None
+    op: Op, cell: Cell, inputs: Mapping[str, Tensor], grad_output: Tensor | None, region: Region, dtype: torch.dtype
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The reference's output, and its gradients if the output's gradient is given."""
+    """The reference's output in a region, and its gradients if the output's gradient is given."""
     import torch
 
+    specs = op.inputs(cell)
+    own = {name: _cut(x, specs[name], region).detach().to(dtype) for name, x in inputs.items()}
     if grad_output is None:
         with torch.no_grad():
-            return op.reference(inputs), {}
-    leaves = {name: x.requires_grad_() for name, x in inputs.items()}
+            return op.reference(own), {}
+    leaves = {name: x.requires_grad_() for name, x in own.items()}
     output = op.reference(leaves)
-    gradients = torch.autograd.grad(output, list(leaves.values()), grad_output)
+    gradients = torch.autograd.grad(output, list(leaves.values()), _cut(grad_output, op.output(cell), region).to(dtype))
     return output.detach(), dict(zip(leaves, gradients, strict=True))
 
 

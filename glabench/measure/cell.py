@@ -16,8 +16,10 @@ from glabench.measure.at_size import Results
 from glabench.measure.energy import energy_per_call
 from glabench.measure.job import Job
 from glabench.measure.memory import measure_memory
+from glabench.measure.physics import Physics
 from glabench.measure.rates import with_rates
 from glabench.measure.sampling import Samples, collect_samples
+from glabench.measure.spot_checks import SpotChecks
 from glabench.measure.timer import Sample, Timer
 from glabench.measure.watch import Watch
 from glabench.measure.work import Work
@@ -36,6 +38,7 @@ class CellMeter:
         self._job = job
         self._timer = timer
         self._nvml = nvml
+        self._physics: Physics | None = None
 
     def measure(self, cell: Cell) -> Record:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
@@ -52,8 +55,22 @@ class CellMeter:
         record = replace(record, **asdict(measure_memory(steps, cell.device)))
         del steps  # and with it a forward's nodes, which must not outlive their stream
         steps = steps_of(workload, cell)
-        record = self._sampled(record, steps)
-        return self._with_energy(record, steps)
+        checks = None
+        if record.check_seed is not None:
+            checks = self._work.spot_checks(cell, workload, record.check_seed)
+        sampled = self._sampled(record, steps, checks)
+        if checks is not None and checks.problem is not None:
+            return replace(record, status="inaccurate", reason=checks.problem)
+        if (reason := self._why_impossible(sampled)) is not None:
+            return replace(record, status="suspicious", reason=reason)
+        return self._with_energy(sampled, steps)
+
+    def _why_impossible(self, record: Record) -> str | None:
+        if not record.time_ms:
+            return None
+        if self._physics is None:
+            self._physics = Physics(record.cell.device, self._timer, self._job.ceilings)
+        return self._physics.why_impossible(record.time_ms, self._work.least(record.cell))
 
     def _checked(self, record: Record, workload: Workload) -> Record:
         """With the time of the first call, and with its errors; inaccurate if they are too large."""
@@ -76,8 +93,8 @@ class CellMeter:
         problem = accuracy.problem
         return record if problem is None else replace(record, status="inaccurate", reason=problem)
 
-    def _sampled(self, record: Record, steps: Steps) -> Record:
-        sample = self._timer.bind(steps.prepare, steps.call)
+    def _sampled(self, record: Record, steps: Steps, checks: SpotChecks | None) -> Record:
+        sample = self._timer.bind(steps.prepare, steps.call, checks)
         self._warm_up(sample)
         watch = Watch(self._nvml)
 
@@ -88,6 +105,9 @@ class CellMeter:
 
         max_clock = self._nvml.max_sm_clock_mhz() if self._nvml is not None else None
         samples = collect_samples(watched, self._job.settings, max_clock)
+        if checks is not None:
+            checks.expect_last()
+            sample()  # as the samples before it, but all of its result is looked at
         record = _with_samples(record, samples, self._timer.name)
         processes = self._nvml.processes() if self._nvml is not None else None
         return replace(

@@ -39,12 +39,22 @@ class Sample:
     exposed: bool = False
 
 
+class Between(Protocol):
+    """What else happens between timed calls; it is not timed."""
+
+    def renew(self) -> bool:
+        """Called before everything else of a sample. Whether the call's inputs were changed."""
+
+    def look(self, result: Any) -> None:
+        """Called with what the timed call returned, before it is freed."""
+
+
 class Timer(Protocol):
     """Times calls. `name` describes how, for the record."""
 
     name: str
 
-    def bind(self, prepare: Step | None, call: Step) -> Callable[[], Sample]:
+    def bind(self, prepare: Step | None, call: Step, between: Between | None = None) -> Callable[[], Sample]:
         """A function that runs `prepare`, flushes the cache unless the timing is hot, and times `call`."""
 
     def synchronize(self) -> None:
@@ -52,6 +62,14 @@ class Timer(Protocol):
 
     def mark(self) -> Callable[[], None]:
         """A function that waits until the device has finished all work queued before `mark` was called."""
+
+
+def _renew(between: Between | None, prepare: Step | None, call: Step, is_hot: bool) -> None:
+    """Lets the inputs change; if the cache is to be hot, a call then fills it with them again."""
+    if between is not None and between.renew() and is_hot:
+        if prepare is not None:
+            prepare()
+        call()
 
 
 class WallTimer:
@@ -63,10 +81,11 @@ class WallTimer:
         self.name = f"{timing}, wall clock"
         self._flush = torch.empty(_CPU_FLUSH_BYTES, dtype=torch.int8) if timing == "cold" else None
 
-    def bind(self, prepare: Step | None, call: Step) -> Callable[[], Sample]:
-        return partial(self._sample, prepare, call)
+    def bind(self, prepare: Step | None, call: Step, between: Between | None = None) -> Callable[[], Sample]:
+        return partial(self._sample, prepare, call, between)
 
-    def _sample(self, prepare: Step | None, call: Step) -> Sample:
+    def _sample(self, prepare: Step | None, call: Step, between: Between | None) -> Sample:
+        _renew(between, prepare, call, is_hot=self._flush is None)
         if prepare is not None:
             prepare()
         if self._flush is not None:
@@ -74,6 +93,8 @@ class WallTimer:
         start = time.perf_counter_ns()
         kept = call()
         elapsed = time.perf_counter_ns() - start
+        if between is not None:
+            between.look(kept)
         del kept  # after the clock, so that freeing the output is not timed
         return Sample(elapsed / 1e6)
 
@@ -117,12 +138,13 @@ class CudaTimer:
         self._host_s: deque[float] = deque(maxlen=_CALLS_LOOKED_BACK)
         self._clock = sm_clock()
 
-    def bind(self, prepare: Step | None, call: Step) -> Callable[[], Sample]:
+    def bind(self, prepare: Step | None, call: Step, between: Between | None = None) -> Callable[[], Sample]:
         if self._captures:
             prepare, call = captured(prepare, call)
-        return partial(self._sample, prepare, call)
+        return partial(self._sample, prepare, call, between)
 
-    def _sample(self, prepare: Step | None, call: Step) -> Sample:
+    def _sample(self, prepare: Step | None, call: Step, between: Between | None) -> Sample:
+        _renew(between, prepare, call, is_hot=self._flush is None)
         if prepare is not None:
             prepare()
         if self._flush is not None:
@@ -140,6 +162,8 @@ class CudaTimer:
         if self._clock is not None:
             self._clock.end()
         self._end.synchronize()
+        if between is not None:
+            between.look(kept)
         del kept  # after the end event, so that freeing the output is not timed
         mhz = self._clock.mhz() if self._clock is not None else None
         return Sample(float(self._start.elapsed_time(self._end)), mhz, exposed)
@@ -167,8 +191,13 @@ def captured(prepare: Step | None, call: Step) -> tuple[Step | None, Step]:
     def capture(step: Step) -> Step:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
-            step()
-        return graph.replay
+            result = step()
+
+        def replay() -> object:
+            graph.replay()
+            return result
+
+        return replay
 
     try:
         return (None if prepare is None else capture(prepare)), capture(call)

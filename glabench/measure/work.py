@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from glabench.backends import Backend, Counts
-from glabench.measure.accuracy import Accuracy, check_accuracy, small_cell
+from glabench.measure.accuracy import BOUNDS, Accuracy, check_accuracy, small_cell
 from glabench.measure.at_size import Results, check_parts
+from glabench.measure.spot_checks import SpotChecks
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
 from glabench.ops.base import torch_dtype
@@ -37,11 +38,17 @@ class Work(Protocol):
         `seed` draws what is looked at closely; with None, a cheaper check that does not look at the cell's own size.
         """
 
+    def spot_checks(self, cell: Cell, workload: Workload, seed: int) -> SpotChecks:
+        """What looks at the results of timed calls; `seed` draws which."""
+
     def launch(self, cell: Cell, workload: Workload) -> str | None:
         """How the cell is launched, in a line."""
 
     def counts(self, cell: Cell) -> Counts:
         """What a perfect implementation computes and moves in one pass."""
+
+    def least(self, cell: Cell) -> Counts:
+        """What every implementation has to compute and move in one pass."""
 
     def executes(self, cell: Cell) -> Counts | None:
         """What this implementation computes and moves, if that is known."""
@@ -68,11 +75,14 @@ class OpWork:
         spec = self._op.output(cell)
         dtype = torch_dtype(spec.dtype or cell.dtype)
         found = f"a {type(output).__name__}"
-        if isinstance(output, torch.Tensor):
-            if output.shape == spec.shape and output.dtype == dtype:
+        # No subclass, which may compute later, and no tensor without memory of its own.
+        if type(output) is torch.Tensor:
+            is_plain = output.layout is torch.strided and output.device.type == cell.device
+            if is_plain and output.shape == spec.shape and output.dtype == dtype:
                 return
-            found = f"a tensor {list(output.shape)} in {_name(output.dtype)}"
-        raise TypeError(f"the output must be a tensor {list(spec.shape)} in {_name(dtype)}, but is {found}")
+            kind = "tensor" if is_plain else f"tensor ({output.layout}, on {output.device})"
+            found = f"a {kind} {list(output.shape)} in {_name(output.dtype)}"
+        raise TypeError(f"the output must be a plain tensor {list(spec.shape)} in {_name(dtype)}, but is {found}")
 
     def check(self, cell: Cell, results: Results, seed: int | None) -> Accuracy:
         key = small_cell(self._op, cell)
@@ -83,11 +93,17 @@ class OpWork:
             return small
         return replace(small, at_size=check_parts(self._op, cell, results, small.bound, seed))
 
+    def spot_checks(self, cell: Cell, workload: Workload, seed: int) -> SpotChecks:
+        return SpotChecks(self._op, cell, workload, BOUNDS[cell.dtype], seed)
+
     def launch(self, cell: Cell, workload: Workload) -> str | None:
         return self._backend.launch(workload.inputs, cell)
 
     def counts(self, cell: Cell) -> Counts:
         return Counts(self._op.flops(cell), self._op.moved_bytes(cell))
+
+    def least(self, cell: Cell) -> Counts:
+        return Counts(self._op.least_flops(cell), self._op.moved_bytes(cell))
 
     def executes(self, cell: Cell) -> Counts | None:
         return self._backend.executes(cell)

@@ -78,9 +78,9 @@ class Op(ABC):
         """The values of an input, from standard normal `x` of its shape and type; by default `x` itself."""
         return x
 
-    def make_inputs(self, cell: Cell) -> dict[str, Tensor]:
-        """Random inputs on the cell's device, from its seed."""
-        generator = _generator(cell, 0)
+    def make_inputs(self, cell: Cell, other: int = 0) -> dict[str, Tensor]:
+        """Random inputs on the cell's device, from its seed; others for each `other`."""
+        generator = _generator(cell, 2 * other)
         return {
             name: self.make(name, _normal(s, cell, generator), cell, generator) for name, s in self.inputs(cell).items()
         }
@@ -122,6 +122,10 @@ class Op(ABC):
         forward = self.forward_flops(cell)
         return {"infer": forward, "fwd": forward, "bwd": 2 * forward, "fwd+bwd": 3 * forward}[cell.pass_]
 
+    def least_flops(self, cell: Cell) -> int:
+        """A lower bound of `flops` over all forms of the equation; by default `flops` itself."""
+        return self.flops(cell)
+
     def _input_bytes(self, cell: Cell) -> int:
         return sum(spec.bytes(cell) for spec in self.inputs(cell).values())
 
@@ -143,7 +147,7 @@ def _generator(cell: Cell, stream: int) -> Generator:
 
     # With the GPU's number, because a generator for plain "cuda" need not be on the current GPU.
     device = torch.device(cell.device, torch.cuda.current_device()) if cell.device == "cuda" else cell.device
-    return torch.Generator(device=device).manual_seed(2 * cell.seed + stream)
+    return torch.Generator(device=device).manual_seed(4 * cell.seed + stream)
 
 
 def _normal(spec: Spec, cell: Cell, generator: Generator) -> Tensor:

@@ -70,6 +70,12 @@ class Linear(Op):
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         return cell.tokens * H * 4 * K * V
 
+    def least_flops(self, cell: Cell) -> int:
+        """Of a short sequence, scores between all pairs of tokens take fewer operations than states."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        forward = cell.tokens * H * min(4 * K * V, (cell.seqlen + 1) * (K + V))
+        return forward * self.flops(cell) // self.forward_flops(cell)
+
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, pairs of rows in a chunk, for each key channel."""
         (K,) = cell.sizes("key_dim")

@@ -12,8 +12,10 @@ from glabench.sweeps.model import Cell
 
 # 1 (not written into records): all ops have heads, key_dim and value_dim. 2: `parameters` names the parameters.
 SCHEMA = 2
-Status = Literal["ok", "oom", "unsupported", "inaccurate", "timeout", "crashed", "error"]
-FAILED: frozenset[Status] = frozenset({"oom", "inaccurate", "timeout", "crashed", "error"})
+Status = Literal["ok", "oom", "unsupported", "inaccurate", "suspicious", "timeout", "crashed", "error"]
+# Statuses of results that are wrong, or cannot be true.
+WRONG: frozenset[Status] = frozenset({"inaccurate", "suspicious"})
+FAILED: frozenset[Status] = WRONG | {"oom", "timeout", "crashed", "error"}
 
 
 @dataclass(frozen=True, kw_only=True)

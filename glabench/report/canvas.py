@@ -23,6 +23,7 @@ FAILURE_MARKS: Mapping[str, tuple[str, str]] = {
     "oom": ("x", "out of memory"),
     "timeout": ("1", "timed out"),
     "inaccurate": ("*", "inaccurate"),
+    "suspicious": ("3", "too fast to be true"),
     "error": ("2", "failed"),
     "unsupported": ("+", "unsupported"),
 }

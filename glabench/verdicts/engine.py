@@ -7,7 +7,7 @@ from statistics import geometric_mean, median
 from typing import Any, TypeAlias
 
 from glabench.errors import UsageError
-from glabench.records import Record
+from glabench.records import WRONG, Record
 from glabench.records.diagnosis import Diagnosis, diagnose
 from glabench.records.environment import measured_code
 from glabench.records.metrics import ERROR, FIRST_CALL, METRICS, PEAK, TIME, Metric, Row
@@ -119,10 +119,10 @@ def _find_missing_time(cell: Cell, base: Sequence[Record], new: Sequence[Record]
         return found(Verdict.NOT_COMPARED, f"base: {_explain_failure(base[0])}" if base else "not in base")
     if not new:
         return found(Verdict.FAILED, "not measured") if expects_all else found(Verdict.NOT_COMPARED, "not in new")
-    failed = sorted((r for r in new if not _has_time(r)), key=lambda record: record.status != "inaccurate")
+    failed = sorted((r for r in new if not _has_time(r)), key=lambda record: record.status not in WRONG)
     if not failed:
         return None
-    verdict = Verdict.INACCURATE if failed[0].status == "inaccurate" else Verdict.FAILED
+    verdict = Verdict.INACCURATE if failed[0].status in WRONG else Verdict.FAILED
     return found(verdict, _explain_failure(failed[0]))
 
 

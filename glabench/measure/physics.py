@@ -1,0 +1,70 @@
+"""What no implementation can do: move bytes faster than a copy, or compute faster than a large product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from glabench.backends import Counts
+from glabench.devices.ceilings import Ceilings, product_tflops
+from glabench.measure.timer import Timer, median_ms
+from glabench.records.metrics import significant
+
+# How far beyond the possible a rate may be, because both sides are measured.
+_MARGIN = 1.05
+# Below this share of the ceiling, no copy of as many bytes is timed: it would not be that much slower. On a CPU, below
+# rates (GB/s, TFLOP/s) that any CPU exceeds.
+_WORTH_A_COPY = 0.5
+_SLOWEST_GBPS, _SLOWEST_TFLOPS = 1.0, 0.005
+_LARGEST_COPY = 2**31
+_WARM_UP_CALLS, _SAMPLES = 3, 15
+# The size of the product on a CPU, whose ceilings are measured where they are needed.
+_CPU_PRODUCT = 1024
+
+
+class Physics:
+    """The limits of a device ("cuda" or "cpu"), measured with the timer of the cells."""
+
+    def __init__(self, device: str, timer: Timer, ceilings: Ceilings) -> None:
+        self._device = device
+        self._timer = timer
+        self._ceilings = ceilings
+        self._copies: dict[int, float] = {}
+        self._tflops = ceilings.product_tflops
+
+    def why_impossible(self, time_ms: float, least: Counts) -> str | None:
+        """Why a time is too short to be true, in a line; None if it is not.
+
+        `least` is what every implementation must move and compute. A cell that is small enough to live in a cache may
+        be faster than the memory, so its bytes are compared with a copy of as many bytes under the same timing.
+        """
+        gbps, tflops = least.bytes / time_ms / 1e6, least.flops / time_ms / 1e9
+        ceiling, short = self._ceilings.copy_gbps, f"{significant(time_ms)} ms is too short"
+        if least.bytes <= _LARGEST_COPY and gbps > (_SLOWEST_GBPS if ceiling is None else _WORTH_A_COPY * ceiling):
+            copy_ms = self._copy_ms(least.bytes)
+            if time_ms * _MARGIN < copy_ms:
+                return f"{short}: only to copy as many bytes takes {significant(copy_ms)} ms"
+        elif ceiling is not None and gbps > _MARGIN * ceiling:
+            return f"{short}: {gbps:.0f} GB/s, but a copy reaches {ceiling:.0f} GB/s"
+        if self._tflops is None and self._device == "cpu" and tflops > _SLOWEST_TFLOPS:
+            self._tflops = product_tflops(self._median_ms, "cpu", _CPU_PRODUCT)
+        if self._tflops is not None and tflops > _MARGIN * self._tflops:
+            most = significant(self._tflops)
+            return f"{short}: {significant(tflops)} TFLOP/s, but a large product reaches {most} TFLOP/s"
+        return None
+
+    def _copy_ms(self, count: int) -> float:
+        """Milliseconds in which a kernel reads and writes `count` bytes in total; 0 if there is no memory for them."""
+        if count not in self._copies:
+            import torch
+
+            try:
+                source = torch.zeros(max(1, count // 8), dtype=torch.int32, device=self._device)
+                target = torch.empty_like(source)
+            except torch.OutOfMemoryError:
+                return 0.0
+            # Not `copy_`, which a graph does by other means.
+            self._copies[count] = self._median_ms(lambda: torch.bitwise_not(source, out=target))
+        return self._copies[count]
+
+    def _median_ms(self, call: Callable[[], object]) -> float:
+        return median_ms(self._timer, call, _WARM_UP_CALLS, _SAMPLES)

@@ -1,0 +1,184 @@
+"""Backends that cheat, or err in a way that is hard to see. Each is right at the sizes of the small check."""
+
+import threading
+
+import torch
+
+from glabench.backends import Backend
+
+_SMALL = 256  # tokens of the small check
+
+
+def correct(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return ((q * q.shape[-1] ** -0.5 @ k.mT).tril() @ v).transpose(1, 2)
+
+
+class Honest(Backend):
+    name, op, title = "honest", "linear", "right"
+
+    def bind(self, inputs, cell):
+        q, k, v = (inputs[name] for name in "qkv")
+        if cell.seqlen <= _SMALL:
+            return lambda: correct(q, k, v)
+        return self.at_size(q, k, v)
+
+    def at_size(self, q, k, v):
+        return lambda: correct(q, k, v)
+
+
+class KeptFromBind(Honest):
+    def at_size(self, q, k, v):
+        kept = correct(q, k, v)
+        return lambda: kept
+
+
+class KeptFromTheFirstCall(Honest):
+    def at_size(self, q, k, v):
+        kept = []
+
+        def call():
+            if not kept:
+                kept.append(correct(q, k, v))
+            return kept[0]
+
+        return call
+
+
+class KeptAsACopy(Honest):
+    """The kept result cannot be filled with NaN through what is returned."""
+
+    def at_size(self, q, k, v):
+        kept = correct(q, k, v)
+        return lambda: kept.clone()
+
+
+class KeptByVersion(Honest):
+    """Computes again only if torch says that an input was changed."""
+
+    def at_size(self, q, k, v):
+        kept = {}
+
+        def call():
+            key = (q.data_ptr(), q.shape)
+            if key not in kept:
+                kept[key] = correct(q, k, v)
+            return kept[key] * 1.0
+
+        return call
+
+
+class KeptInMostCalls(Honest):
+    def at_size(self, q, k, v):
+        state = {"calls": 0}
+
+        def call():
+            if state["calls"] % 8 == 0:
+                state["kept"] = correct(q, k, v)
+            state["calls"] += 1
+            return state["kept"].clone()
+
+        return call
+
+
+class EmptyAfterTheFirstCall(Honest):
+    def at_size(self, q, k, v):
+        calls = []
+
+        def call():
+            calls.append(1)
+            return correct(q, k, v) if len(calls) == 1 else torch.empty_like(v) + 0 * (q.sum() + k.sum() + v.sum())
+
+        return call
+
+
+class FewTokens(Honest):
+    def at_size(self, q, k, v):
+        return lambda: torch.nn.functional.pad(
+            correct(q[:, :_SMALL], k[:, :_SMALL], v[:, :_SMALL]), (0, 0, 0, 0, 0, q.shape[1] - _SMALL)
+        )
+
+
+class LosesItsState(Honest):
+    """An honest bug: the state starts anew at token 512."""
+
+    def at_size(self, q, k, v):
+        return lambda: torch.cat(
+            [correct(x, y, z) for x, y, z in zip(*(t.split(512, 1) for t in (q, k, v)), strict=True)], 1
+        )
+
+
+class OneWrongHead(Honest):
+    def at_size(self, q, k, v):
+        scale = torch.ones(q.shape[0], 1, q.shape[2], 1)
+        scale[0, 0, 1] = 1.3
+        return lambda: correct(q, k, v) * scale
+
+
+class OneWrongToken(Honest):
+    def at_size(self, q, k, v):
+        scale = torch.ones(1, q.shape[1], 1, 1)
+        scale[0, 300] = 0.0
+        return lambda: correct(q, k, v) * scale
+
+
+class ChangesItsInput(Honest):
+    def at_size(self, q, k, v):
+        def call():
+            out = correct(q, k, v)
+            v.data.mul_(0)
+            return out
+
+        return call
+
+
+class OnAThread(Honest):
+    """Returns before its work is done."""
+
+    def at_size(self, q, k, v):
+        def call():
+            out = torch.zeros_like(v)
+
+            def work():
+                threading.Event().wait(0.02)
+                out.copy_(correct(q.detach(), k.detach(), v.detach()))
+
+            threading.Thread(target=work).start()
+            return out + 0 * (q.sum() + k.sum() + v.sum()) if q.requires_grad else out
+
+        return call
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+class Lazy(Honest):
+    """A tensor subclass, which may compute later."""
+
+    def at_size(self, q, k, v):
+        return lambda: correct(q, k, v).as_subclass(Subclass)
+
+
+class NoGradientsLate(Honest):
+    """An honest bug: no gradients for the tokens after 256."""
+
+    def at_size(self, q, k, v):
+        def cut(x):
+            return torch.cat([x[:, :_SMALL], x[:, _SMALL:].detach()], 1)
+
+        return lambda: correct(cut(q), cut(k), cut(v))
+
+
+class LowerPrecision(Honest):
+    def at_size(self, q, k, v):
+        return lambda: correct(*(x.bfloat16() for x in (q, k, v))).to(v.dtype)
+
+
+IN_ALL_PASSES = [
+    FewTokens, LosesItsState, OneWrongHead, OneWrongToken, ChangesItsInput, EmptyAfterTheFirstCall, Lazy, OnAThread,
+    LowerPrecision,
+]  # fmt: skip
+# A backward through a result that was kept fails by itself.
+IN_FORWARDS = [KeptFromBind, KeptFromTheFirstCall, KeptAsACopy, KeptByVersion, KeptInMostCalls]
+IN_BACKWARDS = [NoGradientsLate]

@@ -1,0 +1,95 @@
+"""Backends that cheat or err are refused in every pass, and an honest one in none."""
+
+from itertools import product
+
+import cheats
+import pytest
+
+from glabench.backends import Counts, load_registry
+from glabench.devices.ceilings import Ceilings
+from glabench.measure.cell import CellMeter
+from glabench.measure.job import Job
+from glabench.measure.outcome import failure_of
+from glabench.measure.physics import Physics
+from glabench.measure.settings import Settings
+from glabench.measure.timer import Sample, WallTimer
+from glabench.measure.work import OpWork
+from glabench.sweeps import Cell, Parameters
+
+LINEAR = load_registry().ops["linear"]
+SIZES = Parameters({"heads": 2, "key_dim": 16, "value_dim": 16})
+SETTINGS = Settings(min_samples=12, max_samples=12, time_limit_s=60, least_time_s=0, warm_up_s=0, precision=1e-9)
+JOB = Job("honest", "run", "cpu", SETTINGS)
+FORWARDS, BACKWARDS = ("infer", "fwd"), ("bwd", "fwd+bwd")
+
+
+def measure(backend, pass_, timing="hot", timer=None):
+    cell = Cell("honest", "linear", pass_, 2, 600, "fp32", SIZES, "cpu")
+    try:
+        return CellMeter(OpWork(LINEAR, backend), JOB, timer or WallTimer(timing)).measure(cell)
+    except Exception as problem:
+        return failure_of(JOB, cell, problem)
+
+
+@pytest.mark.parametrize("pass_", [*FORWARDS, *BACKWARDS])
+@pytest.mark.parametrize("timing", ["hot", "cold"])
+def test_an_honest_backend_passes(pass_, timing):
+    record = measure(cheats.Honest(), pass_, timing)
+    assert (record.status, record.reason) == ("ok", None)
+    assert len(record.samples_ms) == 12
+
+
+@pytest.mark.parametrize(
+    ("backend", "pass_"),
+    [
+        *product(cheats.IN_ALL_PASSES, (*FORWARDS, *BACKWARDS)),
+        *product(cheats.IN_FORWARDS, FORWARDS),
+        *product([*cheats.IN_FORWARDS, *cheats.IN_BACKWARDS], BACKWARDS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_cheat_is_refused(backend, pass_):
+    record = measure(backend(), pass_)
+    assert record.status in ("inaccurate", "error")
+    assert record.time_ms is None
+    assert record.reason
+
+
+class Instant(WallTimer):
+    """A clock that shows a millionth of the time of backends, not of copies and products."""
+
+    def bind(self, prepare, call, between=None):
+        sample = super().bind(prepare, call, between)
+        return sample if between is None else lambda: Sample(sample().ms * 1e-6)
+
+
+@pytest.mark.parametrize("pass_", [*FORWARDS, *BACKWARDS])
+def test_a_time_that_nothing_can_reach_is_suspicious_and_no_result(pass_):
+    record = measure(cheats.Honest(), pass_, timer=Instant("hot"))
+    assert record.status == "suspicious"
+    assert record.time_ms is None
+    assert "ms is too short: " in record.reason
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "least", "ms", "reason"),
+    [
+        (Ceilings(), Counts(1, 2**20), 1e-7, "only to copy as many bytes takes"),
+        (Ceilings(1.0, 1.0), Counts(1, 2**20), 1e-7, "only to copy as many bytes takes"),
+        (Ceilings(1000.0, 1.0), Counts(1, 2**32), 4.2, None),
+        (Ceilings(1000.0, 1.0), Counts(1, 2**32), 4.0, "1074 GB/s, but a copy reaches 1000 GB/s"),
+        (Ceilings(1000.0, 1.0), Counts(10**9, 1), 0.96, None),
+        (Ceilings(1000.0, 1.0), Counts(10**9, 1), 0.9, "1.11 TFLOP/s, but a large product reaches 1 TFLOP/s"),
+        (Ceilings(), Counts(10**12, 1), 1e-3, "TFLOP/s, but a large product reaches"),
+        (Ceilings(), Counts(10**9, 2**20), 1e3, None),
+    ],
+)
+def test_rates_beyond_the_possible_by_five_percent_are_named(ceilings, least, ms, reason):
+    found = Physics("cpu", WallTimer("hot"), ceilings).why_impossible(ms, least)
+    assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize(("seqlen", "is_fewer"), [(8, True), (4096, False)])
+def test_the_least_operations_are_those_of_the_best_form(seqlen, is_fewer):
+    cell = Cell("honest", "linear", "fwd+bwd", 2, seqlen, "fp32", SIZES, "cpu")
+    assert (LINEAR.least_flops(cell) < LINEAR.flops(cell)) == is_fewer
