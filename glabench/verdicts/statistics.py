@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
+from glabench.correlation import correlation_length
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -103,31 +105,11 @@ def _mean_median(rounds: Sequence[Numbers]) -> float:
     return float(np.mean([np.median(x) for x in rounds]))
 
 
-def memory_length(x: Numbers) -> int:
-    """The correlation length in samples, at least 1: the integrated autocorrelation of the samples' ranks.
-
-    The sum ends where the autocorrelation first falls below zero, at most at a fifth of the samples.
-    """
-    import numpy as np
-    from scipy.stats import rankdata
-
-    n = len(x)
-    ranks = rankdata(x) - (n + 1) / 2
-    power = float(ranks @ ranks)
-    if n < 10 or power == 0:
-        return 1
-    spectrum = np.fft.rfft(ranks, 2 * n)
-    correlation = np.fft.irfft(spectrum * spectrum.conj())[: n // 5] / power
-    below = np.flatnonzero(correlation < 0)
-    positive = correlation[1 : below[0] if len(below) else len(correlation)]
-    return max(1, min(n // 5, math.ceil(1 + 2 * float(positive.sum()))))
-
-
 def _median_draws(x: Numbers, generator: np.random.Generator) -> Numbers:
     """The medians of a round resampled in blocks, one per draw. Blocks wrap around from the end to the start."""
     import numpy as np
 
-    n, length = len(x), memory_length(x)
+    n, length = len(x), correlation_length(x)
     starts = generator.integers(0, n, size=(_DRAWS, -(-n // length)))
     places = (starts[:, :, None] + np.arange(length)).reshape(_DRAWS, -1)[:, :n] % n
     medians: Numbers = np.median(x[places], axis=1)
@@ -184,7 +166,7 @@ def _rank_test(a: Sequence[Numbers], b: Sequence[Numbers], paired: bool) -> floa
 def _block_medians(x: Numbers) -> Numbers:
     import numpy as np
 
-    blocks = max(1, min(_MOST_BLOCKS, len(x) // memory_length(x)))
+    blocks = max(1, min(_MOST_BLOCKS, len(x) // correlation_length(x)))
     return np.array([np.median(block) for block in np.array_split(x, blocks)])
 
 

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent.parent
 # A part may import itself and the parts listed with it. The registry needs records, whose field names are taken.
 ALLOWED = {
     "errors": set(),
+    "correlation": set(),
     "plain": {"errors"},
     "apart": {"plain", "errors"},
     "sweeps": {"plain", "errors"},
@@ -18,9 +19,9 @@ ALLOWED = {
     "records": {"sweeps", "plain", "errors"},
     "backends": {"ops", "sweeps", "records", "plain", "errors"},
     "devices": {"apart", "plain", "errors"},
-    "measure": {"devices", "backends", "ops", "records", "sweeps", "apart", "plain", "errors"},
+    "measure": {"correlation", "devices", "backends", "ops", "records", "sweeps", "apart", "plain", "errors"},
     "scheduling": {"measure", "devices", "backends", "records", "sweeps", "apart", "plain", "errors"},
-    "verdicts": {"records", "sweeps", "plain", "errors"},
+    "verdicts": {"correlation", "records", "sweeps", "plain", "errors"},
     "report": {"verdicts", "records", "sweeps", "errors"},
     "checking": {"scheduling", "report", "verdicts", "measure", "devices", "records", "sweeps", "errors"},
     "api": {"checking", "scheduling", "verdicts", "records", "sweeps", "errors"},

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from simulated import World
 
-from glabench.verdicts.statistics import compare_samples, false_discovery, memory_length
+from glabench.correlation import correlation_length
+from glabench.verdicts.statistics import compare_samples, false_discovery
 
 
 def rounds(factor=1.0, count=3, seed=0, world=None):
@@ -78,9 +79,9 @@ def test_single_sample_per_side_is_compared_but_proves_nothing():
 def test_samples_that_remember_are_seen():
     generator = np.random.default_rng(0)
     alone = generator.normal(size=400)
-    assert memory_length(alone) <= 3
-    assert 10 <= memory_length(np.convolve(alone, np.ones(20), "valid")) <= 60
-    assert memory_length(np.ones(50)) == 1
+    assert correlation_length(alone) <= 3
+    assert 10 <= correlation_length(np.convolve(alone, np.ones(20), "valid")) <= 60
+    assert correlation_length(np.ones(50)) == 1
 
 
 def test_p_values_grow_with_the_number_of_tests():
