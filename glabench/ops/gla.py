@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import Op, Spec, wide
+from glabench.ops.gates import GATES
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter, Value, choices, integers
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-GATES = ("logsigmoid/16", "logsigmoid", "slow", "strong", "resets")
 _HEADS = ("batch", "seqlen", "heads")
-
-
-def make_gate(x: Tensor, kind: str, generator: Generator) -> Tensor:
-    """Gates of a named distribution, as natural logarithms (at most 0), from normal x [B, T, H, K].
-
-    `logsigmoid/16` is GLA's own; `logsigmoid` omits its temperature of 16; `slow` is logsigmoid(x + 4) / 16, which
-    decays less; `strong` is logsigmoid(3x - 3), which decays more; `resets` is GLA's own, but -inf for 2 % of the
-    tokens.
-    """
-    import torch
-    import torch.nn.functional as F
-
-    if kind == "strong":
-        return F.logsigmoid(3 * x - 3)
-    if kind == "logsigmoid":
-        return F.logsigmoid(x)
-    g = F.logsigmoid(x + 4 if kind == "slow" else x) / 16
-    if kind == "resets":
-        hit = torch.rand(g.shape[:3], generator=generator, device=g.device) < 0.02
-        g[hit] = -math.inf
-    return g
 
 
 class Linear(Op):
@@ -94,7 +72,7 @@ class Gla(Linear):
     equation: ClassVar[str] = "S_t = diag(exp g_t) S_{t-1} + k_t^T v_t,  o_t = q_t S_t / sqrt(K)"
     parameters: ClassVar[tuple[Parameter, ...]] = (
         *Linear.parameters,
-        choices("gate", "Distribution of the gates; the default is GLA's own.", GATES, GATES[0]),
+        choices("gate", "Distribution of the gates; the default is GLA's own.", tuple(GATES), next(iter(GATES))),
     )
     reference_name: ClassVar[str] = "chunked recurrence"
 
@@ -104,7 +82,7 @@ class Gla(Linear):
         return tensors | {"g": Spec(q.dims, q.shape, wide(cell))}
 
     def make(self, name: str, x: Tensor, cell: Cell, generator: Generator) -> Tensor:
-        return make_gate(x, str(cell.get("gate")), generator) if name == "g" else x
+        return GATES[str(cell.get("gate"))](x, generator) if name == "g" else x
 
     def forward_flops(self, cell: Cell) -> int:
         """As without gates, plus KV per token and head for the state's decay."""

@@ -213,7 +213,7 @@ def test_dry_run_as_json_is_data(run):
         ("speed --seqlen 5x", ["--seqlen", "'5x'", "1k..16k doubles"]),
         ("speed --seqlen 16k..1k", ["--seqlen", "'16k..1k'", "smaller end"]),
         ("speed --materialize maybe", ["--materialize", "'maybe'", "on, off"]),
-        ("speed --gate slo", ["--gate", "did you mean 'slow'?", "logsigmoid/16, logsigmoid, slow, strong, resets"]),
+        ("speed --gate slo", ["--gate", "did you mean 'slow'?", "logsigmoid/16, logsigmoid, slow, strong"]),
         ("speed --dtype int8", ["--dtype", "'int8'", "bf16, fp16, fp32, fp64"]),
         ("speed --pass back", ["--pass", "'back'", "infer, fwd, bwd, fwd+bwd"]),
         ("speed --backend fast", ["--backend", "'fast'", "gla-triton"]),
@@ -510,7 +510,7 @@ def test_every_command_has_help(run, command):
 
 def test_help_says_what_an_option_takes(run):
     text = shown(run("speed", "--help")[1])
-    assert "logsigmoid/16, logsigmoid, slow, strong, resets" in text
+    assert "logsigmoid/16, logsigmoid, slow, strong" in text
     assert "bf16, fp16, fp32, fp64" in text
     assert all(metric.name in text for metric in METRICS)
 

@@ -233,18 +233,51 @@ def test_inputs_depend_on_the_seed_alone(op):
     assert not any(torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize("gate", GATES)
-def test_gates_are_never_above_0(gate):
-    g = ops.GLA.make_inputs(replace(cell_of("gla", gate=gate), seqlen=512))["g"]
+def gates_of(kind, seqlen=2048):
+    return ops.GLA.make_inputs(replace(cell_of("gla", gate=kind), seqlen=seqlen))["g"]
+
+
+@pytest.mark.parametrize("kind", GATES)
+def test_gates_are_never_above_0_and_resets_are_of_whole_tokens(kind):
+    g = gates_of(kind)
     assert (g <= 0).all()
     reset = g.isinf()
-    assert (reset == reset[..., :1]).all()  # a whole token of a head
-    assert (0.005 < reset.double().mean() < 0.05) == (gate == "resets")
+    assert (reset == reset[..., :1]).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [("resets", 0.01, 0.03), ("resets-1024", 2e-4, 3e-3), ("documents", 1 / 1050, 1 / 350), ("strong", 0, 0)],
+)
+def test_tokens_are_reset_as_often_as_promised(kind, least, most):
+    assert least <= gates_of(kind).isinf()[..., 0].double().mean() <= most
+
+
+def test_documents_begin_at_the_same_token_in_all_heads_of_a_sequence():
+    reset = gates_of("documents").isinf()[..., 0]
+    assert (reset == reset[:, :, :1]).all()
+    assert not (reset[0] == reset[1]).all()
+
+
+@pytest.mark.parametrize("kind", ["one-reset", "one-strong-chunk"])
+@pytest.mark.parametrize("seqlen", [1, 100])
+def test_one_token_or_chunk_of_one_head_differs_from_glas_own(kind, seqlen):
+    differs = (gates_of(kind, seqlen) != gates_of("logsigmoid/16", seqlen)).any(-1)
+    assert differs.any(1).sum() == 1  # of all sequences and heads
+    assert 1 <= differs.sum() <= (1 if kind == "one-reset" else 64)
+
+
+def test_one_channel_is_dead_and_a_bias_is_that_of_a_channel():
+    assert ((gates_of("dead-channel") == -1e4).sum(-1) == 1).all()
+    by_channel = gates_of("channel-bias").mean((0, 1))
+    assert by_channel.std() > 0.2
+    assert gates_of("logsigmoid").mean((0, 1)).std() < 0.1
 
 
 def test_gates_decay_as_their_names_say():
-    means = {gate: ops.GLA.make_inputs(cell_of("gla", gate=gate))["g"].mean() for gate in GATES if gate != "resets"}
-    assert means["strong"] < means["logsigmoid"] < means["logsigmoid/16"] < means["slow"] < 0
+    means = [gates_of(kind).mean() for kind in ("strong", "logsigmoid-x2", "logsigmoid", "logsigmoid/16", "slow")]
+    assert means == sorted(means)
+    assert gates_of("rwkv6").mean() < -1
 
 
 def test_mamba_starts_with_small_steps_and_decaying_states():

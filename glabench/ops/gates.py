@@ -1,0 +1,99 @@
+"""Distributions of GLA's gates, as natural logarithms (at most 0), from normal x [B, T, H, K]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+# Tokens of a document, and of a chunk that is strong as a whole.
+_DOCUMENT, _CHUNK = (350, 1050), 64
+_DEAD = -1e4
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    import torch.nn.functional as F
+
+    return F.logsigmoid(x)
+
+
+def _gla(x: Tensor) -> Tensor:
+    """GLA's own: logsigmoid(x) with a temperature of 16 (GLA paper, final version, section 4.4)."""
+    return _sigmoid(x) / 16
+
+
+def _rare_resets(x: Tensor, generator: Generator, share: float) -> Tensor:
+    """GLA's own, but -inf in all channels for a share of the tokens of every head."""
+    import torch
+
+    g = _gla(x)
+    g[torch.rand(g.shape[:3], generator=generator, device=g.device) < share] = -math.inf
+    return g
+
+
+def _documents(x: Tensor, generator: Generator) -> Tensor:
+    """GLA's own, but -inf in all heads and channels at the first token of each document, of 700 tokens on average."""
+    g = _gla(x)
+    for sequence in g:
+        at = 0
+        while (at := at + _pick(generator, *_DOCUMENT)) < len(sequence):
+            sequence[at] = -math.inf
+    return g
+
+
+def _one_reset(x: Tensor, generator: Generator) -> Tensor:
+    """GLA's own, but -inf for one token of one head of one sequence."""
+    g = _gla(x)
+    g[tuple(_pick(generator, 0, size - 1) for size in g.shape[:3])] = -math.inf
+    return g
+
+
+def _one_strong_chunk(x: Tensor, generator: Generator) -> Tensor:
+    """GLA's own, but `strong` for 64 tokens of one head of one sequence."""
+    g = _gla(x)
+    batch, token, head = (_pick(generator, 0, size - 1) for size in g.shape[:3])
+    place = (batch, slice(token // _CHUNK * _CHUNK, (token // _CHUNK + 1) * _CHUNK), head)
+    g[place] = _sigmoid(3 * x[place] - 3)
+    return g
+
+
+def _biased(x: Tensor, generator: Generator) -> Tensor:
+    """logsigmoid(x + bias), with a normal bias per head and channel."""
+    import torch
+
+    return _sigmoid(x + torch.randn(x.shape[2:], generator=generator, device=x.device, dtype=x.dtype))
+
+
+def _dead(x: Tensor, generator: Generator) -> Tensor:
+    """GLA's own, but -10,000 in one channel of every head."""
+    g = _gla(x)
+    g[..., _pick(generator, 0, g.shape[-1] - 1)] = _DEAD
+    return g
+
+
+def _pick(generator: Generator, low: int, high: int) -> int:
+    """A whole number from `low` to `high`."""
+    import torch
+
+    return int(torch.randint(low, high + 1, (), generator=generator, device=generator.device))
+
+
+# By the values of the axis `gate`; the first is the default.
+GATES: Mapping[str, Callable[[Tensor, Generator], Tensor]] = {
+    "logsigmoid/16": lambda x, _: _gla(x),
+    "logsigmoid": lambda x, _: _sigmoid(x),
+    "slow": lambda x, _: _sigmoid(x + 4) / 16,
+    "strong": lambda x, _: _sigmoid(3 * x - 3),
+    "logsigmoid-x2": lambda x, _: _sigmoid(2 * x),
+    "rwkv6": lambda x, _: -x.exp(),
+    "channel-bias": _biased,
+    "dead-channel": _dead,
+    "resets": lambda x, generator: _rare_resets(x, generator, 0.02),
+    "resets-1024": lambda x, generator: _rare_resets(x, generator, 1 / 1024),
+    "documents": _documents,
+    "one-reset": _one_reset,
+    "one-strong-chunk": _one_strong_chunk,
+}
