@@ -206,7 +206,8 @@ class MeasuringOptions:
         choice(
             "--timing",
             TIMINGS,
-            "cold: flush the cache before every sample (default); hot: do not; graph: cold, from a CUDA graph.",
+            "cold: flush the cache before every sample (default); hot: do not; graph: cold, from a CUDA graph; "
+            "eager: back to back by the host's clock, as an uncompiled loop.",
         ),
     ] = None
     check: Annotated[

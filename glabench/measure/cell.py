@@ -137,6 +137,7 @@ def _with_samples(record: Record, samples: Samples, timing: str) -> Record:
 
     times = tuple(sample.ms for sample in samples.kept)
     clocks = [sample.sm_clock_mhz for sample in samples.kept if sample.sm_clock_mhz is not None]
+    hosts = [sample.host_ms for sample in samples.kept if sample.host_ms is not None]
     p20, middle, p80 = (float(x) for x in np.percentile(times, (20, 50, 80)))
     return replace(
         record,
@@ -147,6 +148,7 @@ def _with_samples(record: Record, samples: Samples, timing: str) -> Record:
         thrown_out_ms=tuple(sample.ms for sample in samples.thrown_out),
         exposed_samples=sum(sample.exposed for sample in samples.kept),
         sm_clock_mhz=median(clocks) if clocks else None,
+        host_ms=median(hosts) if hosts else None,
         stop_reason=samples.stop_reason,
         timing=timing,
     )

@@ -34,12 +34,12 @@ def measure_memory(steps: Steps, device: Literal["cuda", "cpu"]) -> Memory:
     kept = steps.prepare() if steps.prepare is not None else None
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    base = torch.cuda.memory_allocated()
+    base, base_reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
     result = steps.call()
     torch.cuda.synchronize()
     allocated = (torch.cuda.max_memory_allocated() - base) / MIB
-    reserved = (torch.cuda.max_memory_reserved() - base) / MIB
+    reserved = (torch.cuda.max_memory_reserved() - base_reserved) / MIB
     del kept, result
     saved = None
     if steps.forward is not None:

@@ -9,7 +9,7 @@ from glabench.plain import Amount, Count, Number, Whole, read_as, shown
 
 Check = Literal["small", "full"]
 CHECKS: tuple[Check, ...] = get_args(Check)
-Timing = Literal["cold", "hot", "graph"]
+Timing = Literal["cold", "hot", "graph", "eager"]
 TIMINGS: tuple[Timing, ...] = get_args(Timing)
 
 
@@ -33,7 +33,7 @@ class Settings:
     cell_timeout_s: Amount = 300.0
     # Whether our kernels choose their launch plan by timing.
     autotune: bool = False
-    # `cold`, `hot` or `graph`; see `CudaTimer`.
+    # `cold`, `hot` or `graph`; see `CudaTimer`. `eager`: see `EagerTimer`.
     timing: Timing = "cold"
     # `full`: results are also compared with the reference at the cell's own size. `small`: at a small size alone.
     check: Check = "full"

@@ -24,6 +24,8 @@ _SPIN_MARGIN = 1.5
 _CALLS_LOOKED_BACK = 16
 _CYCLES_PER_S = 2e9
 _CALLS_BEFORE_CAPTURE = 3
+# Back to back, so many calls make a sample that they take about this long.
+_LEAST_BATCH_S, _MOST_CALLS = 0.02, 100
 
 Step = Callable[[], object]
 
@@ -37,6 +39,8 @@ class Sample:
     sm_clock_mhz: float | None = None
     # Whether launch latency may be included, because the device started before the host had queued the whole call.
     exposed: bool = False
+    # Milliseconds for which the call kept the host busy; None if host and device are one.
+    host_ms: float | None = None
 
 
 class Between(Protocol):
@@ -156,7 +160,8 @@ class CudaTimer:
         self._start.record()
         queued_at = time.perf_counter()
         kept = call()
-        self._host_s.append(time.perf_counter() - queued_at)
+        host_s = time.perf_counter() - queued_at
+        self._host_s.append(host_s)
         self._end.record()
         exposed = bool(self._start.query())
         if self._clock is not None:
@@ -166,7 +171,7 @@ class CudaTimer:
             between.look(kept)
         del kept  # after the end event, so that freeing the output is not timed
         mhz = self._clock.mhz() if self._clock is not None else None
-        return Sample(float(self._start.elapsed_time(self._end)), mhz, exposed)
+        return Sample(float(self._start.elapsed_time(self._end)), mhz, exposed, 1e3 * host_s)
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()
@@ -175,6 +180,50 @@ class CudaTimer:
         event: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event.synchronize  # type: ignore[no-any-return]
+
+
+class EagerTimer:
+    """Times calls back to back with the host's clock, as an uncompiled loop makes them; the last one is waited for.
+
+    The time of a sample is that of its calls divided by their number, so it includes the host's work if that takes
+    longer than the device's.
+    """
+
+    name = "eager, calls back to back, wall clock"
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.synchronize: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else _nothing
+
+    def bind(self, prepare: Step | None, call: Step, between: Between | None = None) -> Callable[[], Sample]:
+        assert prepare is None, "the timer refuses a backward alone"
+        start = time.perf_counter()
+        call()
+        self.synchronize()
+        count = max(1, min(_MOST_CALLS, round(_LEAST_BATCH_S / (time.perf_counter() - start))))
+        return partial(self._sample, call, between, count)
+
+    def _sample(self, call: Step, between: Between | None, count: int) -> Sample:
+        if between is not None:
+            between.renew()
+        self.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            kept = call()
+        queued = time.perf_counter()
+        self.synchronize()
+        end = time.perf_counter()
+        if between is not None:
+            between.look(kept)
+        return Sample(1e3 * (end - start) / count, host_ms=1e3 * (queued - start) / count)
+
+    def mark(self) -> Callable[[], None]:
+        return self.synchronize
+
+
+def _nothing() -> None:
+    pass
 
 
 def captured(prepare: Step | None, call: Step) -> tuple[Step | None, Step]:
@@ -211,6 +260,15 @@ def median_ms(timer: Timer, call: Step, warm_up_calls: int, samples: int) -> flo
     return median([sample().ms for _ in range(warm_up_calls + samples)][warm_up_calls:])
 
 
+def timer_refuses(timing: Timing, pass_: str) -> str | None:
+    """Why a pass cannot be timed so, in one line; None if it can."""
+    if timing == "eager" and pass_ == "bwd":
+        return "a backward alone cannot be repeated back to back; with --timing eager measure fwd+bwd"
+    return None
+
+
 def timer_for(device: str, timing: Timing = "cold") -> Timer:
     """The timer of a device, "cuda" or "cpu"."""
+    if timing == "eager":
+        return EagerTimer(device)
     return CudaTimer(timing) if device == "cuda" else WallTimer(timing)

@@ -23,7 +23,7 @@ from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
 from glabench.measure.memory import free_memory_bytes
 from glabench.measure.outcome import failure, failure_of
-from glabench.measure.timer import timer_for
+from glabench.measure.timer import timer_for, timer_refuses
 from glabench.measure.work import KINDS
 from glabench.records import Record
 from glabench.sweeps.model import Cell
@@ -61,7 +61,7 @@ class _Cells:
 
     def record(self, cell: Cell) -> Record:
         try:
-            reason = refusal(self._backend, cell)
+            reason = refusal(self._backend, cell) or timer_refuses(self._job.settings.timing, cell.pass_)
             if reason is not None:
                 return failure(self._job, cell, "unsupported", reason)
             if self._meter is None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from statistics import median
 
+from glabench.records.metrics import significant
 from glabench.records.record import Record
 
 _MANY_OUTLIERS = 0.05
@@ -24,6 +25,7 @@ class Diagnosis(StrEnum):
     SHARED = "shared"
     OUTLIERS = "outliers"
     DRIFT = "drift"
+    HOST = "host"
 
 
 def diagnose(record: Record) -> list[Diagnosis]:
@@ -39,6 +41,7 @@ def diagnose(record: Record) -> list[Diagnosis]:
         Diagnosis.SHARED: bool(record.other_processes),
         Diagnosis.OUTLIERS: _count_outliers(record) > _MANY_OUTLIERS * len(samples),
         Diagnosis.DRIFT: abs(drift(samples)) > _DRIFT,
+        Diagnosis.HOST: (record.host_ms or 0.0) > record.time_ms,
     }
     return [diagnosis for diagnosis, holds in found.items() if holds]
 
@@ -128,6 +131,15 @@ def _explain_drift(found: Sequence[Record]) -> str:
     return f"times became {by} {way} while they were sampled. A longer --time-limit shows whether they settle."
 
 
+def _explain_host(found: Sequence[Record]) -> str:
+    worst = max(found, key=lambda record: (record.host_ms or 0.0) / (record.time_ms or 1.0))
+    times = f"{significant(worst.host_ms or 0.0)} ms against {significant(worst.time_ms or 0.0)} ms"
+    return (
+        f"a call keeps the host busy for longer than the device ({'up to ' if len(found) > 1 else ''}{times}), so an "
+        "uncompiled loop is slower than this; see --timing eager."
+    )
+
+
 _EXPLANATIONS: Mapping[Diagnosis, Callable[[Sequence[Record]], str]] = {
     Diagnosis.UNSETTLED: _explain_unsettled,
     Diagnosis.EXPOSED: _explain_exposed,
@@ -136,4 +148,5 @@ _EXPLANATIONS: Mapping[Diagnosis, Callable[[Sequence[Record]], str]] = {
     Diagnosis.SHARED: _explain_shared,
     Diagnosis.OUTLIERS: _explain_outliers,
     Diagnosis.DRIFT: _explain_drift,
+    Diagnosis.HOST: _explain_host,
 }

@@ -53,6 +53,7 @@ class Metric:
 
 METRICS: tuple[Metric, ...] = (
     Metric("time", "time_ms", "median time", "ms", "lower", limit=0.05),
+    Metric("host", "host_ms", "host's time per call", "ms", "lower"),
     Metric("peak", "peak_mib", "peak memory above the inputs", "MiB", "lower", _whole, limit=0.02),
     Metric("roof", "roofline_pct", "share of the nearer roof", "%", "higher", _whole),
     Metric("floor", "floor_pct", "share of the memory's floor", "%", "higher", _whole),

@@ -40,6 +40,8 @@ class Measured:
     stop_reason: str | None = None
     # How samples were taken, such as `cold, device events behind a spin`.
     timing: str | None = None
+    # Milliseconds for which a call keeps the host busy, on a GPU.
+    host_ms: Amount | None = None
     # Seconds of the first call, with compiling, autotuning and allocation unless an earlier cell caused them.
     first_call_s: Number | None = None
     # MiB above the inputs on a GPU: peak of what torch allocated, and of what it reserved from the device for that.

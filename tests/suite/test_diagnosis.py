@@ -18,6 +18,7 @@ DOUBTFUL = {
     Diagnosis.SHARED: {"other_processes": 2},
     Diagnosis.OUTLIERS: {"samples_ms": (1.0,) * 18 + (3.0,) * 2},
     Diagnosis.DRIFT: {"samples_ms": (1.0,) * 15 + (1.05,) * 15},
+    Diagnosis.HOST: {"host_ms": 1.5},
 }
 
 

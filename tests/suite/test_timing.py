@@ -16,7 +16,7 @@ from glabench.measure.job import Job
 from glabench.measure.outcome import failure_of
 from glabench.measure.sampling import ClockError, collect_samples, relative_half_width
 from glabench.measure.settings import Settings
-from glabench.measure.timer import Sample, WallTimer, median_ms
+from glabench.measure.timer import Sample, WallTimer, median_ms, timer_for, timer_refuses
 from glabench.measure.watch import Watch
 
 JOB = Job(CELL.backend, "run", "cpu")
@@ -266,3 +266,39 @@ def test_a_clock_that_leaps_ends_the_sampling_as_one_that_did_not_settle():
     ticks = iter([0.0, 0.1, 0.2, *(1e9 + i for i in range(100))])
     found = collect_samples(lambda: Sample(5.0), Settings(time_limit_s=5), clock=lambda: next(ticks))
     assert (len(found.kept), found.stop_reason) == (3, "time limit")
+
+
+# Calls back to back
+
+
+def test_eager_times_calls_back_to_back_and_not_what_happens_between():
+    class Between:
+        looked = 0
+
+        def renew(self):
+            time.sleep(0.05)
+            return True
+
+        def look(self, result):
+            assert result == "out"
+            self.looked += 1
+            time.sleep(0.05)
+
+    calls = []
+
+    def call():
+        calls.append(time.sleep(0.002))
+        return "out"
+
+    between = Between()
+    sample = timer_for("cpu", "eager").bind(None, call, between)
+    found = sample()
+    assert 2 <= found.ms < 20
+    assert len(calls) >= 4
+    assert between.looked == 1
+    assert found.host_ms <= found.ms
+
+
+def test_a_backward_alone_cannot_be_repeated_back_to_back():
+    assert "with --timing eager measure fwd+bwd" in timer_refuses("eager", "bwd")
+    assert timer_refuses("eager", "fwd+bwd") is timer_refuses("cold", "bwd") is None
