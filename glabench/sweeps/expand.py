@@ -9,7 +9,7 @@ from glabench.errors import UsageError, did_you_mean
 from glabench.plain import shown
 from glabench.sweeps.axis import axis_text, parse_axis
 from glabench.sweeps.model import Cell, Parameters, Sweep, Variant, read_value
-from glabench.sweeps.parameters import COMMON, WIDTH, Parameter, Value, option_of, parse_names
+from glabench.sweeps.parameters import COMMON, SEED, WIDTH, Parameter, Value, option_of, parse_names
 
 MOST_CELLS = 100_000
 # What a sweep's title and description end with if it has other sizes on a CPU.
@@ -43,7 +43,7 @@ class Traits:
 
     def owns(self, axis: str) -> bool:
         """Whether an axis applies to the backend."""
-        return axis in COMMON or bool(self.targets(axis))
+        return axis in COMMON or axis == SEED.name or bool(self.targets(axis))
 
     def choices(self, axis: str, text: str, where: str) -> list[dict[str, Any]]:
         """The parameters that each value of an axis sets. Raises UsageError as `parse_axis`; `where` names the axis."""
@@ -55,7 +55,7 @@ class Traits:
 
 def parameters_of(traits: Collection[Traits]) -> dict[str, Parameter]:
     """All axes of some backends, aliases included, by name."""
-    found = {**COMMON, WIDTH.name: WIDTH}
+    found = {**COMMON, SEED.name: SEED, WIDTH.name: WIDTH}
     for each in traits:
         for name, parameter in each.parameters.items():
             found.setdefault(name, parameter)
@@ -193,11 +193,13 @@ def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep:
         if name not in axes:
             raise UsageError(f"sweep {sweep}: the axis {name} is missing; every sweep needs {', '.join(COMMON)}")
         common[name] = parse_axis(name, axes[name], kind.parse, kind.allowed)
+    common["seed"] = parse_axis("seed", axes["seed"], SEED.parse, SEED.allowed) if "seed" in axes else (0,)
     for chosen in product(*_settings(axes, traits)):
         parameters = {name: value for setting in chosen for name, value in setting.items()}
-        for dtype, batch, seqlen, pass_ in product(*(common[n] for n in ("dtype", "batch", "seqlen", "pass"))):
+        names = ("dtype", "batch", "seqlen", "pass", "seed")
+        for dtype, batch, seqlen, pass_, seed in product(*(common[name] for name in names)):
             kept = {n: v for n, v in parameters.items() if pass_ != "infer" or not traits.parameters[n].for_training}
-            yield Cell(backend, traits.op, pass_, batch, seqlen, dtype, Parameters(kept), device)
+            yield Cell(backend, traits.op, pass_, batch, seqlen, dtype, Parameters(kept), device, seed)
 
 
 def _settings(axes: Mapping[str, str], traits: Traits) -> list[list[dict[str, Any]]]:

@@ -110,6 +110,7 @@ class Cell:
         own = {n: v for n, v in self.parameters.items() if not is_usual(n, v)}
         sizes = [f"{words.symbol}={own.pop(name)}" for name, words in WORDS.items() if words.is_size and name in own]
         others = [f"{symbol_of(name)}={show_value(value)}" for name, value in own.items()]
+        others += [f"seed={self.seed}"] if self.seed else []
         return " ".join([self.backend, self.pass_, f"B={self.batch} T={self.seqlen}", *sizes, self.dtype, *others])
 
 

@@ -136,5 +136,7 @@ COMMON: Mapping[str, Parameter] = {
         choices("pass", "What is timed; infer is a forward without gradients.", PASSES),
     )
 }
+# The seed of the inputs, which no sweep needs to give: it is then 0.
+SEED = integers("seed", "Seed of the inputs, from 1; 0 if it is not given.")
 # Not a parameter itself: it sets the parameters that every op publishes for a model of this width.
 WIDTH = integers("width", "Model width: sets every op's published parameters for it.")

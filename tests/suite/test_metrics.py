@@ -42,7 +42,9 @@ def test_metrics_are_chosen_by_name_in_the_order_given_and_once():
     ("text", "hint"), [("tme", r"; did you mean 'time'\?"), ("zzz", ""), ("", ""), ("time,,peak", ""), ("TIME", "")]
 )
 def test_a_metric_that_is_none_is_refused_with_those_that_are(text, hint):
-    with pytest.raises(UsageError, match=rf"^--metric: '.*' is not a metric \(allowed: time, host, peak, .*error{hint}\)$"):
+    with pytest.raises(
+        UsageError, match=rf"^--metric: '.*' is not a metric \(allowed: time, host, peak, .*error{hint}\)$"
+    ):
         parse_metrics(text)
 
 

@@ -419,7 +419,7 @@ def test_a_parameter_reads_the_axis_grammar_and_has_an_option(parameter, text, v
 def test_an_axis_that_is_somebodys_own_is_described_in_its_owners_words():
     axes = parameters_of(TRAITS.values())
     assert axes["head_dim"].help == "Head dim: K and V together."
-    assert list(axes)[:5] == ["seqlen", "batch", "dtype", "pass", "width"]
+    assert list(axes)[:6] == ["seqlen", "batch", "dtype", "pass", "seed", "width"]
     assert axes["gate"].choices[0] == "logsigmoid/16"
 
 
@@ -515,3 +515,9 @@ STORED = sorted((Path(__file__).parents[2] / "results").glob("*/sweep.toml"))
 def test_the_cells_of_a_stored_run_are_those_of_its_sweep(path):
     run = RunFolder(path.parent)
     assert {record.cell for record in run.records()} == set(cells(run.sweep()))
+
+
+def test_a_seed_is_an_axis_that_no_sweep_needs():
+    assert [cell.seed for cell in cells(sweep(GLA, seed="1..4"))] == [1, 2, 4]
+    assert [cell.seed for cell in cells(sweep(GLA))] == [0]
+    assert str(cells(sweep(GLA, seed="3"))[0]).endswith(" seed=3")

@@ -191,7 +191,9 @@ def test_any_metric_of_the_table_can_have_a_limit(tflops, verdict):
 
 @pytest.mark.parametrize("limits", [{"nonsense": 0.1}, {"clock": 0.1}, {"time": None}])
 def test_limits_of_what_cannot_be_judged_are_refused(limits):
-    with pytest.raises(UsageError, match=r"is not a limit \(allowed: a share from 0 up, such as 0.05, for time, host, peak"):
+    with pytest.raises(
+        UsageError, match=r"is not a limit \(allowed: a share from 0 up, such as 0.05, for time, host, peak"
+    ):
         Limits.of(**limits)
 
 
