@@ -53,19 +53,40 @@ class KeptAsACopy(Honest):
         return lambda: kept.clone()
 
 
-class KeptByVersion(Honest):
-    """Computes again only if torch says that an input was changed."""
+class _Kept(Honest):
+    """Computes again only if `key` of the inputs is a new one."""
+
+    def key(self, q, k, v):
+        raise NotImplementedError
 
     def at_size(self, q, k, v):
         kept = {}
 
         def call():
-            key = (q.data_ptr(), q.shape)
+            key = self.key(q, k, v)
             if key not in kept:
                 kept[key] = correct(q, k, v)
             return kept[key] * 1.0
 
         return call
+
+
+class KeptByAddress(_Kept):
+    def key(self, q, k, v):
+        return q.data_ptr(), q.shape
+
+
+class KeptByVersion(_Kept):
+    def key(self, q, k, v):
+        return q._version, k._version, v._version
+
+
+class KeptByCopyOnWrite(Honest):
+    """What is returned shares the kept result's memory until it is written to."""
+
+    def at_size(self, q, k, v):
+        kept = correct(q, k, v)
+        return lambda: torch._lazy_clone(kept)
 
 
 class KeptInMostCalls(Honest):
@@ -149,6 +170,66 @@ class OnAThread(Honest):
         return call
 
 
+class EmptiesItsInputsFirst(Honest):
+    """With inputs of zeros, there is nothing to compute."""
+
+    def at_size(self, q, k, v):
+        for x in (q, k, v):
+            x.data.zero_()
+        return lambda: v * 0 + q.sum() * 0 + k.sum() * 0
+
+
+class MadeFromTheCellsSeed(Honest):
+    """Computes all results in `bind`, from inputs that it makes itself."""
+
+    def bind(self, inputs, cell):
+        from glabench.ops import LINEAR
+
+        q, k, v = (inputs[name] for name in "qkv")
+        if cell.seqlen <= _SMALL:
+            return lambda: correct(q, k, v)
+        kept = {}
+        for other in range(3):
+            made = LINEAR.make_inputs(cell, other)
+            kept[float(made["q"].flatten()[0])] = correct(*(made[name] for name in "qkv"))
+
+        def call():
+            found = kept.get(float(q.detach().flatten()[0]))
+            return torch.zeros_like(v) + 0 * (q.sum() + k.sum() + v.sum()) if found is None else found * 1.0
+
+        return call
+
+
+class WithoutAGraph(Honest):
+    """Keeps nothing for a backward."""
+
+    def at_size(self, q, k, v):
+        def call():
+            with torch.no_grad():
+                return correct(q, k, v)
+
+        return call
+
+
+class _ZeroesTheGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out, *inputs):
+        ctx.save_for_backward(*inputs)
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad.data.zero_()
+        return (None, *(torch.zeros_like(x) for x in ctx.saved_tensors))
+
+
+class ChangesTheOutputsGradient(Honest):
+    """Then gradients of zeros are right."""
+
+    def at_size(self, q, k, v):
+        return lambda: _ZeroesTheGradient.apply(correct(q, k, v).detach(), q, k, v)
+
+
 class Subclass(torch.Tensor):
     pass
 
@@ -177,8 +258,10 @@ class LowerPrecision(Honest):
 
 IN_ALL_PASSES = [
     FewTokens, LosesItsState, OneWrongHead, OneWrongToken, ChangesItsInput, EmptyAfterTheFirstCall, Lazy, OnAThread,
-    LowerPrecision,
+    LowerPrecision, EmptiesItsInputsFirst, MadeFromTheCellsSeed,
 ]  # fmt: skip
 # A backward through a result that was kept fails by itself.
-IN_FORWARDS = [KeptFromBind, KeptFromTheFirstCall, KeptAsACopy, KeptByVersion, KeptInMostCalls]
-IN_BACKWARDS = [NoGradientsLate]
+IN_FORWARDS = [
+    KeptFromBind, KeptFromTheFirstCall, KeptAsACopy, KeptByAddress, KeptByVersion, KeptByCopyOnWrite, KeptInMostCalls,
+]  # fmt: skip
+IN_BACKWARDS = [NoGradientsLate, WithoutAGraph, ChangesTheOutputsGradient]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
 from typing import TYPE_CHECKING
@@ -28,6 +28,8 @@ COARSE = 5e-2
 # A row may have this many times the error of its whole part, relative to the root mean square of the part's rows.
 ROWS = 10.0
 DRAWN = 4
+# Errors are relative to at least this share of the usual part, and to numbers of this size; inputs are about 1.
+_LEAST_SHARE, LEAST = 0.3, 1e-4
 # Bytes for the reference: on a CPU at most, and if it is not known how much is free.
 _CPU_MEMORY, _UNKNOWN_MEMORY = 2**30, 2**28
 
@@ -69,6 +71,15 @@ class Results:
         return cls(workload.inputs, workload.grad_output, output, named)
 
 
+def find_changed(results: Results, pristine: Results) -> list[str]:
+    """The names of inputs, and of the output's gradient, that are not what they were."""
+    import torch
+
+    pairs = [(name, x, pristine.inputs[name]) for name, x in results.inputs.items()]
+    pairs.append(("the output's gradient", results.grad_output, pristine.grad_output))
+    return [name for name, now, before in pairs if not torch.equal(now, before)]
+
+
 def check_parts(op: Op, cell: Cell, results: Results, bound: float, seed: int) -> dict[str, Worst]:
     """The worst error of the output and of every gradient, by name (`o`, `dq`, ...).
 
@@ -83,18 +94,18 @@ def check_parts(op: Op, cell: Cell, results: Results, bound: float, seed: int) -
     given = results.grad_output if results.gradients else None
     closely = Drawn.of(op, cell, results.inputs, given, regions)
     found = [check_everything(op, cell, results), closely.compare(op, results, bound)]
-    sizes, specs = _sizes(op, cell), op.inputs(cell)
+    sizes, specs = sizes_of(op, cell), op.inputs(cell)
     if "batch" in sizes and any(not _missing(op, specs[name]) <= {"batch"} for name in results.gradients):
         sequence = {**_whole(sizes), "batch": (draw.randrange(sizes["batch"]), 1)}
         found.append(_compare(op, cell, results, sequence, torch.float64, bound))
-    return _worst_of(found)
+    return worst_of(found)
 
 
 def check_everything(op: Op, cell: Cell, results: Results) -> dict[str, Worst]:
     """The worst error of every result in all parts, at `COARSE`."""
     import torch
 
-    return _compare(op, cell, results, _whole(_sizes(op, cell)), torch.float32, COARSE)
+    return _compare(op, cell, results, _whole(sizes_of(op, cell)), torch.float32, COARSE)
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,8 @@ class Drawn:
 
     cell: Cell
     parts: Sequence[tuple[Region, Tensor, Mapping[str, Tensor]]]
+    # Of the independent dimensions.
+    sizes: Mapping[str, int]
 
     @classmethod
     def of(
@@ -112,20 +125,29 @@ class Drawn:
         import torch
 
         parts = [(r, *_differentiate(op, cell, inputs, grad_output, r, torch.float64)) for r in regions]
-        return cls(cell, parts)
+        return cls(cell, parts, sizes_of(op, cell))
+
+    def moved(self, shift: Mapping[str, int]) -> Drawn:
+        """The same parts where they are after the inputs were rotated."""
+        sizes = dict(self.sizes)
+        parts = [
+            ({name: ((at + shift[name]) % sizes[name], n) for name, (at, n) in region.items()}, output, gradients)
+            for region, output, gradients in self.parts
+        ]
+        return replace(self, parts=parts)
 
     def compare(self, op: Op, results: Results, bound: float) -> dict[str, Worst]:
         """The worst error of every result that parts do not share."""
-        specs, out = op.inputs(self.cell), op.output(self.cell)
+        named = _named(op, self.cell, results)
+        usual = {name: _usual(x, op, spec) for name, (x, spec) in named.items()}
         found = []
         for region, output, gradients in self.parts:
-            if results.output is not None:
-                found.append({"o": _find_worst(op, _cut(results.output, out, region), output, out, region, bound)})
-            for name, x in results.gradients.items():
-                if not _missing(op, specs[name]):
-                    own = _cut(x, specs[name], region)
-                    found.append({f"d{name}": _find_worst(op, own, gradients[name], specs[name], region, bound)})
-        return _worst_of(found)
+            expected = {"o": output, **{f"d{name}": x for name, x in gradients.items()}}
+            for name, (x, spec) in named.items():
+                if not _missing(op, spec):
+                    own = _cut(x, spec, region)
+                    found.append({name: _find_worst(op, own, expected[name], spec, region, bound, usual[name])})
+        return worst_of(found)
 
 
 def describe(found: Mapping[str, Worst], words: str) -> str | None:
@@ -134,9 +156,16 @@ def describe(found: Mapping[str, Worst], words: str) -> str | None:
     return f"{words}: {'; '.join(beyond)}" if beyond else None
 
 
+def _named(op: Op, cell: Cell, results: Results) -> dict[str, tuple[Tensor, Spec]]:
+    """All results by the names of their errors, with their specs."""
+    specs = op.inputs(cell)
+    own = {} if results.output is None else {"o": (results.output, op.output(cell))}
+    return own | {f"d{name}": (x, specs[name]) for name, x in results.gradients.items()}
+
+
 def draw_parts(op: Op, cell: Cell, draw: Random, count: int, with_ends: bool = False) -> list[Region]:
     """Some parts without repeats; `with_ends` adds the first and the last one."""
-    sizes = _sizes(op, cell)
+    sizes = sizes_of(op, cell)
     total = math.prod(sizes.values())
     ends = [0, total - 1] if with_ends else []
     regions: list[Region] = []
@@ -149,7 +178,8 @@ def draw_parts(op: Op, cell: Cell, draw: Random, count: int, with_ends: bool = F
     return regions
 
 
-def _worst_of(found: Sequence[Mapping[str, Worst]]) -> dict[str, Worst]:
+def worst_of(found: Sequence[Mapping[str, Worst]]) -> dict[str, Worst]:
+    """The worst of several errors of every tensor."""
     worst: dict[str, Worst] = {}
     for name, error in (item for errors in found for item in errors.items()):
         if name not in worst or error.excess > worst[name].excess:
@@ -157,7 +187,7 @@ def _worst_of(found: Sequence[Mapping[str, Worst]]) -> dict[str, Worst]:
     return worst
 
 
-def _sizes(op: Op, cell: Cell) -> dict[str, int]:
+def sizes_of(op: Op, cell: Cell) -> dict[str, int]:
     """The independent dimensions with their sizes, from the tensors that have them."""
     specs = [*op.inputs(cell).values(), op.output(cell)]
     known = {name: size for spec in specs for name, size in zip(spec.dims, spec.shape, strict=True)}
@@ -182,32 +212,31 @@ def _compare(
     """
     import torch
 
-    specs, out = op.inputs(cell), op.output(cell)
-    sizes = _sizes(op, cell)
+    sizes, named = sizes_of(op, cell), _named(op, cell, results)
+    usual = {name: _usual(x, op, spec) for name, (x, spec) in named.items()}
     complete = {
-        name for name in results.gradients if all(region[dim] == (0, sizes[dim]) for dim in _missing(op, specs[name]))
+        name: (x, spec)
+        for name, (x, spec) in named.items()
+        if all(region[dim] == (0, sizes[dim]) for dim in _missing(op, spec))
     }
     worst: dict[str, list[Worst]] = {}
     sums: dict[str, Tensor] = {}
     given = results.grad_output if results.gradients else None
     for block in _split(region, _parts_at_once(op, cell, dtype)):
-        expected, gradients = _differentiate(op, cell, results.inputs, given, block, dtype)
-        if results.output is not None:
-            error = _find_worst(op, _cut(results.output, out, block), expected, out, block, bound)
-            worst.setdefault("o", []).append(error)
-        for name in complete:
-            spec, whole, own = specs[name], results.gradients[name], gradients[name]
+        output, gradients = _differentiate(op, cell, results.inputs, given, block, dtype)
+        expected = {"o": output, **{f"d{name}": x for name, x in gradients.items()}}
+        for name, (x, spec) in complete.items():
             if not _missing(op, spec):
-                error = _find_worst(op, _cut(whole, spec, block), own, spec, block, bound)
-                worst.setdefault(f"d{name}", []).append(error)
+                error = _find_worst(op, _cut(x, spec, block), expected[name], spec, block, bound, usual[name])
+                worst.setdefault(name, []).append(error)
                 continue
             if name not in sums:
-                sums[name] = torch.zeros_like(_cut(whole, spec, region), dtype=dtype)
+                sums[name] = torch.zeros_like(_cut(x, spec, region), dtype=dtype)
             inside = {dim: (start - region[dim][0], length) for dim, (start, length) in block.items()}
-            _cut(sums[name], spec, inside).add_(own)
+            _cut(sums[name], spec, inside).add_(expected[name])
     for name, total in sums.items():
-        whole = _cut(results.gradients[name], specs[name], region)
-        worst[f"d{name}"] = [_find_worst(op, whole, total, specs[name], region, bound)]
+        x, spec = named[name]
+        worst[name] = [_find_worst(op, _cut(x, spec, region), total, spec, region, bound, usual[name])]
     return {name: max(errors, key=lambda error: error.excess) for name, errors in worst.items()}
 
 
@@ -257,18 +286,28 @@ def _cut(tensor: Tensor, spec: Spec, region: Region) -> Tensor:
     return tensor
 
 
-def _find_worst(op: Op, found: Tensor, expected: Tensor, spec: Spec, region: Region, bound: float) -> Worst:
-    """The worst part of a tensor: by its own error, or by a `ROWS`th of that of its worst row (token)."""
+def _find_worst(
+    op: Op, found: Tensor, expected: Tensor, spec: Spec, region: Region, bound: float, usual: float = 0.0
+) -> Worst:
+    """The worst part of a tensor: by its own error, or by a `ROWS`th of that of its worst row (token).
+
+    `usual` is the root mean square norm of all parts of the tensor. Errors of parts that are much smaller, in which
+    larger numbers may cancel, are relative to a share of it.
+    """
     import torch
 
     inner = [dim for dim, name in enumerate(spec.dims) if name not in op.independent]
     squares, missed = expected.square(), (found.detach().to(expected.dtype) - expected).square()
     size, whole = _sum(squares, inner), _sum(missed, inner)
+    least = (_LEAST_SHARE * usual) ** 2 + LEAST**2 * math.prod(expected.shape[dim] for dim in inner)
+    size = size.clamp(min=least)
     errors = [_relative(whole, size)]
     if "seqlen" in spec.dims:
         T = expected.shape[spec.dims.index("seqlen")]
-        rows = _sum(missed, [dim for dim in inner if spec.dims[dim] != "seqlen"])
-        errors.append(_relative(rows, size / T) / ROWS)
+        of_row = [dim for dim in inner if spec.dims[dim] != "seqlen"]
+        # Of a row that is larger than most, its own norm counts: rounding is relative to that.
+        rows = torch.maximum(_sum(squares, of_row), size / T)
+        errors.append(_relative(_sum(missed, of_row), rows) / ROWS)
     whole_error, row_errors = errors[0], errors[-1]
     by_row = len(errors) > 1 and bool(row_errors.max() > whole_error.max())
     chosen = row_errors if by_row else whole_error
@@ -282,11 +321,20 @@ def _find_worst(op: Op, found: Tensor, expected: Tensor, spec: Spec, region: Reg
     return Worst(float(chosen.max()), bound, ", ".join(words))
 
 
+def _usual(x: Tensor, op: Op, spec: Spec) -> float:
+    """The root mean square norm of a tensor's parts; 0 if it is not finite."""
+    import torch
+
+    parts = math.prod(size for name, size in zip(spec.dims, x.shape, strict=True) if name in op.independent)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    norm = float(torch.linalg.vector_norm(x.detach(), dtype=wide)) / math.sqrt(parts)
+    return norm if math.isfinite(norm) else 0.0
+
+
 def _sum(x: Tensor, dims: list[int]) -> Tensor:
     return x.sum(dims, keepdim=True) if dims else x
 
 
 def _relative(missed: Tensor, size: Tensor) -> Tensor:
-    """Roots of quotients of squared norms; 0 for 0 / 0, infinity for NaN."""
-    quotient = (missed / size).sqrt()
-    return quotient.where((missed != 0) | (size != 0), 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
+    """Roots of quotients of squared norms; infinity for NaN."""
+    return (missed / size).sqrt().nan_to_num(nan=math.inf, posinf=math.inf)

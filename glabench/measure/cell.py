@@ -79,6 +79,8 @@ class CellMeter:
         start = time.perf_counter()
         output = workload.forward()
         self._work.check_kind(cell, output)
+        if cell.pass_ != "infer" and not output.requires_grad:
+            raise RuntimeError("the forward leaves nothing for a backward: its output does not require gradients")
         gradients = workload.gradients(output) if cell.has_backward else ()
         self._timer.synchronize()
         record = replace(record, first_call_s=time.perf_counter() - start, launch=self._work.launch(cell, workload))

@@ -53,7 +53,7 @@ class Physics:
         return None
 
     def _copy_ms(self, count: int) -> float:
-        """Milliseconds in which a kernel reads and writes `count` bytes in total; 0 if there is no memory for them."""
+        """The least milliseconds in which a kernel moves `count` bytes in total; 0 if there is no memory for them."""
         if count not in self._copies:
             import torch
 
@@ -63,8 +63,12 @@ class Physics:
             except torch.OutOfMemoryError:
                 return 0.0
             # Not `copy_`, which a graph does by other means.
-            self._copies[count] = self._median_ms(lambda: torch.bitwise_not(source, out=target))
+            self._copies[count] = self._least_ms(lambda: torch.bitwise_not(source, out=target))
         return self._copies[count]
+
+    def _least_ms(self, call: Callable[[], object]) -> float:
+        sample = self._timer.bind(None, call)
+        return min([sample().ms for _ in range(_WARM_UP_CALLS + _SAMPLES)][_WARM_UP_CALLS:])
 
     def _median_ms(self, call: Callable[[], object]) -> float:
         return median_ms(self._timer, call, _WARM_UP_CALLS, _SAMPLES)

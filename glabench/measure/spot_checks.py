@@ -1,4 +1,4 @@
-"""Spot checks: the inputs change between samples, and results of timed calls are compared with the reference.
+"""Spot checks: the inputs change before every sample, and results of timed calls are compared with the reference.
 
 So a result that was computed once and kept, a call that does less after the first one, work that ends after the call,
 and output that is never written are found.
@@ -6,63 +6,94 @@ and output that is never written are found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from glabench.measure.at_size import Drawn, Results, check_everything, describe, draw_parts
+from glabench.measure.at_size import (
+    Drawn,
+    Region,
+    Results,
+    check_everything,
+    describe,
+    draw_parts,
+    sizes_of,
+    worst_of,
+)
 from glabench.measure.memory import free_memory_bytes
 from glabench.measure.workload import Workload
 from glabench.ops import Op
+from glabench.ops.base import Spec
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _PARTS = 3
+_SETS = 2
 # Of n results so far, about this many times the logarithm of n are looked at.
 _LOOKS = 4
-# A second set of inputs is made if this many times its size is free.
-_ROOM = 4
+# Sets are kept in memory if this many times the size of one is free; otherwise they are made anew each time.
+_ROOM = 6
+_GRAD_OUTPUT = "the output's gradient"
 
 
 class SpotChecks:
-    """The spot checks of one cell; `seed` draws which inputs a call gets, and which parts of which results count."""
+    """The spot checks of one cell.
+
+    There are two sets of inputs, whose seeds nobody can know before. Each sample gets one of them, with its parts
+    rotated along every independent dimension: parts are independent, so the reference's results only move.
+    """
 
     def __init__(self, op: Op, cell: Cell, workload: Workload, bound: float, seed: int) -> None:
         self._op, self._cell, self._workload, self._bound = op, cell, workload, bound
-        self._draw = Random(seed)
+        self._specs = op.inputs(cell)
+        self._draw = Random(f"spot checks {seed}")
         self._calls = 0
-        self._live = 0
         self._is_last = False
         self.problem: str | None = None
-        self._sets = self._make_sets()
-        self._drawn = [self._expect(values) for values in self._sets]
+        self._seeds = [secrets.randbits(40) for _ in range(_SETS)]
+        self._kept: dict[int, dict[str, Tensor]] = {}
+        free, size = free_memory_bytes(cell.device), sum(spec.bytes(cell) for spec in self._specs.values())
+        if free is None or free > _ROOM * size:
+            self._kept = {number: self._make(number) for number in range(_SETS)}
+        regions = [draw_parts(op, cell, self._draw, _PARTS) for _ in range(_SETS)]
+        self._drawn = [self._expect(number, regions[number]) for number in range(_SETS)]
+        self._live, self._shift = 0, dict.fromkeys(op.independent, 0)
+        self.renew()
 
-    def _make_sets(self) -> list[Mapping[str, Tensor]]:
-        """The inputs as they are, and if there is room, other ones."""
-        first = {name: x.detach().clone() for name, x in self._workload.inputs.items()}
-        free = free_memory_bytes(self._cell.device)
-        size = sum(x.numel() * x.element_size() for x in first.values())
-        return [first] if free is not None and free < _ROOM * size else [first, self._op.make_inputs(self._cell, 1)]
+    def _make(self, number: int) -> dict[str, Tensor]:
+        """A set of inputs, with the output's gradient."""
+        seed = self._seeds[number]
+        values = self._op.make_inputs(self._cell, seed)
+        if self._cell.has_backward:
+            values[_GRAD_OUTPUT] = self._op.make_grad_output(self._cell, seed)
+        return values
 
-    def _expect(self, inputs: Mapping[str, Tensor]) -> Drawn:
-        grad_output = self._workload.grad_output if self._cell.has_backward else None
-        regions = draw_parts(self._op, self._cell, self._draw, _PARTS)
-        return Drawn.of(self._op, self._cell, inputs, grad_output, regions)
+    def _values(self, number: int) -> dict[str, Tensor]:
+        return self._kept.get(number) or self._make(number)
 
-    def renew(self) -> bool:
-        """Sometimes gives the live inputs the values of another set."""
-        import torch
+    def _expect(self, number: int, regions: list[Region]) -> Drawn:
+        values = dict(self._values(number))
+        grad_output = values.pop(_GRAD_OUTPUT, None)
+        return Drawn.of(self._op, self._cell, values, grad_output, regions)
 
-        chosen = self._draw.randrange(len(self._sets))
-        if chosen == self._live:
-            return False
-        with torch.no_grad():
-            for name, x in self._workload.inputs.items():
-                x.copy_(self._sets[chosen][name])
-        self._live = chosen
-        return True
+    def renew(self) -> None:
+        """Gives the live inputs, and the output's gradient, the rotated values of a set."""
+        sizes = sizes_of(self._op, self._cell)
+        self._live = self._draw.randrange(_SETS)
+        self._shift = {name: self._draw.randrange(size) for name, size in sizes.items()}
+        self._each_live(lambda name, live, value: _copy_rotated(value, live, self._spec(name), self._shift))
+
+    def _each_live(self, do: Callable[[str, Tensor, Tensor], None]) -> None:
+        live = {**self._workload.inputs, _GRAD_OUTPUT: self._workload.grad_output}
+        for name, value in self._values(self._live).items():
+            # `data` shares the memory but not the version, so that a change cannot be seen without reading the values.
+            do(name, live[name].data, value)
+
+    def _spec(self, name: str) -> Spec:
+        return self._op.output(self._cell) if name == _GRAD_OUTPUT else self._specs[name]
 
     def expect_last(self) -> None:
         """Makes the next result count in all its parts."""
@@ -72,7 +103,7 @@ class SpotChecks:
         """Compares some results; then fills the result with NaN, so that it cannot be returned again."""
         self._calls += 1
         if self.problem is None and (self._is_last or self._draw.random() < _LOOKS / (_LOOKS + self._calls)):
-            self.problem = self._find_problem(self._results(result))
+            self.problem = self._find_changed() or self._find_wrong(self._results(result))
         self._poison(result)
 
     def _results(self, result: Any) -> Results:
@@ -81,16 +112,26 @@ class SpotChecks:
         gradients = dict(zip(self._workload.inputs, tensors, strict=True)) if tensors else {}
         return Results(self._workload.inputs, self._workload.grad_output, output, gradients)
 
-    def _find_problem(self, results: Results) -> str | None:
+    def _find_changed(self) -> str | None:
+        """Which input the call changed, in a line; None if none."""
         import torch
 
-        for name, x in self._sets[self._live].items():
-            if not torch.equal(x, results.inputs[name]):
-                return f"a call changed its input {name}"
-        found = self._drawn[self._live].compare(self._op, results, self._bound)
+        changed: list[str] = []
+
+        def compare(name: str, live: Tensor, value: Tensor) -> None:
+            rotated = torch.empty_like(value)
+            _copy_rotated(value, rotated, self._spec(name), self._shift)
+            if not torch.equal(live, rotated):
+                changed.append(name)
+
+        self._each_live(compare)
+        return f"a call changed its input: {', '.join(changed)}" if changed else None
+
+    def _find_wrong(self, results: Results) -> str | None:
+        found = [self._drawn[self._live].moved(self._shift).compare(self._op, results, self._bound)]
         if self._is_last:
-            found |= check_everything(self._op, self._cell, results)
-        return describe(found, "a timed call's result is wrong, relative error")
+            found.append(check_everything(self._op, self._cell, results))
+        return describe(worst_of(found), "a timed call's result is wrong, relative error")
 
     def _poison(self, result: Any) -> None:
         """Fills a result with NaN, but not the memory of inputs, which an identity may return."""
@@ -101,3 +142,18 @@ class SpotChecks:
             for x in result if isinstance(result, tuple) else (result,):
                 if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in inputs:
                     x.detach().fill_(torch.nan)
+
+
+def _copy_rotated(source: Tensor, target: Tensor, spec: Spec, shift: Mapping[str, int]) -> None:
+    """Copies a tensor, with index i of each dimension in `shift` going to index i + shift."""
+    places = [(source, target)]
+    for dim, name in enumerate(spec.dims):
+        if step := shift.get(name, 0):
+            size = source.shape[dim]
+            places = [
+                (a.narrow(dim, first, length), b.narrow(dim, (first + step) % size, length))
+                for a, b in places
+                for first, length in ((0, size - step), (size - step, step))
+            ]
+    for a, b in places:
+        b.copy_(a)

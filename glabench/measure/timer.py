@@ -46,8 +46,8 @@ class Sample:
 class Between(Protocol):
     """What else happens between timed calls; it is not timed."""
 
-    def renew(self) -> bool:
-        """Called before everything else of a sample. Whether the call's inputs were changed."""
+    def renew(self) -> None:
+        """Called before everything else of a sample; may change the call's inputs."""
 
     def look(self, result: Any) -> None:
         """Called with what the timed call returned, before it is freed."""
@@ -68,14 +68,6 @@ class Timer(Protocol):
         """A function that waits until the device has finished all work queued before `mark` was called."""
 
 
-def _renew(between: Between | None, prepare: Step | None, call: Step, is_hot: bool) -> None:
-    """Lets the inputs change; if the cache is to be hot, a call then fills it with them again."""
-    if between is not None and between.renew() and is_hot:
-        if prepare is not None:
-            prepare()
-        call()
-
-
 class WallTimer:
     """Times calls on a CPU with the host's clock. Cold: writes a buffer larger than most caches before each sample."""
 
@@ -89,7 +81,8 @@ class WallTimer:
         return partial(self._sample, prepare, call, between)
 
     def _sample(self, prepare: Step | None, call: Step, between: Between | None) -> Sample:
-        _renew(between, prepare, call, is_hot=self._flush is None)
+        if between is not None:
+            between.renew()
         if prepare is not None:
             prepare()
         if self._flush is not None:
@@ -148,7 +141,8 @@ class CudaTimer:
         return partial(self._sample, prepare, call, between)
 
     def _sample(self, prepare: Step | None, call: Step, between: Between | None) -> Sample:
-        _renew(between, prepare, call, is_hot=self._flush is None)
+        if between is not None:
+            between.renew()
         if prepare is not None:
             prepare()
         if self._flush is not None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from glabench.backends import Backend, Counts
 from glabench.measure.accuracy import BOUNDS, Accuracy, check_accuracy, small_cell
-from glabench.measure.at_size import Results, check_parts
+from glabench.measure.at_size import Results, check_parts, find_changed
 from glabench.measure.spot_checks import SpotChecks
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
@@ -91,7 +91,10 @@ class OpWork:
         small = self._checked[key]
         if seed is None or small.problem is not None:
             return small
-        return replace(small, at_size=check_parts(self._op, cell, results, small.bound, seed))
+        pristine = replace(results, inputs=self._op.make_inputs(cell), grad_output=self._op.make_grad_output(cell))
+        if changed := find_changed(results, pristine):
+            raise RuntimeError(f"the first call changed its input: {', '.join(changed)}")
+        return replace(small, at_size=check_parts(self._op, cell, pristine, small.bound, seed))
 
     def spot_checks(self, cell: Cell, workload: Workload, seed: int) -> SpotChecks:
         return SpotChecks(self._op, cell, workload, BOUNDS[cell.dtype], seed)

@@ -44,9 +44,13 @@ def prepare(op: Op, backend: Backend, cell: Cell) -> Workload:
 
     Inputs require gradients in every pass except `infer`.
     """
+    import torch
+
     trains = cell.pass_ != "infer"
     inputs = {name: x.requires_grad_(trains) for name, x in op.make_inputs(cell).items()}
-    return Workload(backend.bind(inputs, cell), inputs, op.make_grad_output(cell))
+    forward = backend.bind(dict(inputs), cell)
+    torch.set_grad_enabled(True)  # whatever the backend left behind
+    return Workload(forward, inputs, op.make_grad_output(cell))
 
 
 def steps_of(workload: Workload, cell: Cell) -> Steps:

@@ -85,9 +85,9 @@ class Op(ABC):
             name: self.make(name, _normal(s, cell, generator), cell, generator) for name, s in self.inputs(cell).items()
         }
 
-    def make_grad_output(self, cell: Cell) -> Tensor:
-        """A random gradient of the output, from the cell's seed."""
-        return _normal(self.output(cell), cell, _generator(cell, 1))
+    def make_grad_output(self, cell: Cell, other: int = 0) -> Tensor:
+        """A random gradient of the output, from the cell's seed; others for each `other`."""
+        return _normal(self.output(cell), cell, _generator(cell, 2 * other + 1))
 
     def reference_numbers(self, cell: Cell) -> int:
         """About how many numbers the reference of one part holds at a time, its backward included.
@@ -147,7 +147,7 @@ def _generator(cell: Cell, stream: int) -> Generator:
 
     # With the GPU's number, because a generator for plain "cuda" need not be on the current GPU.
     device = torch.device(cell.device, torch.cuda.current_device()) if cell.device == "cuda" else cell.device
-    return torch.Generator(device=device).manual_seed(4 * cell.seed + stream)
+    return torch.Generator(device=device).manual_seed(2 * cell.seed + stream)
 
 
 def _normal(spec: Spec, cell: Cell, generator: Generator) -> Tensor:

@@ -1,6 +1,6 @@
 """Backends that cheat or err are refused in every pass, and an honest one in none."""
 
-from itertools import product
+from itertools import count, product
 
 import cheats
 import pytest
@@ -45,6 +45,7 @@ def test_an_honest_backend_passes(pass_, timing):
         *product(cheats.IN_ALL_PASSES, (*FORWARDS, *BACKWARDS)),
         *product(cheats.IN_FORWARDS, FORWARDS),
         *product([*cheats.IN_FORWARDS, *cheats.IN_BACKWARDS], BACKWARDS),
+        (cheats.WithoutAGraph, "fwd"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
@@ -53,6 +54,37 @@ def test_a_cheat_is_refused(backend, pass_):
     assert record.status in ("inaccurate", "error")
     assert record.time_ms is None
     assert record.reason
+
+
+def test_a_result_that_is_wrong_in_the_last_call_alone_is_found_at_the_bound_of_its_dtype():
+    class WrongAtLast(cheats.Honest):
+        def at_size(self, q, k, v):
+            calls = count(1)
+            # One call for the check, one for memory, two to warm up, twelve samples, and the last.
+            return lambda: cheats.correct(q, k, v) * (1.04 if next(calls) == 17 else 1.0)
+
+    record = measure(WrongAtLast(), "infer")
+    assert record.status == "inaccurate"
+    assert record.reason.startswith("a timed call's result is wrong, relative error: o 4.0e-02")
+
+
+def test_sets_that_do_not_fit_into_memory_are_made_anew(monkeypatch):
+    monkeypatch.setattr("glabench.measure.spot_checks._ROOM", 1e12)
+    assert measure(cheats.Honest(), "fwd+bwd").status == "ok"
+    assert measure(cheats.KeptAsACopy(), "infer").status == "inaccurate"
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize(
+    ("name", "seqlen"), [*product(("sdpa-flash", "sdpa-math", "gla-torch"), (1, 2, 17)), ("sdpa-flash", 4000)]
+)
+def test_odd_lengths_raise_no_alarm(name, seqlen, dtype):
+    registry = load_registry()
+    sizes = {"heads": 2, "head_dim": 32} if name != "gla-torch" else {**SIZES, "gate": "strong"}
+    cell = Cell(name, registry[name].op, "fwd+bwd", 1, seqlen, dtype, Parameters(sizes), "cpu")
+    job = Job(name, "run", "cpu", Settings(min_samples=3, max_samples=3, least_time_s=0, warm_up_s=0, time_limit_s=60))
+    record = CellMeter(OpWork(registry.op_of(name), registry[name]), job, WallTimer("hot")).measure(cell)
+    assert (record.status, record.reason) == ("ok", None)
 
 
 class Instant(WallTimer):
