@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
-from glabench.measure.at_size import LEAST, Worst, describe
+from glabench.measure.at_size import Worst, describe, least_number
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
 from glabench.sweeps.model import Cell, Parameters
@@ -61,13 +61,13 @@ def small_cell(op: Op, cell: Cell) -> Cell:
     )
 
 
-def relative_error(x: Tensor, reference: Tensor) -> float:
+def relative_error(x: Tensor, reference: Tensor, least: float = 0.0) -> float:
     """||x - reference|| / ||reference|| in float64, for tensors of one shape. NaN or inf in x gives NaN or inf.
 
-    Numbers that cancel to less than 1e-4 count as 1e-4, because inputs are about 1.
+    A reference whose numbers are smaller than `least` in the root mean square counts as if they were `least`.
     """
     wide = reference.double()
-    size = max(wide.norm().item(), LEAST * math.sqrt(wide.numel()))
+    size = max(wide.norm().item(), max(least, 1e-30) * math.sqrt(wide.numel()))
     return float((x.double() - wide).norm().item() / size)
 
 
@@ -92,7 +92,7 @@ def check_accuracy(op: Op, backend: Backend, cell: Cell) -> Accuracy:
     wide = {name: x.double().requires_grad_(small.has_backward) for name, x in pristine}
     exact = Workload(lambda: op.reference(wide), wide, op.make_grad_output(small).double())
     expected = _results(exact, small.has_backward)
-    errors = {name: relative_error(x, expected[name]) for name, x in found.items()}
+    errors = {name: relative_error(x, expected[name], least_number(small)) for name, x in found.items()}
     return Accuracy(errors, f"{op.reference_name} in float64, {small.seqlen} tokens", BOUNDS[cell.dtype])
 
 

@@ -28,8 +28,9 @@ COARSE = 5e-2
 # A row may have this many times the error of its whole part, relative to the root mean square of the part's rows.
 ROWS = 10.0
 DRAWN = 4
-# Errors are relative to at least this share of the usual part, and to numbers of this size; inputs are about 1.
-_LEAST_SHARE, LEAST = 0.3, 1e-4
+# Errors are relative to at least this share of the usual part, and to numbers of at least these sizes: of T tokens,
+# 2 / T. Inputs are about 1; the gradients of the first few tokens of attention are small differences of such numbers.
+_LEAST_SHARE, _LEAST, _LEAST_BY_TOKENS = 0.3, 1e-4, 2.0
 # Bytes for the reference: on a CPU at most, and if it is not known how much is free.
 _CPU_MEMORY, _UNKNOWN_MEMORY = 2**30, 2**28
 
@@ -146,7 +147,9 @@ class Drawn:
             for name, (x, spec) in named.items():
                 if not _missing(op, spec):
                     own = _cut(x, spec, region)
-                    found.append({name: _find_worst(op, own, expected[name], spec, region, bound, usual[name])})
+                    found.append(
+                        {name: _find_worst(op, self.cell, own, expected[name], spec, region, bound, usual[name])}
+                    )
         return worst_of(found)
 
 
@@ -227,7 +230,7 @@ def _compare(
         expected = {"o": output, **{f"d{name}": x for name, x in gradients.items()}}
         for name, (x, spec) in complete.items():
             if not _missing(op, spec):
-                error = _find_worst(op, _cut(x, spec, block), expected[name], spec, block, bound, usual[name])
+                error = _find_worst(op, cell, _cut(x, spec, block), expected[name], spec, block, bound, usual[name])
                 worst.setdefault(name, []).append(error)
                 continue
             if name not in sums:
@@ -236,7 +239,7 @@ def _compare(
             _cut(sums[name], spec, inside).add_(expected[name])
     for name, total in sums.items():
         x, spec = named[name]
-        worst[name] = [_find_worst(op, _cut(x, spec, region), total, spec, region, bound, usual[name])]
+        worst[name] = [_find_worst(op, cell, _cut(x, spec, region), total, spec, region, bound, usual[name])]
     return {name: max(errors, key=lambda error: error.excess) for name, errors in worst.items()}
 
 
@@ -286,8 +289,13 @@ def _cut(tensor: Tensor, spec: Spec, region: Region) -> Tensor:
     return tensor
 
 
+def least_number(cell: Cell) -> float:
+    """The size of numbers below which errors are not relative to them."""
+    return max(_LEAST, _LEAST_BY_TOKENS / cell.seqlen)
+
+
 def _find_worst(
-    op: Op, found: Tensor, expected: Tensor, spec: Spec, region: Region, bound: float, usual: float = 0.0
+    op: Op, cell: Cell, found: Tensor, expected: Tensor, spec: Spec, region: Region, bound: float, usual: float = 0.0
 ) -> Worst:
     """The worst part of a tensor: by its own error, or by a `ROWS`th of that of its worst row (token).
 
@@ -299,7 +307,7 @@ def _find_worst(
     inner = [dim for dim, name in enumerate(spec.dims) if name not in op.independent]
     squares, missed = expected.square(), (found.detach().to(expected.dtype) - expected).square()
     size, whole = _sum(squares, inner), _sum(missed, inner)
-    least = (_LEAST_SHARE * usual) ** 2 + LEAST**2 * math.prod(expected.shape[dim] for dim in inner)
+    least = (_LEAST_SHARE * usual) ** 2 + least_number(cell) ** 2 * math.prod(expected.shape[dim] for dim in inner)
     size = size.clamp(min=least)
     errors = [_relative(whole, size)]
     if "seqlen" in spec.dims:

@@ -118,8 +118,8 @@ def test_inputs_ask_for_gradients_but_for_inference(pass_):
 def test_relative_error_of_zero_against_zero_is_zero_and_of_more_is_not():
     zero, one = torch.zeros(3), torch.ones(3)
     assert relative_error(zero, zero) == 0
-    assert relative_error(one, zero) == 1e4
-    assert relative_error(one * 1e-8, zero) < 1e-3  # what cancels is not held against anyone
+    assert relative_error(one, zero) > 1e20
+    assert relative_error(one * 1e-8, zero, least=1e-4) < 1e-3  # what cancels is not held against anyone
     assert math.isnan(relative_error(one * math.nan, one))
 
 
