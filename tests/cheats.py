@@ -230,6 +230,38 @@ class ChangesTheOutputsGradient(Honest):
         return lambda: _ZeroesTheGradient.apply(correct(q, k, v).detach(), q, k, v)
 
 
+class _Late(Honest):
+    """Right in the first calls, which are looked at anyway."""
+
+    def change(self, out):
+        raise NotImplementedError
+
+    def at_size(self, q, k, v):
+        calls = []
+
+        def call():
+            calls.append(1)
+            out = correct(q, k, v)
+            return out if len(calls) < 6 else self.change(out)
+
+        return call
+
+
+class LateInAnotherType(_Late):
+    def change(self, out):
+        return out.double()
+
+
+class LateSubclass(_Late):
+    def change(self, out):
+        return out.as_subclass(Subclass)
+
+
+class LateWithoutAGraph(_Late):
+    def change(self, out):
+        return out.detach()
+
+
 class Subclass(torch.Tensor):
     pass
 
@@ -265,3 +297,9 @@ IN_FORWARDS = [
     KeptFromBind, KeptFromTheFirstCall, KeptAsACopy, KeptByAddress, KeptByVersion, KeptByCopyOnWrite, KeptInMostCalls,
 ]  # fmt: skip
 IN_BACKWARDS = [NoGradientsLate, WithoutAGraph, ChangesTheOutputsGradient]
+LATE = [
+    (LateInAnotherType, "infer"),
+    (LateInAnotherType, "fwd+bwd"),
+    (LateSubclass, "infer"),
+    (LateWithoutAGraph, "fwd"),
+]

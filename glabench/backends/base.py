@@ -94,7 +94,8 @@ class Backend(ABC):
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         """A function without arguments that computes the op's output from `inputs`, as specified by `Op.output`.
 
-        Views and fixed arguments are prepared here, because this method is not timed.
+        Views and fixed arguments are prepared here, because this method is not timed; but no copies of inputs, because
+        their values change between calls.
         """
 
 

@@ -33,6 +33,8 @@ class Accuracy:
     reference: str
     bound: float
     at_size: Mapping[str, Worst] = field(default_factory=dict)
+    # What else is wrong, in one line.
+    fault: str | None = None
 
     @property
     def errors(self) -> dict[str, float]:
@@ -42,6 +44,8 @@ class Accuracy:
     @property
     def problem(self) -> str | None:
         """One line that names the tensors whose error exceeds its bound; None if there are none."""
+        if self.fault is not None:
+            return self.fault
         wrong = {name: error for name, error in self.rel_error.items() if not error <= self.bound}
         if wrong:
             shown = ", ".join(f"{name} {error:.1e}" for name, error in wrong.items())
@@ -87,6 +91,8 @@ def check_accuracy(op: Op, backend: Backend, cell: Cell) -> Accuracy:
     if small.device == "cuda":
         _poison_free_memory()
     found = _results(workload, small.has_backward)
+    if found["o"].shape != op.output(small).shape:
+        raise TypeError(f"the output must have the shape {op.output(small).shape}, not {tuple(found['o'].shape)}")
     # From values that the backend never had, because it may have changed its own.
     pristine = op.make_inputs(small).items()
     wide = {name: x.double().requires_grad_(small.has_backward) for name, x in pristine}

@@ -79,8 +79,6 @@ class CellMeter:
         start = time.perf_counter()
         output = workload.forward()
         self._work.check_kind(cell, output)
-        if cell.pass_ != "infer" and not output.requires_grad:
-            raise RuntimeError("the forward leaves nothing for a backward: its output does not require gradients")
         gradients = workload.gradients(output) if cell.has_backward else ()
         self._timer.synchronize()
         record = replace(record, first_call_s=time.perf_counter() - start, launch=self._work.launch(cell, workload))
@@ -98,6 +96,8 @@ class CellMeter:
     def _sampled(self, record: Record, steps: Steps, checks: SpotChecks | None) -> Record:
         sample = self._timer.bind(steps.prepare, steps.call, checks)
         self._warm_up(sample)
+        if checks is not None:
+            checks.begin()
         watch = Watch(self._nvml)
 
         def watched() -> Sample:
@@ -107,11 +107,11 @@ class CellMeter:
 
         max_clock = self._nvml.max_sm_clock_mhz() if self._nvml is not None else None
         samples = collect_samples(watched, self._job.settings, max_clock)
+        record = _with_samples(record, samples, self._timer.name)
+        processes = self._nvml.processes() if self._nvml is not None else None
         if checks is not None:
             checks.expect_last()
             sample()  # as the samples before it, but all of its result is looked at
-        record = _with_samples(record, samples, self._timer.name)
-        processes = self._nvml.processes() if self._nvml is not None else None
         return replace(
             record,
             **asdict(watch.summary()),

@@ -25,13 +25,13 @@ class Memory:
 def measure_memory(steps: Steps, device: Literal["cuda", "cpu"]) -> Memory:
     """Measures the memory of one pass and, if it has a backward, of what one more forward keeps."""
     if device == "cpu":
-        kept = steps.prepare() if steps.prepare is not None else None
-        peak = peak_resident_mib(steps.call)
-        del kept
-        return Memory(peak_resident_mib=peak)
+        if steps.prepare is not None:
+            steps.prepare()
+        return Memory(peak_resident_mib=peak_resident_mib(steps.call))
     import torch
 
-    kept = steps.prepare() if steps.prepare is not None else None
+    if steps.prepare is not None:
+        steps.prepare()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     base, base_reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
@@ -40,7 +40,7 @@ def measure_memory(steps: Steps, device: Literal["cuda", "cpu"]) -> Memory:
     torch.cuda.synchronize()
     allocated = (torch.cuda.max_memory_allocated() - base) / MIB
     reserved = (torch.cuda.max_memory_reserved() - base_reserved) / MIB
-    del kept, result
+    del result
     saved = None
     if steps.forward is not None:
         base = torch.cuda.memory_allocated()

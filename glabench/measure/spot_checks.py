@@ -46,8 +46,12 @@ class SpotChecks:
     rotated along every independent dimension: parts are independent, so the reference's results only move.
     """
 
-    def __init__(self, op: Op, cell: Cell, workload: Workload, bound: float, seed: int) -> None:
+    def __init__(
+        self, op: Op, cell: Cell, workload: Workload, bound: float, seed: int, check_kind: Callable[[object], None]
+    ) -> None:
         self._op, self._cell, self._workload, self._bound = op, cell, workload, bound
+        self._check_kind = check_kind
+        self._has_begun = False
         self._specs = op.inputs(cell)
         self._draw = Random(f"spot checks {seed}")
         self._calls = 0
@@ -55,7 +59,8 @@ class SpotChecks:
         self.problem: str | None = None
         self._seeds = [secrets.randbits(40) for _ in range(_SETS)]
         self._kept: dict[int, dict[str, Tensor]] = {}
-        free, size = free_memory_bytes(cell.device), sum(spec.bytes(cell) for spec in self._specs.values())
+        specs = [*self._specs.values(), op.output(cell)]
+        free, size = free_memory_bytes(cell.device), sum(spec.bytes(cell) for spec in specs)
         if free is None or free > _ROOM * size:
             self._kept = {number: self._make(number) for number in range(_SETS)}
         regions = [draw_parts(op, cell, self._draw, _PARTS) for _ in range(_SETS)]
@@ -79,6 +84,10 @@ class SpotChecks:
         grad_output = values.pop(_GRAD_OUTPUT, None)
         return Drawn.of(self._op, self._cell, values, grad_output, regions)
 
+    def begin(self) -> None:
+        """Ends the warm-up, whose results are not looked at."""
+        self._has_begun = True
+
     def renew(self) -> None:
         """Gives the live inputs, and the output's gradient, the rotated values of a set."""
         sizes = sizes_of(self._op, self._cell)
@@ -101,9 +110,13 @@ class SpotChecks:
 
     def look(self, result: Any) -> None:
         """Compares some results; then fills the result with NaN, so that it cannot be returned again."""
-        self._calls += 1
-        if self.problem is None and (self._is_last or self._draw.random() < _LOOKS / (_LOOKS + self._calls)):
-            self.problem = self._find_changed() or self._find_wrong(self._results(result))
+        self._calls += self._has_begun
+        if (
+            self._has_begun
+            and self.problem is None
+            and (self._is_last or self._draw.random() < _LOOKS / (_LOOKS + self._calls))
+        ):
+            self.problem = self._find_problem(self._results(result))
         self._poison(result)
 
     def _results(self, result: Any) -> Results:
@@ -111,6 +124,14 @@ class SpotChecks:
         output = None if self._cell.pass_ == "bwd" else tensors.pop(0)
         gradients = dict(zip(self._workload.inputs, tensors, strict=True)) if tensors else {}
         return Results(self._workload.inputs, self._workload.grad_output, output, gradients)
+
+    def _find_problem(self, results: Results) -> str | None:
+        if results.output is not None:
+            try:
+                self._check_kind(results.output)
+            except TypeError as problem:
+                return f"in a timed call, {problem}"
+        return self._find_changed() or self._find_wrong(results)
 
     def _find_changed(self) -> str | None:
         """Which input the call changed, in a line; None if none."""
@@ -131,7 +152,7 @@ class SpotChecks:
         found = [self._drawn[self._live].moved(self._shift).compare(self._op, results, self._bound)]
         if self._is_last:
             found.append(check_everything(self._op, self._cell, results))
-        return describe(worst_of(found), "a timed call's result is wrong, relative error")
+        return describe(worst_of(found), "a timed call's result does not fit the inputs that it had, relative error")
 
     def _poison(self, result: Any) -> None:
         """Fills a result with NaN, but not the memory of inputs, which an identity may return."""

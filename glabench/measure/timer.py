@@ -203,14 +203,14 @@ class EagerTimer:
             between.renew()
         self.synchronize()
         start = time.perf_counter()
-        for _ in range(count):
-            kept = call()
-        queued = time.perf_counter()
+        for _ in range(count - 1):
+            call()
+        kept = call()
         self.synchronize()
-        end = time.perf_counter()
+        elapsed = time.perf_counter() - start
         if between is not None:
             between.look(kept)
-        return Sample(1e3 * (end - start) / count, host_ms=1e3 * (queued - start) / count)
+        return Sample(1e3 * elapsed / count)
 
     def mark(self) -> Callable[[], None]:
         return self.synchronize

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from glabench.backends import Backend, Counts
@@ -79,6 +80,8 @@ class OpWork:
         if type(output) is torch.Tensor:
             is_plain = output.layout is torch.strided and output.device.type == cell.device
             if is_plain and output.shape == spec.shape and output.dtype == dtype:
+                if cell.pass_ != "infer" and not output.requires_grad:
+                    raise TypeError("the output does not require gradients, so the forward left nothing for a backward")
                 return
             kind = "tensor" if is_plain else f"tensor ({output.layout}, on {output.device})"
             found = f"a {kind} {list(output.shape)} in {_name(output.dtype)}"
@@ -93,11 +96,11 @@ class OpWork:
             return small
         pristine = replace(results, inputs=self._op.make_inputs(cell), grad_output=self._op.make_grad_output(cell))
         if changed := find_changed(results, pristine):
-            raise RuntimeError(f"the first call changed its input: {', '.join(changed)}")
+            return replace(small, fault=f"the first call changed its input: {', '.join(changed)}")
         return replace(small, at_size=check_parts(self._op, cell, pristine, small.bound, seed))
 
     def spot_checks(self, cell: Cell, workload: Workload, seed: int) -> SpotChecks:
-        return SpotChecks(self._op, cell, workload, BOUNDS[cell.dtype], seed)
+        return SpotChecks(self._op, cell, workload, BOUNDS[cell.dtype], seed, partial(self.check_kind, cell))
 
     def launch(self, cell: Cell, workload: Workload) -> str | None:
         return self._backend.launch(workload.inputs, cell)
@@ -106,7 +109,7 @@ class OpWork:
         return Counts(self._op.flops(cell), self._op.moved_bytes(cell))
 
     def least(self, cell: Cell) -> Counts:
-        return Counts(self._op.least_flops(cell), self._op.moved_bytes(cell))
+        return Counts(self._op.least_flops(cell), self._op.least_moved_bytes(cell))
 
     def executes(self, cell: Cell) -> Counts | None:
         return self._backend.executes(cell)

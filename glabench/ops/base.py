@@ -80,14 +80,14 @@ class Op(ABC):
 
     def make_inputs(self, cell: Cell, other: int = 0) -> dict[str, Tensor]:
         """Random inputs on the cell's device, from its seed; others for each `other`."""
-        generator = _generator(cell, 2 * other)
+        generator = _generator(cell, 0, other)
         return {
             name: self.make(name, _normal(s, cell, generator), cell, generator) for name, s in self.inputs(cell).items()
         }
 
     def make_grad_output(self, cell: Cell, other: int = 0) -> Tensor:
         """A random gradient of the output, from the cell's seed; others for each `other`."""
-        return _normal(self.output(cell), cell, _generator(cell, 2 * other + 1))
+        return _normal(self.output(cell), cell, _generator(cell, 1, other))
 
     def reference_numbers(self, cell: Cell) -> int:
         """About how many numbers the reference of one part holds at a time, its backward included.
@@ -113,6 +113,11 @@ class Op(ABC):
         inputs, output = self._input_bytes(cell), self.output(cell).bytes(cell)
         forward, backward = inputs + output, 2 * inputs + output
         return {"infer": forward, "fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[cell.pass_]
+
+    def least_moved_bytes(self, cell: Cell) -> int:
+        """Bytes that nothing can avoid: as `moved_bytes`, but a backward need not read its inputs again."""
+        inputs, output = self._input_bytes(cell), self.output(cell).bytes(cell)
+        return 2 * (inputs + output) if cell.pass_ == "fwd+bwd" else inputs + output
 
     def flops(self, cell: Cell) -> int:
         """Floating-point operations of a pass, with two operations in the backward for each one in the forward.
@@ -142,12 +147,12 @@ def torch_dtype(name: str) -> torch.dtype:  # type: ignore[name-defined]  # noqa
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}[name]
 
 
-def _generator(cell: Cell, stream: int) -> Generator:
+def _generator(cell: Cell, stream: int, other: int) -> Generator:
     import torch
 
     # With the GPU's number, because a generator for plain "cuda" need not be on the current GPU.
     device = torch.device(cell.device, torch.cuda.current_device()) if cell.device == "cuda" else cell.device
-    return torch.Generator(device=device).manual_seed(2 * cell.seed + stream)
+    return torch.Generator(device=device).manual_seed((other << 21) + 2 * cell.seed + stream)
 
 
 def _normal(spec: Spec, cell: Cell, generator: Generator) -> Tensor:

@@ -104,7 +104,7 @@ def make_plan(
     loaded = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep))
     settings = settings or default_settings(place.kind)
     if settings.timing == "graph" and place.kind != "cuda":
-        raise UsageError("--timing: 'graph' needs a GPU (allowed here: cold, hot)")
+        raise UsageError("--timing: 'graph' needs a GPU (allowed here: cold, hot, eager)")
     traits = place.registry.traits()
     resolved = resolve(loaded, place.kind, axes, traits)
     cells = expand(resolved, traits, place.kind)

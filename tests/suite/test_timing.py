@@ -296,7 +296,6 @@ def test_eager_times_calls_back_to_back_and_not_what_happens_between():
     assert 2 <= found.ms < 20
     assert len(calls) >= 4
     assert between.looked == 1
-    assert found.host_ms <= found.ms
 
 
 def test_a_backward_alone_cannot_be_repeated_back_to_back():
