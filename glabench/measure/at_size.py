@@ -28,6 +28,8 @@ COARSE = 5e-2
 # A row may have this many times the error of its whole part, relative to the root mean square of the part's rows.
 ROWS = 10.0
 DRAWN = 4
+# The name in messages.
+GRAD_OUTPUT = "the output's gradient"
 # Errors are relative to at least this share of the usual part, and to numbers of at least these sizes: of T tokens,
 # 2 / T. Inputs are about 1; the gradients of the first few tokens of attention are small differences of such numbers.
 _LEAST_SHARE, _LEAST, _LEAST_BY_TOKENS = 0.3, 1e-4, 2.0
@@ -77,7 +79,7 @@ def find_changed(results: Results, pristine: Results) -> list[str]:
     import torch
 
     pairs = [(name, x, pristine.inputs[name]) for name, x in results.inputs.items()]
-    pairs.append(("the output's gradient", results.grad_output, pristine.grad_output))
+    pairs.append((GRAD_OUTPUT, results.grad_output, pristine.grad_output))
     return [name for name, now, before in pairs if not torch.equal(now, before)]
 
 
@@ -134,7 +136,7 @@ class Drawn:
 
     def moved(self, shift: Mapping[str, int]) -> Drawn:
         """The same parts where they are after the inputs were rotated."""
-        sizes = dict(self.sizes)
+        sizes = self.sizes
         parts = [
             ({name: ((at + shift[name]) % sizes[name], n) for name, (at, n) in region.items()}, output, gradients)
             for region, output, gradients in self.parts

@@ -12,6 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from glabench.measure.at_size import (
+    GRAD_OUTPUT,
     Drawn,
     Region,
     Results,
@@ -36,7 +37,6 @@ _SETS = 2
 _LOOKS = 4
 # Sets are kept in memory if this many times the size of one is free; otherwise they are made anew each time.
 _ROOM = 6
-_GRAD_OUTPUT = "the output's gradient"
 
 
 class SpotChecks:
@@ -52,20 +52,19 @@ class SpotChecks:
         self._op, self._cell, self._workload, self._bound = op, cell, workload, bound
         self._check_kind = check_kind
         self._has_begun = False
-        self._specs = op.inputs(cell)
+        self._specs = {**op.inputs(cell), GRAD_OUTPUT: op.output(cell)}
+        self._sizes = sizes_of(op, cell)
         self._draw = Random(f"spot checks {seed}")
         self._calls = 0
         self._is_last = False
         self.problem: str | None = None
         self._seeds = [secrets.randbits(40) for _ in range(_SETS)]
         self._kept: dict[int, dict[str, Tensor]] = {}
-        specs = [*self._specs.values(), op.output(cell)]
-        free, size = free_memory_bytes(cell.device), sum(spec.bytes(cell) for spec in specs)
+        free, size = free_memory_bytes(cell.device), sum(spec.bytes(cell) for spec in self._specs.values())
         if free is None or free > _ROOM * size:
             self._kept = {number: self._make(number) for number in range(_SETS)}
         regions = [draw_parts(op, cell, self._draw, _PARTS) for _ in range(_SETS)]
         self._drawn = [self._expect(number, regions[number]) for number in range(_SETS)]
-        self._live, self._shift = 0, dict.fromkeys(op.independent, 0)
         self.renew()
 
     def _make(self, number: int) -> dict[str, Tensor]:
@@ -73,7 +72,7 @@ class SpotChecks:
         seed = self._seeds[number]
         values = self._op.make_inputs(self._cell, seed)
         if self._cell.has_backward:
-            values[_GRAD_OUTPUT] = self._op.make_grad_output(self._cell, seed)
+            values[GRAD_OUTPUT] = self._op.make_grad_output(self._cell, seed)
         return values
 
     def _values(self, number: int) -> dict[str, Tensor]:
@@ -81,7 +80,7 @@ class SpotChecks:
 
     def _expect(self, number: int, regions: list[Region]) -> Drawn:
         values = dict(self._values(number))
-        grad_output = values.pop(_GRAD_OUTPUT, None)
+        grad_output = values.pop(GRAD_OUTPUT, None)
         return Drawn.of(self._op, self._cell, values, grad_output, regions)
 
     def begin(self) -> None:
@@ -90,19 +89,15 @@ class SpotChecks:
 
     def renew(self) -> None:
         """Gives the live inputs, and the output's gradient, the rotated values of a set."""
-        sizes = sizes_of(self._op, self._cell)
         self._live = self._draw.randrange(_SETS)
-        self._shift = {name: self._draw.randrange(size) for name, size in sizes.items()}
-        self._each_live(lambda name, live, value: _copy_rotated(value, live, self._spec(name), self._shift))
+        self._shift = {name: self._draw.randrange(size) for name, size in self._sizes.items()}
+        self._each_live(lambda name, live, value: _copy_rotated(value, live, self._specs[name], self._shift))
 
     def _each_live(self, do: Callable[[str, Tensor, Tensor], None]) -> None:
-        live = {**self._workload.inputs, _GRAD_OUTPUT: self._workload.grad_output}
+        live = {**self._workload.inputs, GRAD_OUTPUT: self._workload.grad_output}
         for name, value in self._values(self._live).items():
             # `data` shares the memory but not the version, so that a change cannot be seen without reading the values.
             do(name, live[name].data, value)
-
-    def _spec(self, name: str) -> Spec:
-        return self._op.output(self._cell) if name == _GRAD_OUTPUT else self._specs[name]
 
     def expect_last(self) -> None:
         """Makes the next result count in all its parts."""
@@ -110,13 +105,10 @@ class SpotChecks:
 
     def look(self, result: Any) -> None:
         """Compares some results; then fills the result with NaN, so that it cannot be returned again."""
-        self._calls += self._has_begun
-        if (
-            self._has_begun
-            and self.problem is None
-            and (self._is_last or self._draw.random() < _LOOKS / (_LOOKS + self._calls))
-        ):
-            self.problem = self._find_problem(self._results(result))
+        if self._has_begun and self.problem is None:
+            self._calls += 1
+            if self._is_last or self._draw.random() < _LOOKS / (_LOOKS + self._calls):
+                self.problem = self._find_problem(self._results(result))
         self._poison(result)
 
     def _results(self, result: Any) -> Results:
@@ -141,7 +133,7 @@ class SpotChecks:
 
         def compare(name: str, live: Tensor, value: Tensor) -> None:
             rotated = torch.empty_like(value)
-            _copy_rotated(value, rotated, self._spec(name), self._shift)
+            _copy_rotated(value, rotated, self._specs[name], self._shift)
             if not torch.equal(live, rotated):
                 changed.append(name)
 
