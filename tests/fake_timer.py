@@ -17,7 +17,7 @@ class FakeTimer:
 
     def sample(self, prepare, call, between=None):
         if between is not None:
-            between.renew()
+            between.renew(lambda: None)
         if prepare is not None:
             prepare()
         result = call()

@@ -25,9 +25,14 @@ from glabench.measure.watch import Watch
 from glabench.measure.work import Work
 from glabench.measure.workload import Steps, Workload, steps_of
 from glabench.records import Record
+from glabench.records.metrics import significant
 from glabench.sweeps.model import Cell
 
 _LEAST_WARM_UP_CALLS = 2
+# Work may go on for so many milliseconds, or this share of the call's time, after its end: that much is noise.
+_LATE_MS, _LATE_SHARE = 0.01, 0.01
+# Calls back to back may take this share of the time of one alone, whose inputs and cache are fresh.
+_LEAST_SHARE_ALONE = 0.5
 
 
 class CellMeter:
@@ -58,10 +63,10 @@ class CellMeter:
         checks = None
         if record.check_seed is not None:
             checks = self._work.spot_checks(cell, workload, record.check_seed)
-        sampled = self._sampled(record, steps, checks)
+        samples, sampled = self._sampled(record, steps, checks)
         if checks is not None and checks.problem is not None:
             return replace(record, status="inaccurate", reason=checks.problem)
-        if (reason := self._why_impossible(sampled)) is not None:
+        if (reason := _why_misled(samples) or self._why_impossible(sampled)) is not None:
             return replace(record, status="suspicious", reason=reason)
         return self._with_energy(sampled, steps)
 
@@ -93,7 +98,7 @@ class CellMeter:
         problem = accuracy.problem
         return record if problem is None else replace(record, status="inaccurate", reason=problem)
 
-    def _sampled(self, record: Record, steps: Steps, checks: SpotChecks | None) -> Record:
+    def _sampled(self, record: Record, steps: Steps, checks: SpotChecks | None) -> tuple[Samples, Record]:
         sample = self._timer.bind(steps.prepare, steps.call, checks)
         self._warm_up(sample)
         if checks is not None:
@@ -112,7 +117,7 @@ class CellMeter:
         if checks is not None:
             checks.expect_last()
             sample()  # as the samples before it, but all of its result is looked at
-        return replace(
+        return samples, replace(
             record,
             **asdict(watch.summary()),
             process_memory_mib=processes.own_memory_mib if processes is not None else None,
@@ -132,6 +137,17 @@ class CellMeter:
             sample()
             if call >= _LEAST_WARM_UP_CALLS and time.monotonic() >= end:
                 return
+
+
+def _why_misled(samples: Samples) -> str | None:
+    """Why samples do not show all of a call's work, in a line; None if they do."""
+    ms, late_ms = (median(x) for x in zip(*((sample.ms, sample.late_ms) for sample in samples.kept), strict=True))
+    if late_ms > max(_LATE_MS, _LATE_SHARE * ms):
+        return f"work goes on for {significant(late_ms)} ms after the call's end, on another stream"
+    alone = [sample.alone_ms for sample in samples.kept if sample.alone_ms is not None]
+    if alone and ms < _LEAST_SHARE_ALONE * median(alone):
+        return f"{significant(ms)} ms is too short: one call alone takes {significant(median(alone))} ms"
+    return None
 
 
 def _with_samples(record: Record, samples: Samples, timing: str) -> Record:

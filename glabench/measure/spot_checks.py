@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PARTS = 3
+# Inputs are at most this share smaller than those of a set.
+_LARGEST_CHANGE = 0.01
 _SETS = 2
 # Of n results so far, about this many times the logarithm of n are looked at.
 _LOOKS = 4
@@ -43,7 +45,8 @@ class SpotChecks:
     """The spot checks of one cell.
 
     There are two sets of inputs, whose seeds nobody can know before. Each sample gets one of them, with its parts
-    rotated along every independent dimension: parts are independent, so the reference's results only move.
+    rotated along every independent dimension: parts are independent, so the reference's results only move. Samples
+    whose results are not looked at get other values, too.
     """
 
     def __init__(
@@ -55,8 +58,8 @@ class SpotChecks:
         self._specs = {**op.inputs(cell), GRAD_OUTPUT: op.output(cell)}
         self._sizes = sizes_of(op, cell)
         self._draw = Random(f"spot checks {seed}")
-        self._calls = 0
-        self._is_last = False
+        self._samples = 0
+        self._is_last = self._will_look = False
         self.problem: str | None = None
         self._seeds = [secrets.randbits(40) for _ in range(_SETS)]
         self._kept: dict[int, dict[str, Tensor]] = {}
@@ -65,7 +68,7 @@ class SpotChecks:
             self._kept = {number: self._make(number) for number in range(_SETS)}
         regions = [draw_parts(op, cell, self._draw, _PARTS) for _ in range(_SETS)]
         self._drawn = [self._expect(number, regions[number]) for number in range(_SETS)]
-        self.renew()
+        self.renew(lambda: None)
 
     def _make(self, number: int) -> dict[str, Tensor]:
         """A set of inputs, with the output's gradient."""
@@ -87,11 +90,24 @@ class SpotChecks:
         """Ends the warm-up, whose results are not looked at."""
         self._has_begun = True
 
-    def renew(self) -> None:
-        """Gives the live inputs, and the output's gradient, the rotated values of a set."""
+    def renew(self, delay: Callable[[], object]) -> None:
+        """Gives the live inputs, and the output's gradient, the rotated values of a set.
+
+        Decides whether the next result is looked at. If so, no work may read the inputs before it is its turn; if not,
+        they are multiplied by a random number close to 1.
+        """
         self._live = self._draw.randrange(_SETS)
         self._shift = {name: self._draw.randrange(size) for name, size in self._sizes.items()}
-        self._each_live(lambda name, live, value: _copy_rotated(value, live, self._specs[name], self._shift))
+        self._will_look = self._has_begun and self.problem is None and self._draws_next()
+        if self._will_look:
+            delay()
+        # No two samples have the same inputs, so that no result can be kept by its inputs' values.
+        factor = 1.0 if self._will_look else 1.0 - _LARGEST_CHANGE * self._draw.random()
+        self._each_live(lambda name, live, value: _copy_rotated(value, live, self._specs[name], self._shift, factor))
+
+    def _draws_next(self) -> bool:
+        self._samples += 1
+        return self._is_last or self._draw.random() < _LOOKS / (_LOOKS + self._samples)
 
     def _each_live(self, do: Callable[[str, Tensor, Tensor], None]) -> None:
         live = {**self._workload.inputs, GRAD_OUTPUT: self._workload.grad_output}
@@ -105,10 +121,8 @@ class SpotChecks:
 
     def look(self, result: Any) -> None:
         """Compares some results; then fills the result with NaN, so that it cannot be returned again."""
-        if self._has_begun and self.problem is None:
-            self._calls += 1
-            if self._is_last or self._draw.random() < _LOOKS / (_LOOKS + self._calls):
-                self.problem = self._find_problem(self._results(result))
+        if self._will_look and self.problem is None:
+            self.problem = self._find_problem(self._results(result))
         self._poison(result)
 
     def _results(self, result: Any) -> Results:
@@ -133,7 +147,7 @@ class SpotChecks:
 
         def compare(name: str, live: Tensor, value: Tensor) -> None:
             rotated = torch.empty_like(value)
-            _copy_rotated(value, rotated, self._specs[name], self._shift)
+            _copy_rotated(value, rotated, self._specs[name], self._shift, 1.0)
             if not torch.equal(live, rotated):
                 changed.append(name)
 
@@ -157,8 +171,10 @@ class SpotChecks:
                     x.detach().fill_(torch.nan)
 
 
-def _copy_rotated(source: Tensor, target: Tensor, spec: Spec, shift: Mapping[str, int]) -> None:
-    """Copies a tensor, with index i of each dimension in `shift` going to index i + shift."""
+def _copy_rotated(source: Tensor, target: Tensor, spec: Spec, shift: Mapping[str, int], factor: float) -> None:
+    """Copies a tensor times `factor`, with index i of each dimension in `shift` going to index i + shift."""
+    import torch
+
     places = [(source, target)]
     for dim, name in enumerate(spec.dims):
         if step := shift.get(name, 0):
@@ -169,4 +185,7 @@ def _copy_rotated(source: Tensor, target: Tensor, spec: Spec, shift: Mapping[str
                 for first, length in ((0, size - step), (size - step, step))
             ]
     for a, b in places:
-        b.copy_(a)
+        if factor == 1.0:
+            b.copy_(a)
+        else:
+            torch.mul(a, factor, out=b)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from random import randrange
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +22,8 @@ _CPU_FLUSH_BYTES = 64 * 2**20
 # host busy for longer than the upper bound are host-bound in real use, too, and are timed as such.
 _LEAST_SPIN_S, _MOST_SPIN_S = 1e-4, 5e-3
 _SPIN_MARGIN = 1.5
+# The longest spin before inputs are renewed, which takes the host longer than a call.
+_MOST_DELAY_S = 5e-2
 _CALLS_LOOKED_BACK = 16
 _CYCLES_PER_S = 2e9
 _CALLS_BEFORE_CAPTURE = 3
@@ -41,13 +44,21 @@ class Sample:
     exposed: bool = False
     # Milliseconds for which the call kept the host busy; None if host and device are one.
     host_ms: float | None = None
+    # Milliseconds for which the device was still busy after the call's end, on any stream.
+    late_ms: float = 0.0
+    # If `ms` is the mean of calls back to back: milliseconds of one of them alone, with a warm cache.
+    alone_ms: float | None = None
 
 
 class Between(Protocol):
     """What else happens between timed calls; it is not timed."""
 
-    def renew(self) -> None:
-        """Called before everything else of a sample; may change the call's inputs."""
+    def renew(self, delay: Step) -> None:
+        """Called before everything else of a sample; may change the call's inputs.
+
+        After `delay()`, the device waits until the host has queued the whole sample. Work that a call puts on another
+        stream, without waiting for its own, then finds inputs that have not been changed yet.
+        """
 
     def look(self, result: Any) -> None:
         """Called with what the timed call returned, before it is freed."""
@@ -82,7 +93,7 @@ class WallTimer:
 
     def _sample(self, prepare: Step | None, call: Step, between: Between | None) -> Sample:
         if between is not None:
-            between.renew()
+            between.renew(_nothing)
         if prepare is not None:
             prepare()
         if self._flush is not None:
@@ -133,7 +144,11 @@ class CudaTimer:
         self._start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._host_s: deque[float] = deque(maxlen=_CALLS_LOOKED_BACK)
+        self._whole_host_s: deque[float] = deque(maxlen=_CALLS_LOOKED_BACK)
         self._clock = sm_clock()
+        # How long a wait for the idle device takes.
+        self._idle_ms = 0.0
+        self._idle_ms = median([self._sample(None, _nothing, None).late_ms for _ in range(_CALLS_LOOKED_BACK)])
 
     def bind(self, prepare: Step | None, call: Step, between: Between | None = None) -> Callable[[], Sample]:
         if self._captures:
@@ -141,31 +156,45 @@ class CudaTimer:
         return partial(self._sample, prepare, call, between)
 
     def _sample(self, prepare: Step | None, call: Step, between: Between | None) -> Sample:
+        began_at = time.perf_counter()
         if between is not None:
-            between.renew()
+            between.renew(self._delay)
         if prepare is not None:
             prepare()
         if self._flush is not None:
             self._flush.zero_()
         if self._clock is not None:
             self._clock.begin()
-        spin_s = min(max(_SPIN_MARGIN * max(self._host_s, default=0.0), _LEAST_SPIN_S), _MOST_SPIN_S)
-        self._torch.cuda._sleep(int(spin_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
+        self._spin(max(self._host_s, default=0.0), _MOST_SPIN_S)
         self._start.record()
         queued_at = time.perf_counter()
         kept = call()
-        host_s = time.perf_counter() - queued_at
-        self._host_s.append(host_s)
+        ended_at = time.perf_counter()
+        self._host_s.append(ended_at - queued_at)
+        self._whole_host_s.append(ended_at - began_at)
         self._end.record()
         exposed = bool(self._start.query())
         if self._clock is not None:
             self._clock.end()
         self._end.synchronize()
+        waited_at = time.perf_counter()
+        self.synchronize()
+        late_ms = 1e3 * (time.perf_counter() - waited_at) - self._idle_ms
         if between is not None:
             between.look(kept)
         del kept  # after the end event, so that freeing the output is not timed
         mhz = self._clock.mhz() if self._clock is not None else None
-        return Sample(float(self._start.elapsed_time(self._end)), mhz, exposed, 1e3 * host_s)
+        return Sample(
+            float(self._start.elapsed_time(self._end)), mhz, exposed, 1e3 * (ended_at - queued_at), max(0.0, late_ms)
+        )
+
+    def _delay(self) -> None:
+        self._spin(max(self._whole_host_s, default=0.0), _MOST_DELAY_S)
+
+    def _spin(self, host_s: float, most_s: float) -> None:
+        """Keeps the device busy for longer than the host needs for what it will queue."""
+        spin_s = min(max(_SPIN_MARGIN * host_s, _LEAST_SPIN_S), most_s)
+        self._torch.cuda._sleep(int(spin_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()
@@ -180,15 +209,15 @@ class EagerTimer:
     """Times calls back to back with the host's clock, as an uncompiled loop makes them; the last one is waited for.
 
     The time of a sample is that of its calls divided by their number, so it includes the host's work if that takes
-    longer than the device's.
+    longer than the device's. Before each sample one call is timed alone.
     """
 
     name = "eager, calls back to back, wall clock"
 
     def __init__(self, device: str) -> None:
-        import torch
-
-        self.synchronize: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else _nothing
+        self._alone = CudaTimer("hot") if device == "cuda" else WallTimer("hot")
+        self.synchronize = self._alone.synchronize
+        self.mark = self._alone.mark
 
     def bind(self, prepare: Step | None, call: Step, between: Between | None = None) -> Callable[[], Sample]:
         assert prepare is None, "the timer refuses a backward alone"
@@ -196,24 +225,22 @@ class EagerTimer:
         call()
         self.synchronize()
         count = max(1, min(_MOST_CALLS, round(_LEAST_BATCH_S / (time.perf_counter() - start))))
-        return partial(self._sample, call, between, count)
+        return partial(self._sample, self._alone.bind(None, call, between), call, between, count)
 
-    def _sample(self, call: Step, between: Between | None, count: int) -> Sample:
-        if between is not None:
-            between.renew()
+    def _sample(self, alone: Callable[[], Sample], call: Step, between: Between | None, count: int) -> Sample:
+        single = alone()
+        looked_at = randrange(count)
         self.synchronize()
         start = time.perf_counter()
-        for _ in range(count - 1):
-            call()
-        kept = call()
+        for number in range(count):
+            result = call()
+            if number == looked_at:
+                kept = result
         self.synchronize()
         elapsed = time.perf_counter() - start
         if between is not None:
             between.look(kept)
-        return Sample(1e3 * elapsed / count)
-
-    def mark(self) -> Callable[[], None]:
-        return self.synchronize
+        return Sample(1e3 * elapsed / count, host_ms=single.host_ms, late_ms=single.late_ms, alone_ms=single.ms)
 
 
 def _nothing() -> None:

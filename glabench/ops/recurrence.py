@@ -56,9 +56,10 @@ def _segment(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple
     added = to_end.transpose(-1, -2) @ v
     kept = G[..., -1, :, None].exp()
     before = []
-    for chunk in range(q.shape[2]):
+    # `unbind`, because the backward of an index would fill a tensor of the whole size for every chunk.
+    for keeps, adds in zip(kept.unbind(2), added.unbind(2), strict=True):
         before.append(state)
-        state = kept[:, :, chunk] * state + added[:, :, chunk]
+        state = keeps * state + adds
     out = within + from_start @ torch.stack(before, 2)
     return out.flatten(2, 3).transpose(1, 2)[:, :T], state
 
@@ -73,18 +74,20 @@ def selective_scan(inputs: Mapping[str, Tensor]) -> Tensor:
     T = u.shape[-1]
     C = max(1, math.isqrt(T))
     step = F.softplus(inputs["delta"])
-    # [B, D, N, chunk, row]; padding rows neither decay nor add.
+    # [row, B, D, N, chunk]; padding rows neither decay nor add.
     gate, added = (
-        F.pad(x, (0, -T % C)).reshape(*x.shape[:-1], -1, C)
+        F.pad(x, (0, -T % C)).reshape(*x.shape[:-1], -1, C).movedim(-1, 0).contiguous()
         for x in (step[:, :, None] * A[..., None], (step * u)[:, :, None] * inputs["B"][:, None])
     )
-    local = [added[..., 0]]
-    for row in range(1, C):
-        local.append(gate[..., row].exp() * local[-1] + added[..., row])
-    within, passed = torch.stack(local, -1), gate.cumsum(-1).exp()
-    before = [torch.zeros_like(within[..., 0, 0])]
-    for chunk in range(within.shape[-2] - 1):
-        before.append(passed[..., chunk, -1] * before[-1] + within[..., chunk, -1])
-    states = (within + passed * torch.stack(before, -1)[..., None]).flatten(-2)[..., :T]
+    # `unbind`, because the backward of an index would fill a tensor of the whole size for every row.
+    first, *others = added.unbind()
+    local = [first]
+    for kept, adds in zip(gate.exp().unbind()[1:], others, strict=True):
+        local.append(kept * local[-1] + adds)
+    within, passed = torch.stack(local), gate.cumsum(0).exp()
+    before = [torch.zeros_like(first[..., 0])]
+    for kept, adds in list(zip(passed[-1].unbind(-1), within[-1].unbind(-1), strict=True))[:-1]:
+        before.append(kept * before[-1] + adds)
+    states = (within + passed * torch.stack(before, -1)).movedim(0, -1).flatten(-2)[..., :T]
     out: Tensor = (states * inputs["C"][:, None]).sum(2) + u * inputs["D"][:, None]
     return out

@@ -1,5 +1,6 @@
 """Backends that cheat or err are refused in every pass, and an honest one in none."""
 
+from dataclasses import replace
 from itertools import count, product
 
 import cheats
@@ -12,7 +13,7 @@ from glabench.measure.job import Job
 from glabench.measure.outcome import failure_of
 from glabench.measure.physics import Physics
 from glabench.measure.settings import Settings
-from glabench.measure.timer import Sample, WallTimer
+from glabench.measure.timer import EagerTimer, Sample, WallTimer
 from glabench.measure.work import OpWork
 from glabench.sweeps import Cell, Parameters
 
@@ -69,6 +70,25 @@ def test_a_result_that_is_wrong_in_the_last_call_alone_is_found_at_the_bound_of_
     assert record.reason.startswith(
         "a timed call's result does not fit the inputs that it had, relative error: o 4.0e-02"
     )
+
+
+@pytest.mark.parametrize("pass_", ["infer", "fwd"])
+def test_a_result_that_is_kept_while_its_inputs_stay_is_suspicious_if_calls_follow_back_to_back(pass_):
+    assert measure(cheats.Honest(), pass_, timer=EagerTimer("cpu")).status == "ok"
+    record = measure(cheats.KeptWhileItsInputsStay(), pass_, timer=EagerTimer("cpu"))
+    assert record.status == "suspicious"
+    assert "ms is too short: one call alone takes" in record.reason
+
+
+def test_work_that_goes_on_after_the_calls_end_is_suspicious():
+    class Late(WallTimer):
+        def bind(self, prepare, call, between=None):
+            sample = super().bind(prepare, call, between)
+            return lambda: replace(sample(), late_ms=2.5)
+
+    record = measure(cheats.Honest(), "fwd", timer=Late("hot"))
+    assert record.status == "suspicious"
+    assert record.reason == "work goes on for 2.5 ms after the call's end, on another stream"
 
 
 def test_sets_that_do_not_fit_into_memory_are_made_anew(monkeypatch):

@@ -1,0 +1,177 @@
+"""Cheats that need a GPU, and those of the CPU, are refused on a GPU in every pass; honest kernels are not."""
+
+from itertools import product
+
+import cheats
+import pytest
+import torch
+from cheats import Honest, correct
+from gla_kernels import unaware_chunk_linear_attn
+
+from glabench.backends import load_registry
+from glabench.measure.cell import CellMeter
+from glabench.measure.job import Job
+from glabench.measure.outcome import failure_of
+from glabench.measure.settings import Settings
+from glabench.measure.timer import timer_for
+from glabench.measure.work import OpWork
+from glabench.sweeps import Cell, Parameters
+
+LINEAR = load_registry().ops["linear"]
+SETTINGS = Settings(max_samples=20, least_time_s=0, warm_up_s=0, precision=1e-9, energy=False, cell_timeout_s=60)
+JOB = Job("honest", "run", "cuda:0", SETTINGS)
+PASSES = ("infer", "fwd", "bwd", "fwd+bwd")
+
+
+def measure(backend, pass_, timing="cold", batch=2, seqlen=1024, heads=16, dtype="fp32", dim=64):
+    sizes = Parameters({"heads": heads, "key_dim": dim, "value_dim": dim})
+    cell = Cell("honest", "linear", pass_, batch, seqlen, dtype, sizes, "cuda")
+    try:
+        return CellMeter(OpWork(LINEAR, backend), JOB, timer_for("cuda", timing)).measure(cell)
+    except Exception as problem:
+        return failure_of(JOB, cell, problem)
+    finally:
+        torch.cuda.set_stream(torch.cuda.default_stream())
+
+
+class _OnAStream(Honest):
+    """Works on a stream of its own."""
+
+    waits_before, waits_after = True, True
+
+    def at_size(self, q, k, v):
+        side = torch.cuda.Stream()
+
+        def call():
+            current = torch.cuda.current_stream()
+            if self.waits_before:
+                side.wait_stream(current)
+            with torch.cuda.stream(side):
+                out = correct(q, k, v)
+            if self.waits_after:
+                current.wait_stream(side)
+            out.record_stream(current)
+            return out
+
+        return call
+
+
+class OnAStreamThatWaits(_OnAStream):
+    pass
+
+
+class OnAStreamThatBeginsEarly(_OnAStream):
+    """Its work is done while the device waits for the host."""
+
+    waits_before = False
+
+
+class OnAStreamThatIsNotWaitedFor(_OnAStream):
+    waits_after = False
+
+
+class ReplaysAGraphOfOldInputs(Honest):
+    def at_size(self, q, k, v):
+        kept = [x.detach().clone() for x in (q, k, v)]
+        correct(*kept)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = correct(*kept)
+
+        def call():
+            graph.replay()
+            return out + 0 * (q.sum() + k.sum() + v.sum()) if q.requires_grad else out.clone()
+
+        return call
+
+
+class Races(Honest):
+    """Now and then, a head is read before it was written."""
+
+    def at_size(self, q, k, v):
+        scale = torch.ones(q.shape[2], device=q.device)
+
+        def call():
+            hit = (torch.rand_like(scale) < 0.1).float()
+            return correct(q, k, v) * (1 - 0.5 * hit[:, None])
+
+        return call
+
+
+class OneOfManyHeads(Honest):
+    def at_size(self, q, k, v):
+        scale = torch.ones(q.shape[0], 1, q.shape[2], 1, device=q.device, dtype=q.dtype)
+        scale[3, 0, 17] = 1.3
+        return lambda: unaware_chunk_linear_attn(q, k, v)[0] * scale
+
+
+class WrongBeyond2GiB(Honest):
+    """As if byte offsets had 32 bits."""
+
+    def at_size(self, q, k, v):
+        def call():
+            out = unaware_chunk_linear_attn(q, k, v)[0]
+            flat = out.view(-1)
+            flat[2**31 // out.element_size() :] = 0
+            return out
+
+        return call
+
+
+class OurKernel(Honest):
+    def at_size(self, q, k, v):
+        return lambda: unaware_chunk_linear_attn(q, k, v)[0]
+
+
+@pytest.mark.parametrize("timing", ["cold", "hot", "graph", "eager"])
+@pytest.mark.parametrize("backend", [Honest, OurKernel, OnAStreamThatWaits])
+@pytest.mark.parametrize("pass_", PASSES)
+def test_an_honest_backend_passes(backend, pass_, timing):
+    if (timing, pass_) == ("eager", "bwd"):
+        pytest.skip("a backward alone cannot be repeated back to back")
+    record = measure(backend(), pass_, timing)
+    assert (record.status, record.reason) == ("ok", None)
+    assert record.host_ms is not None
+
+
+@pytest.mark.parametrize(
+    ("backend", "pass_"),
+    [
+        *product(cheats.IN_ALL_PASSES, PASSES),
+        *product(cheats.IN_FORWARDS, PASSES),
+        *product(cheats.IN_BACKWARDS, ("bwd", "fwd+bwd")),
+        *product([OnAStreamThatBeginsEarly, OnAStreamThatIsNotWaitedFor], ("infer", "fwd")),
+        *product([ReplaysAGraphOfOldInputs, Races], PASSES),
+        *cheats.LATE,
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_cheat_is_refused(backend, pass_):
+    record = measure(backend(), pass_)
+    assert record.status in ("inaccurate", "error", "suspicious")
+    assert record.time_ms is None
+    print(backend.__name__, pass_, record.status, record.reason)
+
+
+@pytest.mark.parametrize("pass_", ["infer", "fwd", "fwd+bwd"])
+def test_one_wrong_head_of_512_is_refused(pass_):
+    record = measure(OneOfManyHeads(), pass_, batch=32, seqlen=2048, dtype="bf16")
+    assert record.status == "inaccurate"
+    assert "batch" in record.reason
+    assert "heads" in record.reason
+
+
+@pytest.mark.parametrize(("backend", "status"), [(OurKernel, "ok"), (WrongBeyond2GiB, "inaccurate")])
+def test_results_beyond_2_gib_are_looked_at(backend, status):
+    assert measure(backend(), "infer", batch=68, seqlen=16384, heads=16, dtype="bf16").status == status
+
+
+@pytest.mark.parametrize("timing", ["hot", "graph", "eager"])
+@pytest.mark.parametrize("backend", [cheats.KeptAsACopy, cheats.KeptWhileItsInputsStay, OnAStreamThatBeginsEarly])
+def test_other_timings_refuse_cheats_too(backend, timing):
+    record = measure(backend(), "infer", timing, seqlen=4096)
+    if (backend, timing) == (cheats.KeptWhileItsInputsStay, "hot"):
+        assert record.status == "ok"  # it computes once for each sample
+    else:
+        assert record.status in ("inaccurate", "error", "suspicious")
