@@ -22,6 +22,7 @@ class FakeTimer:
             prepare()
         result = call()
         if between is not None:
+            between.keep(result)
             between.look(result)
         self.calls += 1
         return next(self._times)

@@ -38,6 +38,8 @@ _CPU_MEMORY, _UNKNOWN_MEMORY = 2**30, 2**28
 
 # Ranges of the independent dimensions: first index and number of indices.
 Region = dict[str, tuple[int, int]]
+# A region of the results, by the names of their errors.
+Parts = dict[str, "Tensor"]
 
 
 @dataclass(frozen=True)
@@ -140,19 +142,24 @@ class Drawn:
         ]
         return replace(self, parts=parts)
 
-    def compare(self, op: Op, results: Results, bound: float) -> dict[str, Worst]:
-        """The worst error of every result that parts do not share."""
+    def take(self, op: Op, results: Results) -> list[Parts]:
+        """Copies of the parts of every result that parts do not share, in the order of `parts`."""
+        named = {name: x for name, x in _named(op, self.cell, results).items() if not _missing(op, x[1])}
+        return [
+            {name: _cut(x, spec, region).detach().clone() for name, (x, spec) in named.items()}
+            for region, _, _ in self.parts
+        ]
+
+    def compare(self, op: Op, results: Results, bound: float, taken: Sequence[Parts] | None = None) -> dict[str, Worst]:
+        """The worst error of every result that parts do not share; of parts that were taken earlier, if given."""
         named = _named(op, self.cell, results)
         usual = {name: _usual(x, op, spec) for name, (x, spec) in named.items()}
         found = []
-        for region, output, gradients in self.parts:
+        for own, (region, output, gradients) in zip(taken or self.take(op, results), self.parts, strict=True):
             expected = {"o": output, **{f"d{name}": x for name, x in gradients.items()}}
-            for name, (x, spec) in named.items():
-                if not _missing(op, spec):
-                    own = _cut(x, spec, region)
-                    found.append(
-                        {name: _find_worst(op, self.cell, own, expected[name], spec, region, bound, usual[name])}
-                    )
+            for name, x in own.items():
+                spec = named[name][1]
+                found.append({name: _find_worst(op, self.cell, x, expected[name], spec, region, bound, usual[name])})
         return worst_of(found)
 
 

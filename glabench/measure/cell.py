@@ -29,8 +29,6 @@ from glabench.records.metrics import significant
 from glabench.sweeps.model import Cell
 
 _LEAST_WARM_UP_CALLS = 2
-# Work may go on for so many milliseconds, or this share of the call's time, after its end: that much is noise.
-_LATE_MS, _LATE_SHARE = 0.01, 0.01
 # Calls back to back may take this share of the time of one alone, whose inputs and cache are fresh.
 _LEAST_SHARE_ALONE = 0.5
 
@@ -140,11 +138,9 @@ class CellMeter:
 
 
 def _why_misled(samples: Samples) -> str | None:
-    """Why samples do not show all of a call's work, in a line; None if they do."""
-    ms, late_ms = (median(x) for x in zip(*((sample.ms, sample.late_ms) for sample in samples.kept), strict=True))
-    if late_ms > max(_LATE_MS, _LATE_SHARE * ms):
-        return f"work goes on for {significant(late_ms)} ms after the call's end, on another stream"
+    """Why calls back to back cannot all have done their work, in a line; None if they can."""
     alone = [sample.alone_ms for sample in samples.kept if sample.alone_ms is not None]
+    ms = median(sample.ms for sample in samples.kept)
     if alone and ms < _LEAST_SHARE_ALONE * median(alone):
         return f"{significant(ms)} ms is too short: one call alone takes {significant(median(alone))} ms"
     return None

@@ -62,10 +62,10 @@ class SpotChecks:
         self._is_last = self._will_look = False
         self.problem: str | None = None
         self._seeds = [secrets.randbits(40) for _ in range(_SETS)]
-        self._kept: dict[int, dict[str, Tensor]] = {}
+        self._sets: dict[int, dict[str, Tensor]] = {}
         free, size = free_memory_bytes(cell.device), sum(spec.bytes(cell) for spec in self._specs.values())
         if free is None or free > _ROOM * size:
-            self._kept = {number: self._make(number) for number in range(_SETS)}
+            self._sets = {number: self._make(number) for number in range(_SETS)}
         regions = [draw_parts(op, cell, self._draw, _PARTS) for _ in range(_SETS)]
         self._drawn = [self._expect(number, regions[number]) for number in range(_SETS)]
         self.renew(lambda: None)
@@ -79,7 +79,7 @@ class SpotChecks:
         return values
 
     def _values(self, number: int) -> dict[str, Tensor]:
-        return self._kept.get(number) or self._make(number)
+        return self._sets.get(number) or self._make(number)
 
     def _expect(self, number: int, regions: list[Region]) -> Drawn:
         values = dict(self._values(number))
@@ -119,10 +119,23 @@ class SpotChecks:
         """Makes the next result count in all its parts."""
         self._is_last = True
 
+    def keep(self, result: Any) -> None:
+        """Copies the parts that will be looked at."""
+        if not self._will_look:
+            return
+        try:
+            if self._cell.pass_ != "bwd":
+                self._check_kind(result[0] if isinstance(result, tuple) else result)
+        except TypeError as problem:
+            self.problem = f"in a timed call, {problem}"
+            return
+        self._expected = self._drawn[self._live].moved(self._shift)
+        self._kept_parts = self._expected.take(self._op, self._results(result))
+
     def look(self, result: Any) -> None:
         """Compares some results; then fills the result with NaN, so that it cannot be returned again."""
         if self._will_look and self.problem is None:
-            self.problem = self._find_problem(self._results(result))
+            self.problem = self._find_changed() or self._find_wrong(self._results(result))
         self._poison(result)
 
     def _results(self, result: Any) -> Results:
@@ -130,14 +143,6 @@ class SpotChecks:
         output = None if self._cell.pass_ == "bwd" else tensors.pop(0)
         gradients = dict(zip(self._workload.inputs, tensors, strict=True)) if tensors else {}
         return Results(self._workload.inputs, self._workload.grad_output, output, gradients)
-
-    def _find_problem(self, results: Results) -> str | None:
-        if results.output is not None:
-            try:
-                self._check_kind(results.output)
-            except TypeError as problem:
-                return f"in a timed call, {problem}"
-        return self._find_changed() or self._find_wrong(results)
 
     def _find_changed(self) -> str | None:
         """Which input the call changed, in a line; None if none."""
@@ -155,7 +160,7 @@ class SpotChecks:
         return f"a call changed its input: {', '.join(changed)}" if changed else None
 
     def _find_wrong(self, results: Results) -> str | None:
-        found = [self._drawn[self._live].moved(self._shift).compare(self._op, results, self._bound)]
+        found = [self._expected.compare(self._op, results, self._bound, self._kept_parts)]
         if self._is_last:
             found.append(check_everything(self._op, self._cell, results))
         return describe(worst_of(found), "a timed call's result does not fit the inputs that it had, relative error")

@@ -44,8 +44,6 @@ class Sample:
     exposed: bool = False
     # Milliseconds for which the call kept the host busy; None if host and device are one.
     host_ms: float | None = None
-    # Milliseconds for which the device was still busy after the call's end, on any stream.
-    late_ms: float = 0.0
     # If `ms` is the mean of calls back to back: milliseconds of one of them alone, with a warm cache.
     alone_ms: float | None = None
 
@@ -60,8 +58,14 @@ class Between(Protocol):
         stream, without waiting for its own, then finds inputs that have not been changed yet.
         """
 
+    def keep(self, result: Any) -> None:
+        """Called with what the timed call returned; may queue copies of it, right behind the end of the call.
+
+        So work that the call left to another stream comes too late.
+        """
+
     def look(self, result: Any) -> None:
-        """Called with what the timed call returned, before it is freed."""
+        """Called with the same result once the call has ended, before it is freed."""
 
 
 class Timer(Protocol):
@@ -102,6 +106,7 @@ class WallTimer:
         kept = call()
         elapsed = time.perf_counter_ns() - start
         if between is not None:
+            between.keep(kept)
             between.look(kept)
         del kept  # after the clock, so that freeing the output is not timed
         return Sample(elapsed / 1e6)
@@ -146,9 +151,6 @@ class CudaTimer:
         self._host_s: deque[float] = deque(maxlen=_CALLS_LOOKED_BACK)
         self._whole_host_s: deque[float] = deque(maxlen=_CALLS_LOOKED_BACK)
         self._clock = sm_clock()
-        # How long a wait for the idle device takes.
-        self._idle_ms = 0.0
-        self._idle_ms = median([self._sample(None, _nothing, None).late_ms for _ in range(_CALLS_LOOKED_BACK)])
 
     def bind(self, prepare: Step | None, call: Step, between: Between | None = None) -> Callable[[], Sample]:
         if self._captures:
@@ -174,19 +176,16 @@ class CudaTimer:
         self._whole_host_s.append(ended_at - began_at)
         self._end.record()
         exposed = bool(self._start.query())
+        if between is not None:
+            between.keep(kept)
         if self._clock is not None:
             self._clock.end()
         self._end.synchronize()
-        waited_at = time.perf_counter()
-        self.synchronize()
-        late_ms = 1e3 * (time.perf_counter() - waited_at) - self._idle_ms
         if between is not None:
             between.look(kept)
         del kept  # after the end event, so that freeing the output is not timed
         mhz = self._clock.mhz() if self._clock is not None else None
-        return Sample(
-            float(self._start.elapsed_time(self._end)), mhz, exposed, 1e3 * (ended_at - queued_at), max(0.0, late_ms)
-        )
+        return Sample(float(self._start.elapsed_time(self._end)), mhz, exposed, 1e3 * (ended_at - queued_at))
 
     def _delay(self) -> None:
         self._spin(max(self._whole_host_s, default=0.0), _MOST_DELAY_S)
@@ -239,8 +238,9 @@ class EagerTimer:
         self.synchronize()
         elapsed = time.perf_counter() - start
         if between is not None:
+            between.keep(kept)
             between.look(kept)
-        return Sample(1e3 * elapsed / count, host_ms=single.host_ms, late_ms=single.late_ms, alone_ms=single.ms)
+        return Sample(1e3 * elapsed / count, host_ms=single.host_ms, alone_ms=single.ms)
 
 
 def _nothing() -> None:
