@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from random import Random
 from typing import TYPE_CHECKING
@@ -95,9 +95,7 @@ def check_parts(op: Op, cell: Cell, results: Results, bound: float, seed: int) -
 
     draw = Random(seed)
     regions = draw_parts(op, cell, draw, DRAWN, with_ends=True)
-    given = results.grad_output if results.gradients else None
-    closely = Drawn.of(op, cell, results.inputs, given, regions)
-    found = [closely.compare(op, results, bound)]
+    found = [check_drawn(op, cell, results, bound, regions, take(op, cell, results, regions))]
     sizes, specs = sizes_of(op, cell), op.inputs(cell)
     if "batch" in sizes and any(not _missing(op, specs[name]) <= {"batch"} for name in results.gradients):
         sequence = {**_whole(sizes), "batch": (draw.randrange(sizes["batch"]), 1)}
@@ -112,55 +110,30 @@ def check_everything(op: Op, cell: Cell, results: Results) -> dict[str, Worst]:
     return _compare(op, cell, results, _whole(sizes_of(op, cell)), torch.float32, COARSE)
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Some parts of a cell, each with the output and the gradients that the reference gives in float64."""
+def take(op: Op, cell: Cell, results: Results, regions: Sequence[Region]) -> list[Parts]:
+    """Copies of some parts of every result that parts do not share."""
+    named = {name: x for name, x in _named(op, cell, results).items() if not _missing(op, x[1])}
+    return [{name: _cut(x, spec, region).detach().clone() for name, (x, spec) in named.items()} for region in regions]
 
-    cell: Cell
-    parts: Sequence[tuple[Region, Tensor, Mapping[str, Tensor]]]
-    # Of the independent dimensions.
-    sizes: Mapping[str, int]
 
-    @classmethod
-    def of(
-        cls, op: Op, cell: Cell, inputs: Mapping[str, Tensor], grad_output: Tensor | None, regions: Sequence[Region]
-    ) -> Drawn:
-        """What is expected of some parts; without gradients if `grad_output` is None."""
-        import torch
+def check_drawn(
+    op: Op, cell: Cell, results: Results, bound: float, regions: Sequence[Region], taken: Sequence[Parts]
+) -> dict[str, Worst]:
+    """The worst error of every result in some parts, which `take` has copied, against the reference in float64."""
+    import torch
 
-        at_once = _parts_at_once(op, cell, torch.float64) if _can_join(op, cell) else 1
-        groups = [regions[at : at + at_once] for at in range(0, len(regions), at_once)]
-        found = [x for group in groups for x in _differentiate(op, cell, inputs, grad_output, group, torch.float64)]
-        return cls(cell, [(r, *x) for r, x in zip(regions, found, strict=True)], sizes_of(op, cell))
-
-    def moved(self, shift: Mapping[str, int]) -> Drawn:
-        """The same parts where they are after the inputs were rotated."""
-        sizes = self.sizes
-        parts = [
-            ({name: ((at + shift[name]) % sizes[name], n) for name, (at, n) in region.items()}, output, gradients)
-            for region, output, gradients in self.parts
+    named = _named(op, cell, results)
+    usual = {name: _usual(x, op, spec) for name, (x, spec) in named.items()}
+    at_once = _parts_at_once(op, cell, torch.float64) if _can_join(op, cell) else 1
+    groups = [regions[at : at + at_once] for at in range(0, len(regions), at_once)]
+    parts = [part for group in groups for part in _differentiate(op, cell, results, group, torch.float64)]
+    return worst_of(
+        [
+            {name: _find_worst(op, cell, x, expected[name], named[name][1], region, bound, usual[name])}
+            for region, own, expected in zip(regions, taken, parts, strict=True)
+            for name, x in own.items()
         ]
-        return replace(self, parts=parts)
-
-    def take(self, op: Op, results: Results) -> list[Parts]:
-        """Copies of the parts of every result that parts do not share, in the order of `parts`."""
-        named = {name: x for name, x in _named(op, self.cell, results).items() if not _missing(op, x[1])}
-        return [
-            {name: _cut(x, spec, region).detach().clone() for name, (x, spec) in named.items()}
-            for region, _, _ in self.parts
-        ]
-
-    def compare(self, op: Op, results: Results, bound: float, taken: Sequence[Parts] | None = None) -> dict[str, Worst]:
-        """The worst error of every result that parts do not share; of parts that were taken earlier, if given."""
-        named = _named(op, self.cell, results)
-        usual = {name: _usual(x, op, spec) for name, (x, spec) in named.items()}
-        found = []
-        for own, (region, output, gradients) in zip(taken or self.take(op, results), self.parts, strict=True):
-            expected = {"o": output, **{f"d{name}": x for name, x in gradients.items()}}
-            for name, x in own.items():
-                spec = named[name][1]
-                found.append({name: _find_worst(op, self.cell, x, expected[name], spec, region, bound, usual[name])})
-        return worst_of(found)
+    )
 
 
 def describe(found: Mapping[str, Worst], words: str) -> str | None:
@@ -234,10 +207,8 @@ def _compare(
     }
     worst: dict[str, list[Worst]] = {}
     sums: dict[str, Tensor] = {}
-    given = results.grad_output if results.gradients else None
     for block in _split(region, _parts_at_once(op, cell, dtype)):
-        ((output, gradients),) = _differentiate(op, cell, results.inputs, given, [block], dtype)
-        expected = {"o": output, **{f"d{name}": x for name, x in gradients.items()}}
+        (expected,) = _differentiate(op, cell, results, [block], dtype)
         for name, (x, spec) in complete.items():
             if not _missing(op, spec):
                 error = _find_worst(op, cell, _cut(x, spec, block), expected[name], spec, block, bound, usual[name])
@@ -259,22 +230,15 @@ def _can_join(op: Op, cell: Cell) -> bool:
     return bool(op.independent) and all(op.independent[0] in spec.dims for spec in specs)
 
 
-def _differentiate(
-    op: Op,
-    cell: Cell,
-    inputs: Mapping[str, Tensor],
-    grad_output: Tensor | None,
-    regions: Sequence[Region],
-    dtype: torch.dtype,
-) -> list[tuple[Tensor, dict[str, Tensor]]]:
-    """The reference's output in each region, and its gradients if the output's gradient is given.
+def _differentiate(op: Op, cell: Cell, results: Results, regions: Sequence[Region], dtype: torch.dtype) -> list[Parts]:
+    """The reference's output in each region, and its gradients if the results have any, by the names of their errors.
 
     Several regions must have one size and be joinable (`_can_join`). Together they cost about as much as one, because
     what a single part takes is the time to launch its many small steps.
     """
     import torch
 
-    specs, spec_of_output, count = op.inputs(cell), op.output(cell), len(regions)
+    specs, output_spec, count = op.inputs(cell), op.output(cell), len(regions)
 
     def join(x: Tensor, spec: Spec) -> Tensor:
         own = [_cut(x, spec, region).detach().to(dtype) for region in regions]
@@ -283,18 +247,14 @@ def _differentiate(
     def part(x: Tensor, spec: Spec) -> Sequence[Tensor]:
         return (x,) if count == 1 else x.chunk(count, spec.dims.index(op.independent[0]))
 
-    own = {name: join(x, specs[name]) for name, x in inputs.items()}
-    if grad_output is None:
-        with torch.no_grad():
-            return [(output, {}) for output in part(op.reference(own), spec_of_output)]
-    leaves = {name: x.requires_grad_() for name, x in own.items()}
-    output = op.reference(leaves)
-    gradients = torch.autograd.grad(output, list(leaves.values()), join(grad_output, spec_of_output))
-    parted = [part(x, specs[name]) for name, x in zip(leaves, gradients, strict=True)]
-    return [
-        (o, dict(zip(leaves, own_gradients, strict=True)))
-        for o, *own_gradients in zip(part(output.detach(), spec_of_output), *parted, strict=True)
-    ]
+    leaves = {name: join(x, specs[name]).requires_grad_(bool(results.gradients)) for name, x in results.inputs.items()}
+    with torch.set_grad_enabled(bool(results.gradients)):
+        output = op.reference(leaves)
+    found = {"o": part(output.detach(), output_spec)}
+    if results.gradients:
+        gradients = torch.autograd.grad(output, list(leaves.values()), join(results.grad_output, output_spec))
+        found |= {f"d{name}": part(x, specs[name]) for name, x in zip(leaves, gradients, strict=True)}
+    return [{name: x[number] for name, x in found.items()} for number in range(count)]
 
 
 def _split(region: Region, most: int) -> Iterator[Region]:

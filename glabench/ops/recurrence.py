@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
+
+from glabench.ops.recompute import recomputed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,10 +34,7 @@ def gated_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> Tenso
     for start in range(0, q.shape[1], _SEGMENT):
         end = start + _SEGMENT
         pieces = (q[:, start:end] * K**-0.5, k[:, start:end], v[:, start:end], gates[:, start:end], state)
-        if q.shape[1] <= _SEGMENT:
-            out, state = _segment(*pieces)
-        else:
-            out, state = checkpoint(_segment, *pieces, use_reentrant=False)
+        out, state = _segment(*pieces) if q.shape[1] <= _SEGMENT else recomputed(_segment, *pieces)
         outputs.append(out)
     return torch.cat(outputs, 1)
 
@@ -54,14 +52,16 @@ def _segment(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple
     within = scores @ v
     from_start, to_end = q * G.exp(), k * (G[..., -1:, :] - G).exp()
     added = to_end.transpose(-1, -2) @ v
-    kept = G[..., -1, :, None].exp()
-    before = []
-    # `unbind`, because the backward of an index would fill a tensor of the whole size for every chunk.
-    for keeps, adds in zip(kept.unbind(2), added.unbind(2), strict=True):
-        before.append(state)
-        state = keeps * state + adds
-    out = within + from_start @ torch.stack(before, 2)
-    return out.flatten(2, 3).transpose(1, 2)[:, :T], state
+    # The state before each chunk: that before the segment and what the chunks in between added, decayed since. Sums of
+    # the segment's gates are in float64, because small differences of them count.
+    until = F.pad(G[..., -1, :].double().cumsum(-2), (0, 0, 1, 0))
+    earlier = torch.ones(until.shape[-2], q.shape[2], dtype=torch.bool, device=q.device).tril(-1)[..., None]
+    since = (until[..., :, None, :] - until[..., None, 1:, :]).masked_fill(~earlier, -math.inf).exp().to(q.dtype)
+    states = (
+        torch.einsum("...nmk,...mkv->...nkv", since, added) + until.exp().to(q.dtype)[..., None] * state[:, :, None]
+    )
+    out = within + from_start @ states[:, :, :-1]
+    return out.flatten(2, 3).transpose(1, 2)[:, :T], states[:, :, -1]
 
 
 def selective_scan(inputs: Mapping[str, Tensor]) -> Tensor:

@@ -51,20 +51,25 @@ class Softmax(Op):
 
     def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
         import torch
-        from torch.utils.checkpoint import checkpoint
+
+        from glabench.ops.recompute import recomputed
 
         q, k, v = (inputs[name].transpose(1, 2) for name in ("q", "k", "v"))
 
-        def rows(start: int, end: int) -> Tensor:
-            scores = q[:, :, start:end] @ k[:, :, :end].transpose(-1, -2) * q.shape[-1] ** -0.5
-            future = torch.ones(end - start, end, dtype=torch.bool, device=q.device).triu(start + 1)
-            out: Tensor = scores.masked_fill(future, -math.inf).softmax(-1) @ v[:, :, :end]
-            return out
+        def rows(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor]:
+            n, end = q.shape[2], k.shape[2]
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            future = torch.ones(n, end, dtype=torch.bool, device=q.device).triu(end - n + 1)
+            return (scores.masked_fill(future, -math.inf).softmax(-1) @ v,)
 
         T = q.shape[2]
-        blocks = [(start, min(start + _ROWS_AT_ONCE, T)) for start in range(0, T, _ROWS_AT_ONCE)]
-        # Keeps the scores of only one block at a time, in the backward too.
-        outputs = [rows(*b) if len(blocks) == 1 else checkpoint(rows, *b, use_reentrant=False) for b in blocks]
+        outputs = []
+        for start in range(0, T, _ROWS_AT_ONCE):
+            end = min(start + _ROWS_AT_ONCE, T)
+            pieces = (q[:, :, start:end], k[:, :, :end], v[:, :, :end])
+            # Keeps the scores of only one block at a time, in the backward too.
+            (out,) = rows(*pieces) if T <= _ROWS_AT_ONCE else recomputed(rows, *pieces)
+            outputs.append(out)
         return torch.cat(outputs, 2).transpose(1, 2)
 
 

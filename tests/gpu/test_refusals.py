@@ -93,7 +93,7 @@ class Races(Honest):
         scale = torch.ones(q.shape[2], device=q.device)
 
         def call():
-            hit = (torch.rand_like(scale) < 0.1).float()
+            hit = (torch.rand_like(scale) < 0.3).float()
             return correct(q, k, v) * (1 - 0.5 * hit[:, None])
 
         return call
