@@ -18,6 +18,8 @@ from glabench.sweeps.parameters import Parameter
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from glabench.ops import Op
+
 
 @dataclass(frozen=True)
 class Requirement:
@@ -59,6 +61,8 @@ class Backend(ABC):
     requires: ClassVar[tuple[Requirement, ...]] = ()
     devices: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32", "fp64"})
+    # The parameters of its op that are features (`packed`, `state`) and that it has.
+    features: ClassVar[frozenset[str]] = frozenset()
 
     def unavailable(self, device: str) -> str | None:
         """One sentence that says why the backend cannot run on this machine and what to do; None if it can."""
@@ -91,8 +95,8 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
-        """A function without arguments that computes the op's output from `inputs`, as specified by `Op.output`.
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
+        """A function without arguments that computes the op's outputs from `inputs`, as specified by `Op.outputs`.
 
         Views and fixed arguments are prepared here, because this method is not timed; but no copies of inputs, because
         their values change between calls.
@@ -107,9 +111,13 @@ def sentence(backend: Backend, method: str, about: Any) -> str | None:
     raise TypeError(f"{backend.name}: {method} returned {shown(said)}; it must be a sentence, or None")
 
 
-def refusal(backend: Backend, cell: Cell) -> str | None:
-    """Why a backend cannot run a cell, here or at all; None if it can. Raises what the backend's methods raise."""
-    return sentence(backend, "unavailable", cell.device) or sentence(backend, "supports", cell)
+def refusal(backend: Backend, op: Op, cell: Cell) -> str | None:
+    """Why a backend cannot run a cell of its op, here or at all; None if it can. Raises what its methods raise."""
+    lacks = (
+        p for p in op.parameters if p.is_feature and cell.get(p.name) is not None and p.name not in backend.features
+    )
+    why = next((f"does not take {p.option} {cell.get(p.name)}" for p in lacks), None)
+    return sentence(backend, "unavailable", cell.device) or why or sentence(backend, "supports", cell)
 
 
 @contextmanager

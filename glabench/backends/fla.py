@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Requirement
+from glabench.backends.gla import call_on
 from glabench.ops import BYTES
 from glabench.sweeps.model import Cell
 
@@ -19,6 +20,7 @@ class _Fla(Backend):
     requires: ClassVar[tuple[Requirement, ...]] = (Requirement("fla", "pip install 'glabench[fla]'"),)
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32"})
+    features: ClassVar[frozenset[str]] = frozenset({"packed", "state"})
 
     def working_bytes(self, cell: Cell) -> int:
         """States per chunk of 64 tokens and their gradients, and copies of the tensors between kernels."""
@@ -35,11 +37,10 @@ class FlaGla(_Fla):
     op: ClassVar[str] = "gla"
     title: ClassVar[str] = "GLA, fla-core's chunk_gla"
 
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from fla.ops.gla import chunk_gla
 
-        q, k, v, g = (inputs[name] for name in ("q", "k", "v", "g"))
-        return lambda: chunk_gla(q, k, v, g)[0]
+        return call_on(chunk_gla, inputs, cell)
 
 
 class FlaLinear(_Fla):
@@ -49,8 +50,7 @@ class FlaLinear(_Fla):
     op: ClassVar[str] = "linear"
     title: ClassVar[str] = "linear attention, fla-core's fused_chunk_linear_attn"
 
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from fla.ops.linear_attn import fused_chunk_linear_attn
 
-        q, k, v = (inputs[name] for name in ("q", "k", "v"))
-        return lambda: fused_chunk_linear_attn(q, k, v, normalize=False)[0]
+        return call_on(fused_chunk_linear_attn, inputs, cell, normalize=False)

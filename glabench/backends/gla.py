@@ -21,11 +21,17 @@ _CHUNK = integers("chunk", "Chunk length C, or auto.", auto=True)
 _MATERIALIZE = switch("materialize", "Keep chunk states in memory for the backward.", True, for_training=True)
 
 
-def _output_of(
-    function: Callable[..., tuple[Tensor, Tensor | None]], inputs: Mapping[str, Tensor], **options: object
-) -> Callable[[], Tensor]:
-    """A call of a function of `gla_kernels` on q, k, v and, if the op has gates, g. Returns the output only."""
+def call_on(
+    function: Callable[..., tuple[Tensor, Tensor | None]], inputs: Mapping[str, Tensor], cell: Cell, **options: object
+) -> Callable[[], Tensor | tuple[Tensor, ...]]:
+    """A call of `chunk_gla`, or of a function with its arguments, on q, k, v and, if the op has gates, g."""
     tensors = [inputs[name] for name in ("q", "k", "v", "g") if name in inputs]
+    if "initial" in inputs:
+        options["initial_state"] = inputs["initial"]
+    if "cu_seqlens" in inputs:
+        options["cu_seqlens"] = inputs["cu_seqlens"]
+    if cell.get("state") in ("out", "both"):
+        return lambda: function(*tensors, output_final_state=True, **options)  # type: ignore[return-value]
     return lambda: function(*tensors, **options)[0]
 
 
@@ -36,6 +42,7 @@ class _Ours(Backend):
     requires = (_TRITON,)
     devices = frozenset({"cuda"})
     dtypes = frozenset({"bf16", "fp16", "fp32"})
+    features = frozenset({"packed", "state"})
 
     def limits(self, cell: Cell) -> str | None:
         K, V = cell.sizes("key_dim", "value_dim")
@@ -57,15 +64,17 @@ class _Ours(Backend):
         kept = chunks if all_of_them else 4 * math.isqrt(chunks)
         return cell.batch * H * kept * K * V * _operand_bytes(cell)
 
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from gla_kernels import chunk_gla, chunk_linear_attn
 
         function = chunk_gla if "g" in inputs else chunk_linear_attn
-        return _output_of(function, inputs, materialize=bool(cell.get("materialize")), chunk_size=cell.get("chunk"))
+        return call_on(function, inputs, cell, materialize=bool(cell.get("materialize")), chunk_size=cell.get("chunk"))
 
-    def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:
+    def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:
         from gla_kernels.tuning import launch_of
 
+        if cell.get("packed"):
+            return None
         return launch_of(inputs["q"], inputs["v"], inputs.get("g"), bool(cell.get("materialize")), cell.get("chunk"))
 
 
@@ -95,6 +104,7 @@ class GlaTorch(Backend):
     name: ClassVar[str] = "gla-torch"
     op: ClassVar[str] = "gla"
     title: ClassVar[str] = "GLA, two-level chunks in PyTorch"
+    features: ClassVar[frozenset[str]] = frozenset({"state"})
     parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK,)
 
     def limits(self, cell: Cell) -> str | None:
@@ -106,10 +116,10 @@ class GlaTorch(Backend):
         H, K = cell.sizes("heads", "key_dim")
         return 5 * cell.tokens * H * 16 * K * 4
 
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from gla_kernels import two_level_chunk_gla
 
-        return _output_of(two_level_chunk_gla, inputs, chunk_size=cell.get("chunk") or 64)
+        return call_on(two_level_chunk_gla, inputs, cell, chunk_size=cell.get("chunk") or 64)
 
 
 class GlaRecurrentTorch(Backend):
@@ -118,16 +128,17 @@ class GlaRecurrentTorch(Backend):
     name: ClassVar[str] = "gla-recurrent-torch"
     op: ClassVar[str] = "gla"
     title: ClassVar[str] = "GLA, token by token in PyTorch"
+    features: ClassVar[frozenset[str]] = frozenset({"state"})
 
     def working_bytes(self, cell: Cell) -> int:
         """Three states per token, kept by autograd."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         return 3 * cell.tokens * H * K * V * (8 if cell.dtype == "fp64" else 4)
 
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from gla_kernels import naive_recurrent_gla
 
-        return _output_of(naive_recurrent_gla, inputs)
+        return call_on(naive_recurrent_gla, inputs, cell)
 
 
 class LinearTorch(Backend):
@@ -136,6 +147,7 @@ class LinearTorch(Backend):
     name: ClassVar[str] = "linear-torch"
     op: ClassVar[str] = "linear"
     title: ClassVar[str] = "linear attention, chunks in plain PyTorch"
+    features: ClassVar[frozenset[str]] = frozenset({"state"})
     parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK,)
 
     def working_bytes(self, cell: Cell) -> int:
@@ -145,7 +157,7 @@ class LinearTorch(Backend):
         states = 3 * tokens // C * K * V * 4
         return LINEAR.least_bytes(cell) + 2 * tokens * C * BYTES[cell.dtype] + states
 
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from gla_kernels import unaware_chunk_linear_attn
 
-        return _output_of(unaware_chunk_linear_attn, inputs, chunk_size=cell.get("chunk") or 64)
+        return call_on(unaware_chunk_linear_attn, inputs, cell, chunk_size=cell.get("chunk") or 64)

@@ -11,6 +11,7 @@ from glabench.backends import Backend
 from glabench.measure.at_size import Worst, describe, least_number
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
+from glabench.ops.base import as_tuple
 from glabench.sweeps.model import Cell, Parameters
 
 if TYPE_CHECKING:
@@ -76,11 +77,11 @@ def relative_error(x: Tensor, reference: Tensor, least: float = 0.0) -> float:
 
 
 def _results(workload: Workload, with_gradients: bool) -> dict[str, Tensor]:
-    output = workload.forward()
-    results = {"o": output.detach()}
+    outputs = workload.forward()
+    results = {name: x.detach() for name, x in zip(workload.grad_outputs, as_tuple(outputs), strict=True)}
     if with_gradients:
-        gradients = workload.gradients(output)
-        results |= {f"d{name}": x for name, x in zip(workload.inputs, gradients, strict=True)}
+        gradients = workload.gradients(outputs)
+        results |= {f"d{name}": x for name, x in zip(workload.differentiable, gradients, strict=True)}
     return results
 
 
@@ -91,12 +92,14 @@ def check_accuracy(op: Op, backend: Backend, cell: Cell) -> Accuracy:
     if small.device == "cuda":
         _poison_free_memory()
     found = _results(workload, small.has_backward)
-    if found["o"].shape != op.output(small).shape:
-        raise TypeError(f"the output must have the shape {op.output(small).shape}, not {tuple(found['o'].shape)}")
+    for name, spec in op.outputs(small).items():
+        if found[name].shape != spec.shape:
+            raise TypeError(f"the output must have the shape {spec.shape}, not {tuple(found[name].shape)}")
     # From values that the backend never had, because it may have changed its own.
     pristine = op.make_inputs(small).items()
-    wide = {name: x.double().requires_grad_(small.has_backward) for name, x in pristine}
-    exact = Workload(lambda: op.reference(wide), wide, op.make_grad_output(small).double())
+    wide = {name: x.double().requires_grad_(small.has_backward) if x.is_floating_point() else x for name, x in pristine}
+    given = {name: x.double() for name, x in op.make_grad_outputs(small).items()}
+    exact = Workload(lambda: as_tuple(op.reference(wide))[: len(given)], wide, given)
     expected = _results(exact, small.has_backward)
     errors = {name: relative_error(x, expected[name], least_number(small)) for name, x in found.items()}
     return Accuracy(errors, f"{op.reference_name} in float64, {small.seqlen} tokens", BOUNDS[cell.dtype])

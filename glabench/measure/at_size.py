@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from glabench.measure.memory import free_memory_bytes
 from glabench.measure.workload import Workload
 from glabench.ops import Op
-from glabench.ops.base import Spec
+from glabench.ops.base import Spec, as_tuple
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ COARSE = 5e-2
 # A row may have this many times the error of its whole part, relative to the root mean square of the part's rows.
 ROWS = 10.0
 DRAWN = 4
-# The name in messages.
-GRAD_OUTPUT = "the output's gradient"
 # Errors are relative to at least this share of the usual part, and to numbers of at least these sizes: of T tokens,
 # 2 / T. Inputs are about 1; the gradients of the first few tokens of attention are small differences of such numbers.
 _LEAST_SHARE, _LEAST, _LEAST_BY_TOKENS = 0.3, 1e-4, 2.0
@@ -61,27 +59,29 @@ class Worst:
 
 @dataclass(frozen=True)
 class Results:
-    """What a call gave: the inputs that it had, the gradient of its output, its output, and if any its gradients."""
+    """What a call had (inputs, gradients of its outputs) and what it gave (outputs, gradients of inputs), by name."""
 
     inputs: Mapping[str, Tensor]
-    grad_output: Tensor
-    # None for a backward alone.
-    output: Tensor | None
+    grad_outputs: Mapping[str, Tensor]
+    # Empty for a backward alone.
+    outputs: Mapping[str, Tensor]
+    # Empty if there was no backward.
     gradients: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, workload: Workload, output: Tensor, gradients: Sequence[Tensor]) -> Results:
-        """The results of a workload's call; `gradients` is empty if there was no backward."""
-        named = dict(zip(workload.inputs, gradients, strict=True)) if gradients else {}
-        return cls(workload.inputs, workload.grad_output, output, named)
+    def of(cls, workload: Workload, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Results:
+        """The results of a workload's call, in the order in which it returned them; either may be empty."""
+        named_outputs = dict(zip(workload.grad_outputs, outputs, strict=True)) if outputs else {}
+        named = dict(zip(workload.differentiable, gradients, strict=True)) if gradients else {}
+        return cls(workload.inputs, workload.grad_outputs, named_outputs, named)
 
 
 def find_changed(results: Results, pristine: Results) -> list[str]:
-    """The names of inputs, and of the output's gradient, that are not what they were."""
+    """The names of inputs, and of outputs' gradients, that are not what they were."""
     import torch
 
     pairs = [(name, x, pristine.inputs[name]) for name, x in results.inputs.items()]
-    pairs.append((GRAD_OUTPUT, results.grad_output, pristine.grad_output))
+    pairs += [(f"the gradient of {name}", x, pristine.grad_outputs[name]) for name, x in results.grad_outputs.items()]
     return [name for name, now, before in pairs if not torch.equal(now, before)]
 
 
@@ -144,9 +144,9 @@ def describe(found: Mapping[str, Worst], words: str) -> str | None:
 
 def _named(op: Op, cell: Cell, results: Results) -> dict[str, tuple[Tensor, Spec]]:
     """All results by the names of their errors, with their specs."""
-    specs = op.inputs(cell)
-    own = {} if results.output is None else {"o": (results.output, op.output(cell))}
-    return own | {f"d{name}": (x, specs[name]) for name, x in results.gradients.items()}
+    inputs, outputs = op.inputs(cell), op.outputs(cell)
+    found = {name: (x, outputs[name]) for name, x in results.outputs.items()}
+    return found | {f"d{name}": (x, inputs[name]) for name, x in results.gradients.items()}
 
 
 def draw_parts(op: Op, cell: Cell, draw: Random, count: int, with_ends: bool = False) -> list[Region]:
@@ -175,7 +175,7 @@ def worst_of(found: Sequence[Mapping[str, Worst]]) -> dict[str, Worst]:
 
 def sizes_of(op: Op, cell: Cell) -> dict[str, int]:
     """The independent dimensions with their sizes, from the tensors that have them."""
-    specs = [*op.inputs(cell).values(), op.output(cell)]
+    specs = [*op.inputs(cell).values(), *op.outputs(cell).values()]
     known = {name: size for spec in specs for name, size in zip(spec.dims, spec.shape, strict=True)}
     return {name: known[name] for name in op.independent}
 
@@ -226,33 +226,38 @@ def _compare(
 
 def _can_join(op: Op, cell: Cell) -> bool:
     """Whether parts can be computed together, because every tensor has the dimension along which they are joined."""
-    specs = [*op.inputs(cell).values(), op.output(cell)]
+    specs = [spec for spec in (*op.inputs(cell).values(), *op.outputs(cell).values()) if not spec.is_index]
     return bool(op.independent) and all(op.independent[0] in spec.dims for spec in specs)
 
 
 def _differentiate(op: Op, cell: Cell, results: Results, regions: Sequence[Region], dtype: torch.dtype) -> list[Parts]:
-    """The reference's output in each region, and its gradients if the results have any, by the names of their errors.
+    """The reference's outputs in each region, and its gradients if the results have any, by the names of their errors.
 
     Several regions must have one size and be joinable (`_can_join`). Together they cost about as much as one, because
     what a single part takes is the time to launch its many small steps.
     """
     import torch
 
-    specs, output_spec, count = op.inputs(cell), op.output(cell), len(regions)
+    specs, output_specs, count = op.inputs(cell), op.outputs(cell), len(regions)
 
     def join(x: Tensor, spec: Spec) -> Tensor:
+        if spec.is_index:
+            return x
         own = [_cut(x, spec, region).detach().to(dtype) for region in regions]
         return own[0] if count == 1 else torch.cat(own, spec.dims.index(op.independent[0]))
 
     def part(x: Tensor, spec: Spec) -> Sequence[Tensor]:
         return (x,) if count == 1 else x.chunk(count, spec.dims.index(op.independent[0]))
 
-    leaves = {name: join(x, specs[name]).requires_grad_(bool(results.gradients)) for name, x in results.inputs.items()}
-    with torch.set_grad_enabled(bool(results.gradients)):
-        output = op.reference(leaves)
-    found = {"o": part(output.detach(), output_spec)}
-    if results.gradients:
-        gradients = torch.autograd.grad(output, list(leaves.values()), join(results.grad_output, output_spec))
+    inputs = {name: join(x, specs[name]) for name, x in results.inputs.items()}
+    leaves = {name: inputs[name].requires_grad_() for name in results.gradients}
+    with torch.set_grad_enabled(bool(leaves)):
+        outputs = as_tuple(op.reference(inputs))[: len(output_specs)]
+    named = dict(zip(output_specs, outputs, strict=True))
+    found = {name: part(x.detach(), output_specs[name]) for name, x in named.items()}
+    if leaves:
+        given = [join(x, output_specs[name]) for name, x in results.grad_outputs.items()]
+        gradients = torch.autograd.grad(outputs, list(leaves.values()), given)
         found |= {f"d{name}": part(x, specs[name]) for name, x in zip(leaves, gradients, strict=True)}
     return [{name: x[number] for name, x in found.items()} for number in range(count)]
 

@@ -24,6 +24,7 @@ from glabench.measure.timer import Sample, Timer
 from glabench.measure.watch import Watch
 from glabench.measure.work import Work
 from glabench.measure.workload import Steps, Workload, steps_of
+from glabench.ops.base import as_tuple
 from glabench.records import Record
 from glabench.records.metrics import significant
 from glabench.sweeps.model import Cell
@@ -80,18 +81,19 @@ class CellMeter:
         cell = record.cell
         self._timer.synchronize()
         start = time.perf_counter()
-        output = workload.forward()
-        self._work.check_kind(cell, output)
-        gradients = workload.gradients(output) if cell.has_backward else ()
+        returned = workload.forward()
+        self._work.check_kind(cell, returned)
+        gradients = workload.gradients(returned) if cell.has_backward else ()
         self._timer.synchronize()
         record = replace(record, first_call_s=time.perf_counter() - start, launch=self._work.launch(cell, workload))
-        names = ("o", *(f"d{name}" for name in workload.inputs))
-        nonfinite = first_nonfinite(dict(zip(names, (output, *gradients), strict=False)))
+        outputs = as_tuple(returned)
+        names = (*workload.grad_outputs, *(f"d{name}" for name in workload.differentiable))
+        nonfinite = first_nonfinite(dict(zip(names, (*outputs, *gradients), strict=False)))
         if nonfinite is not None:
             return replace(record, status="inaccurate", reason=f"{nonfinite} holds NaN or Inf")
         # Drawn anew for every cell, so that no backend can know which parts are looked at closely.
         seed = secrets.randbits(31) if self._job.settings.check == "full" else None
-        accuracy = self._work.check(cell, Results.of(workload, output, gradients), seed)
+        accuracy = self._work.check(cell, Results.of(workload, outputs, gradients), seed)
         record = replace(record, rel_error=accuracy.errors, accuracy_reference=accuracy.reference, check_seed=seed)
         problem = accuracy.problem
         return record if problem is None else replace(record, status="inaccurate", reason=problem)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from glabench.measure.at_size import (
 )
 from glabench.measure.workload import Workload
 from glabench.ops import Op
+from glabench.ops.base import as_tuple
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class SpotChecks:
         self._is_last = True
 
     def renew(self, delay: Callable[[], object]) -> None:
-        """Gives the live inputs, and the output's gradient, new values.
+        """Gives the live inputs, and the gradients of the outputs, new values.
 
         Decides whether the next result is looked at; if so, no work may read the inputs before it is its turn.
         """
@@ -70,12 +71,12 @@ class SpotChecks:
         self._will_look = self.problem is None and self._draws_next()
         if self._will_look:
             delay()
-        inputs, grad_output = self._make()
-        pairs = [(self._workload.grad_output, grad_output)]
-        pairs += [(self._workload.inputs[name], value) for name, value in inputs.items()]
-        for live, value in pairs:
-            # `data` shares the memory but not the version, so that a change cannot be seen without reading the values.
-            live.data.copy_(value)
+        inputs, grad_outputs = self._make()
+        live = {**self._workload.differentiable, **self._workload.grad_outputs}
+        for name, value in {**inputs, **grad_outputs}.items():
+            if name in live:
+                # `data` shares the memory but not the version, so that a change is seen only by reading the values.
+                live[name].data.copy_(value)
 
     def _draws_next(self) -> bool:
         if self._began_at is None:
@@ -84,12 +85,12 @@ class SpotChecks:
         is_affordable = self._looked_s <= _LARGEST_SHARE * (time.monotonic() - self._began_at)
         return self._is_last or (is_affordable and self._draw.random() < _LOOKS / (_LOOKS + self._samples))
 
-    def _make(self) -> tuple[dict[str, Tensor], Tensor]:
-        """The inputs, and the gradient of the output, that belong to the sample's seed."""
+    def _make(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """The inputs, and the gradients of the outputs, that belong to the sample's seed."""
         inputs = self._op.make_inputs(self._cell, self._seed)
         if not self._cell.has_backward:
-            return inputs, self._workload.grad_output.detach()
-        return inputs, self._op.make_grad_output(self._cell, self._seed)
+            return inputs, self._workload.grad_outputs
+        return inputs, self._op.make_grad_outputs(self._cell, self._seed)
 
     def keep(self, result: Any) -> None:
         """Copies the parts that will be looked at."""
@@ -97,7 +98,8 @@ class SpotChecks:
             return
         try:
             if self._cell.pass_ != "bwd":
-                self._check_kind(result[0] if isinstance(result, tuple) else result)
+                count = len(self._workload.grad_outputs)
+                self._check_kind(result if not self._cell.has_backward else result[:count] if count > 1 else result[0])
         except TypeError as problem:
             self.problem = f"in a timed call, {problem}"
             return
@@ -113,14 +115,13 @@ class SpotChecks:
         self._poison(result)
 
     def _results(self, result: Any) -> Results:
-        tensors = list(result) if isinstance(result, tuple) else [result]
-        output = None if self._cell.pass_ == "bwd" else tensors.pop(0)
-        gradients = dict(zip(self._workload.inputs, tensors, strict=True)) if tensors else {}
-        return Results(self._workload.inputs, self._workload.grad_output, output, gradients)
+        tensors = as_tuple(result)
+        count = 0 if self._cell.pass_ == "bwd" else len(self._workload.grad_outputs)
+        return Results.of(self._workload, tensors[:count], tensors[count:])
 
     def _find_problem(self, results: Results) -> str | None:
-        inputs, grad_output = self._make()
-        pristine = replace(results, inputs=inputs, grad_output=grad_output)
+        inputs, grad_outputs = self._make()
+        pristine = replace(results, inputs=inputs, grad_outputs=grad_outputs)
         if changed := find_changed(results, pristine):
             return f"a call changed its input: {', '.join(changed)}"
         found = [check_drawn(self._op, self._cell, pristine, self._bound, self._regions, self._parts)]
@@ -132,8 +133,9 @@ class SpotChecks:
         """Fills a result with NaN, but not the memory of inputs, which an identity may return."""
         import torch
 
-        inputs = {x.untyped_storage().data_ptr() for x in (*self._workload.inputs.values(), self._workload.grad_output)}
+        given = (*self._workload.inputs.values(), *self._workload.grad_outputs.values())
+        inputs = {x.untyped_storage().data_ptr() for x in given}
         with torch.no_grad():
-            for x in result if isinstance(result, tuple) else (result,):
+            for x in as_tuple(result):
                 if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in inputs:
                     x.detach().fill_(torch.nan)

@@ -17,7 +17,7 @@ from glabench.measure.at_size import Results, check_parts, find_changed
 from glabench.measure.spot_checks import SpotChecks
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
-from glabench.ops.base import torch_dtype
+from glabench.ops.base import Spec, torch_dtype
 from glabench.sweeps.model import Cell
 
 
@@ -31,7 +31,7 @@ class Work(Protocol):
         """The cell made ready, on its device."""
 
     def check_kind(self, cell: Cell, output: object) -> None:
-        """Raises TypeError for output that is not of the right kind, shape and dtype, whatever its values are."""
+        """Raises TypeError for what a call returned if kind, shape or dtype are not right, whatever the values are."""
 
     def check(self, cell: Cell, results: Results, seed: int | None) -> Accuracy:
         """How right the cell's first call was, and what else the kind of work looks at.
@@ -71,9 +71,18 @@ class OpWork:
         return prepare(self._op, self._backend, cell)
 
     def check_kind(self, cell: Cell, output: object) -> None:
+        specs = self._op.outputs(cell)
+        if len(specs) == 1:
+            self._check_tensor(cell, "the output", self._op.output(cell), output)
+        elif not isinstance(output, tuple) or len(output) != len(specs):
+            raise TypeError(f"the call must return a tuple of {len(specs)} tensors: {', '.join(specs)}")
+        else:
+            for (name, spec), x in zip(specs.items(), output, strict=True):
+                self._check_tensor(cell, f"the output '{name}'", spec, x)
+
+    def _check_tensor(self, cell: Cell, name: str, spec: Spec, output: object) -> None:
         import torch
 
-        spec = self._op.output(cell)
         dtype = torch_dtype(spec.dtype or cell.dtype)
         found = f"a {type(output).__name__}"
         # No subclass, which may compute later, and no tensor without memory of its own.
@@ -81,11 +90,11 @@ class OpWork:
             is_plain = output.layout is torch.strided and output.device.type == cell.device
             if is_plain and output.shape == spec.shape and output.dtype == dtype:
                 if cell.pass_ != "infer" and not output.requires_grad:
-                    raise TypeError("the output does not require gradients, so the forward left nothing for a backward")
+                    raise TypeError(f"{name} does not require gradients, so the forward left nothing for a backward")
                 return
             kind = "tensor" if is_plain else f"tensor ({output.layout}, on {output.device})"
             found = f"a {kind} {list(output.shape)} in {_name(output.dtype)}"
-        raise TypeError(f"the output must be a plain tensor {list(spec.shape)} in {_name(dtype)}, but is {found}")
+        raise TypeError(f"{name} must be a plain tensor {list(spec.shape)} in {_name(dtype)}, but is {found}")
 
     def check(self, cell: Cell, results: Results, seed: int | None) -> Accuracy:
         key = small_cell(self._op, cell)
@@ -94,7 +103,7 @@ class OpWork:
         small = self._checked[key]
         if seed is None or small.problem is not None:
             return small
-        pristine = replace(results, inputs=self._op.make_inputs(cell), grad_output=self._op.make_grad_output(cell))
+        pristine = replace(results, inputs=self._op.make_inputs(cell), grad_outputs=self._op.make_grad_outputs(cell))
         if changed := find_changed(results, pristine):
             return replace(small, fault=f"the first call changed its input: {', '.join(changed)}")
         return replace(small, at_size=check_parts(self._op, cell, pristine, small.bound, seed))

@@ -55,13 +55,14 @@ class _Cells:
 
     def __init__(self, registry: Registry, job: Job) -> None:
         self._backend = registry[job.backend]
-        self._work = KINDS[self._backend.work](registry.op_of(job.backend), self._backend)
+        self._op = registry.op_of(job.backend)
+        self._work = KINDS[self._backend.work](self._op, self._backend)
         self._job = job
         self._meter: CellMeter | None = None
 
     def record(self, cell: Cell) -> Record:
         try:
-            reason = refusal(self._backend, cell) or timer_refuses(self._job.settings.timing, cell.pass_)
+            reason = refusal(self._backend, self._op, cell) or timer_refuses(self._job.settings.timing, cell.pass_)
             if reason is not None:
                 return failure(self._job, cell, "unsupported", reason)
             if self._meter is None:

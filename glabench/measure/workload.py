@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
 from glabench.ops import Op
+from glabench.ops.base import as_tuple
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -16,17 +18,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """A forward call on fixed inputs, the inputs to differentiate, and the output's gradient."""
+    """A forward call on fixed inputs, and the gradients of its outputs."""
 
-    forward: Callable[[], Tensor]
+    forward: Callable[[], Tensor | tuple[Tensor, ...]]
     inputs: Mapping[str, Tensor]
-    grad_output: Tensor
+    grad_outputs: Mapping[str, Tensor]
 
-    def gradients(self, output: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of all inputs, without accumulating into `.grad`."""
+    @cached_property
+    def differentiable(self) -> dict[str, Tensor]:
+        """The inputs that have gradients: all but indices."""
+        return {name: x for name, x in self.inputs.items() if x.is_floating_point()}
+
+    def gradients(self, outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The gradients of the differentiable inputs, without accumulating into `.grad`."""
         import torch
 
-        return torch.autograd.grad(output, tuple(self.inputs.values()), self.grad_output)
+        return torch.autograd.grad(as_tuple(outputs), *self._arguments)
+
+    # Ready once, because calls are timed.
+    @cached_property
+    def _arguments(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        return tuple(self.differentiable.values()), tuple(self.grad_outputs.values())
 
 
 @dataclass(frozen=True)
@@ -47,24 +59,25 @@ def prepare(op: Op, backend: Backend, cell: Cell) -> Workload:
     import torch
 
     trains = cell.pass_ != "infer"
-    inputs = {name: x.requires_grad_(trains) for name, x in op.make_inputs(cell).items()}
+    made = op.make_inputs(cell)
+    inputs = {name: x.requires_grad_(trains and x.is_floating_point()) for name, x in made.items()}
     forward = backend.bind(dict(inputs), cell)
     torch.set_grad_enabled(True)  # whatever the backend left behind
-    return Workload(forward, inputs, op.make_grad_output(cell))
+    return Workload(forward, inputs, op.make_grad_outputs(cell))
 
 
 def steps_of(workload: Workload, cell: Cell) -> Steps:
     """The steps of the cell's pass on its workload."""
 
     def both() -> tuple[Tensor, ...]:
-        output = workload.forward()
-        return (output, *workload.gradients(output))
+        outputs = workload.forward()
+        return (*as_tuple(outputs), *workload.gradients(outputs))
 
     if not cell.has_backward:
         return Steps(None, workload.forward, None)
     if cell.pass_ == "fwd+bwd":
         return Steps(None, both, workload.forward)
-    held: list[Tensor] = []
+    held: list[Tensor | tuple[Tensor, ...]] = []
 
     def forward_first() -> None:
         held[:] = [workload.forward()]

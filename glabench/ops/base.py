@@ -1,4 +1,4 @@
-"""The base class of ops: named inputs, parameters, a float64 reference, counts of FLOPs and bytes.
+"""The base class of ops: named inputs and outputs, parameters, a float64 reference, counts of FLOPs and bytes.
 
 Importing this module does not import torch.
 """
@@ -17,16 +17,24 @@ from glabench.sweeps.parameters import Parameter, Value
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "int64": 8}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One tensor: names and sizes of its dimensions, and its dtype (None: the cell's)."""
+    """One tensor: names and sizes of its dimensions, and its dtype (None: the cell's).
+
+    An input of dtype `int64` holds indices: it has no gradient, and its values are the same in all calls of a cell.
+    """
 
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str | None = None
+
+    @property
+    def is_index(self) -> bool:
+        """Whether the tensor holds indices."""
+        return self.dtype == "int64"
 
     def bytes(self, cell: Cell) -> int:
         """The tensor's size in bytes."""
@@ -34,7 +42,7 @@ class Spec:
 
 
 class Op(ABC):
-    """A function of named input tensors with one output. Subclasses import torch only in methods that make tensors.
+    """A function of named input tensors. Subclasses import torch only in methods that make tensors.
 
     `independent` names the dimensions along which parts do not influence each other's output, such as sequences and
     heads. A tensor without such a dimension is shared by all parts along it, and its gradient is a sum over them.
@@ -63,11 +71,16 @@ class Op(ABC):
     def output(self, cell: Cell) -> Spec:
         """The output tensor."""
 
-    @abstractmethod
-    def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The output, in the type of the inputs (float64 in comparisons), on any device, differentiable.
+    def outputs(self, cell: Cell) -> dict[str, Spec]:
+        """All output tensors by name, in the order in which a call returns them; by default `output` alone."""
+        return {"o": self.output(cell)}
 
-        Should work in chunks, so that 16k tokens of one head take seconds.
+    @abstractmethod
+    def reference(self, inputs: Mapping[str, Tensor]) -> Tensor | tuple[Tensor, ...]:
+        """The outputs, in the type of the inputs (float64 in comparisons), on any device, differentiable.
+
+        May return more than a cell's outputs, which are the first ones. Should work in chunks, so that 16k tokens of
+        one head take seconds.
         """
 
     @abstractmethod
@@ -82,26 +95,33 @@ class Op(ABC):
         """Random inputs on the cell's device, from its seed; others for each `other`."""
         generator = _generator(cell, 0, other)
         return {
-            name: self.make(name, _normal(s, cell, generator), cell, generator) for name, s in self.inputs(cell).items()
-        }
+            name: self.make(name, _normal(s, cell, generator), cell, generator)
+            for name, s in self.inputs(cell).items()
+            if not s.is_index
+        } | self.make_indices(cell)
 
-    def make_grad_output(self, cell: Cell, other: int = 0) -> Tensor:
-        """A random gradient of the output, from the cell's seed; others for each `other`."""
-        return _normal(self.output(cell), cell, _generator(cell, 1, other))
+    def make_indices(self, cell: Cell) -> dict[str, Tensor]:  # noqa: ARG002
+        """The inputs that hold indices, on the cell's device; by default there are none."""
+        return {}
+
+    def make_grad_outputs(self, cell: Cell, other: int = 0) -> dict[str, Tensor]:
+        """Random gradients of the outputs, from the cell's seed; others for each `other`."""
+        generator = _generator(cell, 1, other)
+        return {name: _normal(spec, cell, generator) for name, spec in self.outputs(cell).items()}
 
     def reference_numbers(self, cell: Cell) -> int:
         """About how many numbers the reference of one part holds at a time, its backward included.
 
         By default 40 for each number of the part's tensors; an op whose reference holds more has to say so.
         """
-        specs = [*self.inputs(cell).values(), self.output(cell)]
+        specs = [*self.inputs(cell).values(), *self.outputs(cell).values()]
         return 40 * sum(
             math.prod(n for name, n in zip(s.dims, s.shape, strict=True) if name not in self.independent) for s in specs
         )
 
     def least_bytes(self, cell: Cell) -> int:
         """Bytes of inputs and output, and of their gradients if the pass has a backward: what any cell must hold."""
-        both = self._input_bytes(cell) + self.output(cell).bytes(cell)
+        both = self._input_bytes(cell) + self._output_bytes(cell)
         return 2 * both if cell.has_backward else both
 
     def moved_bytes(self, cell: Cell) -> int:
@@ -110,13 +130,13 @@ class Op(ABC):
         The forward reads the inputs and writes the output; the backward reads the inputs and the output's gradient and
         writes the inputs' gradients.
         """
-        inputs, output = self._input_bytes(cell), self.output(cell).bytes(cell)
+        inputs, output = self._input_bytes(cell), self._output_bytes(cell)
         forward, backward = inputs + output, 2 * inputs + output
         return {"infer": forward, "fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[cell.pass_]
 
     def least_moved_bytes(self, cell: Cell) -> int:
         """Bytes that nothing can avoid: as `moved_bytes`, but a backward need not read its inputs again."""
-        inputs, output = self._input_bytes(cell), self.output(cell).bytes(cell)
+        inputs, output = self._input_bytes(cell), self._output_bytes(cell)
         return 2 * (inputs + output) if cell.pass_ == "fwd+bwd" else inputs + output
 
     def flops(self, cell: Cell) -> int:
@@ -134,6 +154,14 @@ class Op(ABC):
     def _input_bytes(self, cell: Cell) -> int:
         return sum(spec.bytes(cell) for spec in self.inputs(cell).values())
 
+    def _output_bytes(self, cell: Cell) -> int:
+        return sum(spec.bytes(cell) for spec in self.outputs(cell).values())
+
+
+def as_tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What a call returned, as a tuple also if it is a single tensor."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
 
 def wide(cell: Cell) -> str:
     """The dtype of gates and decays: float64 in float64 cells, otherwise float32."""
@@ -141,10 +169,11 @@ def wide(cell: Cell) -> str:
 
 
 def torch_dtype(name: str) -> torch.dtype:  # type: ignore[name-defined]  # noqa: F821
-    """The torch dtype of a short name: bf16, fp16, fp32, fp64."""
+    """The torch dtype of a short name: bf16, fp16, fp32, fp64, int64."""
     import torch
 
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}[name]
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64", "int64": "int64"}
+    return getattr(torch, names[name])
 
 
 def _generator(cell: Cell, stream: int, other: int) -> Generator:

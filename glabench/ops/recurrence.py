@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,14 +22,17 @@ _SEGMENT = 1024
 _NO_GATE_BELOW = -800.0
 
 
-def gated_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> Tensor:
+def gated_recurrence(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, initial: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """`S_t = diag(exp g_t) S_{t-1} + k_t^T v_t`, `o_t = q_t S_t / sqrt(K)` (GLA paper, final version, section 4.1).
 
-    q, k, g [B, T, H, K] and v [B, T, H, V], all of one dtype, give o [B, T, H, V]. Without gates if g is None. All
-    exponents are at most 0, so any gate is handled, also -inf. The relative error for float64 inputs is about 1e-12.
+    q, k, g [B, T, H, K], v [B, T, H, V] and the initial state [B, H, K, V] (zeros if None), all of one dtype, give o
+    [B, T, H, V] and the final state. Without gates if g is None. All exponents are at most 0, so any gate is handled,
+    also -inf. The relative error for float64 inputs is about 1e-12.
     """
     K, V = q.shape[-1], v.shape[-1]
-    state = q.new_zeros((q.shape[0], q.shape[2], K, V))
+    state = q.new_zeros((q.shape[0], q.shape[2], K, V)) if initial is None else initial
     gates = torch.zeros_like(q) if g is None else g.clamp(min=_NO_GATE_BELOW)
     outputs = []
     for start in range(0, q.shape[1], _SEGMENT):
@@ -36,7 +40,25 @@ def gated_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> Tenso
         pieces = (q[:, start:end] * K**-0.5, k[:, start:end], v[:, start:end], gates[:, start:end], state)
         out, state = _segment(*pieces) if q.shape[1] <= _SEGMENT else recomputed(_segment, *pieces)
         outputs.append(out)
-    return torch.cat(outputs, 1)
+    return torch.cat(outputs, 1), state
+
+
+def packed_recurrence(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, borders: Sequence[int], initial: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`gated_recurrence` of each of N sequences that lie one behind the other in rows [B, T, ...].
+
+    Sequence n has the tokens from `borders[n]` until `borders[n + 1]`, and the states [N, H, K, V] have its initial and
+    final state; if B is not 1, [B, N, H, K, V] has its final one.
+    """
+    outputs, finals = [], []
+    for number, (start, end) in enumerate(pairwise(borders)):
+        pieces = (q[:, start:end], k[:, start:end], v[:, start:end], None if g is None else g[:, start:end])
+        out, final = gated_recurrence(*pieces, None if initial is None else initial[number : number + 1])
+        outputs.append(out)
+        finals.append(final)
+    states = torch.stack(finals, 1)
+    return torch.cat(outputs, 1), states[0] if len(states) == 1 else states
 
 
 def _segment(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -140,7 +140,7 @@ def _estimate(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> Estimate:
     try:
         with faults_of():
             least, working = float(op.least_bytes(cell)), float(backend.working_bytes(cell))
-            reason = refusal(backend, cell)
+            reason = refusal(backend, op, cell)
     except UsageError as problem:  # a faulty plugin affects only its own cells
         return Estimate(cell, 0.0, 0.0, 0.0, one_line(str(problem)))
     seconds = 0.0 if reason else _bound_seconds(cell, plan, stored)

@@ -40,6 +40,8 @@ class Parameter:
     choices: tuple[str, ...] = ()
     # Whether it has no effect in a forward without gradients (pass `infer`).
     for_training: bool = False
+    # Whether a backend has to name it among its `features` to be measured with a value other than None.
+    is_feature: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -94,6 +96,19 @@ def choices(name: str, help_text: str, allowed: tuple[str, ...], default: str | 
     """A parameter of names from a fixed set."""
     return Parameter(
         name, help_text, lambda text: parse_choices(text, allowed), ", ".join(allowed), default, choices=allowed
+    )
+
+
+def extra(name: str, help_text: str, off: str, others: tuple[str, ...], is_feature: bool = False) -> Parameter:
+    """A parameter of names, of which `off` stands for None, the default."""
+    allowed = (off, *others)
+    return Parameter(
+        name,
+        help_text,
+        lambda text: tuple(None if value == off else value for value in parse_choices(text, allowed)),
+        ", ".join(allowed),
+        choices=allowed,
+        is_feature=is_feature,
     )
 
 

@@ -15,6 +15,8 @@ class Words:
     title: str
     is_size: bool = False
     usual: Any = None
+    # The word for None.
+    none: str = "auto"
 
 
 # In the order in which labels show them.
@@ -30,6 +32,9 @@ WORDS: Mapping[str, Words] = {
     "dtype": Words("", "dtype"),
     "chunk": Words("C", "chunk size C"),
     "gate": Words("gate", "gate", usual="logsigmoid/16"),
+    "inputs": Words("inputs", "inputs", none="normal"),
+    "packed": Words("packed", "packed documents", none="off"),
+    "state": Words("state", "states", none="none"),
     "materialize": Words("", "materialize"),
 }
 
@@ -56,8 +61,10 @@ def show_value(value: Any) -> str:
     return "auto" if value is None else str(value)
 
 
-def show_x(value: Any) -> str:
-    """An x value as text for column heads and ticks: 4096 -> `4k`; otherwise as `show_value`."""
+def show_x(value: Any, name: str = "") -> str:
+    """An x value of an axis as text for column heads and ticks: 4096 -> `4k`; otherwise as `show_value`."""
+    if value is None and name in WORDS:
+        return WORDS[name].none
     return format_number(value) if isinstance(value, int) and not isinstance(value, bool) else show_value(value)
 
 

@@ -9,6 +9,7 @@ from glabench.measure import at_size
 from glabench.measure.at_size import Results, check_everything, check_parts, worst_of
 from glabench.measure.workload import Workload
 from glabench.ops import BUILTIN
+from glabench.ops.base import as_tuple
 from glabench.sweeps import Cell, Parameters
 
 OPS = {op.name: op for op in BUILTIN}
@@ -25,9 +26,10 @@ def results_of(op, batch=4, seqlen=70, dtype="fp32"):
     """The reference's own results in float32, which are right."""
     cell = Cell("any", op, "fwd+bwd", batch, seqlen, dtype, Parameters(SIZES[op]), "cpu")
     inputs = {name: x.requires_grad_() for name, x in OPS[op].make_inputs(cell).items()}
-    workload = Workload(lambda: OPS[op].reference(inputs), inputs, OPS[op].make_grad_output(cell))
-    output = workload.forward()
-    return cell, Results.of(workload, output, workload.gradients(output))
+    given = OPS[op].make_grad_outputs(cell)
+    workload = Workload(lambda: as_tuple(OPS[op].reference(inputs))[: len(given)], inputs, given)
+    outputs = workload.forward()
+    return cell, Results.of(workload, outputs, workload.gradients(outputs))
 
 
 def beyond(op, cell, results, seed=0):
@@ -38,10 +40,10 @@ def beyond(op, cell, results, seed=0):
 
 def spoiled(results, name, place, factor=1.01, add=0.0):
     """The results with some elements of the output or a gradient changed."""
-    tensor = (results.output if name == "o" else results.gradients[name]).detach().clone()
+    tensor = (results.outputs[name] if name in results.outputs else results.gradients[name]).detach().clone()
     tensor[place] = tensor[place] * factor + add
-    if name == "o":
-        return replace(results, output=tensor)
+    if name in results.outputs:
+        return replace(results, outputs={**results.outputs, name: tensor})
     return replace(results, gradients={**results.gradients, name: tensor})
 
 
@@ -88,7 +90,7 @@ def test_other_parts_are_drawn_by_the_seed():
 
 def test_one_bad_token_among_many_is_found():
     cell, results = results_of("linear", batch=1, seqlen=3000)
-    found = beyond("linear", cell, spoiled(results, "o", (0, 2321, 1), add=results.output[0, :, 1].std()))
+    found = beyond("linear", cell, spoiled(results, "o", (0, 2321, 1), add=results.outputs["o"][0, :, 1].std()))
     assert found == {"o": "batch 0, token 2321, heads 1"}
 
 
@@ -129,6 +131,6 @@ def test_an_op_whose_parts_all_depend_on_each_other_is_one_part(monkeypatch):
 def test_a_result_of_zeros_is_right_only_if_zeros_are():
     cell, results = results_of("gla")
     assert "dg" in beyond("gla", cell, spoiled(results, "g", ..., factor=0.0))
-    zero = replace(results, grad_output=torch.zeros_like(results.grad_output))
+    zero = replace(results, grad_outputs={name: torch.zeros_like(x) for name, x in results.grad_outputs.items()})
     none = replace(zero, gradients={name: torch.zeros_like(x) for name, x in zero.gradients.items()})
     assert beyond("gla", cell, none) == {}

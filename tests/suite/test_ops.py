@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 
 from glabench import ops
 from glabench.ops import softmax
+from glabench.ops.base import as_tuple
 from glabench.ops.gla import GATES
 from glabench.ops.recurrence import gated_recurrence, selective_scan
 from glabench.sweeps import Cell, Parameters
@@ -41,12 +43,14 @@ def normal(*shape, seed=0):
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def values_and_gradients(function, inputs):
-    """The output and the gradient of every input, from fresh leaf tensors."""
-    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
-    out = function(leaves)
-    grads = torch.autograd.grad(out, tuple(leaves.values()), normal(*out.shape, seed=9))
-    return {"o": out.detach(), **{f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}}
+def values_and_gradients(function, inputs, count=1):
+    """The first outputs and the gradient of every input, from fresh leaf tensors."""
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items() if x.is_floating_point()}
+    outputs = as_tuple(function(inputs | leaves))[:count]
+    given = [normal(*out.shape, seed=9 + number) for number, out in enumerate(outputs)]
+    grads = torch.autograd.grad(outputs, tuple(leaves.values()), given)
+    named = {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    return {name: x.detach() for name, x in zip(("o", "final"), outputs, strict=False)} | named
 
 
 def assert_same(found, wanted, most=1e-11):
@@ -58,14 +62,14 @@ def assert_same(found, wanted, most=1e-11):
 
 def token_by_token_attention(inputs):
     q, k, v, g = inputs["q"], inputs["k"], inputs["v"], inputs.get("g")
-    state = q.new_zeros((q.shape[0], q.shape[2], q.shape[3], v.shape[3]))
+    state = inputs.get("initial", q.new_zeros((q.shape[0], q.shape[2], q.shape[3], v.shape[3])))
     outputs = []
     for t in range(q.shape[1]):
         if g is not None:
             state = g[:, t].exp()[..., None] * state
         state = state + k[:, t][..., None] * v[:, t][..., None, :]
         outputs.append((q[:, t][..., None] * state).sum(-2) / math.sqrt(q.shape[3]))
-    return torch.stack(outputs, 1)
+    return torch.stack(outputs, 1), state
 
 
 def token_by_token_scan(inputs):
@@ -94,7 +98,20 @@ def gla_inputs(tokens, gate, batch=2, heads=2, K=5, V=7):
 
 
 def gla_reference(inputs):
-    return gated_recurrence(inputs["q"], inputs["k"], inputs["v"], inputs.get("g"))
+    return gated_recurrence(inputs["q"], inputs["k"], inputs["v"], inputs.get("g"), inputs.get("initial"))
+
+
+def document_by_document(inputs):
+    """Each packed document as a call of its own."""
+    tokens, finals = [], []
+    for number, (start, end) in enumerate(pairwise(inputs["cu_seqlens"].tolist())):
+        own = {name: inputs[name][:, start:end] for name in ("q", "k", "v", "g") if name in inputs}
+        if "initial" in inputs:
+            own["initial"] = inputs["initial"][number : number + 1]
+        out, final = token_by_token_attention(own)
+        tokens.append(out)
+        finals.append(final)
+    return torch.cat(tokens, 1), torch.cat(finals)
 
 
 # References
@@ -117,6 +134,47 @@ def test_the_recurrence_goes_on_from_segment_to_segment(gate):
         values_and_gradients(gla_reference, inputs),
         values_and_gradients(token_by_token_attention, inputs),
     )
+
+
+@pytest.mark.parametrize("gate", ["none", "mild", "all resets"])
+@pytest.mark.parametrize("tokens", [1, 17, 1025])
+def test_states_go_into_the_recurrence_and_come_out(gate, tokens):
+    inputs = gla_inputs(tokens, gate, batch=2, heads=1, K=4, V=3)
+    inputs["initial"] = normal(2, 1, 4, 3, seed=5)
+    assert_same(
+        values_and_gradients(gla_reference, inputs, count=2),
+        values_and_gradients(token_by_token_attention, inputs, count=2),
+    )
+
+
+@pytest.mark.parametrize("state", [None, "in", "out", "both"])
+@pytest.mark.parametrize("op", ["gla", "linear"])
+def test_packed_documents_are_sequences_of_their_own(op, state):
+    cell = replace(cell_of(op, packed="on", state=state), seqlen=1100)
+    inputs, specs = OPS[op].make_inputs(cell), OPS[op].inputs(cell)
+    assert {name: tuple(x.shape) for name, x in inputs.items()} == {name: s.shape for name, s in specs.items()}
+    borders = inputs["cu_seqlens"].tolist()
+    assert (borders[0], borders[-1], len(borders)) == (0, 2200, 4)
+    assert borders == sorted(set(borders))
+    assert torch.equal(inputs["cu_seqlens"], OPS[op].make_inputs(cell, 5)["cu_seqlens"])
+    count = len(OPS[op].outputs(cell))
+    assert count == (2 if state in ("out", "both") else 1)
+    found = values_and_gradients(OPS[op].reference, inputs, count)
+    assert_same(found, values_and_gradients(document_by_document, inputs, count))
+    assert [found[name].shape for name in OPS[op].outputs(cell)] == [s.shape for s in OPS[op].outputs(cell).values()]
+
+
+@pytest.mark.parametrize("op", ["gla", "linear"])
+def test_kinds_of_inputs_are_what_they_say(op):
+    correlated = OPS[op].make_inputs(replace(cell_of(op, inputs="correlated"), seqlen=400))
+    assert correlated["q"].mean(-1).abs().max() < 1e-12
+    assert correlated["k"].mean() == pytest.approx(3, abs=0.05)
+    cell = cell_of(op, inputs="orthogonal", dtype="fp32")
+    inputs = OPS[op].make_inputs(cell)
+    assert min(inputs["q"].min(), inputs["k"].min()) >= 0
+    o, given = OPS[op].reference(inputs)[0], OPS[op].make_grad_outputs(cell)["o"]
+    cosine = (o * given).sum(-1) / (o.norm(dim=-1) * given.norm(dim=-1))
+    assert cosine.abs().max() < 1e-5
 
 
 def test_the_recurrence_holds_for_gates_between_a_reset_and_none():
@@ -197,7 +255,7 @@ def test_the_bytes_of_a_pass_are_those_of_its_tensors(op):
     assert {name: spec.bytes(cell) for name, spec in OPS[op].inputs(cell).items()} == {
         name: x.numel() * x.element_size() for name, x in tensors.items()
     }
-    held = sum(x.numel() * x.element_size() for x in (*tensors.values(), OPS[op].make_grad_output(cell)))
+    held = sum(x.numel() * x.element_size() for x in (*tensors.values(), *OPS[op].make_grad_outputs(cell).values()))
     assert OPS[op].least_bytes(cell) == 2 * held
 
 
@@ -222,7 +280,7 @@ def test_inputs_have_the_shapes_and_types_that_the_op_says(op):
         assert len(spec.dims) == len(spec.shape)
         wide = name in ("g", "A") or (op, name) == ("mamba1", "D")
         assert tensors[name].dtype == (torch.float32 if wide else torch.bfloat16)
-    assert tuple(OPS[op].make_grad_output(cell).shape) == OPS[op].output(cell).shape
+    assert tuple(OPS[op].make_grad_outputs(cell)["o"].shape) == OPS[op].output(cell).shape
 
 
 @pytest.mark.parametrize("op", list(OPS))

@@ -99,8 +99,10 @@ def test_our_own_backends_are_there_and_implement_our_ops():
 
 def test_traits_are_the_parameters_of_op_and_backend():
     traits = load_registry().traits()
-    assert list(traits["gla-triton"].parameters) == ["heads", "key_dim", "value_dim", "gate", "chunk", "materialize"]
-    assert list(traits["fla-linear"].parameters) == ["heads", "key_dim", "value_dim"]
+    assert list(traits["gla-triton"].parameters) == [
+        *("heads", "key_dim", "value_dim", "gate", "inputs", "packed", "state", "chunk", "materialize")
+    ]
+    assert list(traits["fla-linear"].parameters) == ["heads", "key_dim", "value_dim", "inputs", "packed", "state"]
     assert list(traits["mamba1"].parameters) == ["inner", "state_size"]
     assert traits["gla-torch"].targets("head_dim") == ("key_dim", "value_dim")
     assert traits["sdpa-math"].targets("head_dim") == ("head_dim",)
@@ -316,8 +318,9 @@ def test_a_backend_that_fails_at_telling_whether_it_is_available_is_not(plugin, 
 @pytest.mark.parametrize("method", ["unavailable", "supports", "limits"])
 def test_a_method_that_returns_no_sentence_is_named(plugin, method):
     text = BACKEND + f"Mine.{method} = lambda self, about: ['no']\nBACKENDS = [Mine]"
+    registry = load_registry([plugin(text)])
     with pytest.raises(TypeError, match=rf"^mine: {method} returned \['no'\]; it must be a sentence, or None"):
-        refusal(load_registry([plugin(text)])["mine"], CELL)
+        refusal(registry["mine"], registry.op_of("mine"), CELL)
 
 
 def test_an_op_that_has_no_parameters_for_a_width_says_so_when_it_is_asked(plugin):
