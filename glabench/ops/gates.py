@@ -36,12 +36,12 @@ def _rare_resets(x: Tensor, generator: Generator, share: float) -> Tensor:
 
 def _documents(x: Tensor, generator: Generator) -> Tensor:
     """GLA's own, but -inf in all heads and channels at the first token of each document, of 700 tokens on average."""
-    g = _gla(x)
-    for sequence in g:
-        at = 0
-        while (at := at + _pick(generator, *_DOCUMENT)) < len(sequence):
-            sequence[at] = -math.inf
-    return g
+    import torch
+
+    batch, T = x.shape[:2]
+    firsts = _pick(generator, *_DOCUMENT, (batch, T // _DOCUMENT[0] + 1)).cumsum(1).clamp(max=T)
+    is_first = torch.zeros(batch, T + 1, dtype=torch.bool, device=x.device).scatter_(1, firsts, value=True)[:, :T]
+    return _gla(x).masked_fill_(is_first[..., None, None], -math.inf)
 
 
 def _one_reset(x: Tensor, generator: Generator) -> Tensor:
@@ -53,10 +53,13 @@ def _one_reset(x: Tensor, generator: Generator) -> Tensor:
 
 def _one_strong_chunk(x: Tensor, generator: Generator) -> Tensor:
     """GLA's own, but `strong` for 64 tokens of one head of one sequence."""
+    import torch
+
+    B, T, H = x.shape[:3]
+    batch, token, head = (_pick(generator, 0, size - 1) for size in (B, T, H))
+    places = (token // _CHUNK * _CHUNK + torch.arange(_CHUNK, device=x.device)).clamp(max=T - 1)
     g = _gla(x)
-    batch, token, head = (_pick(generator, 0, size - 1) for size in g.shape[:3])
-    place = (batch, slice(token // _CHUNK * _CHUNK, (token // _CHUNK + 1) * _CHUNK), head)
-    g[place] = _sigmoid(3 * x[place] - 3)
+    g[batch, places, head] = _sigmoid(3 * x[batch, places, head] - 3)
     return g
 
 
@@ -74,11 +77,11 @@ def _dead(x: Tensor, generator: Generator) -> Tensor:
     return g
 
 
-def _pick(generator: Generator, low: int, high: int) -> int:
-    """A whole number from `low` to `high`."""
+def _pick(generator: Generator, low: int, high: int, shape: tuple[int, ...] = (1,)) -> Tensor:
+    """Whole numbers from `low` to `high`. They stay on the device, so that the host need not wait for them."""
     import torch
 
-    return int(torch.randint(low, high + 1, (), generator=generator, device=generator.device))
+    return torch.randint(low, high + 1, shape, generator=generator, device=generator.device)
 
 
 # By the values of the axis `gate`; the first is the default.
