@@ -18,6 +18,7 @@ from glabench.cli import (
     env,
     plugin,
     report,
+    results,
     run,
     speed,
     sweeps,
@@ -43,6 +44,7 @@ _MEASURING: Mapping[str, Callable[..., None]] = {
 }
 _OTHERS: Mapping[str, Callable[..., None]] = {
     "report": report.report,
+    "results": results.results,
     "backends": backends.backends,
     "sweeps": sweeps.sweeps,
     "env": env.env,

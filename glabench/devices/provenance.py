@@ -4,16 +4,19 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
 from glabench.apart import ask_git
+from glabench.devices.syntax import code_of
 from glabench.errors import GlabenchError, printable
 
 _SUITE = Path(__file__).parent.parent
 _HASH_DIGITS = 16
+# How hashes of syntax trees begin; those of bytes have no prefix.
+TREE = "tree:"
 _GIT_TIMEOUT_S = 10
 # Prefixes of environment variables that change what is measured.
 _RELEVANT = (
@@ -27,24 +30,35 @@ _LONGEST_VALUE = 100
 def describe_code(plugins: Sequence[str] = (), kernels: Path | None = None) -> dict[str, Any]:
     """The commit of the code, and hashes of the .py files of the suite, the kernels and each plugin.
 
-    `kernels` is the folder of the package gla_kernels; by default the one that would be imported. Of a plugin only its
-    own file is hashed, not the files that it imports.
+    The suite's is of its bytes, the others are of syntax trees (see `hash_code`). `kernels` is the folder of the
+    package gla_kernels; by default the one that would be imported. Of a plugin only its own file is hashed, not the
+    files that it imports.
     """
     commit, is_changed = _read_checkout(_SUITE)
     kernels = kernels or _find_kernels()
-    files = [Path(plugin) for plugin in plugins]
+    files = [(Path(plugin).name, Path(plugin)) for plugin in plugins]
     return {
         "commit": commit,
         "changed": is_changed,
         "suite": hash_package(_SUITE),
-        "kernels": hash_package(kernels) if kernels is not None else None,
-        "plugins": {name: _hash((name, f) for f in files if f.name == name) for name in sorted(f.name for f in files)},
+        "kernels": hash_code(kernels) if kernels is not None else None,
+        "plugins": {name: _hash_trees(f for f in files if f[0] == name) for name in sorted(dict(files))},
     }
 
 
 def hash_package(folder: Path) -> str:
-    """A hash of the .py files in a folder: of their contents and of their paths relative to the folder."""
-    return _hash(sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*.py")))
+    """A hash of the .py files in a folder: of their bytes and of their paths relative to the folder."""
+    return _hash(_modules(folder))
+
+
+def hash_code(folder: Path) -> str:
+    """A hash of the code in a folder: of the syntax trees of its .py files, without docstrings, and of their paths.
+
+    It begins with `tree:`. Records of version 0.2 before this have the hash of the bytes instead, without a prefix, so
+    that neither is taken for the other. Triton compiles from the tree, so two equal hashes are the same kernels. A file
+    that does not parse counts with its bytes.
+    """
+    return _hash_trees(_modules(folder))
 
 
 def relevant_variables() -> dict[str, str]:
@@ -60,11 +74,19 @@ def command_line(arguments: Sequence[str]) -> str:
     return printable(shlex.join(["glabench", *map(_without_folder, arguments)]))
 
 
-def _hash(files: Iterable[tuple[str, Path]]) -> str:
+def _modules(folder: Path) -> list[tuple[str, Path]]:
+    return sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*.py"))
+
+
+def _hash_trees(files: Iterable[tuple[str, Path]]) -> str:
+    return TREE + _hash(files, code_of)
+
+
+def _hash(files: Iterable[tuple[str, Path]], content: Callable[[bytes], bytes] = bytes) -> str:
     whole = hashlib.sha256()
     for name, path in files:
         # Contents enter as digests, so that none can look like the name of the next file.
-        whole.update(os.fsencode(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n"))
+        whole.update(os.fsencode(f"{name}\0{hashlib.sha256(content(path.read_bytes())).hexdigest()}\n"))
     return whole.hexdigest()[:_HASH_DIGITS]
 
 

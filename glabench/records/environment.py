@@ -59,6 +59,10 @@ def device_number(environment: Mapping[str, Any]) -> str:
 
 
 def measured_code(code: Any) -> dict[str, Any] | None:
-    """The hashes of kernels and plugins in an environment's `code`; None if there are none."""
+    """The hashes of kernels and plugins in an environment's `code`; None if there are none.
+
+    Equal ones are the same code. Others need not differ: runs before the hashes of syntax trees (`tree:...`) have
+    hashes of bytes, of which nothing follows for a tree.
+    """
     found = {part: code.get(part) for part in ("kernels", "plugins")} if isinstance(code, Mapping) else {}
     return found if any(found.values()) else None

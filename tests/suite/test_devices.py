@@ -14,10 +14,11 @@ from glabench.devices.ceilings import Ceilings, copy_bandwidth_gbps, measure_cei
 from glabench.devices.clock import sm_clock
 from glabench.devices.environment import collect, main, probe
 from glabench.devices.nvml import DeviceState, Nvml, open_nvml
-from glabench.devices.provenance import command_line, describe_code, hash_package, relevant_variables
+from glabench.devices.provenance import command_line, describe_code, hash_code, hash_package, relevant_variables
 from glabench.devices.resident import peak_resident_mib
 from glabench.errors import GlabenchError, UsageError
 from glabench.plain import read_as
+from glabench.records.environment import measured_code
 
 # Choosing a device
 
@@ -330,17 +331,33 @@ def test_code_is_known_by_its_commit_and_by_hashes_of_its_parts(checkout):
     found = describe(checkout)
     assert found["commit"] == git(checkout, "rev-parse", "HEAD")
     assert found["changed"] is False
-    assert len({found["suite"], found["kernels"]}) == 2
-    assert all(len(found[part]) == 16 for part in ("suite", "kernels"))
+    assert found["suite"] == hash_package(checkout / "glabench")
+    assert found["kernels"] == hash_code(checkout / "gla_kernels")
     assert str(checkout) not in json.dumps(found)
 
 
 def test_a_change_shows_in_the_hash_of_its_part_alone(checkout):
     before = describe(checkout)
-    (checkout / "gla_kernels/__init__.py").write_text("# other\n")
+    (checkout / "gla_kernels/__init__.py").write_text("other = 1\n")
     after = describe(checkout)
     assert after == before | {"changed": True, "kernels": after["kernels"]}
     assert after["kernels"] != before["kernels"]
+
+
+def test_a_comment_changes_a_file_of_the_kernels_and_not_their_code(checkout):
+    before = describe(checkout)
+    (checkout / "gla_kernels/__init__.py").write_text("# other\n")
+    assert describe(checkout) == before | {"changed": True}
+
+
+def test_a_hash_of_code_is_never_that_of_a_files_bytes(checkout):
+    (checkout / "mine.py").write_text("BACKENDS = [\n")  # does not parse, so its bytes count
+    found = describe(checkout, [str(checkout / "mine.py")])
+    assert found["kernels"].startswith("tree:")
+    assert found["plugins"]["mine.py"].startswith("tree:")
+    assert not found["suite"].startswith("tree:")
+    old = {"kernels": hash_package(checkout / "gla_kernels"), "plugins": {}}
+    assert measured_code(old) != measured_code(describe(checkout))
 
 
 def test_a_file_that_git_does_not_track_is_no_change(checkout):
@@ -372,21 +389,22 @@ def test_without_git_there_is_no_commit_and_there_are_hashes(checkout, monkeypat
     assert describe(checkout) == before | {"commit": None, "changed": None}
 
 
-def test_the_hash_of_a_package_tells_names_and_folders_and_passes_over_other_files(tmp_path):
+@pytest.mark.parametrize("hashed", [hash_code, hash_package])
+def test_the_hash_of_a_package_tells_names_and_folders_and_passes_over_other_files(tmp_path, hashed):
     hashes = []
     for step in ("a/x.py", "b/x.py", "b/y/x.py"):
         folder = tmp_path / str(len(hashes))
         (folder / step).parent.mkdir(parents=True)
         (folder / step).write_text("1")
-        hashes.append(hash_package(folder))
+        hashes.append(hashed(folder))
         (folder / "x.pyc").write_text("compiled")
-        assert hash_package(folder) == hashes[-1]
+        assert hashed(folder) == hashes[-1]
     assert len(set(hashes)) == 3
 
 
 def test_the_kernels_are_found_where_they_would_be_imported_from():
     kernels = Path(__file__).parent.parent.parent / "kernels/gla_kernels"
-    assert describe_code()["kernels"] == hash_package(kernels)
+    assert describe_code()["kernels"] == hash_code(kernels)
 
 
 def test_plugins_are_known_by_name_and_content_not_by_folder(checkout):
