@@ -90,11 +90,14 @@ class KeptByCopyOnWrite(Honest):
 
 
 class KeptInMostCalls(Honest):
+    # Not in the last of the calls that tests make.
+    period = 7
+
     def at_size(self, q, k, v):
         state = {"calls": 0}
 
         def call():
-            if state["calls"] % 8 == 0:
+            if state["calls"] % self.period == 0:
                 state["kept"] = correct(q, k, v)
             state["calls"] += 1
             return state["kept"].clone()

@@ -23,8 +23,8 @@ JOB = Job("honest", "run", "cpu", SETTINGS)
 FORWARDS, BACKWARDS = ("infer", "fwd"), ("bwd", "fwd+bwd")
 
 
-def measure(backend, pass_, timing="hot", timer=None):
-    cell = Cell("honest", "linear", pass_, 2, 600, "fp32", SIZES, "cpu")
+def measure(backend, pass_, timing="hot", timer=None, **parameters):
+    cell = Cell("honest", "linear", pass_, 2, 600, "fp32", Parameters({**SIZES, **parameters}), "cpu")
     try:
         return CellMeter(OpWork(LINEAR, backend), JOB, timer or WallTimer(timing)).measure(cell)
     except Exception as problem:
@@ -52,7 +52,7 @@ def test_an_honest_backend_passes(pass_, timing):
 )
 def test_a_cheat_is_refused(backend, pass_):
     record = measure(backend(), pass_)
-    assert record.status in ("inaccurate", "error")
+    assert record.status in ("inaccurate", "error", "suspicious")
     assert record.time_ms is None
     assert record.reason
 
@@ -77,6 +77,60 @@ def test_a_result_that_is_kept_while_its_inputs_stay_is_suspicious_if_calls_foll
     record = measure(cheats.KeptWhileItsInputsStay(), pass_, timer=EagerTimer("cpu"))
     assert record.status == "suspicious"
     assert "ms is too short: one call alone takes" in record.reason
+
+
+class Packed(cheats.Honest):
+    """Right for packed documents, with states."""
+
+    def bind(self, inputs, cell):
+        has_final = "final" in LINEAR.outputs(cell)
+        return lambda: LINEAR.reference(inputs) if has_final else LINEAR.reference(inputs)[0]
+
+
+class Unpacked(Packed):
+    """Takes the row for one sequence."""
+
+    def bind(self, inputs, cell):
+        return super().bind({name: x for name, x in inputs.items() if name != "cu_seqlens"}, cell)
+
+
+class LosesFinalStates(Packed):
+    """Right at the small size."""
+
+    def bind(self, inputs, cell):
+        whole = super().bind(inputs, cell)
+        return lambda: (whole()[0], whole()[1] * (1.0 if cell.seqlen <= 256 else 0.9))
+
+
+class WithoutFinalStates(Packed):
+    def bind(self, inputs, cell):
+        whole = super().bind(inputs, cell)
+        return lambda: whole()[0]
+
+
+@pytest.mark.parametrize("pass_", [*FORWARDS, *BACKWARDS])
+@pytest.mark.parametrize(("packed", "state"), [("on", None), (None, "both"), ("on", "in"), ("on", "both")])
+def test_packed_documents_and_states_are_compared_too(packed, state, pass_):
+    record = measure(Packed(), pass_, packed=packed, state=state)
+    assert (record.status, record.reason) == ("ok", None)
+    states = {"final"} if state == "both" else set()
+    if pass_ in BACKWARDS:
+        states |= {"dinitial"} if state else set()
+    assert {name for name in record.rel_error if name in ("final", "dinitial")} == states
+
+
+@pytest.mark.parametrize(
+    ("backend", "packed", "state", "reason"),
+    [
+        (Unpacked, "on", None, "relative error beyond"),
+        (LosesFinalStates, None, "out", "final 1.0e-01"),
+        (WithoutFinalStates, None, "out", "the call must return a tuple of 2 tensors: o, final"),
+    ],
+)
+def test_wrong_documents_and_states_are_refused(backend, packed, state, reason):
+    record = measure(backend(), "infer", packed=packed, state=state)
+    assert record.status in ("inaccurate", "error")
+    assert reason in record.reason
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
