@@ -15,6 +15,7 @@ from glabench.records import RunFolder
 from glabench.scheduling.folders import rounds_in
 from glabench.scheduling.revisions import parse_range, worker_variables
 from glabench.sweeps import load_sweep
+from glabench.verdicts import CONFIRMING_ROUNDS
 
 SWEEP = """
 title = "waiting"
@@ -402,7 +403,7 @@ def test_a_check_against_a_file_tells_apart_what_is_unchanged_slower_and_wrong(r
     assert code == 1, stderr
     # In turns with the baseline's own revision, so that a commit is not blamed for a warm day.
     assert "measured once more, in turns; before that:" in json.loads(stdout)["findings"][0]["reason"]
-    assert len(run_names(repository / "slow/again")) == 8
+    assert len(run_names(repository / "slow/again")) == 2 * CONFIRMING_ROUNDS
 
     change(repository, "error", 0.5)
     code, stdout, stderr = run(*CHECK_FILE)
@@ -417,7 +418,7 @@ def test_a_slow_down_that_the_revisions_cannot_show_is_not_cleared_by_them(run, 
     code, stdout, stderr = run("check", "--baseline", "baseline.json", "--plugin", outside, "--out", "there")
     assert code == 1, stderr
     assert "in turns" not in stdout
-    assert run_names(repository / "there/again") == [f"new-{n}" for n in range(1, 5)]
+    assert run_names(repository / "there/again") == [f"new-{n}" for n in range(1, CONFIRMING_ROUNDS + 1)]
 
 
 @pytest.mark.parametrize(
