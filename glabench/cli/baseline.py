@@ -43,7 +43,7 @@ def occasion(
         typer.Argument(metavar="RUN...", help="The rounds: run folders, or folders of rounds of one version."),
     ],
     to: Annotated[
-        Path | None, typer.Option("--to", help="The file of occasions; by default the device's that glabench reads.")
+        Path | None, typer.Option("--out", help="The file to add to; by default the device's that glabench reads.")
     ] = None,
 ) -> None:
     """Add the times of some rounds, measured within minutes on one GPU, to the known occasions of its model.

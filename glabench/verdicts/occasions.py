@@ -92,9 +92,9 @@ class Occasions:
             for each in found.occasions:
                 datetime.fromisoformat(each.started_at)
         except (OSError, ValueError) as problem:
-            raise UsageError(f"--to: '{path}' is not a file of occasions ({problem})") from None
+            raise UsageError(f"--out: '{path}' is not a file of occasions ({problem})") from None
         if found.device != device:
-            raise UsageError(f"--to: '{path}' holds occasions of {found.device}, not {device}; name another file")
+            raise UsageError(f"--out: '{path}' holds occasions of {found.device}, not {device}; name another file")
         return found
 
     def save(self, path: Path | None = None) -> Path:
@@ -104,7 +104,7 @@ class Occasions:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
         except OSError as problem:
-            raise UsageError(f"--to: cannot write '{path}': {problem.strerror}") from None
+            raise UsageError(f"--out: cannot write '{path}': {problem.strerror}") from None
         return path
 
     def adding(self, new: Occasion) -> "Occasions":
