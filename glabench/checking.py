@@ -24,6 +24,7 @@ from glabench.scheduling.runs import Request, announce, plan_to_resume
 from glabench.scheduling.versions import measure_versions, present_version, revision
 from glabench.sweeps import Cell
 from glabench.verdicts import CONFIRMING_ROUNDS, Baseline, Comparison, Limits, Side, Verdict, compare_sides
+from glabench.verdicts.occasions import Occasions, add_occasion
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,7 @@ def compare_folders(a: Path, b: Path | None, limits: Limits, any_device: bool = 
     folders = [turns_in(a, "base"), turns_in(a, "new")] if b is None else [rounds_in(a), rounds_in(b)]
     names = [f"{a}, base", f"{a}, new"] if b is None else [str(a), str(b)]
     sides = [_side(name, found) for name, found in zip(names, folders, strict=True)]
-    paired = b is None and len(sides[0].rounds) == len(sides[1].rounds)
-    return compare_sides(sides[0], sides[1], limits, paired=paired, any_device=any_device)
+    return compare_sides(sides[0], sides[1], limits, paired=b is None, any_device=any_device)
 
 
 def _side(name: str, folders: Sequence[RunFolder]) -> Side:
@@ -195,25 +195,29 @@ class _Look:
     def again(self, found: Comparison) -> Comparison:
         """The comparison after a second look at its suspects.
 
-        Only the fresh rounds count: an outlier is unlikely to occur twice.
+        Only the fresh rounds count: an outlier is unlikely to occur twice. What the first look saw of the machine, on
+        all cells, counts as well.
         """
         say, how = self.trial.observer.say, "once more" + ("" if self.stored else ", in turns")
         if suspects := found.suspects():
             say(f"measuring {count_of(len(suspects), 'cell')} once more")
-            found = found.confirmed(self._look_at(suspects, "again", CONFIRMING_ROUNDS), f"measured {how}")
+            found = found.confirmed(self._look_at(suspects, "again", CONFIRMING_ROUNDS, found), f"measured {how}")
         if slow := found.slow_first_calls():
             say(f"first calls of {', '.join(slow)} are measured once more")
             cells = [cell for cell in self.trial.plan.cells if cell.backend in slow]
-            found = found.confirmed_first_calls(self._look_at(cells, "first-calls", 1), f"compiled {how}")
+            found = found.confirmed_first_calls(self._look_at(cells, "first-calls", 1, found), f"compiled {how}")
         return found
 
-    def _look_at(self, cells: Sequence[Cell], folder: str, rounds: int) -> Comparison:
-        return self._compare(self.trial.measure_again(cells, self.trial.path / folder, rounds), cells)
+    def _look_at(self, cells: Sequence[Cell], folder: str, rounds: int, before: Comparison) -> Comparison:
+        return self._compare(self.trial.measure_again(cells, self.trial.path / folder, rounds), cells, before)
 
-    def _compare(self, folders: Mapping[str, Sequence[RunFolder]], cells: Sequence[Cell]) -> Comparison:
+    def _compare(
+        self, folders: Mapping[str, Sequence[RunFolder]], cells: Sequence[Cell], before: Comparison | None = None
+    ) -> Comparison:
         base = _side("base", folders["base"]) if self.stored is None else self.stored.on(cells)
         new = _side("now", folders["new"])
-        return compare_sides(base, new, self.limits, paired=self.stored is None, expects_all=self.expects_all)
+        paired = self.stored is None
+        return compare_sides(base, new, self.limits, paired, expects_all=self.expects_all, before=before)
 
 
 def _plan_of(held: Baseline, request: Request) -> Plan:
@@ -259,6 +263,12 @@ def save_baseline(request: Request, out: Path, rounds: Rounds, observer: Observe
     saved = Baseline(trial.plan.sweep, folders[0].environment(), unchanged, records)
     saved.save(out)
     return saved
+
+
+def save_occasion(runs: Sequence[Path], path: Path | None) -> tuple[Occasions, Path]:
+    """Adds runs, the rounds of one occasion, to a file: by default that of the device. Raises UsageError."""
+    folders = [folder for run in runs for folder in rounds_in(run)]
+    return add_occasion(records_of(folders), [folder.environment() for folder in folders], path)
 
 
 def _revision(plan: Plan) -> str | None:

@@ -120,13 +120,18 @@ def make_app(axes: Mapping[str, Parameter]) -> typer.Typer:
         app.command(name, cls=_Command, help=_help(command), epilog=_MEASURING_EPILOG)(with_options(command, axes))
     for name, command in _OTHERS.items():
         app.command(name, cls=_Command, help=_help(command))(command)
-    for name, help_text, command_name, command, epilog in (
-        ("baseline", "Stored baselines, which glabench check compares with.", "save",
-         with_options(baseline.save, axes), _MEASURING_EPILOG),
-        ("plugin", "Plugins: backends and ops of your own.", "new", plugin.new, None),
-    ):  # fmt: skip
-        group = typer.Typer(cls=_Group, help=help_text, no_args_is_help=True)
-        group.callback()(lambda: None)
-        group.command(command_name, cls=_Command, help=_help(command), epilog=epilog)(command)
-        app.add_typer(group, name=name)
+    baselines = _add_group(app, "baseline", "Stored baselines, which glabench check compares with.")
+    baselines.command("save", cls=_Command, help=_help(baseline.save), epilog=_MEASURING_EPILOG)(
+        with_options(baseline.save, axes)
+    )
+    baselines.command("occasion", cls=_Command, help=_help(baseline.occasion))(baseline.occasion)
+    plugins = _add_group(app, "plugin", "Plugins: backends and ops of your own.")
+    plugins.command("new", cls=_Command, help=_help(plugin.new))(plugin.new)
     return app
+
+
+def _add_group(app: typer.Typer, name: str, help_text: str) -> typer.Typer:
+    group = typer.Typer(cls=_Group, help=help_text, no_args_is_help=True)
+    group.callback()(lambda: None)
+    app.add_typer(group, name=name)
+    return group

@@ -1,11 +1,11 @@
-"""The command `glabench baseline save`."""
+"""The commands `glabench baseline save` and `glabench baseline occasion`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from glabench.checking import Rounds, save_baseline
+from glabench.checking import Rounds, save_baseline, save_occasion
 from glabench.cli.options import GUARD, MeasuringOptions, between
 from glabench.cli.output import Messages
 from glabench.errors import ExitCode
@@ -35,3 +35,23 @@ def save(
     if any(record.status in FAILED for found in saved.rounds for record in found):
         messages.say("some cells failed; glabench check will compare only cells with a time in some round")
         raise typer.Exit(ExitCode.CELL_FAILED)
+
+
+def occasion(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="The rounds: run folders, or folders of rounds of one version."),
+    ],
+    to: Annotated[
+        Path | None, typer.Option("--out", help="The file to add to; by default the device's that glabench reads.")
+    ] = None,
+) -> None:
+    """Add the times of some rounds, measured within minutes on one GPU, to the known occasions of its model.
+
+    Comparisons of runs that were not taken in turns count with the spread between occasions. It is assumed until there
+    are three, an hour or more apart, of the same code; use other boards of the model, too.
+
+    Example: glabench baseline occasion runs/baseline-20260101-120000
+    """
+    found, path = save_occasion(runs, to)
+    typer.echo(f"wrote {path}; {found.describe()}")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from glabench.errors import ExitCode
 from glabench.sweeps.model import Cell
 from glabench.verdicts.findings import EXIT_CODES, FAILING, Finding, Limits, Verdict, worst
-from glabench.verdicts.statistics import median_of_known
+from glabench.verdicts.machine import Machine
+from glabench.verdicts.statistics import PROCESS_SPREAD, median_of_known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +35,10 @@ class Comparison:
     clocks_mhz: tuple[float | None, float | None] = (None, None)
     # Further remarks, such as that the measured code is the same.
     notes: tuple[str, ...] = ()
+    # What all cells have in common, if the sides were not measured in turns and enough cells show it.
+    machine: Machine | None = None
+    # The spread between processes that a second look counts with, as a share.
+    processes: float = PROCESS_SPREAD
 
     @property
     def cells(self) -> list[Finding]:
@@ -59,6 +64,7 @@ class Comparison:
             "limits": dict(self.limits.by_metric),
             "verdicts": dict(Counter(str(finding.verdict) for finding in self.cells)),
             "notes": list(self.notes),
+            "machine": self.machine.to_json() if self.machine else None,
             "sm_clock_mhz": dict(zip(("base", "new"), self.clocks_mhz, strict=True)),
             "environment": [{"name": name, "base": base, "new": new} for name, base, new in self.differences],
             "findings": [finding.to_json() for finding in self.findings],
@@ -79,6 +85,8 @@ class Comparison:
         if middle is not None:
             when = " before the second look" if any(finding.first_ratio for finding in self.cells) else ""
             parts.append(f"median ratio of all cells{when} {middle:.3f}")
+        if self.machine is not None and self.machine.differs:
+            parts.append(str(self.machine))
         return "; ".join(part for part in parts if part)
 
     def __repr__(self) -> str:

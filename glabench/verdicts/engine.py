@@ -1,5 +1,6 @@
 """The engine of `compare` and `check`: compares two sides, each with some rounds, and gives a finding per cell."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,25 +10,26 @@ from typing import Any, TypeAlias
 from glabench.errors import UsageError
 from glabench.records import WRONG, Record
 from glabench.records.diagnosis import Diagnosis, diagnose
-from glabench.records.environment import measured_code
+from glabench.records.environment import device_name, measured_code
 from glabench.records.metrics import ERROR, FIRST_CALL, METRICS, PEAK, TIME, Metric, Row
 from glabench.records.run import rows_of
 from glabench.sweeps.model import Cell
 from glabench.verdicts.comparison import Comparison
 from glabench.verdicts.findings import Finding, Limits, Verdict
-from glabench.verdicts.statistics import Ratio, compare_samples, false_discovery, median_of_known
+from glabench.verdicts.machine import Machine, judge_ratio
+from glabench.verdicts.occasions import Occasions
+from glabench.verdicts.statistics import PROCESS_SPREAD, Ratio, compare_samples, excess_variance, median_of_known
 from glabench.verdicts.surroundings import check_same_device, differences
 
-SIGNIFICANCE = 0.05
 _IDENTICAL = "the measured code (kernels and plugins) is identical on both sides"
 # An interval this wide lets an unchanged cell be blamed, or a slow-down of just the limit be missed, once in 200 times.
 CONFIDENCE = 0.99
-# Pairs of rounds in a second look. If samples scatter by 3 % and processes by 0.5 %, three pairs leave one in fifteen
-# slow-downs by 5 % unclear, four pairs one in thirty.
-CONFIRMING_ROUNDS = 4
-# How far from 1 a ratio may be to count as the same in `compare`. It cannot be less than 1.5 % for two single runs,
-# because of the spread between processes.
+# Pairs of rounds in a second look. If samples scatter by 3 %, five leave one in twenty slow-downs by 5 % unclear.
+CONFIRMING_ROUNDS = 6
+# How far from 1 a ratio may be to count as the same in `compare`.
 SAME_WITHIN = 0.02
+# Cells that show together how far processes differ here.
+_MANY = 6
 # A base with these doubts may be too slow and hide slow-downs.
 _BAD_BASE = frozenset({Diagnosis.HOT, Diagnosis.SHARED})
 _ERROR_PREFIX = "rel_error_"
@@ -65,12 +67,18 @@ def compare_sides(
     *,
     expects_all: bool = False,
     any_device: bool = False,
+    occasions: Occasions | None = None,
+    before: Comparison | None = None,
 ) -> Comparison:
     """A finding for every cell of either side, and for the first calls of every backend of both sides.
 
-    `paired`: round i of the base and of the new side ran one after the other. `expects_all`: a cell that the new side
-    lacks has failed. Raises UsageError for sides from different devices (unless `any_device`) or without a common cell.
+    `paired`: round i of the base and of the new side ran one after the other. Otherwise the sides are from different
+    occasions, whose spread is that of `occasions` (by default those that ship with glabench). `expects_all`: this is a
+    check; a cell that the new side lacks has failed, and none passes only because the machine is faster as a whole.
+    `before`: the first look, if this is the second one; some cells do not show the machine. Raises UsageError for sides
+    from different devices (unless `any_device`) or without a common cell.
     """
+    device = device_name(base.environment)
     if not any_device:
         check_same_device(base.environment, new.environment)
     cells_base, cells_new = by_cell(base.rounds), by_cell(new.rounds)
@@ -80,8 +88,17 @@ def compare_sides(
     sides = {cell: (cells_base.get(cell, []), cells_new.get(cell, [])) for cell in {**cells_base, **cells_new}}
     findings = {cell: found for cell, pair in sides.items() if (found := _find_missing_time(cell, *pair, expects_all))}
     timed = {cell: ([r for r in b if _has_time(r)], n) for cell, (b, n) in sides.items() if cell not in findings}
-    for cell, finding in _judge_times(timed, paired, limits.time).items():
-        findings[cell] = _with_other_metrics(finding, *timed[cell], limits)
+    doubts = {cell: why for cell, pair in timed.items() if (why := _explain_doubt(*pair))}
+    times = {cell: _Times.of(pair, paired) for cell, pair in timed.items() if cell not in doubts}
+    known = None if paired else occasions or Occasions.of(device)
+    processes, seen = _find_spread(times.values(), before)
+    ratios = {cell: each.ratio(processes, known.spread().total if known else 0.0) for cell, each in times.items()}
+    machine = None
+    if known and device == device_name(new.environment):
+        machine = before.machine if before else _find_machine(ratios, known)
+    for cell, pair in timed.items():
+        finding = _judge_time(cell, ratios.get(cell), limits.time, machine if expects_all else None, doubts.get(cell))
+        findings[cell] = _with_other_metrics(finding, *pair, limits)
     return Comparison(
         base.name,
         new.name,
@@ -89,8 +106,30 @@ def compare_sides(
         (*(findings[cell] for cell in sides), *_judge_first_calls(base, new, limits)),
         tuple(differences(base.environment, new.environment)),
         (_median_clock(base), _median_clock(new)),
-        (*((_IDENTICAL,) if _has_same_code(base, new) else ()), *_list_doubts(base), *_list_doubts(new)),
+        (
+            *((_IDENTICAL,) if _has_same_code(base, new) else ()),
+            *((known.describe(),) if known else ()),
+            *((str(machine),) if machine else ()),
+            *_list_doubts(base),
+            *_list_doubts(new),
+        ),
+        machine,
+        seen,
     )
+
+
+def _find_machine(ratios: Mapping[Cell, Ratio], occasions: Occasions) -> Machine | None:
+    by_backend: dict[str, list[float]] = {}
+    for cell, ratio in ratios.items():
+        by_backend.setdefault(cell.backend, []).append(ratio.ratio)
+    return Machine.of(by_backend, occasions.spread().largest_shift)
+
+
+def _judge_time(cell: Cell, ratio: Ratio | None, limit: float, machine: Machine | None, doubt: str | None) -> Finding:
+    if ratio is None:
+        return Finding(str(cell), {TIME.name: Verdict.UNCLEAR}, cell, remarks=(doubt or "",))
+    verdict, why = (judge_ratio(ratio, limit), None) if machine is None else machine.judge(ratio, limit)
+    return Finding(str(cell), {TIME.name: verdict}, cell, ratio=ratio, limit=limit, remarks=(why,) if why else ())
 
 
 def _has_same_code(base: Side, new: Side) -> bool:
@@ -134,18 +173,36 @@ def _explain_failure(record: Record) -> str:
     return f"{record.status}: {record.reason}" if record.reason else record.status
 
 
-def _judge_times(timed: Mapping[Cell, _Pair], paired: bool, limit: float) -> dict[Cell, Finding]:
-    """The findings from times. p values are adjusted for the number of cells."""
-    doubts = {cell: why for cell, pair in timed.items() if (why := _explain_doubt(*pair))}
-    ratios = {cell: _compare_times(*pair, paired) for cell, pair in timed.items() if cell not in doubts}
-    adjusted = false_discovery([ratio.p_value for ratio in ratios.values()])
-    found = {
-        cell: Finding(str(cell), {TIME.name: Verdict.UNCLEAR}, cell, remarks=(why,)) for cell, why in doubts.items()
-    }
-    for (cell, ratio), q_value in zip(ratios.items(), adjusted, strict=True):
-        judged = {TIME.name: judge_ratio(ratio, q_value, limit)}
-        found[cell] = Finding(str(cell), judged, cell, ratio=ratio, q_value=q_value, limit=limit)
-    return found
+@dataclass(frozen=True)
+class _Times:
+    """The samples of both sides of one cell, by round, and whether their rounds are pairs."""
+
+    base: Sequence[Sequence[float]]
+    new: Sequence[Sequence[float]]
+    paired: bool
+
+    @classmethod
+    def of(cls, pair: _Pair, paired: bool) -> "_Times":
+        base, new = ([record.samples_ms or () for record in side] for side in pair)
+        return cls(base, new, paired and len(base) == len(new))
+
+    def excess_variance(self) -> float | None:
+        return excess_variance(self.base, self.new, self.paired)
+
+    def ratio(self, processes: float, occasions: float) -> Ratio:
+        return compare_samples(self.base, self.new, self.paired, CONFIDENCE, processes, occasions)
+
+
+def _find_spread(times: Iterable[_Times], before: Comparison | None) -> tuple[float, float]:
+    """The spread between processes that these cells count with, and the one that a second look shall count with.
+
+    Both are at least the assumed one, and that of the first look. One cell's few rounds may differ by chance, so it
+    takes many to raise what they count with themselves.
+    """
+    excess = [variance for each in times if (variance := each.excess_variance()) is not None]
+    known = PROCESS_SPREAD if before is None else before.processes
+    seen = max(known, math.sqrt(median(excess))) if excess else known
+    return (seen if len(excess) >= _MANY else known), seen
 
 
 def _explain_doubt(base: Sequence[Record], new: Sequence[Record]) -> str | None:
@@ -155,26 +212,6 @@ def _explain_doubt(base: Sequence[Record], new: Sequence[Record]) -> str | None:
         return f"timed in different ways: {', '.join(sorted(ways))}"
     bad = sorted({doubt.name.lower() for record in base for doubt in diagnose(record) if doubt in _BAD_BASE})
     return f"the base cannot be trusted here: {', '.join(bad)}; measure it again" if bad else None
-
-
-def _compare_times(base: Sequence[Record], new: Sequence[Record], paired: bool) -> Ratio:
-    samples_base, samples_new = ([record.samples_ms or () for record in side] for side in (base, new))
-    return compare_samples(samples_base, samples_new, paired and len(base) == len(new), CONFIDENCE)
-
-
-def judge_ratio(ratio: Ratio, q_value: float, limit: float) -> Verdict:
-    """The verdict on a ratio; docs/method.md gives the rules.
-
-    `limit` 0.05 allows 5 % more time. A slow-down as large as the limit is caught whenever the interval contains the
-    true ratio. A smaller change passes once it is known precisely enough.
-    """
-    if 1 / (1 + limit) <= ratio.low and ratio.high <= 1 + limit:
-        return Verdict.SAME
-    if q_value < SIGNIFICANCE and ratio.low > 1:
-        return Verdict.SLOWER
-    if q_value < SIGNIFICANCE and ratio.high < 1:
-        return Verdict.FASTER
-    return Verdict.NOT_SLOWER if ratio.high <= 1 + limit else Verdict.UNCLEAR
 
 
 def _with_other_metrics(time: Finding, base: Sequence[Record], new: Sequence[Record], limits: Limits) -> Finding:

@@ -91,8 +91,6 @@ class Finding:
     backend: str | None = None
     # New time divided by base time; None if either is unknown or cannot be trusted.
     ratio: Ratio | None = None
-    # The rank test's p value, adjusted for the number of cells.
-    q_value: float | None = None
     # The share by which the time may grow.
     limit: float | None = None
     # Base and new value over all rounds, by the metric's name.
@@ -118,7 +116,7 @@ class Finding:
     @property
     def is_suspect(self) -> bool:
         """Whether the time is not shown to be within the limit, so that a second look may clear it."""
-        is_too_slow = self.ratio is not None and self.limit is not None and self.ratio.high > 1 + self.limit
+        is_too_slow = self.ratio is not None and self.judged.get(TIME.name) in (Verdict.UNCLEAR, Verdict.SLOWER)
         return is_too_slow and self.verdict in (Verdict.UNCLEAR, Verdict.SLOWER, Verdict.LARGER)
 
     def quotient(self, metric: str) -> float | None:
@@ -141,8 +139,6 @@ class Finding:
             "ratio": ratio.ratio if ratio else None,
             "ratio_low": ratio.low if ratio else None,
             "ratio_high": ratio.high if ratio else None,
-            "p_value": ratio.p_value if ratio else None,
-            "q_value": self.q_value,
             "first_ratio": first.ratio if first else None,
             "cleared": self.cleared,
             **(self.cell.to_json() if self.cell else {"backend": self.backend}),

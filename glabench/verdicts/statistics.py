@@ -1,17 +1,19 @@
-"""Compares two sets of samples: a ratio with a bootstrap interval, and a rank test. Assumes no distribution.
+"""Compares two sets of samples: a ratio with an interval, from the medians of rounds.
 
 Samples of one process depend on each other (clocks, memory placement), and do not show how far another process would
-differ. So samples are resampled in blocks as long as their correlation, and rounds (one process each) as a whole. Every
-round also gets an assumed spread between processes, which `glabench validate` measured (docs/method.md). If rounds
-differ by more than that, as on a shared machine, the interval is at least as wide as Student's, because resampling a
-few rounds never leaves their range.
+differ. So each round (one process) counts as one value, its median, whose variance is that of medians of blocks as long
+as the samples' correlation. Every round also gets an assumed spread between processes, which `glabench validate`
+measured (docs/method.md). If rounds differ by more than that, as on a shared machine, their own variance counts, with
+Student's few degrees of freedom. Sides measured on different occasions get the spread between occasions on top, which
+more rounds do not make smaller.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -27,12 +29,13 @@ Rounds: TypeAlias = Sequence[Sequence[float]]
 
 # Standard deviation of the medians of fresh processes, as a share.
 PROCESS_SPREAD = 0.004
-_DRAWS = 1000
+_DRAWS = 400
 _MOST_SAMPLES = 400  # per round; more are thinned out evenly
-_MOST_BLOCKS = 20  # per round, in the rank test
-# A few rounds may differ by chance: their variance counts only if it exceeds the assumed one by this factor.
+# Degrees of freedom that an assumed spread is worth. With fewer, too many slow-downs of noisy cells are unclear; with
+# more, too many unchanged cells are blamed if processes differ by more than assumed.
+_ASSUMED_FREEDOM = 4.0
+# A few rounds may differ by chance: beyond the assumed variance times this, it is theirs alone that counts.
 _SLACK = 2.0
-_ASSUMED_FREEDOM = 30.0
 
 
 def median_of_known(values: Iterable[float | None]) -> float | None:
@@ -43,15 +46,68 @@ def median_of_known(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """b divided by a: the estimate, its interval, and the rank test's p value (two-sided)."""
+    """b divided by a: the estimate and its interval."""
 
     ratio: float
     low: float
     high: float
-    p_value: float
 
     def __str__(self) -> str:
         return f"{self.ratio:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+    def over(self, other: Ratio) -> Ratio:
+        """The ratio divided by another one, whose interval widens this one's."""
+        return Ratio(self.ratio / other.ratio, self.low / other.high, self.high / other.low)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far the times of an occasion (a machine at a time) are from those of others: standard deviations, as shares.
+
+    `shift` is that of what all cells of an occasion have in common, `scatter` that of single cells around it.
+    """
+
+    shift: float
+    scatter: float
+    # How many it was measured on; 0: assumed.
+    occasions: int = 0
+    cells: int = 0
+
+    @property
+    def measured(self) -> float:
+        """That of one cell."""
+        return math.hypot(self.shift, self.scatter)
+
+    @property
+    def total(self) -> float:
+        """That of one cell, larger as far as few occasions may have shown too little, at 99 %."""
+        if self.occasions == 0 or self.measured == 0:
+            return self.measured
+        shift, scatter = self.shift**2 / self.measured**2, self.scatter**2 / self.measured**2
+        few = self.occasions - 1
+        freedom = 1 / (shift**2 / few + scatter**2 / (few * max(1, self.cells - 1)))
+        return self.measured * max(1.0, _student(freedom, 0.99) / _student(math.inf, 0.99))
+
+    @property
+    def largest_shift(self) -> float:
+        """The largest ratio of all cells of two occasions that these explain, at 99 %."""
+        freedom = self.occasions - 1 if self.occasions else math.inf
+        return math.exp(math.sqrt(2) * self.shift * _student(freedom, 0.99))
+
+
+def spread_over(occasions: Sequence[Mapping[str, float]]) -> Spread | None:
+    """The spread over two or more occasions, each the times of its cells; None if no two cells are common to all."""
+    import numpy as np
+
+    common = sorted(set.intersection(*map(set, occasions))) if len(occasions) > 1 else []
+    if len(common) < 2:
+        return None
+    logs = np.log([[times[cell] for cell in common] for times in occasions])
+    apart = logs - logs.mean(axis=0)
+    shifts = apart.mean(axis=1, keepdims=True)
+    few = len(occasions) - 1
+    scatter = float(((apart - shifts) ** 2).sum()) / (few * (len(common) - 1))
+    return Spread(math.sqrt(float((shifts**2).sum()) / few), math.sqrt(scatter), len(occasions), len(common))
 
 
 def compare_samples(
@@ -59,121 +115,92 @@ def compare_samples(
     b: Rounds,
     paired: bool = False,
     confidence: float = 0.95,
-    seed: int = 0,
-    spread: float = PROCESS_SPREAD,
+    processes: float = PROCESS_SPREAD,
+    occasions: float = 0.0,
 ) -> Ratio:
     """The ratio of b's time to a's.
 
     Each side is a list of rounds; a round is the samples of one process, in the order in which they were taken.
-    `paired`: round i of a and of b ran one after the other, so that drift between rounds is common to both. `spread` is
-    the assumed standard deviation between processes, as a share. Raises ValueError for a side or round without samples,
-    and for pairs that do not match.
+    `paired`: round i of a and of b ran one after the other, so that drift between rounds is common to both. `processes`
+    and `occasions` are standard deviations, as shares: between processes, and between the occasions on which the sides
+    were measured. Raises ValueError for a side or round without samples, and for pairs that do not match.
     """
+    sides = _medians(a, b, paired)
+    center = float(sides[-1][:, 0].mean()) - (0 if paired else float(sides[0][:, 0].mean()))
+    # Of the mean of pairs, or of the difference of both sides' means.
+    each = sum(1 / len(side) for side in sides)
+    of_process = (2 if paired else 1) * processes**2
+    assumed = sum((float(side[:, 1].mean()) + of_process) / len(side) for side in sides)
+    squares, seen = _deviations(sides)
+    variance, freedom = assumed, _ASSUMED_FREEDOM
+    if seen:
+        freedom += seen
+        observed = squares / seen * each
+        variance = max(assumed, (_ASSUMED_FREEDOM * assumed + seen * observed) / freedom)
+        if observed > (by_chance := _SLACK * assumed):
+            # What was assumed does not hold here: Satterthwaite's degrees of freedom fall to those of the rounds.
+            variance = observed
+            freedom = min(freedom, observed**2 / (by_chance**2 / freedom + (observed - by_chance) ** 2 / seen))
+    of_occasions = 2 * occasions**2
+    freedom *= (variance + of_occasions) ** 2 / variance**2
+    width = _student(freedom, confidence) * math.sqrt(variance + of_occasions)
+    return Ratio(*(math.exp(center + step) for step in (0, -width, width)))
+
+
+def excess_variance(a: Rounds, b: Rounds, paired: bool) -> float | None:
+    """The variance between the medians of processes that their samples do not explain; None for single rounds."""
+    sides = _medians(a, b, paired)
+    squares, seen = _deviations(sides)
+    of_samples = sum(float(side[:, 1].sum()) for side in sides) / sum(map(len, sides))
+    return max(0.0, squares / seen - of_samples) / (2 if paired else 1) if seen else None
+
+
+def _medians(a: Rounds, b: Rounds, paired: bool) -> list[Numbers]:
+    """Both sides, or the differences of pairs: per round the median of the logarithms, and its variance."""
     if not a or not b or not all(map(len, [*a, *b])):
         raise ValueError("each side needs at least one round, and each round a sample")
     if paired and len(a) != len(b):
         raise ValueError("pairs need the same number of rounds on both sides")
     import numpy as np
 
-    generator = np.random.default_rng(seed)
-    logs_a, logs_b = ([np.log(_thinned(samples)) for samples in side] for side in (a, b))
-    center = _mean_median(logs_b) - _mean_median(logs_a)
-    drawn_a, drawn_b = (np.stack([_median_draws(x, generator) for x in side]) for side in (logs_a, logs_b))
-    if paired:
-        drawn, spread = [drawn_b - drawn_a], math.sqrt(2) * spread
-        draws = _resampled_rounds(drawn[0], spread, generator)
-    else:
-        drawn = [drawn_a, drawn_b]
-        draws = _resampled_rounds(drawn_b, spread, generator)
-        draws = draws - _resampled_rounds(drawn_a, spread, generator)
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(draws, (tail, 100 - tail))
-    width = _observed_half_width(drawn, spread, confidence)
-    low, high = min(low, center - width), max(high, center + width)
-    return Ratio(math.exp(center), math.exp(low), math.exp(high), _rank_test(logs_a, logs_b, paired))
+    side_a, side_b = (np.array([_log_median(tuple(samples)) for samples in side]) for side in (a, b))
+    return [side_b + side_a * (-1, 1)] if paired else [side_a, side_b]
 
 
-def _thinned(samples: Sequence[float]) -> Numbers:
+def _deviations(sides: Sequence[Numbers]) -> tuple[float, int]:
+    """The sum of squared deviations of rounds from their side's mean, and its degrees of freedom."""
+    squares = sum(float(side[:, 0].var()) * len(side) for side in sides)
+    return squares, sum(len(side) - 1 for side in sides)
+
+
+@lru_cache(maxsize=256)
+def _log_median(samples: tuple[float, ...]) -> tuple[float, float]:
+    """The median of a round's logarithms, and its variance: that of medians of the round resampled in blocks.
+
+    Blocks wrap around from the end to the start.
+    """
     import numpy as np
 
-    return np.asarray(samples, dtype=np.float64)[:: -(-len(samples) // _MOST_SAMPLES)]
-
-
-def _mean_median(rounds: Sequence[Numbers]) -> float:
-    import numpy as np
-
-    return float(np.mean([np.median(x) for x in rounds]))
-
-
-def _median_draws(x: Numbers, generator: np.random.Generator) -> Numbers:
-    """The medians of a round resampled in blocks, one per draw. Blocks wrap around from the end to the start."""
-    import numpy as np
-
+    generator = np.random.default_rng(0)
+    x: Numbers = np.log(np.asarray(samples, dtype=np.float64)[:: -(-len(samples) // _MOST_SAMPLES)])
     n, length = len(x), correlation_length(x)
     starts = generator.integers(0, n, size=(_DRAWS, -(-n // length)))
     places = (starts[:, :, None] + np.arange(length)).reshape(_DRAWS, -1)[:, :n] % n
-    medians: Numbers = np.median(x[places], axis=1)
-    return medians
+    return float(np.median(x)), float(np.median(x[places], axis=1).var())
 
 
-def _resampled_rounds(drawn: Numbers, spread: float, generator: np.random.Generator) -> Numbers:
-    """The mean over rounds drawn with replacement, plus the spread between processes: [rounds, draws] to [draws]."""
-    import numpy as np
-
-    rounds = len(drawn)
-    chosen = generator.integers(0, rounds, size=drawn.shape)
-    mean: Numbers = np.take_along_axis(drawn, chosen, axis=0).mean(axis=0)
-    return mean + generator.normal(0, spread / math.sqrt(rounds), size=mean.shape)
-
-
-def _observed_half_width(sides: Sequence[Numbers], spread: float, confidence: float) -> float:
-    """Half the width of Student's interval from the variance between rounds, if it exceeds the assumed one; else 0.
-
-    Each side is [rounds, draws] of medians: the means over draws are the rounds' values, the variance over draws is
-    what the samples explain. The degrees of freedom are Satterthwaite's: many if little of the variance comes from
-    these few rounds alone.
-    """
+def _student(freedom: float, confidence: float) -> float:
+    """Half the width of Student's interval, in standard deviations."""
     from scipy.stats import t
 
-    seen = sum(len(side) - 1 for side in sides)
-    if seen == 0:
-        return 0.0
-    variance = sum(float(((side.mean(axis=1) - side.mean()) ** 2).sum()) for side in sides) / seen
-    of_samples = sum(float(side.var(axis=1).sum()) for side in sides) / sum(map(len, sides))
-    assumed = _SLACK * (spread**2 + of_samples)
-    if variance <= assumed:
-        return 0.0
-    freedom = variance**2 / (assumed**2 / _ASSUMED_FREEDOM + (variance - assumed) ** 2 / seen)
-    error = math.sqrt(variance * sum(1 / len(side) for side in sides))
-    return error * float(t.ppf((1 + confidence) / 2, freedom))
+    return float(t.ppf((1 + confidence) / 2, freedom))
 
 
-def _rank_test(a: Sequence[Numbers], b: Sequence[Numbers], paired: bool) -> float:
-    """The p value of the Mann-Whitney test on medians of blocks, which are at least as long as the correlation.
+def median_ratio(ratios: Sequence[float]) -> Ratio | None:
+    """The median of ratios with its 95 % interval, by ranks; None if they are too few for that (fewer than six)."""
+    from scipy.stats import quantile_test
 
-    Pairs are aligned first, by subtracting the middle of both rounds' medians.
-    """
-    import numpy as np
-    from scipy.stats import mannwhitneyu
-
-    if paired:
-        middles = [(np.median(x) + np.median(y)) / 2 for x, y in zip(a, b, strict=True)]
-        a, b = ([x - m for x, m in zip(side, middles, strict=True)] for side in (a, b))
-    first, second = (np.concatenate([_block_medians(x) for x in side]) for side in (a, b))
-    return float(mannwhitneyu(first, second, alternative="two-sided").pvalue)
-
-
-def _block_medians(x: Numbers) -> Numbers:
-    import numpy as np
-
-    blocks = max(1, min(_MOST_BLOCKS, len(x) // correlation_length(x)))
-    return np.array([np.median(block) for block in np.array_split(x, blocks)])
-
-
-def false_discovery(p_values: Sequence[float]) -> list[float]:
-    """p values adjusted for the number of tests (Benjamini-Hochberg), which bounds the share of false alarms."""
-    if not p_values:
-        return []
-    from scipy.stats import false_discovery_control
-
-    return [float(p) for p in false_discovery_control(p_values)]
+    interval = quantile_test(ratios, p=0.5).confidence_interval(0.95) if ratios else None
+    if interval is None or not (math.isfinite(interval.low) and math.isfinite(interval.high)):
+        return None
+    return Ratio(median(ratios), float(interval.low), float(interval.high))

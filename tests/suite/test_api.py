@@ -136,7 +136,7 @@ def test_revisions_are_compared_and_checked(here):
     told = []
     found = glabench.check(rev="main", rounds=1, out="there", on_record=told.append, **options)
     assert found.exit_code(FAILING) == 1
-    assert len(told) == 2 + 8  # both once, then four pairs of the doubtful cells
+    assert len(told) == 2 + 12  # both once, then six pairs of the doubtful cells
     assert glabench.check(rev="main", limits={"time": 0.6}, **options).exit_code(FAILING) == 0
     again = glabench.check(rev="main", rounds=1, out="there", resume=True, **options)
     assert again.to_json() == found.to_json()

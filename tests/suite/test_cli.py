@@ -497,7 +497,7 @@ def test_env_names_no_host_and_no_user_and_lists_the_plugins(run):
 
 COMMANDS = [
     *["speed", "chunk-sweep", "run", "compare", "check", "validate", "report", "backends", "sweeps", "env"],
-    *["baseline save", "plugin new"],
+    *["baseline save", "baseline occasion", "plugin new"],
 ]
 
 

@@ -160,6 +160,7 @@ def test_the_backends_of_named_runs_are_completed(run):
         ("run", "[SWEEP]"),
         ("plugin new", "FILE"),
         ("baseline save", "[SWEEP]"),
+        ("baseline occasion", "RUN..."),
     ],
 )
 def test_help_shows_arguments_and_flags_as_they_are_typed(run, command, usage):

@@ -1,6 +1,7 @@
 """Revisions in a git repository: comparing them, checks against a revision or a baseline, saving baselines."""
 
 import json
+import re
 import shutil
 import subprocess
 from itertools import count
@@ -15,6 +16,7 @@ from glabench.records import RunFolder
 from glabench.scheduling.folders import rounds_in
 from glabench.scheduling.revisions import parse_range, worker_variables
 from glabench.sweeps import load_sweep
+from glabench.verdicts import CONFIRMING_ROUNDS
 
 SWEEP = """
 title = "waiting"
@@ -162,16 +164,17 @@ def test_identical_code_is_said_to_be_so_and_measured_all_the_same(run, reposito
     code, stdout, _ = run(*COMPARE, "--fail-on", "slower,failed,inaccurate")
     assert code == 0
     assert "the measured code (kernels and plugins) is identical on both sides" in stdout
-    assert "1 same" in stdout
+    assert re.search("1 (same|not slower)", stdout)
 
 
 def test_rounds_of_one_version_are_compared_as_sides(run, repository):
     for name in ("a", "b"):
         save = ["baseline", "save", "waiting.toml", "--plugin", "steady.py", "--out", f"{name}.json", "--runs", name]
         assert run(*save, "--rounds", "2")[0] == 0
-    code, stdout, _ = run("compare", "a", "b")
+    code, stdout, _ = run("compare", "a", "b", "--same-within", "5%")
     assert code == 0
     assert "1 same" in stdout
+    assert "spread between occasions assumed: 1.0%" in stdout
 
 
 def test_runs_of_the_same_sweep_and_day_are_no_rounds(run, repository):
@@ -300,7 +303,9 @@ def test_a_slow_down_is_looked_at_twice_and_fails(run, repository):
     assert "### glabench check" in (repository / "m.md").read_text()
     assert "</svg>" in (repository / "c.svg").read_text()
     (folder,) = (repository / "runs").iterdir()
-    assert run_names(folder / "again") == [f"{side}-{n}" for side in ("base", "new") for n in range(1, 5)]
+    assert run_names(folder / "again") == [
+        f"{side}-{n}" for side in ("base", "new") for n in range(1, CONFIRMING_ROUNDS + 1)
+    ]
     assert run(*CHECK, "--max-slowdown", "10%")[0] == 0
 
 
@@ -364,8 +369,8 @@ def test_an_interrupted_check_goes_on_where_it_was(run, repository, monkeypatch,
     code, stdout, stderr = run(*command, "--resume")
     assert code == 1, stderr
     assert "1 slower" in stdout
-    # No cell was measured twice: two in the first look, eight in the second, plus the one that was stopped.
-    assert next(calls) == 2 + 8 + 1 + 1
+    # No cell was measured twice: two in the first look, twelve in the second, plus the one that was stopped.
+    assert next(calls) == 2 + 2 * CONFIRMING_ROUNDS + 1 + 1
 
 
 def test_rounds_go_on_with_the_same_settings_and_code_alone(run, repository):
@@ -402,7 +407,7 @@ def test_a_check_against_a_file_tells_apart_what_is_unchanged_slower_and_wrong(r
     assert code == 1, stderr
     # In turns with the baseline's own revision, so that a commit is not blamed for a warm day.
     assert "measured once more, in turns; before that:" in json.loads(stdout)["findings"][0]["reason"]
-    assert len(run_names(repository / "slow/again")) == 8
+    assert len(run_names(repository / "slow/again")) == 2 * CONFIRMING_ROUNDS
 
     change(repository, "error", 0.5)
     code, stdout, stderr = run(*CHECK_FILE)
@@ -417,7 +422,7 @@ def test_a_slow_down_that_the_revisions_cannot_show_is_not_cleared_by_them(run, 
     code, stdout, stderr = run("check", "--baseline", "baseline.json", "--plugin", outside, "--out", "there")
     assert code == 1, stderr
     assert "in turns" not in stdout
-    assert run_names(repository / "there/again") == [f"new-{n}" for n in range(1, 5)]
+    assert run_names(repository / "there/again") == [f"new-{n}" for n in range(1, CONFIRMING_ROUNDS + 1)]
 
 
 @pytest.mark.parametrize(

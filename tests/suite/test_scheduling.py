@@ -308,8 +308,8 @@ def test_a_second_look_that_was_interrupted_goes_on_with_the_same_command(plan, 
     heard = Heard()
     found = look(heard, resume=True)
     lanes = {event[1] for event in heard.records}
-    assert lanes == {f"again {side}-{number}" for side in ("base", "new") for number in range(1, 5)}
-    assert heard.said[1:4:2] == ["24 of 24 cells are already measured", "3 of 16 cells are already measured"]
+    assert lanes == {f"again {side}-{number}" for side in ("base", "new") for number in range(1, 7)}
+    assert heard.said[1:4:2] == ["24 of 24 cells are already measured", "3 of 24 cells are already measured"]
     assert [str(cell) for cell in found.suspects()] == [str(cell) for cell in plan.cells if cell.seqlen == 2]
 
 

@@ -1,0 +1,72 @@
+"""Occasions: taken from runs, an hour apart, kept in a file per device; fewer than three are not counted with."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from simulated import CELL, STEADY, measured
+
+from glabench.errors import UsageError
+from glabench.verdicts.occasions import ASSUMED, LEAST, Occasions, add_occasion, file_of
+
+H200 = {"device": "cuda", "gpu": {"name": "NVIDIA H200", "id": "abc", "driver": "580"}, "settings": {"timing": "cold"}}
+
+
+def taken(hour, factor=1.0, seed=0):
+    """Two rounds of two cells at an hour of a day."""
+    started = {"started_at": f"2026-01-01T{hour:02}:00:00+00:00", "code": "c0de"}
+    sides = [measured(STEADY, seed + n, factor, cell=replace(CELL, seqlen=64 * n), **started) for n in (1, 2)]
+    return [a + b for a, b in zip(*sides, strict=True)]
+
+
+def test_occasions_are_added_to_the_file_of_their_device_and_count_from_three_on(tmp_path):
+    path = tmp_path / "new" / "h200.json"
+    for hour in range(LEAST):
+        found, written = add_occasion(taken(hour, 1 + hour / 100, 9 * hour), [H200, H200], path)
+        assert (written, Occasions.of("NVIDIA H200", path)) == (path, found)
+        few = hour + 1 < LEAST
+        assert (found.spread() == ASSUMED) == few
+        assert ("assumed: 1.0%" in found.describe()) == few
+    assert "% in common, " in found.describe()
+    assert found.spread().shift == pytest.approx(0.01, rel=0.2)
+    first = found.occasions[0]
+    assert (first.gpu, first.driver, first.code, first.rounds, len(first.cells)) == ("abc", "580", "c0de", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "environments", "words"),
+    [
+        (taken(0), [H200, H200], "less than an hour from the known occasion"),
+        (taken(9), [{"settings": {"timing": "cold"}}], "whose identity is recorded"),
+        (taken(9), [H200, {**H200, "gpu": {"name": "NVIDIA H200", "id": "xyz"}}], "an occasion is of one GPU"),
+        (taken(9), [{**H200, "settings": {"timing": "hot"}}], "cold ones"),
+        ([], [H200], "no cell has a time"),
+        (measured(STEADY, 0, started_at="2026-01-01T09:00:00+00:00"), [H200], "fewer than two cells are common"),
+        (taken(9), [{**H200, "gpu": {"name": "NVIDIA H100", "id": "xyz"}}], "holds occasions of NVIDIA H200"),
+    ],
+)
+def test_what_is_no_further_occasion_is_refused_and_the_file_stays(tmp_path, rounds, environments, words):
+    path = tmp_path / "h200.json"
+    add_occasion(taken(0), [H200], path)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=words):
+        add_occasion(rounds, environments, path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"device": "NVIDIA H200", "occasions": [{"started_at": "now"}]}'])
+def test_a_file_that_holds_no_occasions_is_refused(tmp_path, text):
+    path = tmp_path / "h200.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="is not a file of occasions"):
+        Occasions.of("NVIDIA H200", path)
+
+
+def test_the_files_that_ship_with_glabench_are_found_by_their_devices_name():
+    shipped = sorted(file_of("x").parent.glob("*.json"))
+    for path in shipped:
+        device = json.loads(path.read_text())["device"]
+        assert file_of(device) == path
+        assert Occasions.of(device).occasions
+    assert shipped
+    assert Occasions.of("a machine that nobody has").occasions == []
