@@ -142,7 +142,7 @@ class Occasions:
 def file_of(device: str) -> Path:
     """The file of a device model, which may not exist yet."""
     name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    return Path(str(resources.files("glabench.verdicts"))) / "occasions" / f"{name or 'unknown'}.json"
+    return Path(str(resources.files("glabench.verdicts"))) / "known" / f"{name or 'unknown'}.json"
 
 
 def add_occasion(
