@@ -57,6 +57,9 @@ class CellMeter:
             return record
         steps = steps_of(workload, cell)
         record = replace(record, **asdict(measure_memory(steps, cell.device)))
+        if self._nvml is not None:
+            # Here, because the checks below need memory of their own.
+            record = replace(record, process_memory_mib=self._nvml.processes().own_memory_mib)
         del steps  # and with it a forward's nodes, which must not outlive their stream
         steps = steps_of(workload, cell)
         checks = None
@@ -120,7 +123,6 @@ class CellMeter:
         return samples, replace(
             record,
             **asdict(watch.summary()),
-            process_memory_mib=processes.own_memory_mib if processes is not None else None,
             other_processes=processes.others if processes is not None else None,
         )
 
