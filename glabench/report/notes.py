@@ -49,7 +49,7 @@ def _name_cells(label: str, rows: Sequence[Row], all_rows: Sequence[Row], view: 
         return label
     by_pass: dict[str, list[str]] = {}
     for row in rows:
-        by_pass.setdefault(row["pass"], []).append(show_x(x_of(row, view.x_name), view.x_name))
+        by_pass.setdefault(row["pass"], []).append(show_x(x_of(row, view.x_name)))
     passes: dict[str, list[str]] = {}
     for pass_, places in by_pass.items():
         passes.setdefault(" ".join(places), []).append(pass_)

@@ -10,7 +10,7 @@ from glabench.records.diagnosis import diagnose
 from glabench.records.environment import device_name
 from glabench.records.metrics import METRICS, TIME, Metric, known
 from glabench.records.run import rows_of
-from glabench.sweeps.words import is_usual, label_of, sort_by_order
+from glabench.sweeps.words import is_usual, label_of, sort_by_order, value_or_word
 
 Row = Mapping[str, Any]
 
@@ -140,7 +140,7 @@ def x_of(row: Row, axis: str) -> Any:
     """A row's value on an axis; None if it does not have the axis. `head_dim` falls back to `key_dim`."""
     if axis == "head_dim" and "head_dim" not in _names(row):
         axis = "key_dim"
-    return row[axis] if axis in (*_names(row), "key_dim", "value_dim") else None
+    return value_or_word(axis, row[axis] if axis in (*_names(row), "key_dim", "value_dim") else None)
 
 
 def is_number(value: Any) -> bool:

@@ -126,7 +126,7 @@ def _put_x_across(panel: Panel, metric: Metric, form: _Form, with_tags: bool) ->
     ]
     tags = [tag_series(series.rows) if with_tags else "" for series in panel.series]
     title = f", {metric.title}{metric.unit and ', '}{metric.unit}{_about(panel, [metric], form)}"
-    return _grid(panel, title, [panel.x_name, *(show_x(x, panel.x_name) for x in panel.x_values)], rows, tags)
+    return _grid(panel, title, [panel.x_name, *map(show_x, panel.x_values)], rows, tags)
 
 
 def _make_narrow(view: View, panel: Panel, metrics: Sequence[Metric], form: _Form, width: float) -> list[Grid]:
@@ -140,7 +140,7 @@ def _make_narrow(view: View, panel: Panel, metrics: Sequence[Metric], form: _For
         rows.append([series.label])
         tags.append("")
         for x, row in series.rows.items():
-            rows.append([f"  {show_x(x, panel.x_name)}" if view.has_x else "", *_values(panel, metrics, row, x, form)])
+            rows.append([f"  {show_x(x)}" if view.has_x else "", *_values(panel, metrics, row, x, form)])
             tags.append(_tag(row))
     head = [panel.x_name if view.has_x else "", *map(_head, metrics)]
     grid = _grid(panel, _about(panel, metrics, form), head, rows, tags)

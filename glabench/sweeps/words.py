@@ -15,8 +15,8 @@ class Words:
     title: str
     is_size: bool = False
     usual: Any = None
-    # The word for None.
-    none: str = "auto"
+    # The word for None, if it is a value as others are and not the implementation's choice.
+    none: str | None = None
 
 
 # In the order in which labels show them.
@@ -61,10 +61,13 @@ def show_value(value: Any) -> str:
     return "auto" if value is None else str(value)
 
 
-def show_x(value: Any, name: str = "") -> str:
-    """An x value of an axis as text for column heads and ticks: 4096 -> `4k`; otherwise as `show_value`."""
-    if value is None and name in WORDS:
-        return WORDS[name].none
+def value_or_word(name: str, value: Any) -> Any:
+    """A parameter's value, or the word for None: `none` for a cell without states."""
+    return WORDS[name].none if value is None and name in WORDS else value
+
+
+def show_x(value: Any) -> str:
+    """An x value as text for column heads and ticks: 4096 -> `4k`; otherwise as `show_value`."""
     return format_number(value) if isinstance(value, int) and not isinstance(value, bool) else show_value(value)
 
 

@@ -133,6 +133,16 @@ def test_parameters_of_plugins_are_named_with_their_values():
     assert [s.label for s in panel.series] == ["gla-torch (fuse=on)", "gla-torch (fuse=off)"]
 
 
+@pytest.mark.parametrize(
+    ("axis", "values"),
+    [("state", ["none", "in", "both"]), ("packed", ["off", "on"]), ("inputs", ["normal", "orthogonal"])],
+)
+def test_the_default_of_an_extra_is_a_value_as_others_are(axis, values):
+    run = made_up("chunk-sweep", {axis: ",".join(values), "pass": "fwd", "backend": "gla-torch", "chunk": "16"})
+    (panel,) = make_panels(rows(run), axis)
+    assert {s.label: list(s.rows) for s in panel.series} == {"gla-torch": values}
+
+
 def test_the_chunk_that_a_backend_chose_has_a_series_of_its_own():
     run = made_up("chunk-sweep", {"chunk": "auto,16..64", "pass": "fwd", "backend": "gla-torch"})
     (panel,) = make_panels(rows(run), "chunk")
