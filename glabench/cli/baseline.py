@@ -43,13 +43,16 @@ def occasion(
         typer.Argument(metavar="RUN...", help="The rounds: run folders, or folders of rounds of one version."),
     ],
     to: Annotated[
-        Path | None, typer.Option("--out", help="The file to add to; by default the device's that glabench reads.")
+        Path | None,
+        typer.Option(
+            "--out", help="The file to add to; by default the device's that ships with glabench, and that it reads."
+        ),
     ] = None,
 ) -> None:
     """Add the times of some rounds, measured within minutes on one GPU, to the known occasions of its model.
 
     Comparisons of runs that were not taken in turns count with the spread between occasions. It is assumed until there
-    are three, an hour or more apart, of the same code; use other boards of the model, too.
+    are three of the same code, an hour or more apart; measure on other GPUs of the model, too.
 
     Example: glabench baseline occasion runs/baseline-20260101-120000
     """

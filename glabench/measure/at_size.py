@@ -28,6 +28,8 @@ COARSE = 5e-2
 # A row may have this many times the error of its whole part, relative to the root mean square of the part's rows.
 ROWS = 10.0
 DRAWN = 4
+# What a row is, by its dimension.
+_ROW_NAMES = {"seqlen": "token", "documents": "document"}
 # Errors are relative to at least this share of the usual part, and to numbers of at least these sizes: of T tokens,
 # 2 / T. Inputs are about 1; the gradients of the first few tokens of attention are small differences of such numbers.
 _LEAST_SHARE, _LEAST, _LEAST_BY_TOKENS = 0.3, 1e-4, 2.0
@@ -97,7 +99,7 @@ def check_parts(op: Op, cell: Cell, results: Results, bound: float, seed: int) -
     regions = draw_parts(op, cell, draw, DRAWN, with_ends=True)
     found = [check_drawn(op, cell, results, bound, regions, take(op, cell, results, regions))]
     sizes, specs = sizes_of(op, cell), op.inputs(cell)
-    if "batch" in sizes and any(not _missing(op, specs[name]) <= {"batch"} for name in results.gradients):
+    if "batch" in sizes and any(not _missing(op, cell, specs[name]) <= {"batch"} for name in results.gradients):
         sequence = {**_whole(sizes), "batch": (draw.randrange(sizes["batch"]), 1)}
         found.append(_compare(op, cell, results, sequence, torch.float64, bound))
     return worst_of(found)
@@ -112,7 +114,7 @@ def check_everything(op: Op, cell: Cell, results: Results) -> dict[str, Worst]:
 
 def take(op: Op, cell: Cell, results: Results, regions: Sequence[Region]) -> list[Parts]:
     """Copies of some parts of every result that parts do not share."""
-    named = {name: x for name, x in _named(op, cell, results).items() if not _missing(op, x[1])}
+    named = {name: x for name, x in _named(op, cell, results).items() if not _missing(op, cell, x[1])}
     return [{name: _cut(x, spec, region).detach().clone() for name, (x, spec) in named.items()} for region in regions]
 
 
@@ -184,9 +186,9 @@ def _whole(sizes: Mapping[str, int]) -> Region:
     return {name: (0, size) for name, size in sizes.items()}
 
 
-def _missing(op: Op, spec: Spec) -> set[str]:
+def _missing(op: Op, cell: Cell, spec: Spec) -> set[str]:
     """The independent dimensions that a tensor lacks, so that its gradient is a sum over them."""
-    return set(op.independent) - set(spec.dims)
+    return {name for name, size in sizes_of(op, cell).items() if size > 1} - set(spec.dims)
 
 
 def _compare(
@@ -203,14 +205,14 @@ def _compare(
     complete = {
         name: (x, spec)
         for name, (x, spec) in named.items()
-        if all(region[dim] == (0, sizes[dim]) for dim in _missing(op, spec))
+        if all(region[dim] == (0, sizes[dim]) for dim in _missing(op, cell, spec))
     }
     worst: dict[str, list[Worst]] = {}
     sums: dict[str, Tensor] = {}
     for block in _split(region, _parts_at_once(op, cell, dtype)):
         (expected,) = _differentiate(op, cell, results, [block], dtype)
         for name, (x, spec) in complete.items():
-            if not _missing(op, spec):
+            if not _missing(op, cell, spec):
                 error = _find_worst(op, cell, _cut(x, spec, block), expected[name], spec, block, bound, usual[name])
                 worst.setdefault(name, []).append(error)
                 continue
@@ -312,9 +314,10 @@ def _find_worst(
     least = (_LEAST_SHARE * usual) ** 2 + least_number(cell) ** 2 * math.prod(expected.shape[dim] for dim in inner)
     size = size.clamp(min=least)
     errors = [_relative(whole, size)]
-    if "seqlen" in spec.dims:
-        T = expected.shape[spec.dims.index("seqlen")]
-        of_row = [dim for dim in inner if spec.dims[dim] != "seqlen"]
+    row = next((name for name in _ROW_NAMES if name in spec.dims), None)
+    if row is not None:
+        T = expected.shape[spec.dims.index(row)]
+        of_row = [dim for dim in inner if spec.dims[dim] != row]
         # Of a row that is larger than most, its own norm counts: rounding is relative to that.
         rows = torch.maximum(_sum(squares, of_row), size / T)
         errors.append(_relative(_sum(missed, of_row), rows) / ROWS)
@@ -326,8 +329,8 @@ def _find_worst(
     for name, index in zip(spec.dims, place, strict=True):
         if name in region:
             words.append(f"{name} {int(index) + region[name][0]}")
-        elif by_row and name == "seqlen":
-            words.append(f"token {int(index)}")
+        elif by_row and name == row:
+            words.append(f"{_ROW_NAMES[name]} {int(index)}")
     return Worst(float(chosen.max()), bound, ", ".join(words))
 
 

@@ -30,7 +30,7 @@ from glabench.records.metrics import significant
 from glabench.sweeps.model import Cell
 
 _LEAST_WARM_UP_CALLS = 2
-# Calls back to back may take this share of the time of one alone, whose inputs and cache are fresh.
+# Calls back to back may take this share of the time of one alone, whose inputs are new.
 _LEAST_SHARE_ALONE = 0.5
 
 

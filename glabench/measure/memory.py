@@ -56,8 +56,8 @@ def free_memory_bytes(device: str) -> int | None:
     if device == "cuda":
         import torch
 
-        torch.cuda.empty_cache()  # memory that torch keeps from earlier cells is free for the next one
-        return torch.cuda.mem_get_info()[0]
+        # What torch keeps from earlier tensors is free for the next ones.
+        return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     try:
         with open("/proc/meminfo", encoding="utf-8") as file:  # noqa: PTH123
             found = next((line.split()[1] for line in file if line.startswith("MemAvailable:")), None)

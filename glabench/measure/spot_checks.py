@@ -46,6 +46,7 @@ class SpotChecks:
     ) -> None:
         self._op, self._cell, self._workload, self._bound = op, cell, workload, bound
         self._check_kind = check_kind
+        self._indices = op.make_indices(cell)
         self._draw = Random(f"spot checks {seed}")
         self._began_at: float | None = None
         self._samples = 0
@@ -87,7 +88,7 @@ class SpotChecks:
 
     def _make(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         """The inputs, and the gradients of the outputs, that belong to the sample's seed."""
-        inputs = self._op.make_inputs(self._cell, self._seed)
+        inputs = self._op.make_values(self._cell, self._seed) | self._indices
         if not self._cell.has_backward:
             return inputs, self._workload.grad_outputs
         return inputs, self._op.make_grad_outputs(self._cell, self._seed)

@@ -44,7 +44,7 @@ class Sample:
     exposed: bool = False
     # Milliseconds for which the call kept the host busy; None if host and device are one.
     host_ms: float | None = None
-    # If `ms` is the mean of calls back to back: milliseconds of one of them alone, with a warm cache.
+    # If `ms` is the mean of calls back to back: milliseconds of one alone, with new inputs and a warm cache.
     alone_ms: float | None = None
 
 

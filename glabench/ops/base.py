@@ -92,13 +92,17 @@ class Op(ABC):
         return x
 
     def make_inputs(self, cell: Cell, other: int = 0) -> dict[str, Tensor]:
-        """Random inputs on the cell's device, from its seed; others for each `other`."""
+        """Random inputs on the cell's device, from its seed; others for each `other`, but for indices."""
+        return self.make_values(cell, other) | self.make_indices(cell)
+
+    def make_values(self, cell: Cell, other: int = 0) -> dict[str, Tensor]:
+        """The inputs that are no indices, made without a wait for the device."""
         generator = _generator(cell, 0, other)
         return {
             name: self.make(name, _normal(s, cell, generator), cell, generator)
             for name, s in self.inputs(cell).items()
             if not s.is_index
-        } | self.make_indices(cell)
+        }
 
     def make_indices(self, cell: Cell) -> dict[str, Tensor]:  # noqa: ARG002
         """The inputs that hold indices, on the cell's device; by default there are none."""
@@ -121,8 +125,8 @@ class Op(ABC):
 
     def least_bytes(self, cell: Cell) -> int:
         """Bytes of inputs and output, and of their gradients if the pass has a backward: what any cell must hold."""
-        both = self._input_bytes(cell) + self._output_bytes(cell)
-        return 2 * both if cell.has_backward else both
+        inputs, outputs, gradients = self._bytes(cell)
+        return inputs + outputs + (outputs + gradients if cell.has_backward else 0)
 
     def moved_bytes(self, cell: Cell) -> int:
         """Bytes that a perfect pass moves: each tensor once, and nothing else kept between forward and backward.
@@ -130,14 +134,15 @@ class Op(ABC):
         The forward reads the inputs and writes the output; the backward reads the inputs and the output's gradient and
         writes the inputs' gradients.
         """
-        inputs, output = self._input_bytes(cell), self._output_bytes(cell)
-        forward, backward = inputs + output, 2 * inputs + output
+        inputs, outputs, gradients = self._bytes(cell)
+        forward, backward = inputs + outputs, inputs + outputs + gradients
         return {"infer": forward, "fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[cell.pass_]
 
     def least_moved_bytes(self, cell: Cell) -> int:
         """Bytes that nothing can avoid: as `moved_bytes`, but a backward need not read its inputs again."""
-        inputs, output = self._input_bytes(cell), self._output_bytes(cell)
-        return 2 * (inputs + output) if cell.pass_ == "fwd+bwd" else inputs + output
+        inputs, outputs, gradients = self._bytes(cell)
+        forward, backward = inputs + outputs, outputs + gradients
+        return {"infer": forward, "fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[cell.pass_]
 
     def flops(self, cell: Cell) -> int:
         """Floating-point operations of a pass, with two operations in the backward for each one in the forward.
@@ -151,11 +156,11 @@ class Op(ABC):
         """A lower bound of `flops` over all forms of the equation; by default `flops` itself."""
         return self.flops(cell)
 
-    def _input_bytes(self, cell: Cell) -> int:
-        return sum(spec.bytes(cell) for spec in self.inputs(cell).values())
-
-    def _output_bytes(self, cell: Cell) -> int:
-        return sum(spec.bytes(cell) for spec in self.outputs(cell).values())
+    def _bytes(self, cell: Cell) -> tuple[int, int, int]:
+        """The bytes of inputs, of outputs, and of the inputs' gradients."""
+        inputs, outputs = self.inputs(cell).values(), self.outputs(cell).values()
+        gradients = (spec.bytes(cell) for spec in inputs if not spec.is_index)
+        return sum(spec.bytes(cell) for spec in inputs), sum(spec.bytes(cell) for spec in outputs), sum(gradients)
 
 
 def as_tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -96,14 +96,22 @@ class Linear(Op):
     def make_grad_outputs(self, cell: Cell, other: int = 0) -> dict[str, Tensor]:
         """Orthogonal: every row is orthogonal to that of the output, as behind a norm."""
         made = super().make_grad_outputs(cell, other)
-        if cell.get("inputs") == "orthogonal":
+        if cell.get("inputs") == "orthogonal" and cell.has_backward:
             import torch
 
-            with torch.no_grad():
-                wider = {n: x if n == "cu_seqlens" else x.float() for n, x in self.make_inputs(cell, other).items()}
-                o, given = self.reference(wider)[0], made["o"].float()
-                share = (given * o).sum(-1, keepdim=True) / o.square().sum(-1, keepdim=True).clamp(min=1e-30)
-                made["o"] = (given - share * o).to(made["o"].dtype)
+            inputs = self.make_inputs(cell, other)
+            borders = inputs.pop("cu_seqlens", None)
+            packed = {} if borders is None else {"cu_seqlens": borders}
+            rows = made["o"]
+            # One row of the batch at a time, because a reference needs memory.
+            for number in range(len(rows)):
+                own = slice(number, number + 1)
+                states = slice(None) if packed else own
+                wider = {n: x[states if n == "initial" else own].float() for n, x in inputs.items()}
+                with torch.no_grad():
+                    o = self.reference(wider | packed)[0]
+                share = (rows[own] * o).sum(-1, keepdim=True) / o.square().sum(-1, keepdim=True).clamp(min=1e-30)
+                rows[own] = (rows[own] - share * o).to(rows.dtype)
         return made
 
     def forward_flops(self, cell: Cell) -> int:
@@ -121,7 +129,10 @@ class Linear(Op):
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, pairs of rows in a chunk, for each key channel."""
         (K,) = cell.sizes("key_dim")
-        return super().reference_numbers(cell) // 2 + 8 * min(cell.seqlen, 1024) * 16 * K
+        return (
+            super().reference_numbers(cell) // 2
+            + 8 * min(cell.tokens if cell.get("packed") else cell.seqlen, 1024) * 16 * K
+        )
 
     def reference(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The output, and the states after the last token of each sequence."""

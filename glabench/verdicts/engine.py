@@ -92,7 +92,8 @@ def compare_sides(
     times = {cell: _Times.of(pair, paired) for cell, pair in timed.items() if cell not in doubts}
     known = None if paired else occasions or Occasions.of(device)
     processes, seen = _find_spread(times.values(), before)
-    ratios = {cell: each.ratio(processes, known.spread().total if known else 0.0) for cell, each in times.items()}
+    of_occasions = known.spread().total if known else 0.0
+    ratios = {cell: each.ratio(processes, of_occasions) for cell, each in times.items()}
     machine = None
     if known and device == device_name(new.environment):
         machine = before.machine if before else _find_machine(ratios, known)

@@ -83,8 +83,9 @@ class Machine:
         share = self.whole.ratio - 1
         word = "slower" if share > 0 else "faster"
         if not self.differs:
-            return f"the median cell is {abs(share):.1%} {word} (×{self.whole}), which occasions explain"
+            explained = f"occasions explain up to {self.explained - 1:.1%}"
+            return f"the median cell is {abs(share):.1%} {word} (×{self.whole}); {explained}"
         return (
             f"the machine as a whole, or most of the code, is {abs(share):.1%} {word} (×{self.whole}), more than the "
-            f"{self.explained - 1:.1%} that occasions explain: no verdict against this base is sure to {abs(share):.1%}"
+            f"{self.explained - 1:.1%} that occasions explain: verdicts against this base may be off by as much"
         )

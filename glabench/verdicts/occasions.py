@@ -108,9 +108,18 @@ class Occasions:
         return path
 
     def adding(self, new: Occasion) -> "Occasions":
-        """With one more. Raises UsageError if it is less than an hour from a known one, or has no two cells of them."""
+        """With one more.
+
+        Raises UsageError if it is of other code than a known one, less than an hour from one, or has no two cells of
+        them.
+        """
         begun = datetime.fromisoformat(new.started_at)
         for known in self.occasions:
+            if new.code != known.code:
+                raise UsageError(
+                    f"RUN: its code ({new.code}) is not that of the known occasions ({known.code}), so times may "
+                    "differ because of it; measure that code, or begin a new file"
+                )
             if abs(begun - datetime.fromisoformat(known.started_at)) < _APART:
                 raise UsageError(
                     f"RUN: it was measured at {new.started_at}, less than an hour from the known occasion of "
@@ -134,9 +143,10 @@ class Occasions:
         spread = self.spread()
         if spread.occasions:
             parts = f"{spread.shift:.2%} in common, {spread.scatter:.2%} per cell"
-            return f"spread between occasions: {spread.measured:.2%} ({parts}; {spread.occasions} occasions)"
+            counted = f"{spread.occasions} occasions, so {spread.total:.2%} counts"
+            return f"spread between occasions: {spread.measured:.2%} ({parts}; {counted})"
         few = f"{len(self.occasions)} of at least {LEAST} occasions known on {self.device}"
-        return f"spread between occasions assumed: {spread.measured:.1%} ({few}; add some: glabench baseline occasion)"
+        return f"spread between occasions assumed: {spread.measured:.1%} ({few})"
 
 
 def file_of(device: str) -> Path:

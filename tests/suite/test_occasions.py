@@ -12,9 +12,9 @@ from glabench.verdicts.occasions import ASSUMED, LEAST, Occasions, add_occasion,
 H200 = {"device": "cuda", "gpu": {"name": "NVIDIA H200", "id": "abc", "driver": "580"}, "settings": {"timing": "cold"}}
 
 
-def taken(hour, factor=1.0, seed=0):
+def taken(hour, factor=1.0, seed=0, code="c0de"):
     """Two rounds of two cells at an hour of a day."""
-    started = {"started_at": f"2026-01-01T{hour:02}:00:00+00:00", "code": "c0de"}
+    started = {"started_at": f"2026-01-01T{hour:02}:00:00+00:00", "code": code}
     sides = [measured(STEADY, seed + n, factor, cell=replace(CELL, seqlen=64 * n), **started) for n in (1, 2)]
     return [a + b for a, b in zip(*sides, strict=True)]
 
@@ -37,11 +37,16 @@ def test_occasions_are_added_to_the_file_of_their_device_and_count_from_three_on
     ("rounds", "environments", "words"),
     [
         (taken(0), [H200, H200], "less than an hour from the known occasion"),
+        (taken(9, code="0ther"), [H200, H200], r"its code \(0ther\) is not that of the known occasions \(c0de\)"),
         (taken(9), [{"settings": {"timing": "cold"}}], "whose identity is recorded"),
         (taken(9), [H200, {**H200, "gpu": {"name": "NVIDIA H200", "id": "xyz"}}], "an occasion is of one GPU"),
         (taken(9), [{**H200, "settings": {"timing": "hot"}}], "cold ones"),
         ([], [H200], "no cell has a time"),
-        (measured(STEADY, 0, started_at="2026-01-01T09:00:00+00:00"), [H200], "fewer than two cells are common"),
+        (
+            measured(STEADY, 0, started_at="2026-01-01T09:00:00+00:00", code="c0de"),
+            [H200],
+            "fewer than two cells are common",
+        ),
         (taken(9), [{**H200, "gpu": {"name": "NVIDIA H100", "id": "xyz"}}], "holds occasions of NVIDIA H200"),
     ],
 )

@@ -169,7 +169,7 @@ def test_kinds_of_inputs_are_what_they_say(op):
     correlated = OPS[op].make_inputs(replace(cell_of(op, inputs="correlated"), seqlen=400))
     assert correlated["q"].mean(-1).abs().max() < 1e-12
     assert correlated["k"].mean() == pytest.approx(3, abs=0.05)
-    cell = cell_of(op, inputs="orthogonal", dtype="fp32")
+    cell = cell_of(op, "fwd+bwd", "fp32", inputs="orthogonal")
     inputs = OPS[op].make_inputs(cell)
     assert min(inputs["q"].min(), inputs["k"].min()) >= 0
     o, given = OPS[op].reference(inputs)[0], OPS[op].make_grad_outputs(cell)["o"]
