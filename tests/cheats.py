@@ -283,6 +283,72 @@ class Lazy(Honest):
         return lambda: correct(q, k, v).as_subclass(Subclass)
 
 
+class _Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        return correct(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("nothing was saved")
+
+
+class CannotGoBack(Honest):
+    """A forward of training that keeps nothing for the backward."""
+
+    def at_size(self, q, k, v):
+        return lambda: _Raises.apply(q, k, v)
+
+
+class _LaterGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        return correct(q, k, v)
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+            return tuple(x.as_subclass(Subclass) for x in torch.autograd.grad(correct(*leaves), leaves, grad))
+
+
+class LazyGradient(Honest):
+    def at_size(self, q, k, v):
+        return lambda: _LaterGradient.apply(q, k, v)
+
+
+class _BackwardInForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, kept, q, k, v):
+        ctx.kept = kept
+        if kept:
+            with torch.enable_grad():
+                leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+                out = correct(*leaves)
+                ctx.gradients = torch.autograd.grad(out, leaves, kept[0])
+                return out.detach()
+        ctx.save_for_backward(q, k, v)
+        return correct(q, k, v)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.kept:
+            return None, *ctx.gradients
+        ctx.kept.append(grad)
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+            return None, *torch.autograd.grad(correct(*leaves), leaves, grad)
+
+
+class BackwardInTheForward(Honest):
+    """Remembers the output's gradient, whose memory stays the same, and computes everything in the forward."""
+
+    def at_size(self, q, k, v):
+        kept = []
+        return lambda: _BackwardInForward.apply(kept, q, k, v)
+
+
 class NoGradientsLate(Honest):
     """An honest bug: no gradients for the tokens after 256."""
 
@@ -312,4 +378,8 @@ LATE = [
     (LateInAnotherType, "fwd+bwd"),
     (LateSubclass, "infer"),
     (LateWithoutAGraph, "fwd"),
+    (CannotGoBack, "fwd"),
+    (LazyGradient, "bwd"),
+    (LazyGradient, "fwd+bwd"),
+    (BackwardInTheForward, "bwd"),
 ]

@@ -20,6 +20,8 @@ class FakeTimer:
             between.renew(lambda: None)
         if prepare is not None:
             prepare()
+        if between is not None:
+            between.renew_gradients()
         result = call()
         if between is not None:
             between.keep(result)

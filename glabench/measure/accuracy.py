@@ -61,7 +61,7 @@ def small_cell(op: Op, cell: Cell) -> Cell:
         cell,
         batch=min(cell.batch, 2),
         seqlen=min(cell.seqlen, MOST_TOKENS),
-        pass_="fwd+bwd" if cell.has_backward else cell.pass_,
+        pass_="infer" if cell.pass_ == "infer" else "fwd+bwd",
         parameters=Parameters({**cell.parameters, **fewer}),
     )
 

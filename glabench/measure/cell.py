@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import count
 from statistics import median
+from typing import TYPE_CHECKING
 
 from glabench.devices.nvml import Nvml
 from glabench.measure.accuracy import first_nonfinite
@@ -28,6 +29,9 @@ from glabench.ops.base import as_tuple
 from glabench.records import Record
 from glabench.records.metrics import significant
 from glabench.sweeps.model import Cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LEAST_WARM_UP_CALLS = 2
 # Calls back to back may take this share of the time of one alone, whose inputs are new.
@@ -86,9 +90,10 @@ class CellMeter:
         start = time.perf_counter()
         returned = workload.forward()
         self._work.check_kind(cell, returned)
-        gradients = workload.gradients(returned) if cell.has_backward else ()
+        gradients = _first_gradients(cell, workload, returned)
         self._timer.synchronize()
         record = replace(record, first_call_s=time.perf_counter() - start, launch=self._work.launch(cell, workload))
+        self._work.check_gradients(cell, gradients)
         outputs = as_tuple(returned)
         names = (*workload.grad_outputs, *(f"d{name}" for name in workload.differentiable))
         nonfinite = first_nonfinite(dict(zip(names, (*outputs, *gradients), strict=False)))
@@ -139,6 +144,18 @@ class CellMeter:
             sample()
             if call >= _LEAST_WARM_UP_CALLS and time.monotonic() >= end:
                 return
+
+
+def _first_gradients(cell: Cell, workload: Workload, returned: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The gradients of a first call. A forward of training must allow a backward too, if there is memory for one."""
+    import torch
+
+    try:
+        return workload.gradients(returned) if cell.pass_ != "infer" else ()
+    except torch.OutOfMemoryError:
+        if cell.has_backward:
+            raise
+        return ()
 
 
 def _why_misled(samples: Samples) -> str | None:

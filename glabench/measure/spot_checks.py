@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -33,19 +33,26 @@ if TYPE_CHECKING:
 
 # Of n results so far, about this many times the logarithm of n are looked at, but in this share of the time at most.
 _LOOKS = 3
+_LEAST_LIKELY = 0.02
 _LARGEST_SHARE = 0.2
 # How many parts are compared closely each time.
 _PARTS = 3
 
 
+@dataclass(frozen=True)
+class Kinds:
+    """Functions that raise TypeError for results of the wrong kind, shape or dtype."""
+
+    check_outputs: Callable[[object], None]
+    check_gradients: Callable[[Sequence[object]], None]
+
+
 class SpotChecks:
     """The spot checks of one cell. Each sample gets new inputs, from a seed that nobody can know before."""
 
-    def __init__(
-        self, op: Op, cell: Cell, workload: Workload, bound: float, seed: int, check_kind: Callable[[object], None]
-    ) -> None:
+    def __init__(self, op: Op, cell: Cell, workload: Workload, bound: float, seed: int, kinds: Kinds) -> None:
         self._op, self._cell, self._workload, self._bound = op, cell, workload, bound
-        self._check_kind = check_kind
+        self._kinds = kinds
         self._indices = op.make_indices(cell)
         self._draw = Random(f"spot checks {seed}")
         self._began_at: float | None = None
@@ -54,6 +61,7 @@ class SpotChecks:
         self._is_last = self._will_look = False
         self.problem: str | None = None
         self.renew(lambda: None)
+        self.renew_gradients()
 
     def begin(self) -> None:
         """Ends the warm-up, whose results are not looked at."""
@@ -64,7 +72,7 @@ class SpotChecks:
         self._is_last = True
 
     def renew(self, delay: Callable[[], object]) -> None:
-        """Gives the live inputs, and the gradients of the outputs, new values.
+        """Gives the live inputs new values.
 
         Decides whether the next result is looked at; if so, no work may read the inputs before it is its turn.
         """
@@ -72,19 +80,23 @@ class SpotChecks:
         self._will_look = self.problem is None and self._draws_next()
         if self._will_look:
             delay()
-        inputs, grad_outputs = self._make()
-        live = {**self._workload.differentiable, **self._workload.grad_outputs}
-        for name, value in {**inputs, **grad_outputs}.items():
-            if name in live:
-                # `data` shares the memory but not the version, so that a change is seen only by reading the values.
-                live[name].data.copy_(value)
+        for name, value in self._op.make_values(self._cell, self._seed).items():
+            # `data` shares the memory but not the version, so that a change is seen only by reading the values.
+            self._workload.inputs[name].data.copy_(value)
+
+    def renew_gradients(self) -> None:
+        """Gives the gradients of the outputs new values."""
+        if self._cell.has_backward:
+            for name, value in self._op.make_grad_outputs(self._cell, self._seed).items():
+                self._workload.grad_outputs[name].data.copy_(value)
 
     def _draws_next(self) -> bool:
         if self._began_at is None:
             return False
         self._samples += 1
         is_affordable = self._looked_s <= _LARGEST_SHARE * (time.monotonic() - self._began_at)
-        return self._is_last or (is_affordable and self._draw.random() < _LOOKS / (_LOOKS + self._samples))
+        likely = max(_LEAST_LIKELY, _LOOKS / (_LOOKS + self._samples))
+        return self._is_last or (is_affordable and self._draw.random() < likely)
 
     def _make(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         """The inputs, and the gradients of the outputs, that belong to the sample's seed."""
@@ -97,10 +109,13 @@ class SpotChecks:
         """Copies the parts that will be looked at."""
         if not self._will_look:
             return
+        count = 0 if self._cell.pass_ == "bwd" else len(self._workload.grad_outputs)
         try:
-            if self._cell.pass_ != "bwd":
-                count = len(self._workload.grad_outputs)
-                self._check_kind(result if not self._cell.has_backward else result[:count] if count > 1 else result[0])
+            if self._cell.has_backward:
+                self._kinds.check_gradients(result[count:])
+            if count:
+                outputs = result if not self._cell.has_backward else result[0] if count == 1 else result[:count]
+                self._kinds.check_outputs(outputs)
         except TypeError as problem:
             self.problem = f"in a timed call, {problem}"
             return

@@ -58,6 +58,12 @@ class Between(Protocol):
         stream, without waiting for its own, then finds inputs that have not been changed yet.
         """
 
+    def renew_gradients(self) -> None:
+        """Called between preparation and the call; may change the gradients of the outputs.
+
+        So the forward of a backward that is timed alone cannot know them.
+        """
+
     def keep(self, result: Any) -> None:
         """Called with what the timed call returned; may queue copies of it, right behind the end of the call.
 
@@ -100,6 +106,8 @@ class WallTimer:
             between.renew(_nothing)
         if prepare is not None:
             prepare()
+        if between is not None:
+            between.renew_gradients()
         if self._flush is not None:
             self._flush.zero_()
         start = time.perf_counter_ns()
@@ -163,6 +171,8 @@ class CudaTimer:
             between.renew(self._delay)
         if prepare is not None:
             prepare()
+        if between is not None:
+            between.renew_gradients()
         if self._flush is not None:
             self._flush.zero_()
         if self._clock is not None:

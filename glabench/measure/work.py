@@ -6,7 +6,7 @@ An op computed by a backend is one kind. Another (a model's training step, say) 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -14,10 +14,11 @@ from typing import Protocol
 from glabench.backends import Backend, Counts
 from glabench.measure.accuracy import BOUNDS, Accuracy, check_accuracy, small_cell
 from glabench.measure.at_size import Results, check_parts, find_changed
-from glabench.measure.spot_checks import SpotChecks
+from glabench.measure.spot_checks import Kinds, SpotChecks
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
 from glabench.ops.base import Spec, torch_dtype
+from glabench.plain import shown
 from glabench.sweeps.model import Cell
 
 
@@ -30,8 +31,11 @@ class Work(Protocol):
     def prepare(self, cell: Cell) -> Workload:
         """The cell made ready, on its device."""
 
-    def check_kind(self, cell: Cell, output: object) -> None:
+    def check_kind(self, cell: Cell, outputs: object) -> None:
         """Raises TypeError for what a call returned if kind, shape or dtype are not right, whatever the values are."""
+
+    def check_gradients(self, cell: Cell, gradients: Sequence[object]) -> None:
+        """As `check_kind`, for gradients; there are none without a backward."""
 
     def check(self, cell: Cell, results: Results, seed: int | None) -> Accuracy:
         """How right the cell's first call was, and what else the kind of work looks at.
@@ -70,17 +74,23 @@ class OpWork:
     def prepare(self, cell: Cell) -> Workload:
         return prepare(self._op, self._backend, cell)
 
-    def check_kind(self, cell: Cell, output: object) -> None:
+    def check_kind(self, cell: Cell, outputs: object) -> None:
         specs = self._op.outputs(cell)
+        needs_graph = cell.pass_ != "infer"
         if len(specs) == 1:
-            self._check_tensor(cell, "the output", self._op.output(cell), output)
-        elif not isinstance(output, tuple) or len(output) != len(specs):
+            self._check_tensor(cell, "the output", self._op.output(cell), outputs, needs_graph)
+        elif not isinstance(outputs, tuple) or len(outputs) != len(specs):
             raise TypeError(f"the call must return a tuple of {len(specs)} tensors: {', '.join(specs)}")
         else:
-            for (name, spec), x in zip(specs.items(), output, strict=True):
-                self._check_tensor(cell, f"the output '{name}'", spec, x)
+            for (name, spec), x in zip(specs.items(), outputs, strict=True):
+                self._check_tensor(cell, f"the output '{name}'", spec, x, needs_graph)
 
-    def _check_tensor(self, cell: Cell, name: str, spec: Spec, output: object) -> None:
+    def check_gradients(self, cell: Cell, gradients: Sequence[object]) -> None:
+        inputs = [(name, spec) for name, spec in self._op.inputs(cell).items() if not spec.is_index]
+        for (name, spec), x in zip(inputs, gradients, strict=False):
+            self._check_tensor(cell, f"the gradient of {name}", spec, x, needs_graph=False)
+
+    def _check_tensor(self, cell: Cell, name: str, spec: Spec, output: object, needs_graph: bool) -> None:
         import torch
 
         dtype = torch_dtype(spec.dtype or cell.dtype)
@@ -89,7 +99,7 @@ class OpWork:
         if type(output) is torch.Tensor:
             is_plain = output.layout is torch.strided and output.device.type == cell.device
             if is_plain and output.shape == spec.shape and output.dtype == dtype:
-                if cell.pass_ != "infer" and not output.requires_grad:
+                if needs_graph and not output.requires_grad:
                     raise TypeError(f"{name} does not require gradients, so the forward left nothing for a backward")
                 return
             kind = "tensor" if is_plain else f"tensor ({output.layout}, on {output.device})"
@@ -109,10 +119,14 @@ class OpWork:
         return replace(small, at_size=check_parts(self._op, cell, pristine, small.bound, seed))
 
     def spot_checks(self, cell: Cell, workload: Workload, seed: int) -> SpotChecks:
-        return SpotChecks(self._op, cell, workload, BOUNDS[cell.dtype], seed, partial(self.check_kind, cell))
+        kinds = Kinds(partial(self.check_kind, cell), partial(self.check_gradients, cell))
+        return SpotChecks(self._op, cell, workload, BOUNDS[cell.dtype], seed, kinds)
 
     def launch(self, cell: Cell, workload: Workload) -> str | None:
-        return self._backend.launch(workload.inputs, cell)
+        said = self._backend.launch(workload.inputs, cell)
+        if said is None or isinstance(said, str):
+            return said
+        raise TypeError(f"{self._backend.name}: launch returned {shown(said)}; it must be a line, or None")
 
     def counts(self, cell: Cell) -> Counts:
         return Counts(self._op.flops(cell), self._op.moved_bytes(cell))

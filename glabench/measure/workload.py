@@ -33,7 +33,8 @@ class Workload:
         """The gradients of the differentiable inputs, without accumulating into `.grad`."""
         import torch
 
-        return torch.autograd.grad(as_tuple(outputs), *self._arguments)
+        # Zeros for an input that the outputs do not depend on, as the gate of a single token.
+        return torch.autograd.grad(as_tuple(outputs), *self._arguments, allow_unused=True, materialize_grads=True)
 
     # Ready once, because calls are timed.
     @cached_property
