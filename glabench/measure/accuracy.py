@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
-from glabench.measure.at_size import Worst, describe, least_number
+from glabench.measure.at_size import Results, Worst, describe, least_number
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
 from glabench.ops.base import as_tuple
@@ -78,11 +78,8 @@ def relative_error(x: Tensor, reference: Tensor, least: float = 0.0) -> float:
 
 def _results(workload: Workload, with_gradients: bool) -> dict[str, Tensor]:
     outputs = workload.forward()
-    results = {name: x.detach() for name, x in zip(workload.grad_outputs, as_tuple(outputs), strict=True)}
-    if with_gradients:
-        gradients = workload.gradients(outputs)
-        results |= {f"d{name}": x for name, x in zip(workload.differentiable, gradients, strict=True)}
-    return results
+    gradients = workload.gradients(outputs) if with_gradients else ()
+    return {name: x.detach() for name, x in Results.of(workload, as_tuple(outputs), gradients).by_error.items()}
 
 
 def check_accuracy(op: Op, backend: Backend, cell: Cell) -> Accuracy:

@@ -77,6 +77,11 @@ class Results:
         named = dict(zip(workload.differentiable, gradients, strict=True)) if gradients else {}
         return cls(workload.inputs, workload.grad_outputs, named_outputs, named)
 
+    @property
+    def by_error(self) -> dict[str, Tensor]:
+        """What the call gave, by the names of its errors: `o`, `dq`, ..."""
+        return {**self.outputs, **{f"d{name}": x for name, x in self.gradients.items()}}
+
 
 def find_changed(results: Results, pristine: Results) -> list[str]:
     """The names of inputs, and of outputs' gradients, that are not what they were."""
@@ -97,7 +102,7 @@ def check_parts(op: Op, cell: Cell, results: Results, bound: float, seed: int) -
 
     draw = Random(seed)
     regions = draw_parts(op, cell, draw, DRAWN, with_ends=True)
-    found = [check_drawn(op, cell, results, bound, regions, take(op, cell, results, regions))]
+    found = [check_drawn(op, cell, results, bound, regions, take(results, unshared_specs(op, cell), regions))]
     sizes, specs = sizes_of(op, cell), op.inputs(cell)
     if "batch" in sizes and any(not _missing(op, cell, specs[name]) <= {"batch"} for name in results.gradients):
         sequence = {**_whole(sizes), "batch": (draw.randrange(sizes["batch"]), 1)}
@@ -112,10 +117,15 @@ def check_everything(op: Op, cell: Cell, results: Results) -> dict[str, Worst]:
     return _compare(op, cell, results, _whole(sizes_of(op, cell)), torch.float32, COARSE)
 
 
-def take(op: Op, cell: Cell, results: Results, regions: Sequence[Region]) -> list[Parts]:
-    """Copies of some parts of every result that parts do not share."""
-    named = {name: x for name, x in _named(op, cell, results).items() if not _missing(op, cell, x[1])}
-    return [{name: _cut(x, spec, region).detach().clone() for name, (x, spec) in named.items()} for region in regions]
+def unshared_specs(op: Op, cell: Cell) -> dict[str, Spec]:
+    """The specs of the results that parts do not share, by the names of their errors."""
+    return {name: spec for name, spec in _specs(op, cell).items() if not _missing(op, cell, spec)}
+
+
+def take(results: Results, specs: Mapping[str, Spec], regions: Sequence[Region]) -> list[Parts]:
+    """Copies of some parts of the results that have one of these specs."""
+    named = {name: (x.detach(), specs[name]) for name, x in results.by_error.items() if name in specs}
+    return [{name: _cut(x, spec, region).clone() for name, (x, spec) in named.items()} for region in regions]
 
 
 def check_drawn(
@@ -144,11 +154,15 @@ def describe(found: Mapping[str, Worst], words: str) -> str | None:
     return f"{words}: {'; '.join(beyond)}" if beyond else None
 
 
+def _specs(op: Op, cell: Cell) -> dict[str, Spec]:
+    """The specs of outputs and gradients, by the names of their errors."""
+    return op.outputs(cell) | {f"d{name}": spec for name, spec in op.inputs(cell).items()}
+
+
 def _named(op: Op, cell: Cell, results: Results) -> dict[str, tuple[Tensor, Spec]]:
     """All results by the names of their errors, with their specs."""
-    inputs, outputs = op.inputs(cell), op.outputs(cell)
-    found = {name: (x, outputs[name]) for name, x in results.outputs.items()}
-    return found | {f"d{name}": (x, inputs[name]) for name, x in results.gradients.items()}
+    specs = _specs(op, cell)
+    return {name: (x, specs[name]) for name, x in results.by_error.items()}
 
 
 def draw_parts(op: Op, cell: Cell, draw: Random, count: int, with_ends: bool = False) -> list[Region]:

@@ -94,14 +94,13 @@ class CellMeter:
         self._timer.synchronize()
         record = replace(record, first_call_s=time.perf_counter() - start, launch=self._work.launch(cell, workload))
         self._work.check_gradients(cell, gradients)
-        outputs = as_tuple(returned)
-        names = (*workload.grad_outputs, *(f"d{name}" for name in workload.differentiable))
-        nonfinite = first_nonfinite(dict(zip(names, (*outputs, *gradients), strict=False)))
+        results = Results.of(workload, as_tuple(returned), gradients)
+        nonfinite = first_nonfinite(results.by_error)
         if nonfinite is not None:
             return replace(record, status="inaccurate", reason=f"{nonfinite} holds NaN or Inf")
         # Drawn anew for every cell, so that no backend can know which parts are looked at closely.
         seed = secrets.randbits(31) if self._job.settings.check == "full" else None
-        accuracy = self._work.check(cell, Results.of(workload, outputs, gradients), seed)
+        accuracy = self._work.check(cell, results, seed)
         record = replace(record, rel_error=accuracy.errors, accuracy_reference=accuracy.reference, check_seed=seed)
         problem = accuracy.problem
         return record if problem is None else replace(record, status="inaccurate", reason=problem)

@@ -21,6 +21,7 @@ from glabench.measure.at_size import (
     draw_parts,
     find_changed,
     take,
+    unshared_specs,
     worst_of,
 )
 from glabench.measure.workload import Workload
@@ -54,6 +55,9 @@ class SpotChecks:
         self._op, self._cell, self._workload, self._bound = op, cell, workload, bound
         self._kinds = kinds
         self._indices = op.make_indices(cell)
+        self._specs = unshared_specs(op, cell)
+        # How many tensors of a timed result are outputs; the others are gradients.
+        self._outputs = 0 if cell.pass_ == "bwd" else len(workload.grad_outputs)
         self._draw = Random(f"spot checks {seed}")
         self._began_at: float | None = None
         self._samples = 0
@@ -79,6 +83,7 @@ class SpotChecks:
         self._seed = secrets.randbits(40)
         self._will_look = self.problem is None and self._draws_next()
         if self._will_look:
+            self._regions = draw_parts(self._op, self._cell, self._draw, _PARTS)
             delay()
         for name, value in self._op.make_values(self._cell, self._seed).items():
             # `data` shares the memory but not the version, so that a change is seen only by reading the values.
@@ -109,7 +114,7 @@ class SpotChecks:
         """Copies the parts that will be looked at."""
         if not self._will_look:
             return
-        count = 0 if self._cell.pass_ == "bwd" else len(self._workload.grad_outputs)
+        count = self._outputs
         try:
             if self._cell.has_backward:
                 self._kinds.check_gradients(result[count:])
@@ -119,8 +124,7 @@ class SpotChecks:
         except TypeError as problem:
             self.problem = f"in a timed call, {problem}"
             return
-        self._regions = draw_parts(self._op, self._cell, self._draw, _PARTS)
-        self._parts = take(self._op, self._cell, self._results(result), self._regions)
+        self._parts = take(self._results(result), self._specs, self._regions)
 
     def look(self, result: Any) -> None:
         """Compares some results; then fills the result with NaN, so that it cannot be returned again."""
@@ -132,8 +136,7 @@ class SpotChecks:
 
     def _results(self, result: Any) -> Results:
         tensors = as_tuple(result)
-        count = 0 if self._cell.pass_ == "bwd" else len(self._workload.grad_outputs)
-        return Results.of(self._workload, tensors[:count], tensors[count:])
+        return Results.of(self._workload, tensors[: self._outputs], tensors[self._outputs :])
 
     def _find_problem(self, results: Results) -> str | None:
         inputs, grad_outputs = self._make()
