@@ -1,0 +1,391 @@
+"""Runs Gluon kernels on a CPU, with torch's bfloat16: a stand-in for the part of Gluon that our kernels use.
+
+A kernel runs as the Python function that it is, a program after another; a tile is a tensor, and one thread stands for
+all. What is checked beside the numbers:
+
+- Loads, stores and copies stay within their tensor's memory.
+- Asynchronous copies: the target is NaN from the start of a copy until a wait for it, so a missing wait shows, and so
+  does a copy that starts while its target is still needed.
+- Asynchronous products: an accumulator is NaN until a wait for its product, and operands in shared memory must not
+  change before that.
+- Shared memory is NaN until it is written.
+
+What is not: layouts, registers, fences and barriers between threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+
+# The package's Gluon modules, each after those that it imports.
+OURS = tuple(
+    f"gla_kernels.{name}"
+    for name in (
+        "hopper_tiles", "hopper_forward", "hopper_backward", "wide_tiles", "wide_frames", "wide_walk", "wide_forward",
+        "wide_forward_pair", "wide_recurrence", "wide_readout", "wide_gradients", "wide_backward",
+    )
+)  # fmt: skip
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
+
+
+class Value(torch.Tensor):
+    """A tile or a number. Operators that Python runs in place give a new tensor, as in a kernel."""
+
+    finished: torch.Tensor | None = None  # what an accumulator holds once its product is done
+
+    @property
+    def type(self) -> Any:
+        return SimpleNamespace(layout=None)
+
+    def to(self, dtype: torch.dtype, bitcast: bool = False) -> Any:
+        return self.view(dtype) if bitcast else super().to(dtype)
+
+    __iadd__ = torch.Tensor.__add__
+    __isub__ = torch.Tensor.__sub__
+    __imul__ = torch.Tensor.__mul__
+    __iand__ = torch.Tensor.__and__
+
+
+def _value(x: Any) -> Any:
+    if isinstance(x, Value):
+        return x
+    if isinstance(x, torch.Tensor):
+        return x.as_subclass(Value)
+    if isinstance(x, bool):
+        return torch.tensor(x).as_subclass(Value)
+    if isinstance(x, int):
+        return torch.tensor(x, dtype=torch.int32 if abs(x) < 2**31 else torch.int64).as_subclass(Value)
+    return torch.tensor(x, dtype=torch.float32).as_subclass(Value)
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Addresses in a tensor's memory, counted in elements."""
+
+    memory: torch.Tensor
+    offset: Any
+
+    @classmethod
+    def to(cls, x: torch.Tensor) -> Pointer:
+        memory = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
+        return cls(memory, x.storage_offset())
+
+    @property
+    def dtype(self) -> Any:
+        return SimpleNamespace(element_ty=self.memory.dtype)
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.memory, self.offset + offset)
+
+    def places(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices of the elements and the mask, as tensors of one shape. Raises IndexError."""
+        at = torch.as_tensor(self.offset, dtype=torch.int64)
+        there = torch.as_tensor(True if mask is None else mask)
+        at, there = (x.as_subclass(torch.Tensor) for x in torch.broadcast_tensors(at, there))
+        used = at[there]
+        if used.numel() and not (int(used.min()) >= 0 and int(used.max()) < len(self.memory)):
+            raise IndexError(f"elements {int(used.min())} to {int(used.max())} of {len(self.memory)}")
+        return at, there
+
+    def load(self, mask: Any, other: Any) -> torch.Tensor:
+        at, there = self.places(mask)
+        read = self.memory[torch.where(there, at, 0)]
+        return read if mask is None else torch.where(there, read, torch.tensor(other or 0, dtype=read.dtype))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A tile in shared memory."""
+
+    data: torch.Tensor
+    layout: Any = None
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.data.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.data.dtype
+
+    def index(self, i: Any) -> Shared:
+        assert 0 <= int(i) < self.data.shape[0]
+        return Shared(self.data[int(i)])
+
+    def slice(self, start: int, length: int, dim: int) -> Shared:
+        return Shared(self.data.narrow(dim, int(start), length))
+
+    def permute(self, order: tuple[int, ...]) -> Shared:
+        return Shared(self.data.permute(order))
+
+    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
+        return Shared(self.data.reshape(-1).view(dtype)[: _size(shape)].view(shape))
+
+    def load(self, layout: Any) -> Any:
+        return _value(self.data.clone())
+
+    def store(self, x: Any) -> None:
+        assert x.dtype == self.dtype
+        assert list(x.shape) == self.shape
+        self.data.copy_(x)
+
+
+def _size(shape: list[int]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
+
+
+@dataclass
+class _Product:
+    """A product under way: its accumulator, and its shared operands with what they held when it started."""
+
+    out: Value
+    operands: list[tuple[torch.Tensor, torch.Tensor]]
+
+    def finish(self) -> None:
+        for now, then in self.operands:
+            assert torch.equal(now.nan_to_num(nan=3e38), then.nan_to_num(nan=3e38)), "a product's operand has changed"
+        self.out.as_subclass(torch.Tensor).copy_(self.out.finished)
+
+
+@dataclass
+class _Program:
+    """What a program has under way, and where it runs."""
+
+    number: tuple[int, ...] = (0,)
+    grid: tuple[int, ...] = (1,)
+    warps: int = 4
+    copies: list[list[Callable[[], None]]] = field(default_factory=lambda: [[]])
+    products: list[_Product] = field(default_factory=list)
+
+
+_now = _Program()
+
+
+def _allocate(dtype: torch.dtype, shape: list[int], layout: Any, value: Any = None) -> Shared:
+    data = torch.full(shape, float("nan"), dtype=dtype)
+    if value is not None:
+        data.copy_(value)
+    return Shared(data, layout)
+
+
+def _copy(tile: Shared, pointer: Pointer, mask: Any) -> None:
+    tile.data.fill_(float("nan"))
+    _now.copies[-1].append(lambda: tile.data.copy_(pointer.load(mask, 0)))
+
+
+def _commit() -> None:
+    _now.copies.append([])
+
+
+def _wait_copies(left: int) -> None:
+    done = len(_now.copies) - 1 - left
+    for group in _now.copies[: max(done, 0)]:
+        for copy in group:
+            copy()
+        group.clear()
+
+
+def _operand(x: Any) -> torch.Tensor:
+    return (x.data if isinstance(x, Shared) else x).as_subclass(torch.Tensor)
+
+
+def _multiply(a: Any, b: Any, acc: Value, use_acc: bool = True, is_async: bool = False) -> Value:
+    assert is_async
+    assert a.dtype == b.dtype == torch.bfloat16
+    product = _operand(a).float() @ _operand(b).float()
+    if use_acc:
+        product = product + (acc.finished if acc.finished is not None else acc.as_subclass(torch.Tensor))
+    assert list(product.shape) == list(acc.shape)
+    out = _value(torch.full_like(product, float("nan")))
+    out.finished = product
+    held = [(x.data, x.data.clone()) for x in (a, b) if isinstance(x, Shared)]
+    _now.products.append(_Product(out, held))
+    return out
+
+
+def _wait_products(left: int, deps: list[Any]) -> Any:
+    done = max(len(_now.products) - left, 0)
+    for product in _now.products[:done]:
+        product.finish()
+        product.out.finished = None
+    del _now.products[:done]
+    return deps[0] if len(deps) == 1 else deps
+
+
+def _assembly(text: str, _: str, args: list[Any], dtype: Any, **__: Any) -> Any:
+    if text.startswith("mov.b32"):
+        return args[0] if isinstance(args[0], Value) else _value(args[0])
+    if text.startswith("rcp"):
+        return 1 / args[0]
+    assert text.startswith("mul.wide.s32")
+    return _value(args[0]).to(dtype) * args[1]
+
+
+def _store(pointer: Pointer, value: Any, mask: Any = None, eviction_policy: str = "") -> None:
+    at, there = pointer.places(mask)
+    value = torch.as_tensor(value, dtype=pointer.memory.dtype).as_subclass(torch.Tensor).expand(at.shape)
+    pointer.memory[at[there]] = value[there]
+
+
+def _where(mask: Any, x: Any, y: Any) -> Any:
+    if isinstance(x, Pointer):
+        return x if bool(mask) else y
+    x, y = (_value(each) for each in (x, y))
+    return torch.where(_value(mask), x, y.to(x.dtype)) if x.dim() >= y.dim() else torch.where(mask, x.to(y.dtype), y)
+
+
+def _extreme(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    return lambda x, y, propagate_nan=None: function(_value(x), _value(y))
+
+
+def _language() -> ModuleType:
+    gl = ModuleType("triton.experimental.gluon.language")
+    layouts = ("NVMMADistributedLayout", "DotOperandLayout", "BlockedLayout", "SliceLayout", "SwizzledSharedLayout")
+    names: dict[str, Any] = dict.fromkeys(layouts, lambda *_: None) | _DTYPES
+    names |= {
+        "NVMMASharedLayout": SimpleNamespace(get_default_for=lambda *_: None),
+        "constexpr": lambda x: x,
+        "static_range": range,
+        "program_id": lambda axis: _value(_now.number[axis]),
+        "num_programs": lambda axis: _value(_now.grid[axis]),
+        "num_warps": lambda: _now.warps,
+        "arange": lambda start, end, _=None: _value(torch.arange(start, end, dtype=torch.int32)),
+        "zeros": lambda shape, dtype, _=None: _value(torch.zeros(shape, dtype=dtype)),
+        "full": lambda shape, x, dtype, _=None: _value(torch.full(list(shape), x, dtype=dtype)),
+        "load": lambda pointer, mask=None, other=None: _value(pointer.load(mask, other)),
+        "store": _store,
+        "where": _where,
+        "maximum": _extreme(torch.maximum),
+        "minimum": _extreme(torch.minimum),
+        "sum": lambda x, axis: x.sum(axis),
+        "max": lambda x, axis: x.amax(axis),
+        "exp2": torch.exp2,
+        "cdiv": lambda x, y: (x + y - 1) // y,
+        "convert_layout": lambda x, _: x,
+        "allocate_shared_memory": _allocate,
+        "inline_asm_elementwise": _assembly,
+        "multiple_of": lambda x, _: x,
+        "static_assert": _assert,
+        "thread_barrier": lambda: None,
+    }
+    vars(gl).update(names)
+    return gl
+
+
+def _assert(holds: bool) -> None:
+    assert holds
+
+
+class Kernel:
+    """A Gluon function: called by another one, or launched as `kernel[programs](*arguments, **constants)`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.arg_names = list(inspect.signature(function).parameters)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.function(*args, **named)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: Any, num_warps: int = 4, **named: Any) -> None:
+            global _now
+            constants = {name: x for name, x in named.items() if name in self.arg_names}
+            arguments = [_argument(x) for x in args]
+            for number in range(int(grid[0])):
+                _now = _Program((number,), tuple(grid), num_warps)
+                self.function(*arguments, **constants)
+                assert not any(_now.copies), "a copy was not waited for"
+                assert not _now.products, "a product was not waited for"
+
+        return launch
+
+
+def _argument(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return Pointer.to(x)
+    return _value(x) if isinstance(x, int) else x
+
+
+def _jit(function: Callable[..., Any] | None = None, **_: Any) -> Any:
+    return Kernel if function is None else Kernel(function)
+
+
+@contextlib.contextmanager
+def gluon_on_cpu() -> Iterator[None]:
+    """Inside, the package's Gluon modules are imported anew and run on the CPU."""
+    gl = _language()
+    gluon = ModuleType("triton.experimental.gluon")
+    vars(gluon).update(jit=_jit, constexpr_function=lambda x: x, language=gl)
+    hopper = ModuleType("triton.experimental.gluon.language.nvidia.hopper")
+    copies = SimpleNamespace(
+        async_copy_global_to_shared=_copy, commit_group=_commit, wait_group=lambda left: _wait_copies(int(left))
+    )
+    vars(hopper).update(
+        async_copy=copies,
+        fence_async_shared=lambda: None,
+        warpgroup_mma=_multiply,
+        warpgroup_mma_wait=_wait_products,
+    )
+    import triton.experimental
+    import triton.language.extra
+
+    waits = SimpleNamespace(gdc_wait=lambda: None, gdc_launch_dependents=lambda: None)
+    stand_ins = {module.__name__: module for module in (gluon, gl, hopper)}
+    stand_ins["triton.experimental.gluon.language.nvidia"] = ModuleType("nvidia")
+    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name in OURS}
+    with pytest.MonkeyPatch.context() as patch:
+        # Only while the kernels are imported: Triton's own interpreter looks into the real Gluon.
+        patch.setattr(triton.experimental, "gluon", gluon, raising=False)
+        patch.setattr(triton.language.extra, "cuda", waits, raising=False)
+        for name, module in stand_ins.items():
+            patch.setitem(sys.modules, name, module)
+        for name in OURS:
+            importlib.import_module(name)
+    yield
+    for name in OURS:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+def interpret_bfloat16(patch: pytest.MonkeyPatch) -> None:
+    """Makes Triton's interpreter round to bfloat16 as a GPU does, and multiply such numbers.
+
+    It holds them as integers. Without this it cuts bits off, and multiplies the integers.
+    """
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+    multiply = interpreter.InterpreterBuilder.create_dot
+
+    def nearest(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return convert(data, source, target, rounding)
+        rounded = torch.from_numpy(np.ascontiguousarray(data).view(np.float32)).bfloat16()
+        return rounded.view(torch.int16).numpy().view(np.uint16)
+
+    def widened(x: Any) -> Any:
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        data = convert(x.data, tl.bfloat16, tl.float32, None).view(np.float32)
+        return interpreter.TensorHandle(data.reshape(x.data.shape), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return multiply(self, widened(a), widened(b), *rest)
+
+    patch.setattr(interpreter, "_convert_float", nearest)
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
