@@ -18,6 +18,7 @@ GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "strong": lambda x: F.logsigmoid(3 * x - 3),
     "resets": lambda x: (F.logsigmoid(x) / 16).masked_fill(_some_tokens(x), -math.inf),
     "hard resets": lambda x: (F.logsigmoid(x) / 16).masked_fill(_some_tokens(x), -100.0),
+    "one reset": lambda x: (F.logsigmoid(x) / 16).masked_fill(_middle_token(x), -math.inf),
     "one channel resets": lambda x: (F.logsigmoid(x) / 16).masked_fill(_some_tokens(x) & _first_channel(x), -math.inf),
     "zero": torch.zeros_like,
     "-100": lambda x: torch.full_like(x, -100.0),
@@ -30,6 +31,10 @@ def _some_tokens(x: torch.Tensor) -> torch.Tensor:
     hit = torch.rand(x.shape[:3], device=x.device) < 0.04
     hit[:, 0] = hit[:, -1] = True
     return hit[..., None].expand_as(x)
+
+
+def _middle_token(x: torch.Tensor) -> torch.Tensor:
+    return (torch.arange(x.shape[1], device=x.device) == x.shape[1] // 2)[:, None, None].expand_as(x)
 
 
 def _first_channel(x: torch.Tensor) -> torch.Tensor:

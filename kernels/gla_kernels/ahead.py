@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -33,6 +33,7 @@ from gla_kernels.launch import (
     hopper_plan,
     narrower_state_tile,
     plan,
+    strong_tile,
     wide_frames_tile,
     wide_readout_tile,
     wide_recurrence_tile,
@@ -40,10 +41,11 @@ from gla_kernels.launch import (
 from gla_kernels.limits import CHUNK_SIZES
 from gla_kernels.ptx import overflowing_pairs, waits_first
 from gla_kernels.sass import disassemble, faulty_descriptors
+from gla_kernels.strong import gla_backward_strong, gla_forward_strong
 from gla_kernels.wide_pieces import fits_one_backward, parks
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-_SCALARS = ("T", "H", "N", "first", "count", "every", "base", "stride", "piece_chunks", "rows")
+_SCALARS = ("T", "H", "N", "first", "count", "every", "base", "stride", "piece_chunks", "rows", "items")
 _STEPS = ("_b", "_t", "_h", "_p")
 _INPUTS = ("q", "k", "v", "x", "y", "z", "do", "o", "out", "dv", "framed_q", "framed_k", "scores")
 
@@ -59,10 +61,13 @@ class Resources:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel as a call may launch it: its name, whether it is an exact kernel, its tile and its switches."""
+    """A kernel as a call may launch it: its name, what it computes, its tile and its switches.
+
+    `form`: the plain form, what that leaves out of chunks with strong gates, or the exact form.
+    """
 
     name: str
-    exact: bool
+    form: Literal["plain", "strong", "exact"]
     kernel: Any
     tile: Tile
     switches: dict[str, bool]
@@ -79,12 +84,15 @@ def variants(call: Call) -> Iterator[Variant]:
     if call.plan.family == "wide":
         yield from _wide_variants(call, forward)
     else:
-        yield Variant("forward", False, forward_kernel(call), call.plan.forward, forward)
-        yield Variant("backward", False, backward_kernel(call), call.plan.backward, backward)
+        yield Variant("forward", "plain", forward_kernel(call), call.plan.forward, forward)
+        yield Variant("backward", "plain", backward_kernel(call), call.plan.backward, backward)
     if call.gated:
+        sizes = (call.K, call.V, call.plan.chunk_size)
+        yield Variant("forward", "strong", gla_forward_strong, strong_tile(*sizes, backward=False), {})
+        yield Variant("backward", "strong", gla_backward_strong, strong_tile(*sizes, backward=True), {})
         tile = exact_tile(call.K, call.V, call.dtype)
-        yield Variant("forward", True, gla_forward_exact, tile, forward)
-        yield Variant("backward", True, gla_backward_exact, tile, backward)
+        yield Variant("forward", "exact", gla_forward_exact, tile, forward)
+        yield Variant("backward", "exact", gla_backward_exact, tile, backward)
 
 
 def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
@@ -105,29 +113,31 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
     for reverse in (False, True):
         way, backwards = {"REVERSE": reverse}, "reverse " if reverse else ""
         for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
-            yield Variant(f"{wider}{backwards}recurrence", False, wide_recurrence, tile, steps | way)
+            yield Variant(f"{wider}{backwards}recurrence", "plain", wide_recurrence, tile, steps | way)
         if wide.walks(call):
-            yield Variant(f"{backwards}frames", False, wide_frames, wide_frames_tile(call.gated), way)
+            yield Variant(f"{backwards}frames", "plain", wide_frames, wide_frames_tile(call.gated), way)
             switches = steps | way | {"STORE_CHECKPOINTS": False}
-            yield Variant(f"{backwards}walk", False, wide_walk, call.plan.forward, switches)
+            yield Variant(f"{backwards}walk", "plain", wide_walk, call.plan.forward, switches)
         elif not wide.fused(call):
-            yield Variant(f"{backwards}readout", False, wide_readout, wide_readout_tile(call.K), way)
+            yield Variant(f"{backwards}readout", "plain", wide_readout, wide_readout_tile(call.K), way)
     if wide.walks(call):
         switches = steps | checkpoints | {"REVERSE": False}
-        yield Variant("walk, checkpoints", False, wide_walk, call.plan.forward, switches)
+        yield Variant("walk, checkpoints", "plain", wide_walk, call.plan.forward, switches)
     elif wide.fused(call):
         for wider, tile in tiles(call.plan.forward).items():
-            yield Variant(f"{wider}forward", False, wide.forward_kernel(tile), tile, forward)
-            yield Variant(f"{wider}forward, checkpoints", False, wide.forward_kernel(tile), tile, checkpoints)
+            yield Variant(f"{wider}forward", "plain", wide.forward_kernel(tile), tile, forward)
+            yield Variant(f"{wider}forward, checkpoints", "plain", wide.forward_kernel(tile), tile, checkpoints)
     for parked in {False, parks(call)}:
-        yield Variant("gradients" + ", parked" * parked, False, wide_gradients, call.plan.backward, {"PARKED": parked})
+        yield Variant(
+            "gradients" + ", parked" * parked, "plain", wide_gradients, call.plan.backward, {"PARKED": parked}
+        )
     if parks(call):
         for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
             switches = steps | {"REVERSE": True, "PARK": True, "STORE_STATES": False, "STORE_DECAYS": False}
-            yield Variant(f"{wider}reverse recurrence, parked", False, wide_recurrence, tile, switches)
+            yield Variant(f"{wider}reverse recurrence, parked", "plain", wide_recurrence, tile, switches)
     if fits_one_backward(call):
         backward = {"HAS_AFTER": True, "STORE_BEFORE": True, "SCRATCH": False}
-        yield Variant("backward", False, wide_backward, WIDE_BACKWARD, backward)
+        yield Variant("backward", "plain", wide_backward, WIDE_BACKWARD, backward)
 
 
 def compile_kernel(call: Call, variant: Variant, arch: int) -> Any:
@@ -153,7 +163,7 @@ def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
         return "constexpr"
     if name in _SCALARS or name.endswith(_STEPS):
         return "i32"
-    if name in ("flags", "failed", "raised"):
+    if name in ("flags", "failed", "raised", "marks"):
         return "*i32"
     if name in _INPUTS or (name in ("dq", "dk") and call.gradient_parts == 1):
         return _POINTER[call.dtype]
@@ -207,12 +217,12 @@ def main() -> None:
         for variant in variants(call):
             for arch in options.arch:
                 compiled = compile_kernel(call, variant, arch)
-                line = {"arch": arch, "kernel": variant.name, "gated": gated, "exact": variant.exact}
+                line = {"arch": arch, "kernel": variant.name, "gated": gated, "form": variant.form}
                 line |= asdict(resources(compiled))
                 line["overflowing_pairs"] = len(overflowing_pairs(compiled.asm["ptx"]))
                 if choice.family != "triton":
                     line["waits_first"] = waits_first(compiled.asm["ptx"])
-                if choice.family != "triton" and not variant.exact:
+                if choice.family != "triton" and variant.form == "plain":
                     line["faulty_descriptors"] = len(faulty_descriptors(disassemble(compiled)))
                 print(json.dumps(line), flush=True)
 

@@ -6,14 +6,16 @@ With the names of `forward.py`, dS' the gradient of the state after the chunk, a
 (dS~ = 2^r dS', and S~ = 2^r S as the forward stored it):
 
     dV  = tril(Q~ K~^T)^T dO + K~ dS~
-    dQ~ = tril(dO V^T) K~    + dO S~^T         dq = scale 2^(G - r) dQ~
-    dK~ = tril(dO V^T)^T Q~  + V dS~^T         dk = 2^(r - G) dK~
+    dQ~ = tril(dO V^T) K~    + dO S~^T         dq = scale 2^(a - r) dQ~
+    dK~ = tril(dO V^T)^T Q~  + V dS~^T         dk = 2^(b - r) dK~
     dS~' = dS~ + Q~^T dO                       dS = 2^r dS~'
     dg_t = sum_v S~ dS~' + sum_{i < t} (K~_i dK~_i - Q~_i dQ~_i)
 
 The last line starts at the chunk's first boundary with the full effect of a gate there, and subtracts the share of the
 tokens before t. All of its terms use the rounded operands of the products, so that terms which cancel in exact
 arithmetic cancel here too: the error of dg grows neither with T nor with the strength of the gates.
+
+As in the forward, what passes from token to token in a strong channel is missing; `strong.py` adds it.
 
 `dfinal` is always given (zeros if there is none) and `dinitial` always written: the variant without them, compiled by
 Triton 3.6 for sm_90, left most of dv unwritten at K = V = 128.
@@ -33,7 +35,7 @@ def gla_backward_kernel(
     g,  # [B, T, H, K], natural log, <= 0
     do,  # [B, T, H, V]
     states,  # [slots, H, K, V] in DOT, as the forward stored them
-    flags,  # [N, H] int32: 1 if the plain form does not hold
+    flags,  # [N, H] int32: 1 if a result of the forward is not finite
     failed,  # [N, H] int32, 0: 1 if this kernel's results are not finite
     dfinal,  # [N, H, K, V] float32: gradient of the states after the last chunk
     dq,  # [B, T, H, blocks_v, K], contiguous: one part a block of value columns, as in dk and dg
@@ -104,10 +106,10 @@ def gla_backward_kernel(
         bdo = load_tile(do, steps, vcols, do_t, rows_left, V).to(DOT)
         Sd = load_tile(states, kcols, vcols, V, K, V)
         if GATED:
-            G, G_last = gate_frame(load_tile(g, steps, kcols, g_t, rows_left, K), steps, DOT)
-            q_factor = tl.exp2(G) * scale
-            k_factor = tl.exp2(-G)
-            half = tl.exp2(0.5 * G_last)
+            to_row, to_end, r, _ = gate_frame(load_tile(g, steps, kcols, g_t, rows_left, K), steps, DOT)
+            q_factor = tl.exp2(to_row) * scale
+            k_factor = tl.exp2(to_end)
+            half = tl.exp2(r)
             qs = (bq * q_factor).to(DOT)
             ks = (bk * k_factor).to(DOT)
             dS *= half[:, None]
@@ -133,8 +135,7 @@ def gla_backward_kernel(
             bdg = select_sum(steps[:, None] > steps[None, :], balance, 2, DOT) + start[None, :]
             store_tile(dg, bdg, steps, kcols, grad_stride, rows_left, K)
             bdq *= q_factor
-            # k_factor is recomputed, not kept: this saves 50 bytes of stack.
-            bdk *= scale / q_factor
+            bdk *= k_factor
             dS *= half[:, None]
             suspect += (tl.sum(bdq, axis=1) + tl.sum(bdk, axis=1)) * 0.0
             g -= C * g_t

@@ -13,6 +13,7 @@ from gla_kernels.launch import (
     EXACT_PROGRAMS,
     EXACT_ROWS,
     HOPPER_PROGRAMS,
+    STRONG_PROGRAMS,
     LaunchPlan,
     Operands,
     Tile,
@@ -20,7 +21,9 @@ from gla_kernels.launch import (
     operands,
     parse_plan,
     plan,
+    strong_tile,
 )
+from gla_kernels.strong import gla_backward_strong, gla_forward_strong
 
 _TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -208,6 +211,41 @@ class Inputs:
         return strides_of(self.q, self.k, self.v, self.g, *more)
 
 
+@dataclass(frozen=True)
+class Flags:
+    """What a forward found: `rows` [N, H], 1 where a result is not finite, and `marks` of chunks with strong gates.
+
+    Marks are [slots, H], n + 1 for a chunk of sequence n, and empty without gates. Both are int32 and start at 0,
+    because kernels only write raised ones.
+    """
+
+    rows: torch.Tensor
+    marks: torch.Tensor
+
+    @classmethod
+    def of(cls, call: Call, buffer: torch.Tensor) -> "Flags":
+        """The parts of a buffer, which is one tensor so that it is set to 0 by one launch; see `flag_buffer`."""
+        rows = call.sequences * call.H
+        shape = (call.sequences, call.H)
+        return cls(buffer[:rows].view(shape), buffer[_aligned(rows) :].view(-1, call.H))
+
+
+def _aligned(words: int) -> int:
+    """The least multiple of 4 that is not below `words`: 16 bytes, to which kernels take pointers to be aligned."""
+    return (words + 3) // 4 * 4
+
+
+def flag_buffer(call: Call, like: torch.Tensor) -> torch.Tensor:
+    """A buffer of zeros for `Flags`, on `like`'s device."""
+    marks = call.slots(1) * call.H if call.gated else 0
+    return like.new_zeros(_aligned(call.sequences * call.H) + marks, dtype=torch.int32)
+
+
+def row_flags(call: Call, like: torch.Tensor) -> torch.Tensor:
+    """Flags [N, H] of 0 on `like`'s device."""
+    return like.new_zeros((call.sequences, call.H), dtype=torch.int32)
+
+
 def forward_kernel(call: Call) -> Any:
     """The kernel of the plain form in the call's family; for wide heads on Hopper see `wide.py`."""
     if call.plan.family == "hopper":
@@ -229,7 +267,7 @@ def backward_kernel(call: Call) -> Any:
 def run_forward(
     call: Call,
     inputs: Inputs,
-    flags: torch.Tensor,
+    flags: Flags,
     *,
     first: int = 0,
     count: int | None = None,
@@ -242,15 +280,17 @@ def run_forward(
 ) -> None:
     """Runs the forward over `count` chunks of every sequence, from chunk `first` on. An output of None is not computed.
 
-    Flags are raised only if o is computed. `from_checkpoint`: `initial` holds checkpoints, and `states` has room for
-    `count` chunks of every sequence. For wide heads on Hopper this launches the exact kernel only (see `wide.py`).
+    Flags and marks are raised only if o is computed. `from_checkpoint`: `initial` holds checkpoints, and `states` has
+    room for `count` chunks of every sequence. For wide heads on Hopper this launches only the kernels that repair what
+    the plain form cannot do (see `wide.py`).
     """
     if call.plan.family == "triton":
         initial = call.new_states(inputs.q, zero=True) if initial is None else initial
         final = call.new_states(inputs.q) if final is None else final
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags, inputs.cu_seqlens,
-        call.scale, *inputs.strides(), call.T, call.H, first, call.chunks if count is None else count, call.every,
+    tensors = (inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows)
+    numbers = (
+        inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H, first,
+        call.chunks if count is None else count, call.every,
     )  # fmt: skip
     switches = {
         "HAS_INITIAL": initial is not None,
@@ -267,13 +307,30 @@ def run_forward(
         # each. Without gates, and if only states are computed, a program per row was faster.
         several = call.gated and o is not None and not call.varlen
         programs = min(rows, HOPPER_PROGRAMS) if several else rows
-        call.launch(forward_kernel(call), tile, (programs,), (*arguments, rows), switches)
+        call.launch(forward_kernel(call), tile, (programs,), (*tensors, flags.marks, *numbers, rows), switches)
     elif call.plan.family == "triton":
-        call.launch(forward_kernel(call), tile, (rows * call.parts(tile),), arguments, switches)
+        programs = rows * call.parts(tile)
+        call.launch(forward_kernel(call), tile, (programs,), (*tensors, flags.marks, *numbers), switches)
+    if call.gated and o is not None:
+        _launch_strong(
+            call, gla_forward_strong,
+            (
+                inputs.q, inputs.k, inputs.v, inputs.g, o, flags.rows, flags.marks, inputs.cu_seqlens, call.scale,
+                *inputs.strides(),
+            ),
+            flags, backward=False,
+        )  # fmt: skip
     if call.gated:
         tile = exact_tile(call.K, call.V, call.dtype)
         programs = min(rows * call.parts(tile), EXACT_PROGRAMS)
-        call.launch(gla_forward_exact, tile, (programs,), (*arguments, rows), switches)
+        call.launch(gla_forward_exact, tile, (programs,), (*tensors, *numbers, rows), switches)
+
+
+def _launch_strong(call: Call, kernel: Any, arguments: tuple[Any, ...], flags: Flags, *, backward: bool) -> None:
+    """Launches a kernel that completes the results of marked chunks."""
+    items = flags.marks.numel()
+    tile = strong_tile(call.K, call.V, call.plan.chunk_size, backward)
+    call.launch(kernel, tile, (min(items, STRONG_PROGRAMS),), (*arguments, call.T, call.H, items), {})
 
 
 @dataclass(frozen=True)
@@ -310,7 +367,7 @@ def run_backward(
     inputs: Inputs,
     do: torch.Tensor,
     states: torch.Tensor,
-    flags: torch.Tensor,
+    flags: Flags,
     failed: torch.Tensor,
     gradients: Gradients,
     *,
@@ -328,7 +385,7 @@ def run_backward(
         dfinal = call.new_states(inputs.q, zero=True) if dfinal is None else dfinal
         dinitial = call.new_states(inputs.q) if dinitial is None else dinitial
     arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags, failed, dfinal,
+        inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags.rows, failed, dfinal,
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
         call.scale, *inputs.strides(do), call.T, call.H, first, call.chunks if count is None else count,
     )  # fmt: skip
@@ -343,3 +400,14 @@ def run_backward(
     if call.gated:
         tile = exact_tile(call.K, call.V, call.dtype)
         call.launch(gla_backward_exact, tile, (min(rows, EXACT_PROGRAMS),), (*arguments, rows), switches)
+
+
+def run_strong_backward(
+    call: Call, inputs: Inputs, do: torch.Tensor, flags: Flags, failed: torch.Tensor, gradients: Gradients
+) -> None:
+    """Completes the gradients of chunks with strong gates, after those of all chunks have been computed."""
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, do, flags.rows, failed, flags.marks,
+        gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale, *inputs.strides(do),
+    )  # fmt: skip
+    _launch_strong(call, gla_backward_strong, arguments, flags, backward=True)

@@ -1,10 +1,10 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
-"""Exact kernels: forward and backward for heads where the plain form fails, because of resets, huge spans or values.
+"""Exact kernels: forward and backward for heads with values that are too large for the plain form's scaled operands.
 
 They are launched after every plain kernel, and a program returns at once if none of its flags is raised. They work on
-subchunks of R rows and never use the inverse of a decay: a tree of references (`tiles.tree_level`) gives every pair's
-decay as two factors of at most 1, and decays between the state and a token come from sums of just the gates between
-them. -inf is a reset.
+subchunks of R rows and never use the inverse of a decay: a tree of references (`tree.py`) gives every pair's decay as
+two factors of at most 1, and decays between the state and a token come from sums of just the gates between them. -inf
+is a reset.
 
 States are stored before every chunk of C rows, as in the plain form, but not in the chunk's frame. The backward goes
 through the subchunks of a chunk in reverse and recomputes the state before each from the chunk's. The code is written
@@ -19,13 +19,14 @@ from gla_kernels.tiles import (
     checkpoint_slot,
     exact_gates,
     first_slot,
+    frame_of,
     load_tile,
     locate,
     select_sum,
     store_tile,
-    tree_level,
     zero_state,
 )
+from gla_kernels.tree import own_scores, tree_gradients, tree_scores
 
 # Key columns per block when the scores of a subchunk are computed.
 SCORE_KEYS = tl.constexpr(64)
@@ -49,18 +50,8 @@ def exact_scores(q, k, g, scale, q_t, k_t, g_t, steps, rows_left, K: tl.constexp
         bq = load_tile(q, steps, cols, q_t, rows_left, K).to(tl.float32) * scale
         bk = load_tile(k, steps, cols, k_t, rows_left, K).to(tl.float32)
         step_gates = exact_gates(load_tile(g, steps, cols, g_t, rows_left, K))
-        own = tl.sum(bq * bk, axis=1)
-        scores += tl.where(steps[:, None] == steps[None, :], own[:, None], 0.0)
-        size = 1
-        while size < R:
-            factor, late, pairs, pairs_t = tree_level(step_gates, steps, size, DOT)
-            ql = tl.where(late[:, None], bq * factor, 0.0).to(DOT)
-            kl = tl.where(late[:, None], 0.0, bk * factor).to(DOT)
-            if TRANSPOSED:
-                scores += tl.where(pairs_t, tl.dot(kl, tl.trans(ql), input_precision=PRECISION), 0.0)
-            else:
-                scores += tl.where(pairs, tl.dot(ql, tl.trans(kl), input_precision=PRECISION), 0.0)
-            size *= 2
+        scores = own_scores(scores, bq, bk, steps)
+        scores = tree_scores(scores, bq, bk, step_gates, steps, 1, R, TRANSPOSED, 3, DOT, PRECISION)
     return scores
 
 
@@ -69,26 +60,14 @@ def exact_intra(q, k, dA, dAt, step_gates, steps, R: tl.constexpr, BK: tl.conste
                 PRECISION: tl.constexpr):  # fmt: skip
     """Gradients from pairs inside a subchunk, for any gates: (dq, dk, k dk - q dq), each (R, BK) float32.
 
-    q (scaled) and k are (R, BK) float32, dA and dAt the gradient of the scores and its transpose. Goes through the
-    levels of the tree; dq is with respect to the scaled q. There is no gate between a token and itself, so this pair
-    does not enter the last result.
+    q (scaled) and k are (R, BK) float32, dA and dAt the gradient of the scores and its transpose; dq is with respect to
+    the scaled q. There is no gate between a token and itself, so this pair does not enter the last result.
     """
     own_grad = tl.sum(tl.where(steps[:, None] == steps[None, :], dA, 0.0), axis=1)
     dq = own_grad[:, None] * k
     dk = own_grad[:, None] * q
     balance = tl.zeros([R, BK], dtype=tl.float32)
-    size = 1
-    while size < R:
-        factor, late, pairs, pairs_t = tree_level(step_gates, steps, size, DOT)
-        ql = tl.where(late[:, None], q * factor, 0.0).to(DOT)
-        kl = tl.where(late[:, None], 0.0, k * factor).to(DOT)
-        dql = tl.dot(tl.where(pairs, dA, 0.0).to(DOT), kl, input_precision=PRECISION)
-        dkl = tl.dot(tl.where(pairs_t, dAt, 0.0).to(DOT), ql, input_precision=PRECISION)
-        dq += dql * factor
-        dk += dkl * factor
-        balance += kl.to(tl.float32) * dkl - ql.to(tl.float32) * dql
-        size *= 2
-    return dq, dk, balance
+    return tree_gradients(dq, dk, balance, q, k, dA, dAt, step_gates, steps, 1, R, 3, DOT, PRECISION)
 
 
 @triton.jit
@@ -306,7 +285,8 @@ def exact_backward_row(
             # Only the plain backward failed: the states are those of the plain forward, in the chunk's frame.
             for before in range(0, C // R):
                 row = (chunk * C + before * R) * g_t
-                frame -= 0.5 * tl.sum(exact_gates(load_tile(g + row, steps, kcols, g_t, chunk_rows - before * R, K)), 0)
+                frame += tl.sum(exact_gates(load_tile(g + row, steps, kcols, g_t, chunk_rows - before * R, K)), 0)
+            frame = frame_of(frame)
         for back_in_chunk in range(0, C // R):
             sub = C // R - 1 - back_in_chunk
             row = chunk * C + sub * R

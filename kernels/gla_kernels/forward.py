@@ -3,17 +3,23 @@
 
     S_t = diag(exp g_t) S_{t-1} + k_t^T v_t,    o_t = scale * q_t S_t
 
-The plain form computes a chunk from scaled operands. With G the chunk's cumulative gate (per key channel, in log2) and
-the reference r = G_last / 2:
+The plain form computes a chunk from scaled operands. With a_i the gates up to token i of the chunk and b_j those after
+token j (sums per key channel, in log2, both at most 0), their total a_last, and a reference r:
 
-    Q~ = scale q 2^(G - r),   K~ = k 2^(r - G)
+    Q~ = scale q 2^(a - r),   K~ = k 2^(b - r),   r = max(a_last, -SPAN_LIMIT) / 2
     O  = Q~ (2^r S) + tril(Q~ K~^T) V,        S' = 2^r ((2^r S) + K~^T V)
 
-Q~ and K~ are q and k "in the chunk's frame", and 2^r S is the state in the chunk's frame.
+Q~ and K~ are q and k "in the chunk's frame", and 2^r S is the state in the chunk's frame. No operand is scaled by more
+than 2^(SPAN_LIMIT / 2).
 
-The plain form holds if |G_last|, the span of the chunk's gates, is at most SPAN_LIMIT and the scaled operands are in
-their dtype's range. If it does not hold for a head of a sequence, that head's flag is raised, and the kernel of
-`exact.py`, launched after this one, computes the head again.
+A channel is mild in this chunk if |a_last| is at most SPAN_LIMIT. Then a_i + b_j - 2r = a_i - a_j, and all of it is
+exact. In a strong channel, what passes between the state and a token is exact too, and the state that passes through
+the whole chunk is 2^-SPAN_LIMIT of what it was, in place of still less. But what passes from token to token is too
+small by the factor 2^(a_last + SPAN_LIMIT). So a chunk with a strong channel is marked, and `strong.py` adds what is
+missing.
+
+The scaled operands, and what is computed from them, may be beyond their dtype's range. If a result of a head of a
+sequence is not finite, its flag is raised, and the kernel of `exact.py` computes the head again.
 
 There are no variants without initial or final states, or for full tiles only: see `backward.py`.
 """
@@ -21,10 +27,7 @@ There are no variants without initial or final states, or for full tiles only: s
 import triton
 import triton.language as tl
 
-from gla_kernels.tiles import checkpoint_slot, first_slot, gate_frame, load_tile, locate, store_tile
-
-# In log2. Half of it is the largest exponent of a scaled operand, far below the 127 of bfloat16 and float32.
-SPAN_LIMIT = tl.constexpr(120.0)
+from gla_kernels.tiles import SPAN_LIMIT, checkpoint_slot, first_slot, gate_frame, load_tile, locate, store_tile
 
 
 @triton.jit(do_not_specialize=["T", "H", "first", "count", "every"])
@@ -38,7 +41,8 @@ def gla_forward_kernel(
     final,  # [N, H, K, V] float32: the states after the last chunk
     states,  # [slots, H, K, V] in DOT: the state before each chunk, in that chunk's frame
     checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
-    flags,  # [N, H] int32, 0: 1 if the plain form does not hold
+    flags,  # [N, H] int32, 0: 1 if a result is not finite
+    marks,  # [slots, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
@@ -84,13 +88,14 @@ def gla_forward_kernel(
     if STORE_STATES:
         slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
         states += (slot.to(tl.int64) * H + h) * K * V
+    if STORE_O:
+        marks += first_slot(n, begin, length, C, VARLEN) * H + h
     checkpoint = checkpoint_slot(n, begin, length, first, every, C, VARLEN)
     kcols = tl.arange(0, BK)
     vcols = iv * BV + tl.arange(0, BV)
     steps = tl.arange(0, C)
     at = checkpoint if FROM_CHECKPOINT else n
     S = load_tile(initial + (at.to(tl.int64) * H + h) * K * V, kcols, vcols, V, K, V).to(tl.float32)
-    widest = tl.zeros([BK], dtype=tl.float32)
     suspect = tl.zeros([C], dtype=tl.float32)
     for i in tl.range(0, chunks, num_stages=STAGES):
         bq = load_tile(q, steps, kcols, q_t, rows_left, K).to(tl.float32) * scale
@@ -101,12 +106,13 @@ def gla_forward_kernel(
             due = (i % every == 0) & (kcols[:, None] < K) & (vcols[None, :] < V)
             tl.store(there + kcols[:, None] * V + vcols[None, :], S, mask=due)
         if GATED:
-            G, G_last = gate_frame(load_tile(g, steps, kcols, g_t, rows_left, K), steps, DOT)
-            widest = tl.maximum(widest, -G_last)
-            qs = (bq * tl.exp2(G)).to(DOT)
-            ks = (bk.to(tl.float32) * tl.exp2(-G)).to(DOT)
-            half = tl.exp2(0.5 * G_last)
+            to_row, to_end, r, total = gate_frame(load_tile(g, steps, kcols, g_t, rows_left, K), steps, DOT)
+            qs = (bq * tl.exp2(to_row)).to(DOT)
+            ks = (bk.to(tl.float32) * tl.exp2(to_end)).to(DOT)
+            half = tl.exp2(r)
             S *= half[:, None]
+            if STORE_O:
+                tl.store(marks + i * H, n + 1, mask=tl.min(total, axis=0) < -SPAN_LIMIT)
         else:
             qs = bq.to(DOT)
             ks = bk.to(DOT)
@@ -135,6 +141,5 @@ def gla_forward_kernel(
     if GATED and STORE_O:
         # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison.
         finite = (tl.sum(suspect, axis=0) + tl.sum(tl.sum(S * 0.0, axis=1), axis=0)) == 0.0
-        plain = finite & (tl.max(widest, axis=0) <= SPAN_LIMIT)
-        if not plain:
+        if not finite:
             tl.store(flags + n * H + h, 1)

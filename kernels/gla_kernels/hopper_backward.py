@@ -6,8 +6,8 @@ With the names of `hopper_forward.py`, dS' the gradient of the state after the c
 frame:
 
     dV  = tril(Q~ K~^T)^T dO + K~ dS~
-    dQ~ = tril(dO V^T) K~    + dO S~^T         dq = scale 2^(G - r) dQ~
-    dK~ = tril(dO V^T)^T Q~  + V dS~^T         dk = 2^(r - G) dK~
+    dQ~ = tril(dO V^T) K~    + dO S~^T         dq = scale 2^(a - r) dQ~
+    dK~ = tril(dO V^T)^T Q~  + V dS~^T         dk = 2^(b - r) dK~
     dS  = dS~ + Q~^T dO
     dg_t = sum_v S~ dS + sum_{i < t} (K~_i dK~_i - Q~_i dQ~_i)
 
@@ -27,16 +27,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
 from gla_kernels.hopper_tiles import (
-    LOG2E,
     accumulator,
     add_product,
     anew,
     begin_behind,
     chunk_total,
     copy_layout,
+    excess,
     fetch,
     fetch_rows,
     first_slot,
+    frame_factor,
     gate_layout,
     left_operand,
     load_state,
@@ -46,8 +47,8 @@ from gla_kernels.hopper_tiles import (
     operand_layout,
     product,
     put,
-    reciprocal,
     split,
+    split_gates,
     start_gate_frame,
     thread_barrier,
     triangle,
@@ -63,7 +64,7 @@ def gla_backward_hopper(
     g,  # [B, T, H, K] float32, natural log, <= 0
     do,  # [B, T, H, V]
     states,  # [slots, H, K, V] bfloat16, as the forward stored them
-    flags,  # [N, H] int32: 1 if the plain form does not hold
+    flags,  # [N, H] int32: 1 if a result of the forward is not finite
     failed,  # [N, H] int32: 1 if this kernel's results are not finite
     dfinal,  # [N, H, K, V] float32: gradient of the states after the last chunk
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
@@ -160,7 +161,7 @@ def gla_backward_hopper(
         do_tile = do_tiles.index(now)
         token = (b * T + t) * H + h
         if GATED:
-            high, low = split(g_tiles.index(now).load(copy_g) * LOG2E)
+            high, low = split_gates(g_tiles.index(now).load(copy_g))
             parts = g_tiles.index(now)._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             dS_place = parts.index(0)
             thread_barrier()
@@ -173,12 +174,14 @@ def gla_backward_hopper(
         bk = k_tile.load(key_tile).to(gl.float32)
         if GATED:
             G, total = warpgroup_mma_wait(0, deps=[G, total])
-            half = gl.exp2(chunk_total(total, BV) * 0.5)
+            last = chunk_total(total, BV)
+            half = frame_factor(last)
             dS *= (leave * half)[:, None]
             leave = half
-            bk *= gl.exp2(-G)
-            factor = gl.exp2(G)
-            bq *= factor
+            beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
+            G += 0.5 * beyond
+            bk *= gl.exp2(beyond - G)
+            bq *= gl.exp2(G)
         q_tile.store(bq.to(gl.bfloat16))
         k_tile.store(bk.to(gl.bfloat16))
         anew(dS_place).store(dS.to(gl.bfloat16))
@@ -205,7 +208,7 @@ def gla_backward_hopper(
         bdk = add_product(masked_operand(dAt, triangle(C, False, True)), q_tile, bdk)
         if GATED:
             balance = -q_tile.load(key_tile).to(gl.float32) * bdq
-            bdq *= factor
+            bdq *= gl.exp2(G)
             suspect += gl.sum(bdq, axis=1) * 0.0
         thread_barrier()  # dv is in its tile, and no product reads do_tile any more
         put(dv + wide_product(token, V), anew(dv_place).load(copy_v), H * V, rows_left, V, copy_v, 0, GATED)
@@ -213,7 +216,7 @@ def gla_backward_hopper(
         bdk = warpgroup_mma_wait(0, deps=[bdk])
         if GATED:
             balance += k_tile.load(key_tile).to(gl.float32) * bdk
-            bdk *= reciprocal(factor)
+            bdk *= gl.exp2(beyond - G)
             suspect += gl.sum(bdk, axis=1) * 0.0
             high, low = split(balance)
         thread_barrier()  # dq is in do_tile, and no product reads v_tile or dS~ any more

@@ -2,14 +2,13 @@
 # ruff: noqa: E741, SIM102
 """Forward kernel for Hopper, in Gluon: the plain form of `forward.py` for chunks of 64, K and V up to 64, bfloat16.
 
-    Q~ = scale q 2^(G - r),   K~ = k 2^(r - G),   r = G_last / 2
+    Q~ = scale q 2^(a - r),   K~ = k 2^(b - r),   r = max(G_last, -SPAN_LIMIT) / 2
     O  = Q~ S~ + tril(Q~ K~^T) V,       S' = S~ + K~^T V
 
-S~ = 2^r S is the state in the chunk's frame. As r is half of G_last, the same factor 2^r takes the state into a frame
-and out of it, and the product of two factors takes it from one frame to the next.
+S~ = 2^r S is the state in the chunk's frame. The same factor 2^r takes the state into a frame and out of it, and the
+product of two factors takes it from one frame to the next.
 
-The exact kernel computes a sequence and head again if the gates of a chunk span more than SPAN_LIMIT, or if a result is
-not finite.
+Chunks with a strong channel are marked, and heads of which a result is not finite are flagged, as in `forward.py`.
 """
 
 from triton.experimental import gluon
@@ -17,26 +16,27 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
 from gla_kernels.hopper_tiles import (
-    LOG2E,
-    SPAN_LIMIT,
     accumulator,
     add_product,
     begin_behind,
     chunk_total,
     copy_layout,
+    excess,
     fetch,
     first_slot,
+    frame_factor,
     gate_layout,
     left_operand,
     load_state,
     locate,
     make_ones,
+    mark_strong,
     masked_operand,
     operand_layout,
     product,
     put,
     raise_where,
-    split,
+    split_gates,
     start_gate_frame,
     thread_barrier,
     triangle,
@@ -100,7 +100,8 @@ def gla_forward_hopper(
     final,  # [N, H, K, V] float32: the states after the last chunk
     states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
     checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
-    flags,  # [N, H] int32: 1 if the plain form does not hold
+    flags,  # [N, H] int32: 1 if a result is not finite
+    marks,  # [slots, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
@@ -178,6 +179,7 @@ def gla_forward_hopper(
         if STORE_O and GATED:
             gl.store(flags + row, 0)
         if STORE_O:
+            mark = marks + first_slot(n, begin, length, C, VARLEN) * H + h
             o_at = o + ((b.to(gl.int64) * T + start) * H + h) * V
         if STORE_STATES:
             chunk_slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
@@ -192,7 +194,6 @@ def gla_forward_hopper(
             S = load_state(initial + (at.to(gl.int64) * H + h) * K * V, K, V, state_layout, BK, BV)
         else:
             S = gl.zeros([BK, BV], gl.float32, state_layout)
-        widest = gl.zeros([BK], gl.float32, key_layout)
         suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, accumulator(BV)))
         for i in range(chunks):
             async_copy.wait_group(buffers - 2)
@@ -218,7 +219,7 @@ def gla_forward_hopper(
             if STORE_O:
                 bq = q_tiles.index(now).load(accumulator(BK)).to(gl.float32) * scale
             if GATED:
-                high, low = split(g_tiles.index(now).load(copy_g) * LOG2E)
+                high, low = split_gates(g_tiles.index(now).load(copy_g))
                 high_tile.store(high)
                 low_tile.store(low)
                 fence_async_shared()
@@ -226,13 +227,16 @@ def gla_forward_hopper(
                 G, total = start_gate_frame(high_tile, low_tile, ones, C, BK)
                 G, total = warpgroup_mma_wait(0, deps=[G, total])
                 last = chunk_total(total, BV)
-                widest = gl.maximum(widest, -last)
-                half = gl.exp2(last * 0.5)
+                half = frame_factor(last)
                 S *= (leave * half)[:, None]
                 leave = half
-                bk *= gl.exp2(-G)
+                beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, accumulator(BK)))[None, :]
+                G += 0.5 * beyond
+                bk *= gl.exp2(beyond - G)
                 if STORE_O:
                     bq *= gl.exp2(G)
+                    mark_strong(mark, last, n)
+                    mark += H
             k_tile.store(bk.to(gl.bfloat16))
             S_tile.store(S.to(gl.bfloat16))
             fence_async_shared()
@@ -264,5 +268,5 @@ def gla_forward_hopper(
         if STORE_O and GATED:
             # Infinity times 0 is NaN, which stays NaN in every sum and differs from 0.
             nothing = suspect + gl.sum(S * 0.0, axis=1)
-            raise_where(flags + row, ((nothing != 0.0) | (widest > SPAN_LIMIT)) & (chunks > 0))
+            raise_where(flags + row, (nothing != 0.0) & (chunks > 0))
     async_copy.wait_group(0)

@@ -7,6 +7,13 @@ it as the left operand of the next product without going through shared memory.
 
 Gates are in log2 units. They are summed by products with constant matrices: a float32 gate is split into two bfloat16
 parts (16 bits), products with +-1/2 and 1 are exact, and the accumulator is float32.
+
+The frame of a chunk is that of `forward.py`. With G the cumulative gate, G_last the total and r = max(G_last,
+-SPAN_LIMIT) / 2, its exponents are made from the centred gate G - G_last / 2 and a channel's excess, which is 0 if the
+channel is mild:
+
+    excess = min(G_last + SPAN_LIMIT, 0)
+    of q:  a - r = (G - G_last / 2) + excess / 2,    of k:  b - r = excess - (a - r)
 """
 
 from triton.experimental import gluon
@@ -15,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     warpgroup_mma,
 )
+from triton.language import PropagateNan
 from triton.language.extra import cuda
 
 # `gl.barrier` in Triton 3.7, `gl.thread_barrier` before.
@@ -23,6 +31,10 @@ LOG2E = gl.constexpr(1.4426950408889634)
 # The largest span of a chunk's gates in the plain form, in log2. Half of it is the largest exponent of a scaled
 # operand, far below the 127 of bfloat16 and float32.
 SPAN_LIMIT = gl.constexpr(120.0)
+# The least gate of a token, in log2: 2^-160 is 0 in float32, sums of 64 keep an error below 2^-11, and bfloat16 has
+# this number exactly.
+LEAST_GATE = gl.constexpr(-160.0)
+_PROPAGATE_NAN = gl.constexpr(PropagateNan.ALL)
 # Rows of the constant that sums a chunk's gates: half of a chunk, because shared memory is short, so that each bfloat16
 # part takes two products.
 ONES_ROWS = gl.constexpr(32)
@@ -95,9 +107,9 @@ def opaque(x):
 
 
 @gluon.jit
-def reciprocal(x):
-    """1 / x to one unit in the last place, by a single instruction."""
-    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+def opaque_float(x):
+    """x (float32), as `opaque` gives integers: what is computed from it is not kept from an earlier use."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -105,6 +117,24 @@ def split(x):
     """float32 x as a sum of two bfloat16, which keep 16 bits. The first is truncated, not rounded: a single `and`."""
     high = (x.to(gl.int32, bitcast=True) & -65536).to(gl.float32, bitcast=True)
     return high.to(gl.bfloat16), (x - high).to(gl.bfloat16)
+
+
+@gluon.jit
+def split_gates(g):
+    """Gates g, natural logarithms, in log2, as two bfloat16 parts. A NaN stays one."""
+    return split(gl.maximum(g * LOG2E, LEAST_GATE, propagate_nan=_PROPAGATE_NAN))
+
+
+@gluon.jit
+def frame_factor(total):
+    """2^r for a channel's total gate: takes its state into the chunk's frame, and out of it."""
+    return gl.exp2(gl.maximum(total * 0.5, -0.5 * SPAN_LIMIT, propagate_nan=_PROPAGATE_NAN))
+
+
+@gluon.jit
+def excess(total):
+    """By how much a channel's total gate is beyond -SPAN_LIMIT: at most 0, and 0 for a mild channel."""
+    return gl.minimum(total + SPAN_LIMIT, 0.0)
 
 
 @gluon.jit
@@ -237,13 +267,13 @@ def make_ones():
 
 @gluon.jit
 def start_gate_frame(high, low, ones, C: gl.constexpr, BK: gl.constexpr):
-    """Starts the sums of a chunk's gates: the cumulative gate relative to r = G_last / 2, and the total.
+    """Starts the sums of a chunk's gates: the centred gate G - G_last / 2, and the total.
 
     `high` and `low` are the two bfloat16 parts of the gates in log2, [C, BK]:
 
-        G - r = (lower triangle - 1/2) @ gates (C, BK),    G_last = gates^T @ 1 (BK, 8), the same in every column.
+        G - G_last / 2 = (lower triangle - 1/2) @ gates (C, BK),    G_last = gates^T @ 1 (BK, 8)
 
-    In the second, keys are rows, as in the state.
+    In the second, keys are rows, as in the state, and all columns are the same.
     """
     half = gl.where(triangle(C, True, True), 0.5, -0.5).to(gl.bfloat16)
     half = gl.convert_layout(half, left_operand(C))
@@ -292,7 +322,13 @@ def load_state(
 
 
 @gluon.jit
-def raise_where(flag, mask):
-    """Sets `flag` to 1 if any element of the mask is true: the thread that has it stores the 1, without a reduction."""
+def raise_where(flag, mask, value=1):
+    """Sets `flag` to `value` if any element of the mask is true: the thread that has it stores it, not a reduction."""
     nowhere = gl.full(mask.shape, 0, gl.int32, mask.type.layout)
-    gl.store(flag + nowhere, nowhere + 1, mask)
+    gl.store(flag + nowhere, nowhere + value, mask)
+
+
+@gluon.jit
+def mark_strong(mark, total, n):
+    """Marks a chunk of sequence n if a channel's total gate is beyond -SPAN_LIMIT; see `call.Flags`."""
+    raise_where(mark, total < -SPAN_LIMIT, n + 1)

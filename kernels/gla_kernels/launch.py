@@ -77,6 +77,8 @@ MULTIPROCESSORS = 132
 # Programs of the exact kernels. Each fills a multiprocessor, and most find no work. A prime number, because a program
 # handles every 131st item, and flagged items are often evenly spaced (one head of every sequence).
 EXACT_PROGRAMS = 131
+# Programs of the kernels for chunks with strong gates: four per multiprocessor.
+STRONG_PROGRAMS = 4 * MULTIPROCESSORS
 
 # The Gluon kernels for narrow heads: programs of 4 warps, two per multiprocessor, loads one chunk ahead. What was tried
 # and measured on the way to them is in kernels/NOTES.md.
@@ -149,6 +151,16 @@ def exact_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
     """
     tile = replace(triton_plan(K, V, dtype, None).backward, warps=8, stages=1)
     return tile if tile.block_k <= 128 else replace(tile, block_v=min(tile.block_v, 32), warps=16)
+
+
+@cache
+def strong_tile(K: int, V: int, chunk_size: int, backward: bool) -> Tile:
+    """The tile of the kernels for chunks with strong gates, which go through the columns of a chunk block by block.
+
+    The backward holds six tiles of a block's columns; 2048 numbers each are what the compiler finds registers for.
+    """
+    keys = min(64, max(16, 2048 // chunk_size)) if backward else 64
+    return Tile(min(padded(K), keys), min(padded(V), 64), 4 if chunk_size <= 64 else 8, 1)
 
 
 def plan(

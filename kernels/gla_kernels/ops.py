@@ -6,13 +6,27 @@ needs (the kept states and the flags). An output that was not requested is an em
 launch plan; if None, the plan comes from the table in `launch.py`.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import library
 
 from gla_kernels import wide, wide_pieces
-from gla_kernels.call import Call, Gradients, Inputs, make_call, on_meta, readable, run_backward, run_forward
+from gla_kernels.call import (
+    Call,
+    Flags,
+    Gradients,
+    Inputs,
+    flag_buffer,
+    make_call,
+    on_meta,
+    readable,
+    row_flags,
+    run_backward,
+    run_forward,
+    run_strong_backward,
+)
 from gla_kernels.rehearsal import rehearsing, unrehearsed
 
 # What a forward keeps for the backward. Integers, because an operator's schema has no enums. Checkpoints (a state every
@@ -22,14 +36,6 @@ KEEP_NOTHING, KEEP_STATES, KEEP_CHECKPOINTS = 0, 1, 2
 
 def _absent(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     return like.new_empty(0, dtype=dtype)
-
-
-def _flags(call: Call, like: torch.Tensor) -> torch.Tensor:
-    """One flag per sequence and head. Starts at 0 if several programs share a flag: they only write raised ones."""
-    shape = (call.sequences, call.H)
-    if call.plan.family == "hopper":
-        return like.new_empty(shape, dtype=torch.int32)
-    return like.new_zeros(shape, dtype=torch.int32)
 
 
 def _chunk_forward(
@@ -63,7 +69,8 @@ def _launch_forward(
     call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Launches the plain and the exact kernels of the forward, and returns their outputs."""
-    o, final, kept, flags = _forward_outputs(call, inputs.q, inputs.v, output_final_state, keep)
+    o, final, kept, buffer = _forward_outputs(call, inputs.q, inputs.v, output_final_state, keep)
+    flags = Flags.of(call, buffer)
     outputs: dict[str, Any] = {
         "o": o,
         "initial": initial_state,
@@ -74,7 +81,7 @@ def _launch_forward(
     if call.plan.family == "wide":
         wide.run_forward(call, inputs, flags, **outputs)
     run_forward(call, inputs, flags, **outputs)
-    return o, final, kept, flags
+    return o, final, kept, buffer
 
 
 def _rehearse_forward(
@@ -102,7 +109,7 @@ def _forward_outputs(
         v.new_empty(v.shape),
         _absent(q, torch.float32) if final is None else final,
         _absent(q) if kept is None else kept,
-        _flags(call, q),
+        flag_buffer(call, q),
     )
 
 
@@ -147,12 +154,12 @@ def _chunk_backward(
 
 def _launch_backward(
     call: Call, inputs: Inputs, do: torch.Tensor, dfinal: torch.Tensor | None, kept: torch.Tensor,
-    flags: torch.Tensor, has_initial: bool, keep: int,
+    buffer: torch.Tensor, has_initial: bool, keep: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Launches the plain and the exact kernels of the backward, recomputing states from checkpoints if needed."""
+    """Launches all kernels of the backward, recomputing states from checkpoints if needed. `buffer`: see `Flags`."""
     q = inputs.q
     gradients = Gradients.empty(call, inputs)
-    failed = _flags(call, q)
+    flags, failed = Flags.of(call, buffer), row_flags(call, q)
     dinitial = call.new_states(q) if has_initial or call.gated else None
     materialized = keep == KEEP_STATES
     if call.plan.family == "wide":
@@ -162,7 +169,8 @@ def _launch_backward(
         )  # fmt: skip
         if not materialized:
             # The exact kernels recompute the states of heads that either pass has flagged.
-            flags = failed = torch.maximum(flags, failed)
+            failed = torch.maximum(flags.rows, failed)
+            flags = replace(flags, rows=failed)
     if materialized:
         run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
     elif call.gated or call.plan.family != "wide":
@@ -178,6 +186,8 @@ def _launch_backward(
             dbefore = call.new_states(q) if first > 0 else dinitial
             run_backward(call, inputs, do, scratch, flags, failed, gradients, dfinal=dafter, dinitial=dbefore, **piece)
             dafter = dbefore
+    if call.gated:
+        run_strong_backward(call, inputs, do, flags, failed, gradients)
     dq, dk, dv, dg = gradients.summed(inputs)
     return (
         dq,

@@ -1,5 +1,5 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
-"""Building blocks of the Triton kernels: loads and stores, exact masked sums, gate frames, the tree of references.
+"""Building blocks of the Triton kernels: loads and stores, exact masked sums, gate frames.
 
 Shapes in comments: C = rows (tokens) of a chunk, BK and BV = key and value columns of a tile, padded to powers of two.
 Gates are in log2 units, because `exp2` is the hardware's exponential.
@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+# In log2. Half of it is the largest exponent of a scaled operand, far below the 127 of bfloat16 and float32.
+SPAN_LIMIT = tl.constexpr(120.0)
 # A gate below this resets the state exactly: 2**-10000 is 0 in every format, and 64 of them do not overflow in a sum.
 RESET_LOG2 = tl.constexpr(-10000.0)
 
@@ -104,15 +106,6 @@ def select_sum(mask, x, PARTS: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
-def gate_frame(g, steps, DOT: tl.constexpr):
-    """Cumulative gate of a chunk relative to r = G_last / 2, and the total: (G - r (C, BK), G_last (BK)), in log2."""
-    step_gates = g.to(tl.float32) * LOG2E
-    total = tl.sum(step_gates, axis=0)
-    cumulative = select_sum(steps[:, None] >= steps[None, :], step_gates, 2, DOT)
-    return cumulative - 0.5 * total[None, :], total
-
-
-@triton.jit
 def exact_gates(g):
     """Gates in log2 units, with -inf replaced by a finite number that still decays any value to exactly 0."""
     step_gates = g.to(tl.float32) * LOG2E
@@ -121,25 +114,21 @@ def exact_gates(g):
 
 
 @triton.jit
-def tree_level(step_gates, steps, size, DOT: tl.constexpr):
-    """One level of the tree of references that makes the scores of a chunk exact for every gate.
+def frame_of(total):
+    """-r for a total gate of `total`, in log2: half of its size, but at most SPAN_LIMIT / 2; see `gate_frame`."""
+    return tl.minimum(-0.5 * total, 0.5 * SPAN_LIMIT, propagate_nan=tl.PropagateNan.ALL)
 
-    Every pair i > j belongs to exactly one level, at which j is in the first half of a block of 2*size rows and i in
-    the second. With the border between the halves as the reference, exp(G_i - G_j) = exp(gates from the border to i) *
-    exp(gates from j to the border): two factors of at most 1, each from a sum of its own gates, so there is neither
-    overflow nor cancellation.
 
-    Returns the factor of every row (C, BK), whether a row is in a second half (C), the mask of the level's pairs (C, C)
-    and its transpose.
+@triton.jit
+def gate_frame(g, steps, DOT: tl.constexpr):
+    """What takes a chunk's q, k and state into its frame: exponents (C, BK), (C, BK) and (BK), and the total gate (BK).
+
+    The exponents are those of `forward.py`: to_row - r, to_end - r and r, in log2. The sums are of the gates up to a
+    token and after it, so that gates which have no effect on a value do not enter it, not even by their rounding.
     """
-    half = steps // size
-    late = half % 2 == 1
-    same_half = half[:, None] == half[None, :]
-    up_to_me = steps[None, :] <= steps[:, None]
-    summed = same_half & (up_to_me == late[:, None])
-    factor = tl.exp2(select_sum(summed, step_gates, 3, DOT))
-    block = half // 2
-    same_block = block[:, None] == block[None, :]
-    pairs = same_block & late[:, None] & (late[None, :] == 0)
-    pairs_t = same_block & late[None, :] & (late[:, None] == 0)
-    return factor, late, pairs, pairs_t
+    step_gates = exact_gates(g)
+    total = tl.sum(step_gates, axis=0)
+    half = frame_of(total)
+    to_row = select_sum(steps[:, None] >= steps[None, :], step_gates, 2, DOT)
+    to_end = select_sum(steps[:, None] < steps[None, :], step_gates, 2, DOT)
+    return to_row + half[None, :], to_end + half[None, :], -half, total

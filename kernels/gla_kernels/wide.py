@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gla_kernels.call import Call, Gradients, Inputs, strides_of
+from gla_kernels.call import Call, Flags, Gradients, Inputs, strides_of
 from gla_kernels.launch import WIDE_BACKWARD, Tile, wide_frames_tile, wide_readout_tile, wide_recurrence_tile
 from gla_kernels.limits import WIDE_KEY_BLOCK
 from gla_kernels.wide_pieces import (
@@ -112,13 +112,13 @@ def _borders(
 
 def _readout(
     call: Call, inputs: Inputs, way: _Direction, other: torch.Tensor, run: Run, states: torch.Tensor,
-    out: torch.Tensor, flags: torch.Tensor, raised: torch.Tensor,
+    out: torch.Tensor, flags: Flags, raised: torch.Tensor,
 ) -> None:  # fmt: skip
     from gla_kernels.wide_readout import wide_readout
 
     run, chunks = run.of_chunks(call)
     arguments = (
-        other, way.x, way.y, inputs.g, states, out, flags, raised, inputs.cu_seqlens, call.scale,
+        other, way.x, way.y, inputs.g, states, out, flags.rows, raised, flags.marks, inputs.cu_seqlens, call.scale,
         *strides_of(other, way.x, way.y, inputs.g), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
     programs = (chunks * call.H,)
@@ -172,13 +172,12 @@ def forward_kernel(tile: Tile) -> Any:
 
 
 def _forward(
-    call: Call, inputs: Inputs, flags: torch.Tensor, run: Run, o: torch.Tensor, initial: torch.Tensor | None,
+    call: Call, inputs: Inputs, flags: Flags, run: Run, o: torch.Tensor, initial: torch.Tensor | None,
     final: torch.Tensor | None, states: torch.Tensor | None, checkpoints: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags, inputs.cu_seqlens,
-        call.scale,
-        *inputs.strides(), *_steps(initial, final),
+        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, flags.marks,
+        inputs.cu_seqlens, call.scale, *inputs.strides(), *_steps(initial, final),
         call.T, call.H, call.sequences, run.base, run.stride, run.chunks, call.every,
     )  # fmt: skip
     switches = {
@@ -202,19 +201,19 @@ class _Frames:
 
 
 def _make_frames(
-    call: Call, inputs: Inputs, q: torch.Tensor, k: torch.Tensor, raised: torch.Tensor, *, reverse: bool
+    call: Call, inputs: Inputs, q: torch.Tensor, k: torch.Tensor, raised: torch.Tensor, marks: torch.Tensor | None
 ) -> _Frames:
-    """Computes the frames of all chunks; Q~ and K~ are written to `q` and `k`."""
+    """Computes the frames of all chunks, for the reverse walk without `marks`; writes Q~ and K~ to `q` and `k`."""
     from gla_kernels.wide_frames import wide_frames
 
     chunks = call.slots(1)
     scores = inputs.q.new_empty((*inputs.q.shape[:3], call.plan.chunk_size))
     half_gates = None if inputs.g is None else inputs.g.new_empty((chunks, call.H, call.K))
     arguments = (
-        inputs.q, inputs.k, inputs.g, q, k, scores, half_gates, raised, inputs.cu_seqlens, call.scale,
+        inputs.q, inputs.k, inputs.g, q, k, scores, half_gates, raised, marks, inputs.cu_seqlens, call.scale,
         *strides_of(inputs.q, inputs.k, inputs.g), call.T, call.H, call.sequences,
     )  # fmt: skip
-    call.launch(wide_frames, wide_frames_tile(call.gated), (chunks * call.H,), arguments, {"REVERSE": reverse})
+    call.launch(wide_frames, wide_frames_tile(call.gated), (chunks * call.H,), arguments, {"REVERSE": marks is None})
     return _Frames(q, k, scores, half_gates)
 
 
@@ -259,7 +258,7 @@ class _Forward:
 
     call: Call
     inputs: Inputs
-    flags: torch.Tensor
+    flags: Flags
     o: torch.Tensor
     frames: _Frames | None
 
@@ -271,7 +270,7 @@ class _Forward:
         call, inputs = self.call, self.inputs
         if self.frames is not None:
             _walk(
-                call, inputs, self.frames, inputs.v, run, self.o, self.flags,
+                call, inputs, self.frames, inputs.v, run, self.o, self.flags.rows,
                 reverse=False, initial=initial, end=final, states=states, checkpoints=checkpoints,
             )  # fmt: skip
             return
@@ -283,14 +282,14 @@ class _Forward:
             slots = run.count * run.chunks if run.scratch else call.slots(1)
             states = inputs.q.new_empty(call.state_shape(slots))
         way = _Direction(inputs.k, inputs.v, reverse=False)
-        _recurrence(call, inputs, way, run, initial=initial, end=final, states=states, raised=self.flags)
-        _readout(call, inputs, way, inputs.q, run, states, self.o, self.flags, self.flags)
+        _recurrence(call, inputs, way, run, initial=initial, end=final, states=states, raised=self.flags.rows)
+        _readout(call, inputs, way, inputs.q, run, states, self.o, self.flags, self.flags.rows)
 
 
 def run_forward(
     call: Call,
     inputs: Inputs,
-    flags: torch.Tensor,
+    flags: Flags,
     *,
     o: torch.Tensor,
     initial: torch.Tensor | None,
@@ -302,7 +301,7 @@ def run_forward(
     frames = None
     if walks(call):
         q, k = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (inputs.q, inputs.k))
-        frames = _make_frames(call, inputs, q, k, flags, reverse=False)
+        frames = _make_frames(call, inputs, q, k, flags.rows, flags.marks)
     forward = _Forward(call, inputs, flags, o, frames)
     if checkpoints is not None and fused(call) and is_whole(call, choose_pieces(call)):
         forward.run(whole(call), initial, final, None, checkpoints)
@@ -332,7 +331,7 @@ def run_backward(
     inputs: Inputs,
     do: torch.Tensor,
     kept: torch.Tensor,
-    flags: torch.Tensor,
+    flags: Flags,
     failed: torch.Tensor,
     gradients: Gradients,
     *,
@@ -349,14 +348,14 @@ def run_backward(
     frames = None
     if walks(call):
         # Frames are in the memory of dq and dk, which are written after the last read of a chunk's frames.
-        frames = _make_frames(call, inputs, gradients.dq, gradients.dk, failed, reverse=True)
+        frames = _make_frames(call, inputs, gradients.dq, gradients.dk, failed, None)
 
     def do_run(
         run: Run, after: torch.Tensor | None, before: torch.Tensor | None, states: torch.Tensor,
         dstates: torch.Tensor | None,
     ) -> None:  # fmt: skip
         if one_kernel:
-            _backward(call, inputs, do, run, states, after, before, flags, failed, gradients)
+            _backward(call, inputs, do, run, states, after, before, flags.rows, failed, gradients)
             return
         if frames is not None:
             _walk(
@@ -370,7 +369,7 @@ def run_backward(
             )  # fmt: skip
             if dstates is not None and not fused(call):
                 _readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed)
-        _gradients(call, inputs, do, run, states, dstates, flags, failed, gradients)
+        _gradients(call, inputs, do, run, states, dstates, flags.rows, failed, gradients)
 
     def new_dstates(chunks: int) -> torch.Tensor | None:
         """A buffer for the gradients of so many states; None if they need none."""

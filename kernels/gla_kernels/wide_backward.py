@@ -5,10 +5,10 @@
 The equations are those of `hopper_backward.py`. The gradient of the state stays in the registers of two warpgroups from
 chunk to chunk; only at the ends of a piece is it in global memory.
 
-Registers and shared memory are both full. 2^(G - r) is kept in shared memory for dq and dk. q and k of the next chunk
-are fetched into the tiles of v and do once those have been read, v and do into those of q and k. The two parts of the
-sum in dg go to the tile of dS~. The accumulators of dv, dq and dk are used one after another as far as possible, and
-the addresses of rows are recomputed.
+Registers and shared memory are both full. The exponents a - r are kept in shared memory for dq and dk. q and k of the
+next chunk are fetched into the tiles of v and do once those have been read, v and do into those of q and k. The two
+parts of the sum in dg go to the tile of dS~. The accumulators of dv, dq and dk are used one after another as far as
+possible, and the addresses of rows are recomputed.
 """
 
 from triton.experimental import gluon
@@ -23,14 +23,15 @@ from gla_kernels.hopper_tiles import (
     fetch,
     fetch_rows,
     first_slot,
+    frame_factor,
     gate_layout,
     load_state,
     no_state,
+    opaque_float,
     operand_layout,
     product,
     put,
     raise_where,
-    reciprocal,
     split,
     thread_barrier,
     triangle,
@@ -38,7 +39,9 @@ from gla_kernels.hopper_tiles import (
 )
 from gla_kernels.wide_tiles import (
     WARPS,
+    excess_row,
     find_piece,
+    frame_exponents,
     gate_halves,
     make_ones_columns,
     put_tile,
@@ -58,7 +61,7 @@ def wide_backward(
     states,  # [slots, H, K, V] bfloat16: the state before each chunk; of this launch's pieces only if SCRATCH
     after,  # [pieces, H, K, V] float32: the gradient of the state after each piece of this launch
     before,  # [pieces, H, K, V] float32: the gradient of the state before each
-    flags,  # [N, H] int32: 1 if the plain form does not hold
+    flags,  # [N, H] int32: 1 if a result of the forward is not finite
     failed,  # [N, H] int32: set to 1 if the results are not finite
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
@@ -123,7 +126,7 @@ def wide_backward(
     out_tile = gl.allocate_shared_memory(gl.bfloat16, [C, 128], operand_layout(C, 128))
     if GATED:
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
-        factors = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
+        exponents = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         ones = make_ones_columns(C)
         suspect = gl.zeros([BK, 8], gl.float32, accumulator(8, BK, WARPS))
     if HAS_AFTER:
@@ -163,15 +166,16 @@ def wide_backward(
             G = start_centred_gates(halves, dA_tile, C, BK)
             total = start_total_gate(halves, ones, BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
-            half = gl.exp2(gl.convert_layout(gl.max(total, axis=1), key_layout) * 0.5)
+            last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+            half = frame_factor(last)
             dS *= (leave * half)[:, None]
             leave = half
+            G, beyond = frame_exponents(G, last, C, BK)
             bq = q_tile.load(key_tile).to(gl.float32) * scale
             bk = k_tile.load(key_tile).to(gl.float32)
-            factor = gl.exp2(G)
-            q_tile.store((bq * factor).to(gl.bfloat16))
-            k_tile.store((bk * gl.exp2(-G)).to(gl.bfloat16))
-            factors.store(factor)
+            q_tile.store((bq * gl.exp2(G)).to(gl.bfloat16))
+            k_tile.store((bk * gl.exp2(beyond - G)).to(gl.bfloat16))
+            exponents.store(G)
         else:
             store_scaled(q_tile, scale, C, BK)
         dS_tile.store(dS.to(gl.bfloat16))
@@ -205,7 +209,7 @@ def wide_backward(
         dS, bdq = warpgroup_mma_wait(2, deps=[dS, bdq])
         if GATED:
             balance = -q_tile.load(key_tile).to(gl.float32) * bdq
-            bdq *= factors.load(key_tile)
+            bdq *= gl.exp2(exponents.load(key_tile))
         thread_barrier()  # all threads have read dv from out_tile
         out_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
@@ -221,7 +225,8 @@ def wide_backward(
             sums = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             sums.index(0).store(high)
             sums.index(1).store(low)
-            bdk *= reciprocal(factors.load(key_tile))
+            # Not kept from above, because it would take 16 registers.
+            bdk *= gl.exp2(excess_row(opaque_float(last), C, BK) - exponents.load(key_tile))
             dA_tile.store(gl.where(triangle(C, True, False, WARPS), 1.0, 0.0).to(gl.bfloat16))
             fence_async_shared()
         q_tile.store(bdk.to(gl.bfloat16))

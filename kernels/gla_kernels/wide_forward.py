@@ -21,8 +21,10 @@ from gla_kernels.hopper_tiles import (
     copy_layout,
     fetch_rows,
     first_slot,
+    frame_factor,
     gate_layout,
     load_state,
+    mark_strong,
     operand_layout,
     product,
     put,
@@ -37,7 +39,7 @@ from gla_kernels.wide_tiles import (
     gate_halves,
     make_ones_columns,
     raise_where_not_finite,
-    raise_where_not_plain,
+    raise_where_state_not_finite,
     start_centred_gates,
     start_total_gate,
     store_frame,
@@ -48,7 +50,7 @@ from gla_kernels.wide_tiles import (
 
 @gluon.jit
 def start_frame(g_tile, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
-    """Starts a chunk's G - r (C, BK) and G_last (BK, 8): four products."""
+    """Starts a chunk's G - G_last / 2 (C, BK) and G_last (BK, 8): four products."""
     halves = gate_halves(g_tile, C, BK)
     return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, BK)
 
@@ -64,7 +66,8 @@ def wide_forward(
     final,  # [pieces, H, K, V] float32: the state after each
     states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
     checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
-    flags,  # [N, H] int32: set to 1 if the plain form does not hold
+    flags,  # [N, H] int32: set to 1 if a result is not finite
+    marks,  # [chunks, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
@@ -107,8 +110,9 @@ def wide_forward(
     b = n * 0 if VARLEN else b
     if STORE_CHECKPOINTS:
         checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN)
-    if STORE_STATES:
-        chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
+    chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
+    if GATED:
+        mark = marks + chunk_slot * H + h
 
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
@@ -125,7 +129,6 @@ def wide_forward(
         S = zeros(BK, BV, scale)
     leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
     half = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the current chunk
-    widest = gl.zeros([BK], gl.float32, key_layout)
 
     # Before the loop, bring the first chunk into its frame and start copying its v and the second chunk's q, k and g.
     fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
@@ -146,9 +149,9 @@ def wide_forward(
         G, total = start_frame(g_tiles.index(0), cumulative, ones, C, BK)
         G, total = warpgroup_mma_wait(0, deps=[G, total])
         last = gl.convert_layout(gl.max(total, axis=1), key_layout)
-        widest = gl.maximum(widest, -last)
-        half = gl.exp2(last * 0.5)
-        store_frame(q_tiles.index(0), k_tiles.index(0), G, scale, C, BK)
+        mark_strong(mark, last, n)
+        half = frame_factor(last)
+        store_frame(q_tiles.index(0), k_tiles.index(0), G, last, scale, C, BK)
     else:
         store_scaled(q_tiles.index(0), scale, C, BK)
 
@@ -198,9 +201,10 @@ def wide_forward(
         if GATED:
             G, total = warpgroup_mma_wait(1, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
-            widest = gl.maximum(widest, -last)
-            half = gl.exp2(last * 0.5)
-            store_frame(q_tiles.index(later), k_tiles.index(later), G, scale, C, BK)
+            mark += H
+            mark_strong(mark, last, n)  # beyond the last chunk, gates are 0
+            half = frame_factor(last)
+            store_frame(q_tiles.index(later), k_tiles.index(later), G, last, scale, C, BK)
         else:
             store_scaled(q_tiles.index(later), scale, C, BK)
         O, S = warpgroup_mma_wait(0, deps=[O, S])
@@ -217,4 +221,4 @@ def wide_forward(
     if STORE_FINAL:
         put(final + piece.to(gl.int64) * final_p + h * K * V + v0, S, V, K, V, state_layout, v0)
     if GATED:
-        raise_where_not_plain(flags + n * H + h, S * 0.0, widest, chunks)
+        raise_where_state_not_finite(flags + n * H + h, S * 0.0, chunks)

@@ -23,8 +23,10 @@ from gla_kernels.hopper_tiles import (
     copy_layout,
     fetch_rows,
     first_slot,
+    frame_factor,
     gate_layout,
     load_state,
+    mark_strong,
     operand_layout,
     product,
     put,
@@ -40,7 +42,7 @@ from gla_kernels.wide_tiles import (
     make_ones_columns,
     put_tile,
     raise_where_not_finite,
-    raise_where_not_plain,
+    raise_where_state_not_finite,
     start_centred_gates,
     start_total_gate,
     store_frame,
@@ -60,7 +62,8 @@ def wide_forward_pair(
     final,  # [pieces, H, K, V] float32: the state after each
     states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
     checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
-    flags,  # [N, H] int32: set to 1 if the plain form does not hold
+    flags,  # [N, H] int32: set to 1 if a result is not finite
+    marks,  # [chunks, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
@@ -104,8 +107,9 @@ def wide_forward_pair(
     b = n * 0 if VARLEN else b
     if STORE_CHECKPOINTS:
         checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN)
-    if STORE_STATES:
-        chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
+    chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
+    if GATED:
+        mark = marks + chunk_slot * H + h
 
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
@@ -126,7 +130,6 @@ def wide_forward_pair(
         S = zeros(BK, W, scale)
         S2 = zeros(BK, W, scale)
     leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
-    widest = gl.zeros([BK], gl.float32, key_layout)
 
     fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
     fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
@@ -167,13 +170,14 @@ def wide_forward_pair(
             total = start_total_gate(halves, anew(ones), BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
-            widest = gl.maximum(widest, -last)
-            half = gl.exp2(last * 0.5)
+            mark_strong(mark, last, n)
+            mark += H
+            half = frame_factor(last)
             enter = leave * half
             leave = half
             S *= enter[:, None]
             S2 *= enter[:, None]
-            store_frame(q_tile, k_tile, G, scale, C, BK)
+            store_frame(q_tile, k_tile, G, last, scale, C, BK)
         else:
             store_scaled(q_tile, scale, C, BK)
         S_tile.store(S.to(gl.bfloat16))
@@ -231,4 +235,4 @@ def wide_forward_pair(
         put(final, S, V, K, V, state_layout, v0)
         put(final + W, S2, V, K, V, state_layout, v0 + W)
     if GATED:
-        raise_where_not_plain(flags + n * H + h, S * 0.0 + S2 * 0.0, widest, chunks)
+        raise_where_state_not_finite(flags + n * H + h, S * 0.0 + S2 * 0.0, chunks)

@@ -1,7 +1,7 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
 """Computes Q~, K~, scores and 2^r of every chunk, for K up to 256: Gluon kernel for wide heads on Hopper.
 
-    Q~ = scale 2^(G - r) q,    K~ = 2^(r - G) k,    2^r with r = G_last / 2
+    Q~ = scale 2^(a - r) q,    K~ = 2^(b - r) k,    2^r with r = max(G_last, -SPAN_LIMIT) / 2
     forward:  P = tril(Q~ K~^T),    reverse:  P = triu(K~ Q~^T)
 
 `wide_walk` has one program per block of value columns; without this kernel, each would compute these again.
@@ -12,15 +12,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
 from gla_kernels.hopper_tiles import (
-    SPAN_LIMIT,
     add_product,
     begin_behind,
     copy_layout,
     fetch,
+    frame_factor,
     gate_layout,
+    mark_strong,
     operand_layout,
     put,
-    raise_where,
     thread_barrier,
     triangle,
 )
@@ -49,7 +49,8 @@ def wide_frames(
     framed_k,  # [B, T, H, K]: K~
     scores,  # [B, T, H, C] bfloat16: for each token, its row of P
     half_gates,  # [chunks, H, K] float32: 2^r of each chunk
-    raised,  # [N, H] int32: set to 1 if the plain form does not hold
+    raised,  # [N, H] int32: set to 1 if a result is not finite
+    marks,  # [chunks, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel; unused in reverse
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, g_b, g_t, g_h,
@@ -113,9 +114,10 @@ def wide_frames(
                 async_copy.commit_group()
             last = gl.max(total, axis=1)
             keys = ik * BK + gl.arange(0, BK, last.type.layout)
-            gl.store(half_gates + keys, gl.exp2(last * 0.5), keys < K)
-            raise_where(raised + n * H + h, (last >= -SPAN_LIMIT) == 0)
-            store_frame(q_tile, k_tile, G, scale, C, BK)
+            gl.store(half_gates + keys, frame_factor(last), keys < K)
+            if not REVERSE:
+                mark_strong(marks + chunk_slot * H + h, last, n)
+            store_frame(q_tile, k_tile, G, last, scale, C, BK)
         else:
             store_scaled(q_tile, scale, C, BK)
         fence_async_shared()

@@ -6,8 +6,8 @@ With S~ the state before the chunk and dS~ the gradient of the state after it, b
 `wide_recurrence` or `wide_walk`:
 
     dA  = tril(dO V^T)
-    dQ~ = dA K~   + dO S~^T         dq = scale 2^(G - r) dQ~
-    dK~ = dA^T Q~ + V dS~^T         dk = 2^(r - G) dK~
+    dQ~ = dA K~   + dO S~^T         dq = scale 2^(a - r) dQ~
+    dK~ = dA^T Q~ + V dS~^T         dk = 2^(b - r) dK~
     dV  = triu(K~ Q~^T) dO + K~ dS~
     dg_t = sum_v S~ dS~ + sum_{i >= t} (Q~ dO S~^T)_i + sum_{i < t} (K~_i dK~_i - Q~_i (dA K~)_i)
 
@@ -26,20 +26,22 @@ from gla_kernels.hopper_tiles import (
     copy_layout,
     fetch,
     gate_layout,
+    opaque_float,
     operand_layout,
     product,
     put,
-    reciprocal,
     split,
     thread_barrier,
     triangle,
 )
 from gla_kernels.wide_tiles import (
     WARPS,
-    centred_gates,
+    chunk_frame,
     cumulative_tile,
+    excess_row,
     find_chunk,
     gate_halves,
+    make_ones_columns,
     raise_where_not_finite,
     zeros,
 )
@@ -67,7 +69,7 @@ def wide_gradients(
     states,  # [chunks, H, K, V] bfloat16: the state before each chunk of this launch
     dstates,  # [chunks, H, K, V] bfloat16: the gradient of the state after it; unused if PARKED
     parked,  # [B, T, H, 2 K]: if PARKED, the memory of dg as bfloat16, which with dq and dk holds that gradient
-    flags,  # [N, H] int32: 1 if the plain form does not hold
+    flags,  # [N, H] int32: 1 if a result of the forward is not finite
     failed,  # [N, H] int32: set to 1 if the results are not finite
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
@@ -141,6 +143,7 @@ def wide_gradients(
     if GATED:
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         fetch(g_tile, g, g_t, rows_left, K, copy_g, k0)
+        ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
     async_copy.commit_group()
     for block in gl.static_range(2):
@@ -166,10 +169,9 @@ def wide_gradients(
     bk = k_tile.load(key_tile).to(gl.float32)
     if GATED:
         halves = gate_halves(g_tile, C, BK)
-        G = centred_gates(halves, cumulative, C, BK)
-        factor = gl.exp2(G)
-        bk *= gl.exp2(-G)
-        bq *= factor
+        G, beyond, last = chunk_frame(halves, cumulative, ones, C, BK)
+        bk *= gl.exp2(beyond - G)
+        bq *= gl.exp2(G)
     q_tile.store(bq.to(gl.bfloat16))
     k_tile.store(bk.to(gl.bfloat16))
     fence_async_shared()
@@ -243,8 +245,9 @@ def wide_gradients(
     bdq += intra
     if GATED:
         high, low = split(k_tile.load(key_tile).to(gl.float32) * bdk - Q * intra)
-        bdq *= factor
-        bdk *= reciprocal(factor)
+        bdq *= gl.exp2(G)
+        # Not kept from above, because it would take 16 registers.
+        bdk *= gl.exp2(excess_row(opaque_float(last), C, BK) - G)
         thread_barrier()  # no thread reads dA, Q~ and K~ any more
         # The masks of the two sums over time. The first mask takes the tile of dA, the terms of the second sum take
         # the tiles of Q~ and K~.

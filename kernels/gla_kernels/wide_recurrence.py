@@ -31,6 +31,7 @@ from gla_kernels.hopper_tiles import (
     copy_layout,
     fetch,
     first_slot,
+    frame_factor,
     gate_layout,
     load_state,
     operand_layout,
@@ -42,10 +43,11 @@ from gla_kernels.wide_tiles import (
     WARPS,
     cumulative_tile,
     find_piece,
+    frame_exponents,
     gate_halves,
     make_ones_columns,
     put_tile,
-    raise_where_not_plain,
+    raise_where_state_not_finite,
     start_centred_gates,
     start_total_gate,
     zeros,
@@ -64,7 +66,7 @@ def wide_recurrence(
     dq,  # [B, T, H, K] bfloat16, contiguous, like dk; holds parked states if PARK
     dk,  # [B, T, H, K]
     parked,  # [B, T, H, 2 K]: the memory of dg as bfloat16; holds parked states if PARK
-    raised,  # [N, H] int32: set to 1 if the plain form does not hold
+    raised,  # [N, H] int32: set to 1 if a state is not finite
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     x_b, x_t, x_h, y_b, y_t, y_h, g_b, g_t, g_h,
@@ -144,7 +146,6 @@ def wide_recurrence(
         S = zeros(BK, BV, scale)
     leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
     decay = gl.zeros([BK], gl.float32, key_layout)
-    widest = gl.zeros([BK], gl.float32, key_layout)
 
     step = -C if REVERSE else C
     fetch(x_tiles.index(0), x, x_t, rows_left, K, copy_k, k0)
@@ -181,11 +182,11 @@ def wide_recurrence(
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             decay += last
-            widest = gl.maximum(widest, -last)
-            half = gl.exp2(last * 0.5)
+            half = frame_factor(last)
             S *= (leave * half)[:, None]
             leave = half
-            bx *= gl.exp2(G) if REVERSE else gl.exp2(-G)
+            G, beyond = frame_exponents(G, last, C, BK)
+            bx *= gl.exp2(G) if REVERSE else gl.exp2(beyond - G)
         x_tile.store(bx.to(gl.bfloat16))
         if STORE_STATES or PARK:
             S_tile.store(S.to(gl.bfloat16))
@@ -217,7 +218,7 @@ def wide_recurrence(
             keys = gl.arange(0, BK, key_layout)
             gl.store(decays + (piece.to(gl.int64) * H + h) * K + k0 + keys, decay, keys < K - k0)
     if CHECK:
-        raise_where_not_plain(raised + n * H + h, S * 0.0, widest, chunks)
+        raise_where_state_not_finite(raised + n * H + h, S * 0.0, chunks)
 
 
 @triton.jit(do_not_specialize=["T", "H", "rows"])

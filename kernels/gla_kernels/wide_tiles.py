@@ -11,17 +11,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from gla_kernels.hopper_tiles import (
-    LOG2E,
-    SPAN_LIMIT,
     accumulator,
     add_product,
     copy_layout,
+    excess,
     locate,
     operand_layout,
     product,
     put,
     raise_where,
-    split,
+    split_gates,
     thread_barrier,
     triangle,
 )
@@ -68,7 +67,7 @@ def constant_tile(values, C: gl.constexpr):
 
 @gluon.jit
 def cumulative_tile(C: gl.constexpr):
-    """The shared constant tril(1) - 1/2; times the gates it gives the cumulative gate relative to r."""
+    """The shared constant tril(1) - 1/2; times the gates it gives the centred gate."""
     return constant_tile(gl.where(triangle(C, True, True, WARPS), 0.5, -0.5), C)
 
 
@@ -76,7 +75,7 @@ def cumulative_tile(C: gl.constexpr):
 def gate_halves(g_tile, C: gl.constexpr, BK: gl.constexpr):
     """The gates of g_tile (C, BK) float32 in log2, as two bfloat16 parts [2, C, BK] in the same memory."""
     layout: gl.constexpr = copy_layout(BK, 32, WARPS)
-    high, low = split(g_tile.load(layout) * LOG2E)
+    high, low = split_gates(g_tile.load(layout))
     halves = g_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     thread_barrier()
     halves.index(0).store(high)
@@ -88,7 +87,7 @@ def gate_halves(g_tile, C: gl.constexpr, BK: gl.constexpr):
 
 @gluon.jit
 def start_centred_gates(halves, cumulative, C: gl.constexpr, BK: gl.constexpr):
-    """Starts G - r (C, BK): the cumulative gate relative to r = G_last / 2."""
+    """Starts the centred gate G - G_last / 2 (C, BK)."""
     G = product(cumulative, halves.index(0), C, BK, WARPS)
     return add_product(cumulative, halves.index(1), G)
 
@@ -109,17 +108,38 @@ def start_total_gate(halves, ones, BK: gl.constexpr):
 
 
 @gluon.jit
-def centred_gates(halves, cumulative, C: gl.constexpr, BK: gl.constexpr):
-    """Computes G - r (C, BK) and waits for the result."""
-    G = start_centred_gates(halves, cumulative, C, BK)
-    return warpgroup_mma_wait(0, deps=[G])
+def excess_row(last, C: gl.constexpr, BK: gl.constexpr):
+    """The excess of each channel as a row (1, BK) beside tiles (C, BK), from G_last (BK, any layout)."""
+    return gl.convert_layout(excess(last), gl.SliceLayout(0, accumulator(BK, C, WARPS)))[None, :]
 
 
 @gluon.jit
-def store_frame(q_tile, k_tile, G, scale, C: gl.constexpr, BK: gl.constexpr):
-    """Replaces q and k by Q~ and K~."""
+def frame_exponents(G, last, C: gl.constexpr, BK: gl.constexpr):
+    """Exponents of q (C, BK) and the excess (1, BK), from the centred gate and G_last (BK, any layout).
+
+    The exponents of k are the excess minus those of q; see `hopper_tiles.py`.
+    """
+    beyond = excess_row(last, C, BK)
+    return G + 0.5 * beyond, beyond
+
+
+@gluon.jit
+def chunk_frame(halves, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
+    """Computes a chunk's `frame_exponents`, and G_last (BK), from its gates."""
+    G = start_centred_gates(halves, cumulative, C, BK)
+    total = start_total_gate(halves, ones, BK)
+    G, total = warpgroup_mma_wait(0, deps=[G, total])
+    last = gl.max(total, axis=1)
+    G, beyond = frame_exponents(G, last, C, BK)
+    return G, beyond, last
+
+
+@gluon.jit
+def store_frame(q_tile, k_tile, G, last, scale, C: gl.constexpr, BK: gl.constexpr):
+    """Replaces q and k by Q~ and K~, from the centred gate and G_last."""
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    k_tile.store((k_tile.load(key_tile).to(gl.float32) * gl.exp2(-G)).to(gl.bfloat16))
+    G, beyond = frame_exponents(G, last, C, BK)
+    k_tile.store((k_tile.load(key_tile).to(gl.float32) * gl.exp2(beyond - G)).to(gl.bfloat16))
     q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale * gl.exp2(G)).to(gl.bfloat16))
 
 
@@ -154,13 +174,9 @@ def raise_where_not_finite(flag, x):
 
 
 @gluon.jit
-def raise_where_not_plain(flag, nothing, widest, chunks):
-    """Sets `flag` to 1 if the plain form did not hold for `chunks` > 0 chunks.
-
-    `nothing` is 0 times the state after them, `widest` (BK) the largest span of a chunk's gates, in log2.
-    """
+def raise_where_state_not_finite(flag, nothing, chunks):
+    """Sets `flag` to 1 if the state after `chunks` > 0 chunks is not finite; `nothing` is 0 times that state."""
     # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison.
     finite = gl.sum(gl.sum(nothing, axis=1), axis=0) == 0.0
-    plain = finite & (gl.max(widest, axis=0) <= SPAN_LIMIT)
-    if (chunks > 0) & (plain == 0):
+    if (chunks > 0) & (finite == 0):
         gl.store(flag, 1)

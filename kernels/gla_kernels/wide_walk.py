@@ -31,7 +31,7 @@ from gla_kernels.hopper_tiles import (
     put,
     thread_barrier,
 )
-from gla_kernels.wide_tiles import WARPS, find_piece, put_tile, raise_where_not_plain, zeros
+from gla_kernels.wide_tiles import WARPS, find_piece, put_tile, raise_where_state_not_finite, zeros
 
 
 @gluon.jit
@@ -70,7 +70,7 @@ def wide_walk(
     end,  # [pieces, H, K, V] float32: the state after each; in reverse its gradient before it
     states,  # [slots, H, K, V] bfloat16, one per chunk; of this launch's pieces only if SCRATCH
     checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
-    raised,  # [N, H] int32: set to 1 if the plain form does not hold
+    raised,  # [N, H] int32: set to 1 if a result is not finite
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     z_b, z_t, z_h,
@@ -235,5 +235,4 @@ def wide_walk(
         put(end, S, V, K, V, state_layout, v0)
         put(end + W * V, S2, V, K - W, V, state_layout, v0)
     if GATED:
-        widest = gl.zeros([W], gl.float32, key_layout)
-        raise_where_not_plain(raised + n * H + h, S * 0.0 + S2 * 0.0, widest, chunks)
+        raise_where_state_not_finite(raised + n * H + h, S * 0.0 + S2 * 0.0, chunks)

@@ -1,0 +1,127 @@
+"""The Gluon kernels for Hopper end to end on a CPU (`gluon_on_cpu.py`), in bfloat16, against the float64 recurrence."""
+
+import pytest
+import torch
+from gla_cases import Case, assert_close, cumulative, make_case, run, truth
+from gla_kernels import chunk_gla, chunk_linear_attn, wide, wide_pieces
+from gla_kernels.call import Call, Flags, make_call
+from gla_kernels.launch import hopper_plan
+from gluon_on_cpu import gluon_on_cpu, interpret_bfloat16
+from product import product
+
+# As on a GPU, most errors are around 3e-3.
+BOUND = 5e-3
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero):RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def on_hopper(monkeypatch):
+    """Every call runs the kernels for Hopper; memory that is not initialised is NaN."""
+    monkeypatch.setattr("gla_kernels.call.plan", lambda K, V, dtype, chunk, *_: hopper_plan(K, V, dtype, chunk))
+    monkeypatch.setattr(Call, "pdl", False)
+    monkeypatch.setattr(wide, "_SCAN_BLOCK", 4096)  # the interpreter takes its time by the program
+    interpret_bfloat16(monkeypatch)
+    torch.use_deterministic_algorithms(True)
+    with gluon_on_cpu():
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+def attend(case, gated=True, **options):
+    return run(chunk_gla if gated else chunk_linear_attn, case.inputs, case.grads, **options)
+
+
+def bfloat16_case(gate, **shape):
+    return make_case(gate, dtype=torch.bfloat16, **shape)
+
+
+# One of each way through the kernels: narrow heads, one kernel per pass, pairs of value columns, walks, readouts.
+HEADS = [(64, 64), (48, 16), (96, 80), (16, 256), (144, 32), (272, 32)]
+
+
+@pytest.mark.parametrize(
+    "gate", ["mild", "slow", "logsigmoid", "strong", "resets", "one channel resets", "zero", "-inf"]
+)
+@pytest.mark.parametrize(("K", "V"), HEADS)
+def test_every_gate_is_right(K, V, gate):
+    case = bfloat16_case(gate, T=150, H=1, K=K, V=V)
+    assert_close(attend(case), case, BOUND)
+
+
+@pytest.mark.parametrize(("K", "V"), HEADS)
+def test_linear_attention_is_right(K, V):
+    case = bfloat16_case(None, T=150, H=1, K=K, V=V)
+    assert_close(attend(case, gated=False), case, BOUND)
+
+
+# 600 tokens are ten chunks, the last one not whole: two checkpoints, or three pieces. 576 are nine whole ones.
+LENGTHS = [(600, 600), (150, 0, 1, 450, 64), (100, 50), (64,)]
+SHAPES = [(K, V, lengths) for K, V in HEADS[2:] for lengths in LENGTHS]
+SHAPES += [(128, 144, lengths) for lengths in [(576, 576), (600, 600), (100, 28, 64), (64,)]]
+
+
+def every_way_to_cut_time(shape, gate, multiprocessors, kept):
+    """Short sequences are never cut, and packed ones not by 12 multiprocessors. Gates do not change how time is cut."""
+    K, _, lengths = shape
+    packed = len(set(lengths)) > 1
+    if max(lengths) <= 256:
+        return multiprocessors == 1 and gate != "none"
+    if gate == "none":
+        return multiprocessors == 12 and kept == "states" and not packed
+    if gate == "one reset":
+        return multiprocessors == 132 and K != 128 and kept == "checkpoints"
+    return multiprocessors == 132 or (multiprocessors == 12 and not (packed or K == 128))
+
+
+@product(
+    every_way_to_cut_time,
+    shape=SHAPES,
+    gate={"gates": "mild", "one reset": "one reset", "none": None},
+    multiprocessors=[1, 12, 132],
+    materialize={"states": True, "checkpoints": False},
+)
+def test_sequences_are_right_however_time_is_cut(shape, gate, multiprocessors, materialize, monkeypatch):
+    """Few multiprocessors: sequences stay whole. Many: they are cut in pieces that run side by side."""
+    monkeypatch.setattr(wide_pieces, "MULTIPROCESSORS", multiprocessors)
+    K, V, lengths = shape
+    options = {"materialize": materialize}
+    if len(set(lengths)) > 1:
+        options["cu_seqlens"] = cumulative(lengths)
+        case = bfloat16_case(gate, H=1, K=K, V=V, lengths=lengths)
+    else:
+        case = bfloat16_case(gate, B=len(lengths), T=lengths[0], H=1, K=K, V=V)
+    assert_close(attend(case, gated=gate is not None, **options), case, BOUND)
+
+
+@pytest.mark.parametrize("gate", ["mild", "strong"])
+@pytest.mark.parametrize("lengths", [None, (150, 0, 1, 200, 64)], ids=str)
+def test_narrow_heads_are_right_from_checkpoints(lengths, gate):
+    shape = {"B": 2, "T": 600} if lengths is None else {"lengths": lengths}
+    options = {} if lengths is None else {"cu_seqlens": cumulative(lengths)}
+    case = bfloat16_case(gate, H=2, K=64, V=64, **shape)
+    assert_close(attend(case, materialize=False, **options), case, BOUND)
+
+
+@pytest.mark.parametrize(("K", "V"), HEADS)
+def test_exactly_the_chunks_with_a_strong_channel_are_marked(K, V):
+    from gla_kernels import ops
+
+    case = bfloat16_case("mild", B=2, T=200, H=2, K=K, V=V)
+    case.inputs["g"][1, 70, 1, K - 1] = -100.0
+    q, k, v, g, initial = (case.inputs[name] for name in ("q", "k", "v", "g", "initial"))
+    buffer = ops.chunk_forward(q, k, v, g, initial, None, 0.1, False, ops.KEEP_NOTHING, None, None)[3]
+    flags = Flags.of(make_call(q, v, g, None, 0.1, None, None), buffer)
+    assert not flags.rows.any()
+    assert flags.marks.view(2, 4, 2).nonzero().tolist() == [[1, 1, 1]]
+    case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
+    assert_close(attend(case), case, BOUND)
+
+
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (144, 32)])
+def test_values_beyond_the_scaled_operands_range_go_to_the_exact_kernels(K, V):
+    case = bfloat16_case("zero", T=100, H=1, K=K, V=V, initial=False)
+    case.inputs["g"][...] = -1.2
+    case.inputs["q"] *= 1e25
+    case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
+    found = attend(case)
+    assert_close({name: found[name] for name in ("o", "dq", "dv", "final")}, case, BOUND)
