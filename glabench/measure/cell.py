@@ -20,7 +20,7 @@ from glabench.measure.memory import measure_memory
 from glabench.measure.physics import Physics
 from glabench.measure.rates import with_rates
 from glabench.measure.sampling import Samples, collect_samples
-from glabench.measure.spot_checks import SpotChecks
+from glabench.measure.spot_checks import SpotChecks, WrongResultError
 from glabench.measure.timer import Sample, Timer
 from glabench.measure.watch import Watch
 from glabench.measure.work import Work
@@ -69,9 +69,10 @@ class CellMeter:
         checks = None
         if record.check_seed is not None:
             checks = self._work.spot_checks(cell, workload, record.check_seed)
-        samples, sampled = self._sampled(record, steps, checks)
-        if checks is not None and checks.problem is not None:
-            return replace(record, status="inaccurate", reason=checks.problem)
+        try:
+            samples, sampled = self._sampled(record, steps, checks)
+        except WrongResultError as problem:
+            return replace(record, status="inaccurate", reason=str(problem))
         if (reason := _why_misled(samples) or self._why_impossible(sampled)) is not None:
             return replace(record, status="suspicious", reason=reason)
         return self._with_energy(sampled, steps)

@@ -1,6 +1,8 @@
 """Turns exceptions of a backend into records: a failure is data."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from glabench.errors import printable
 from glabench.measure.job import Job
@@ -47,3 +49,17 @@ def is_out_of_memory(problem: BaseException) -> bool:
     """Whether an exception means that memory ran out, on the GPU or the host."""
     said = isinstance(problem, RuntimeError) and any(words in str(problem) for words in _OUT_OF_MEMORY)
     return said or isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError"
+
+
+@contextmanager
+def own_check() -> Iterator[None]:
+    """Says of an out-of-memory error that the suite's check of results raised it, and not the backend's call."""
+    try:
+        yield
+    except Exception as problem:
+        if not is_out_of_memory(problem):
+            raise
+        said = f" ({problem})" if str(problem) else ""
+        raise MemoryError(
+            f"the suite's check of results ran out of memory, not the backend; --check small leaves it out{said}"
+        ) from problem

@@ -24,6 +24,7 @@ from glabench.measure.at_size import (
     unshared_specs,
     worst_of,
 )
+from glabench.measure.outcome import own_check
 from glabench.measure.workload import Workload
 from glabench.ops import Op
 from glabench.ops.base import as_tuple
@@ -48,6 +49,10 @@ class Kinds:
     check_gradients: Callable[[Sequence[object]], None]
 
 
+class WrongResultError(Exception):
+    """The result of a timed call is wrong; the message says how, in one line."""
+
+
 class SpotChecks:
     """The spot checks of one cell. Each sample gets new inputs, from a seed that nobody can know before."""
 
@@ -63,7 +68,7 @@ class SpotChecks:
         self._samples = 0
         self._looked_s = 0.0
         self._is_last = self._will_look = False
-        self.problem: str | None = None
+        self._wrong_kind: str | None = None
         self.renew(lambda: None)
         self.renew_gradients()
 
@@ -75,13 +80,14 @@ class SpotChecks:
         """Makes the next result count in all its parts."""
         self._is_last = True
 
+    @own_check()
     def renew(self, delay: Callable[[], object]) -> None:
         """Gives the live inputs new values.
 
         Decides whether the next result is looked at; if so, no work may read the inputs before it is its turn.
         """
         self._seed = secrets.randbits(40)
-        self._will_look = self.problem is None and self._draws_next()
+        self._will_look = self._draws_next()
         if self._will_look:
             self._regions = draw_parts(self._op, self._cell, self._draw, _PARTS)
             delay()
@@ -89,6 +95,7 @@ class SpotChecks:
             # `data` shares the memory but not the version, so that a change is seen only by reading the values.
             self._workload.inputs[name].data.copy_(value)
 
+    @own_check()
     def renew_gradients(self) -> None:
         """Gives the gradients of the outputs new values."""
         if self._cell.has_backward:
@@ -110,6 +117,7 @@ class SpotChecks:
             return inputs, self._workload.grad_outputs
         return inputs, self._op.make_grad_outputs(self._cell, self._seed)
 
+    @own_check()
     def keep(self, result: Any) -> None:
         """Copies the parts that will be looked at."""
         if not self._will_look:
@@ -122,15 +130,22 @@ class SpotChecks:
                 outputs = result if not self._cell.has_backward else result[0] if count == 1 else result[:count]
                 self._kinds.check_outputs(outputs)
         except TypeError as problem:
-            self.problem = f"in a timed call, {problem}"
+            # Not raised before the call has ended.
+            self._wrong_kind = f"in a timed call, {problem}"
             return
         self._parts = take(self._results(result), self._specs, self._regions)
 
+    @own_check()
     def look(self, result: Any) -> None:
-        """Compares some results; then fills the result with NaN, so that it cannot be returned again."""
-        if self._will_look and self.problem is None:
+        """Compares some results; then fills the result with NaN, so that it cannot be returned again.
+
+        Raises WrongResultError for a result that is wrong, because no further sample could make it right.
+        """
+        if self._will_look:
             start = time.monotonic()
-            self.problem = self._find_problem(self._results(result))
+            problem = self._wrong_kind or self._find_problem(self._results(result))
+            if problem is not None:
+                raise WrongResultError(problem)
             self._looked_s += time.monotonic() - start
         self._poison(result)
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from glabench.backends import Backend, Counts
 from glabench.measure.accuracy import BOUNDS, Accuracy, check_accuracy, small_cell
 from glabench.measure.at_size import Results, check_parts, find_changed
+from glabench.measure.outcome import own_check
 from glabench.measure.spot_checks import Kinds, SpotChecks
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
@@ -113,6 +114,10 @@ class OpWork:
         small = self._checked[key]
         if seed is None or small.problem is not None:
             return small
+        return self._check_at_size(cell, results, seed, small)
+
+    @own_check()
+    def _check_at_size(self, cell: Cell, results: Results, seed: int, small: Accuracy) -> Accuracy:
         pristine = replace(results, inputs=self._op.make_inputs(cell), grad_outputs=self._op.make_grad_outputs(cell))
         if changed := find_changed(results, pristine):
             return replace(small, fault=f"the first call changed its input: {', '.join(changed)}")

@@ -1,10 +1,12 @@
 """Backends that cheat or err are refused in every pass, and an honest one in none."""
 
+from dataclasses import replace
 from itertools import count, product
 
 import cheats
 import pytest
 import torch
+from fake_timer import FakeTimer, constant
 
 from glabench.backends import Counts, load_registry
 from glabench.devices.ceilings import Ceilings
@@ -24,12 +26,12 @@ JOB = Job("honest", "run", "cpu", SETTINGS)
 FORWARDS, BACKWARDS = ("infer", "fwd"), ("bwd", "fwd+bwd")
 
 
-def measure(backend, pass_, timing="hot", timer=None, **parameters):
+def measure(backend, pass_, timing="hot", timer=None, job=JOB, **parameters):
     cell = Cell("honest", "linear", pass_, 2, 600, "fp32", Parameters({**SIZES, **parameters}), "cpu")
     try:
-        return CellMeter(OpWork(LINEAR, backend), JOB, timer or WallTimer(timing)).measure(cell)
+        return CellMeter(OpWork(LINEAR, backend), job, timer or WallTimer(timing)).measure(cell)
     except Exception as problem:
-        return failure_of(JOB, cell, problem)
+        return failure_of(job, cell, problem)
 
 
 @pytest.mark.parametrize("pass_", [*FORWARDS, *BACKWARDS])
@@ -72,12 +74,55 @@ def test_a_result_that_is_wrong_in_the_last_call_alone_is_found_at_the_bound_of_
     )
 
 
+@pytest.mark.parametrize("cheat", [cheats.KeptAsACopy, cheats.LateInAnotherType])
+def test_sampling_stops_at_the_first_result_that_is_wrong(cheat):
+    timer = FakeTimer(constant())
+    job = replace(JOB, settings=replace(SETTINGS, min_samples=1000, max_samples=1000))
+    record = measure(cheat(), "infer", timer=timer, job=job)
+    assert record.status == "inaccurate"
+    assert "timed call" in record.reason
+    assert timer.calls < 500
+
+
 @pytest.mark.parametrize("pass_", ["infer", "fwd"])
 def test_a_result_that_is_kept_while_its_inputs_stay_is_suspicious_if_calls_follow_back_to_back(pass_):
     assert measure(cheats.Honest(), pass_, timer=EagerTimer("cpu")).status == "ok"
     record = measure(cheats.KeptWhileItsInputsStay(), pass_, timer=EagerTimer("cpu"))
     assert record.status == "suspicious"
     assert "ms is too short: one call alone takes" in record.reason
+
+
+@pytest.mark.parametrize(
+    "of_the_suite", ["work.check_parts", "spot_checks.take", "spot_checks.find_changed", "spot_checks.check_everything"]
+)
+@pytest.mark.parametrize("problem", [torch.OutOfMemoryError("CUDA out of memory. Tried to"), MemoryError()])
+def test_memory_that_the_check_of_results_lacks_is_not_said_to_be_the_backends(monkeypatch, of_the_suite, problem):
+    def fail(*_):
+        raise problem
+
+    monkeypatch.setattr(f"glabench.measure.{of_the_suite}", fail)
+    record = measure(cheats.Honest(), "infer")
+    assert record.status == "oom"
+    assert record.reason.startswith("the suite's check of results ran out of memory, not the backend")
+    assert "--check small" in record.reason
+    assert str(problem) in record.reason
+
+
+@pytest.mark.parametrize("calls", [0, 3])
+def test_memory_that_a_backend_lacks_is_said_to_be_its_own(calls):
+    class Hungry(cheats.Honest):
+        def at_size(self, q, k, v):
+            made = count()
+
+            def call():
+                if next(made) >= calls:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to")
+                return cheats.correct(q, k, v)
+
+            return call
+
+    record = measure(Hungry(), "infer")
+    assert (record.status, record.reason) == ("oom", "CUDA out of memory. Tried to")
 
 
 class Packed(cheats.Honest):
