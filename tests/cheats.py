@@ -1,6 +1,7 @@
 """Backends that cheat, or err in a way that is hard to see. Each is right at the sizes of the small check."""
 
 import threading
+import time
 
 import torch
 
@@ -110,6 +111,54 @@ class KeptWhileItsInputsStay(_Kept):
 
     def key(self, q, k, v):
         return tuple(float(x.detach()[0, 0, 0].sum()) for x in (q, k, v))
+
+
+class KeptAndPadded(KeptWhileItsInputsStay):
+    """As slow as calls back to back may be, compared with one alone, and a bit."""
+
+    def at_size(self, q, k, v):
+        kept, last = {}, [0.0]
+
+        def call():
+            start = time.perf_counter()
+            key = self.key(q, k, v)
+            if key in kept:
+                while time.perf_counter() - start < 0.55 * last[0]:
+                    pass
+                return kept[key] * 1.0
+            kept.clear()
+            kept[key] = correct(q, k, v)
+            last[0] = time.perf_counter() - start
+            return kept[key] * 1.0
+
+        return call
+
+
+class WrongWhileMemoryIsMeasured(Honest):
+    """In its second call at a cell's own size."""
+
+    def at_size(self, q, k, v):
+        calls = []
+
+        def call():
+            calls.append(1)
+            return correct(q, k, v) if len(calls) != 2 else 0 * (q.sum() + k.sum()) + 0 * v
+
+        return call
+
+
+class TiresOfItsInputs(Honest):
+    """Does nothing once it has seen the same inputs more often than in any sample, as they are while energy counts."""
+
+    def at_size(self, q, k, v):
+        last = {"key": 0.0, "seen": 0}
+
+        def call():
+            key = float(q.detach().flatten()[0])
+            last.update(key=key, seen=last["seen"] + 1 if key == last["key"] else 1)
+            return correct(q, k, v) if last["seen"] < 100 else 0 * (q.sum() + k.sum()) + 0 * v
+
+        return call
 
 
 class EmptyAfterTheFirstCall(Honest):

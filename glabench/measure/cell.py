@@ -17,11 +17,13 @@ from glabench.measure.at_size import Results
 from glabench.measure.energy import energy_per_call
 from glabench.measure.job import Job
 from glabench.measure.memory import measure_memory
+from glabench.measure.outcome import is_out_of_memory
 from glabench.measure.physics import Physics
 from glabench.measure.rates import with_rates
+from glabench.measure.repeats import why_kept
 from glabench.measure.sampling import Samples, collect_samples
 from glabench.measure.spot_checks import SpotChecks, WrongResultError
-from glabench.measure.timer import Sample, Timer
+from glabench.measure.timer import Sample, Timer, nothing
 from glabench.measure.watch import Watch
 from glabench.measure.work import Work
 from glabench.measure.workload import Steps, Workload, steps_of
@@ -59,23 +61,44 @@ class CellMeter:
         record = self._checked(record, workload)
         if record.status != "ok":
             return record
-        steps = steps_of(workload, cell)
-        record = replace(record, **asdict(measure_memory(steps, cell.device)))
-        if self._nvml is not None:
-            # Here, because the checks below need memory of their own.
-            record = replace(record, process_memory_mib=self._nvml.processes().own_memory_mib)
-        del steps  # and with it a forward's nodes, which must not outlive their stream
-        steps = steps_of(workload, cell)
         checks = None
         if record.check_seed is not None:
             checks = self._work.spot_checks(cell, workload, record.check_seed)
         try:
+            steps = steps_of(workload, cell)
+            if checks is not None:
+                checks.expect()
+            record = replace(record, **asdict(measure_memory(steps, cell.device, checks, self._own_memory_mib)))
+            del steps  # and with it a forward's nodes, which must not outlive their stream
+            steps = steps_of(workload, cell)
             samples, sampled = self._sampled(record, steps, checks)
+            reason = _why_misled(samples) or self._why_impossible(sampled) or self._why_kept(sampled, steps, checks)
+            if reason is not None:
+                return replace(record, status="suspicious", reason=reason)
+            return self._with_energy(sampled, steps, checks)
         except WrongResultError as problem:
             return replace(record, status="inaccurate", reason=str(problem))
-        if (reason := _why_misled(samples) or self._why_impossible(sampled)) is not None:
-            return replace(record, status="suspicious", reason=reason)
-        return self._with_energy(sampled, steps)
+
+    def _own_memory_mib(self) -> float | None:
+        return None if self._nvml is None else self._nvml.processes().own_memory_mib
+
+    def _measures_energy(self, record: Record, steps: Steps) -> bool:
+        """Not that of a backward alone, which cannot run twice without its forward."""
+        wanted = self._nvml is not None and self._job.settings.energy
+        return wanted and steps.prepare is None and bool(record.time_ms)
+
+    def _why_kept(self, record: Record, steps: Steps, checks: SpotChecks | None) -> str | None:
+        """Why calls back to back, as they are made for eager times and for energy, cannot all have done their work."""
+        repeats = self._job.settings.timing == "eager" or self._measures_energy(record, steps)
+        if checks is None or not repeats:
+            return None
+        try:
+            return why_kept(steps.call, checks, self._timer.synchronize)
+        except Exception as problem:
+            # It needs more memory than the calls that were timed: a copy of an input. Without it the time still counts.
+            if not is_out_of_memory(problem):
+                raise
+            return None
 
     def _why_impossible(self, record: Record) -> str | None:
         if not record.time_ms:
@@ -123,7 +146,7 @@ class CellMeter:
         record = _with_samples(record, samples, self._timer.name)
         processes = self._nvml.processes() if self._nvml is not None else None
         if checks is not None:
-            checks.expect_last()
+            checks.expect(everything=True)
             sample()  # as the samples before it, but all of its result is looked at
         return samples, replace(
             record,
@@ -131,11 +154,24 @@ class CellMeter:
             other_processes=processes.others if processes is not None else None,
         )
 
-    def _with_energy(self, record: Record, steps: Steps) -> Record:
-        """Adds joules per call, except for a backward alone, which cannot run twice without its forward."""
-        if self._nvml is None or not self._job.settings.energy or steps.prepare is not None or not record.time_ms:
+    def _with_energy(self, record: Record, steps: Steps, checks: SpotChecks | None) -> Record:
+        """Adds joules per call. The last call's result is looked at."""
+        if self._nvml is None or not record.time_ms or not self._measures_energy(record, steps):
             return record
-        energy = energy_per_call(steps.call, record.time_ms / 1e3, self._timer.mark, self._nvml.energy_j)
+        if checks is not None:
+            checks.expect()
+            checks.renew(nothing)
+            checks.renew_gradients()
+        held: list[object] = []
+
+        def call() -> None:
+            held.clear()  # before the call, which may need the memory
+            held.append(steps.call())
+
+        energy = energy_per_call(call, record.time_ms / 1e3, self._timer.mark, self._nvml.energy_j)
+        if checks is not None:
+            checks.keep(held[0])
+            checks.look(held[0])
         return record if energy is None else replace(record, energy_j=energy.call_j, energy_call_ms=energy.call_ms)
 
     def _warm_up(self, sample: Callable[[], Sample]) -> None:

@@ -1,9 +1,11 @@
 """Memory that a pass needs besides its inputs: from torch's allocator on a GPU, from resident memory on a CPU."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from glabench.devices.resident import peak_resident_mib
+from glabench.measure.timer import Between, nothing
 from glabench.measure.workload import Steps
 
 MIB = 2**20
@@ -20,18 +22,34 @@ class Memory:
     peak_resident_mib: float | None = None
     # MiB that the forward keeps for the backward, output included.
     saved_mib: float | None = None
+    # MiB that the whole process holds on a GPU, as the driver counts it.
+    process_memory_mib: float | None = None
 
 
-def measure_memory(steps: Steps, device: Literal["cuda", "cpu"]) -> Memory:
-    """Measures the memory of one pass and, if it has a backward, of what one more forward keeps."""
-    if device == "cpu":
-        if steps.prepare is not None:
-            steps.prepare()
-        return Memory(peak_resident_mib=peak_resident_mib(steps.call))
-    import torch
+def measure_memory(
+    steps: Steps,
+    device: Literal["cuda", "cpu"],
+    between: Between | None = None,
+    of_process: Callable[[], float | None] = lambda: None,
+) -> Memory:
+    """Measures the memory of one pass and, if it has a backward, of what one more forward keeps.
 
+    `between` gives the pass its inputs and looks at its result. `of_process` reads the MiB of the whole process.
+    """
+    if between is not None:
+        between.renew(nothing)
     if steps.prepare is not None:
         steps.prepare()
+    if between is not None:
+        between.renew_gradients()
+    if device == "cpu":
+        results: list[object] = []
+        peak = peak_resident_mib(lambda: results.append(steps.call()))
+        for each in results:
+            _look(between, each)
+        return Memory(peak_resident_mib=peak)
+    import torch
+
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     base, base_reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
@@ -40,6 +58,8 @@ def measure_memory(steps: Steps, device: Literal["cuda", "cpu"]) -> Memory:
     torch.cuda.synchronize()
     allocated = (torch.cuda.max_memory_allocated() - base) / MIB
     reserved = (torch.cuda.max_memory_reserved() - base_reserved) / MIB
+    process = of_process()  # before the result is looked at, which takes memory, too
+    _look(between, result)
     del result
     saved = None
     if steps.forward is not None:
@@ -48,7 +68,13 @@ def measure_memory(steps: Steps, device: Literal["cuda", "cpu"]) -> Memory:
         torch.cuda.synchronize()
         saved = (torch.cuda.memory_allocated() - base) / MIB
         del result
-    return Memory(allocated, reserved, saved_mib=saved)
+    return Memory(allocated, reserved, saved_mib=saved, process_memory_mib=process)
+
+
+def _look(between: Between | None, result: object) -> None:
+    if between is not None:
+        between.keep(result)
+        between.look(result)
 
 
 def free_memory_bytes(device: str) -> int | None:

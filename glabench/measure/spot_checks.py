@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from glabench.measure.at_size import (
     worst_of,
 )
 from glabench.measure.outcome import own_check
+from glabench.measure.timer import Step
 from glabench.measure.workload import Workload
 from glabench.ops import Op
 from glabench.ops.base import as_tuple
@@ -39,6 +41,9 @@ _LEAST_LIKELY = 0.02
 _LARGEST_SHARE = 0.2
 # How many parts are compared closely each time.
 _PARTS = 3
+# By how many rows (of the last dimension) an input is shifted at most: few, so that what is read is always about the
+# same memory.
+_MOST_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,9 @@ class SpotChecks:
         self._began_at: float | None = None
         self._samples = 0
         self._looked_s = 0.0
-        self._is_last = self._will_look = False
+        # Whether the next result is looked at for certain, and in all its parts.
+        self._is_expected = self._expects_everything = False
+        self._shifted: dict[str, Tensor] = {}
         self._wrong_kind: str | None = None
         self.renew(lambda: None)
         self.renew_gradients()
@@ -76,9 +83,9 @@ class SpotChecks:
         """Ends the warm-up, whose results are not looked at."""
         self._began_at = time.monotonic()
 
-    def expect_last(self) -> None:
-        """Makes the next result count in all its parts."""
-        self._is_last = True
+    def expect(self, everything: bool = False) -> None:
+        """Makes the result after the next `renew` be looked at, perhaps in all its parts."""
+        self._is_expected, self._expects_everything = True, everything
 
     @own_check()
     def renew(self, delay: Callable[[], object]) -> None:
@@ -87,7 +94,10 @@ class SpotChecks:
         Decides whether the next result is looked at; if so, no work may read the inputs before it is its turn.
         """
         self._seed = secrets.randbits(40)
-        self._will_look = self._draws_next()
+        self._will_look = self._draws_next() or self._is_expected
+        self._with_everything = self._expects_everything
+        self._is_expected = self._expects_everything = False
+        self._shifted = {}
         if self._will_look:
             self._regions = draw_parts(self._op, self._cell, self._draw, _PARTS)
             delay()
@@ -102,17 +112,38 @@ class SpotChecks:
             for name, value in self._op.make_grad_outputs(self._cell, self._seed).items():
                 self._workload.grad_outputs[name].data.copy_(value)
 
+    @own_check()
+    def shifts(self, count: int) -> tuple[list[Step], list[Step]]:
+        """Steps that write an input, the same values each time; and steps that write others each time.
+
+        The values are those of the sample, by some rows further on. Which input it is, is drawn.
+        """
+        import torch
+
+        rows = {name: x.numel() // x.shape[-1] for name, x in self._workload.differentiable.items()}
+        name = self._draw.choice([each for each, number in rows.items() if 2 * number >= max(rows.values())])
+        live, most = self._workload.inputs[name].data, min(_MOST_ROWS, rows[name])
+        values, width = live.flatten(), live.shape[-1]
+        values = torch.cat([values, values[: most * width]])
+
+        def write(offset: int) -> None:
+            self._shifted[name] = values[offset : offset + live.numel()].view(live.shape)
+            live.copy_(self._shifted[name])
+
+        offsets = [self._draw.randrange(most) * width for _ in range(count)]
+        return [partial(write, offsets[0])] * count, [partial(write, offset) for offset in offsets]
+
     def _draws_next(self) -> bool:
         if self._began_at is None:
             return False
         self._samples += 1
         is_affordable = self._looked_s <= _LARGEST_SHARE * (time.monotonic() - self._began_at)
         likely = max(_LEAST_LIKELY, _LOOKS / (_LOOKS + self._samples))
-        return self._is_last or (is_affordable and self._draw.random() < likely)
+        return is_affordable and self._draw.random() < likely
 
     def _make(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         """The inputs, and the gradients of the outputs, that belong to the sample's seed."""
-        inputs = self._op.make_values(self._cell, self._seed) | self._indices
+        inputs = self._op.make_values(self._cell, self._seed) | self._indices | self._shifted
         if not self._cell.has_backward:
             return inputs, self._workload.grad_outputs
         return inputs, self._op.make_grad_outputs(self._cell, self._seed)
@@ -159,7 +190,7 @@ class SpotChecks:
         if changed := find_changed(results, pristine):
             return f"a call changed its input: {', '.join(changed)}"
         found = [check_drawn(self._op, self._cell, pristine, self._bound, self._regions, self._parts)]
-        if self._is_last:
+        if self._with_everything:
             found.append(check_everything(self._op, self._cell, pristine))
         return describe(worst_of(found), "a timed call's result does not fit the inputs that it had, relative error")
 

@@ -103,7 +103,7 @@ class WallTimer:
 
     def _sample(self, prepare: Step | None, call: Step, between: Between | None) -> Sample:
         if between is not None:
-            between.renew(_nothing)
+            between.renew(nothing)
         if prepare is not None:
             prepare()
         if between is not None:
@@ -253,8 +253,8 @@ class EagerTimer:
         return Sample(1e3 * elapsed / count, host_ms=single.host_ms, alone_ms=single.ms)
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """Does nothing."""
 
 
 def captured(prepare: Step | None, call: Step) -> tuple[Step | None, Step]:

@@ -1,7 +1,10 @@
 """Backends that cheat or err are refused in every pass, and an honest one in none."""
 
+import time
 from dataclasses import replace
+from functools import partial
 from itertools import count, product
+from random import Random
 
 import cheats
 import pytest
@@ -10,10 +13,12 @@ from fake_timer import FakeTimer, constant
 
 from glabench.backends import Counts, load_registry
 from glabench.devices.ceilings import Ceilings
+from glabench.devices.nvml import DeviceState, Processes
 from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
 from glabench.measure.outcome import failure_of
 from glabench.measure.physics import Physics
+from glabench.measure.repeats import why_kept
 from glabench.measure.settings import Settings
 from glabench.measure.timer import EagerTimer, Sample, WallTimer
 from glabench.measure.work import OpWork
@@ -26,10 +31,10 @@ JOB = Job("honest", "run", "cpu", SETTINGS)
 FORWARDS, BACKWARDS = ("infer", "fwd"), ("bwd", "fwd+bwd")
 
 
-def measure(backend, pass_, timing="hot", timer=None, job=JOB, **parameters):
+def measure(backend, pass_, timing="hot", timer=None, job=JOB, nvml=None, **parameters):
     cell = Cell("honest", "linear", pass_, 2, 600, "fp32", Parameters({**SIZES, **parameters}), "cpu")
     try:
-        return CellMeter(OpWork(LINEAR, backend), job, timer or WallTimer(timing)).measure(cell)
+        return CellMeter(OpWork(LINEAR, backend), job, timer or WallTimer(timing), nvml).measure(cell)
     except Exception as problem:
         return failure_of(job, cell, problem)
 
@@ -123,6 +128,112 @@ def test_memory_that_a_backend_lacks_is_said_to_be_its_own(calls):
 
     record = measure(Hungry(), "infer")
     assert (record.status, record.reason) == ("oom", "CUDA out of memory. Tried to")
+
+
+@pytest.mark.parametrize("pass_", ["infer", "fwd"])
+def test_a_kept_result_that_takes_half_of_a_calls_time_is_suspicious(pass_):
+    job = replace(JOB, settings=replace(SETTINGS, timing="eager"))
+    assert measure(cheats.Honest(), pass_, timer=EagerTimer("cpu"), job=job).status == "ok"
+    assert measure(cheats.KeptAndPadded(), pass_, timer=EagerTimer("cpu"), job=job).status == "suspicious"
+
+
+class Calls:
+    """Inputs, and calls on them, by a made-up clock. A call on inputs that it has seen takes a share of the time."""
+
+    def __init__(self, share, noise, seed, copy_s=0.0):
+        self.share, self.noise, self.copy_s = share, noise, copy_s
+        self.draw, self.now, self.batches, self.looks = Random(seed), 0.0, 0, 0
+        self.values, self.seen = 0, None
+        self.factor = 1.0
+
+    def expect(self, everything=False):
+        pass
+
+    def renew(self, delay):
+        self.values += 1
+
+    def renew_gradients(self):
+        pass
+
+    def shifts(self, count):
+        def write(changes):
+            self.values += changes
+            self.now += self.copy_s
+
+        return [partial(write, 0)] * count, [partial(write, 1)] * count
+
+    def call(self):
+        self.now += self.factor * (0.002 if self.values != self.seen else 0.002 * self.share)
+        self.seen = self.values
+
+    def synchronize(self):
+        self.batches += 1
+        self.factor = 1 + self.draw.expovariate(1 / self.noise) if self.noise else 1.0
+
+    def keep(self, result):
+        pass
+
+    def look(self, result):
+        self.looks += 1
+
+    def why_kept(self):
+        return why_kept(self.call, self, self.synchronize, lambda: self.now)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
+def test_calls_that_save_work_while_their_inputs_stay_are_told_from_noise(noise):
+    honest = [Calls(1.0, noise, seed) for seed in range(300)]
+    assert not any(each.why_kept() for each in honest)
+    assert all(3 <= each.looks <= 6 for each in honest)
+    padded = [Calls(0.55, noise, seed, copy_s) for seed in range(150) for copy_s in (0.0, 0.0008)]
+    assert sum(each.why_kept() is None for each in padded) <= 3
+    assert Calls(0.55, 0.0, 0).why_kept() == "on inputs that stay, calls take 55% of their time on new ones"
+
+
+@pytest.mark.parametrize("pass_", [*FORWARDS, *BACKWARDS])
+def test_the_result_of_the_call_whose_memory_is_measured_is_looked_at(pass_):
+    record = measure(cheats.WrongWhileMemoryIsMeasured(), pass_)
+    assert record.status == "inaccurate"
+    assert record.reason.startswith("a timed call's result does not fit the inputs")
+
+
+class Board:
+    """A device's energy counter that steps ten times per second, by 5 J."""
+
+    def state(self):
+        return DeviceState(None, None, None, None, None)
+
+    def processes(self):
+        return Processes(None, None)
+
+    def max_sm_clock_mhz(self):
+        return None
+
+    def energy_j(self):
+        return 5.0 * (time.monotonic() // 0.1)
+
+
+@pytest.mark.parametrize("pass_", ["infer", "fwd+bwd"])
+def test_an_honest_backend_has_an_energy(pass_):
+    found = measure(cheats.Honest(), pass_, nvml=Board())
+    assert (found.status, found.reason) == ("ok", None)
+    assert found.energy_j > 0
+
+
+@pytest.mark.parametrize(
+    ("cheat", "status"), [(cheats.KeptAndPadded, "suspicious"), (cheats.TiresOfItsInputs, "inaccurate")]
+)
+def test_the_calls_whose_energy_is_measured_must_do_their_work(cheat, status):
+    record = measure(cheat(), "infer", nvml=Board())
+    assert (record.status, record.time_ms, record.energy_j) == (status, None, None)
+
+
+def test_cells_that_leave_no_memory_to_tell_kept_results_keep_their_time(monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("glabench.measure.cell.why_kept", fail)
+    assert measure(cheats.Honest(), "infer", nvml=Board()).energy_j > 0
 
 
 class Packed(cheats.Honest):
