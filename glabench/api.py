@@ -75,13 +75,20 @@ def load(path: str | Path) -> Run:
 
 
 def compare(
-    a: str | Path | Run, b: str | Path | Run, *, same_within: float = SAME_WITHIN, any_device: bool = False
+    a: str | Path | Run,
+    b: str | Path | Run,
+    *,
+    same_within: float = SAME_WITHIN,
+    any_device: bool = False,
+    occasions: str | Path | None = None,
 ) -> Comparison:
     """Compares run b with run a cell by cell. Each may also be a folder of rounds. `same_within` 0.02 means 2 %.
 
-    Raises UsageError for runs without a common cell, or from different devices unless `any_device`.
+    `occasions` is a file that `glabench baseline occasion` made; by default that of the device that ships with
+    glabench. Raises UsageError for runs without a common cell, or from different devices unless `any_device`.
     """
-    return compare_folders(_folder(a), _folder(b), Limits.of(time=same_within, first_call=None), any_device)
+    limits = Limits.of(time=same_within, first_call=None)
+    return compare_folders(_folder(a), _folder(b), limits, any_device, _path(occasions))
 
 
 def compare_versions(
@@ -114,6 +121,7 @@ def check(
     sweep: str | Path | Sweep = "guard",
     rounds: int = 2,
     limits: Mapping[str, float] = _NO_SETTINGS,
+    occasions: str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     plugins: str | Path | Sequence[str | Path] = (),
@@ -124,12 +132,13 @@ def check(
 ) -> Comparison:
     """Checks if the working tree is slower, larger or less accurate than a revision (`rev="main"`) or a baseline file.
 
-    `limits` are by metric (`{"time": 0.05}`, 5 %). Other arguments are those of `run` and `compare_versions`; with a
-    baseline, its own sweep and settings count. `Comparison.exit_code()` is that of `glabench check`. Raises UsageError
-    unless one of both is given.
+    `limits` are by metric (`{"time": 0.05}`, 5 %). With a baseline, its own sweep and settings count, and `occasions`
+    may name a file, as for `compare`. Other arguments are those of `run` and `compare_versions`.
+    `Comparison.exit_code()` is that of `glabench check`. Raises UsageError unless one of both is given.
     """
     request, counted = _request(sweep, axes, settings, device, plugins), Rounds(rounds, _path(out), resume)
-    return checking.check(request, rev, _path(baseline), counted, Limits.of(**limits), _observer(on_record))
+    limited, observer = Limits.of(**limits), _observer(on_record)
+    return checking.check(request, rev, _path(baseline), counted, limited, observer, _path(occasions))
 
 
 def _request(

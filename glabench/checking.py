@@ -26,6 +26,8 @@ from glabench.sweeps import Cell
 from glabench.verdicts import CONFIRMING_ROUNDS, Baseline, Comparison, Limits, Side, Verdict, compare_sides
 from glabench.verdicts.occasions import Occasions, add_occasion
 
+_IN_TURNS = "--occasions: sides that are measured in turns are from one occasion; leave it out"
+
 
 @dataclass(frozen=True)
 class Rounds:
@@ -46,15 +48,21 @@ class Rounds:
         return self.out or new_path(name)
 
 
-def compare_folders(a: Path, b: Path | None, limits: Limits, any_device: bool = False) -> Comparison:
+def compare_folders(
+    a: Path, b: Path | None, limits: Limits, any_device: bool = False, occasions: Path | None = None
+) -> Comparison:
     """Compares two runs or two folders of rounds; if `b` is None, both sides that `compare_revisions` put into `a`.
 
-    Raises UsageError if there is nothing to compare.
+    `occasions` is a file with those of the device, by default the one that ships with glabench. Raises UsageError if
+    there is nothing to compare.
     """
+    if b is None and occasions is not None:
+        raise UsageError(_IN_TURNS)
     folders = [turns_in(a, "base"), turns_in(a, "new")] if b is None else [rounds_in(a), rounds_in(b)]
     names = [f"{a}, base", f"{a}, new"] if b is None else [str(a), str(b)]
     sides = [_side(name, found) for name, found in zip(names, folders, strict=True)]
-    return compare_sides(sides[0], sides[1], limits, paired=b is None, any_device=any_device)
+    known = Occasions.load(occasions, device_name(sides[0].environment)) if occasions is not None else None
+    return compare_sides(sides[0], sides[1], limits, paired=b is None, any_device=any_device, occasions=known)
 
 
 def _side(name: str, folders: Sequence[RunFolder]) -> Side:
@@ -74,16 +82,25 @@ def compare_revisions(request: Request, rev: str, rounds: Rounds, limits: Limits
 
 
 def check(
-    request: Request, rev: str | None, baseline: Path | None, rounds: Rounds, limits: Limits, observer: Observer
+    request: Request,
+    rev: str | None,
+    baseline: Path | None,
+    rounds: Rounds,
+    limits: Limits,
+    observer: Observer,
+    occasions: Path | None = None,
 ) -> Comparison:
     """Compares the working tree with a revision, or the installed code with a stored baseline.
 
+    `occasions` is a file with those of the device, by default the one that ships with glabench; with a baseline alone.
     Doubtful cells are measured once more. Raises UsageError unless either is given.
     """
     if rev is not None and baseline is None:
+        if occasions is not None:
+            raise UsageError(_IN_TURNS)
         return _check_revision(request, rev, rounds, limits, observer)
     if baseline is not None and rev is None:
-        return _check_baseline(request, baseline, rounds, limits, observer)
+        return _check_baseline(request, baseline, rounds, limits, observer, occasions)
     raise UsageError("--rev: give either a revision (--rev main) or a file (--baseline FILE)")
 
 
@@ -104,7 +121,9 @@ def _refuse_to_pass_unmeasured(found: Comparison) -> None:
         raise NothingToRunError(f"no cell has a time in {found.base}; the first is {first.name}: {first.reason}")
 
 
-def _check_baseline(request: Request, path: Path, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
+def _check_baseline(
+    request: Request, path: Path, rounds: Rounds, limits: Limits, observer: Observer, occasions: Path | None
+) -> Comparison:
     """Measures the baseline's cells with its settings.
 
     The second look is in turns with the baseline's own revision if the repository has it and its code differs,
@@ -112,9 +131,10 @@ def _check_baseline(request: Request, path: Path, rounds: Rounds, limits: Limits
     """
     held = Baseline.load(path)
     plan = _plan_of(held, request)
+    known = Occasions.load(occasions, device_name(held.environment)) if occasions is not None else None
     new = present_version(plan.place.plugins)
     trial = _Trial(plan, {"new": new}, rounds, rounds.folder("check"), observer, request.show_errors)
-    look = _Look(trial, limits, held.side, expects_all=True)
+    look = _Look(trial, limits, held.side, expects_all=True, occasions=known)
     found = look.first()
     if not found.suspects() and not found.slow_first_calls():
         return found
@@ -187,6 +207,8 @@ class _Look:
     stored: Side | None = None
     # Whether a cell that the new side lacks counts as failed.
     expects_all: bool = False
+    # Those of the device, if not the ones that ship with glabench.
+    occasions: Occasions | None = None
 
     def first(self) -> Comparison:
         """Measures and compares both sides, or the new one if the base is stored."""
@@ -217,7 +239,9 @@ class _Look:
         base = _side("base", folders["base"]) if self.stored is None else self.stored.on(cells)
         new = _side("now", folders["new"])
         paired = self.stored is None
-        return compare_sides(base, new, self.limits, paired, expects_all=self.expects_all, before=before)
+        return compare_sides(
+            base, new, self.limits, paired, expects_all=self.expects_all, occasions=self.occasions, before=before
+        )
 
 
 def _plan_of(held: Baseline, request: Request) -> Plan:

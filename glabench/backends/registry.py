@@ -41,7 +41,7 @@ OPTIONS = {
         "fail_on",
     ),
     *("figure", "help", "install_completion", "json", "junit", "markdown", "max_error", "max_first_call", "max_memory"),
-    *("max_slowdown", "metric", "no_energy", "out", "plugin", "precision", "processes", "quiet", "resume"),
+    *("max_slowdown", "metric", "no_energy", "occasions", "out", "plugin", "precision", "processes", "quiet", "resume"),
     *("retry_failed", "rev", "rounds", "runs", "same_within", "show_completion", "strict", "sweep", "time_limit"),
     *("timing", "verbose", "version"),
 }

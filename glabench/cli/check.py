@@ -8,7 +8,7 @@ import typer
 
 from glabench.checking import Rounds
 from glabench.checking import check as measure_and_check
-from glabench.cli.options import GUARD, MeasuringOptions, RevisedSweepOption, between, share
+from glabench.cli.options import GUARD, MeasuringOptions, OccasionsOption, RevisedSweepOption, between, share
 from glabench.cli.output import Messages
 from glabench.cli.verdicts import OutputOptions, tell_github
 from glabench.errors import UsageError
@@ -41,6 +41,7 @@ def check(
     rounds: Annotated[
         int, between("--rounds", 1, 100, "How many times to measure every cell, in fresh processes.")
     ] = 2,
+    occasions: OccasionsOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 6 if some cell is unclear.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the rounds' runs; by default under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the rounds in --out.")] = False,
@@ -60,7 +61,7 @@ def check(
     request = options.request(sweep or GUARD)
     if baseline is not None:
         _refuse_what_the_baseline_holds(options, sweep)
-    found = measure_and_check(request, rev, baseline, Rounds(rounds, out, resume), limits, messages)
+    found = measure_and_check(request, rev, baseline, Rounds(rounds, out, resume), limits, messages, occasions)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         tell_github(found, "glabench check")
     outputs.show(found, "check", fail_on, options.quiet)

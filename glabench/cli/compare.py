@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from glabench.checking import Rounds, compare_folders, compare_revisions
-from glabench.cli.options import GUARD, MeasuringOptions, RevisedSweepOption, between, share
+from glabench.cli.options import GUARD, MeasuringOptions, OccasionsOption, RevisedSweepOption, between, share
 from glabench.cli.output import Messages
 from glabench.cli.verdicts import FailOnOption, OutputOptions, parse_fail_on
 from glabench.errors import UsageError
@@ -37,6 +37,7 @@ def compare(
     any_device: Annotated[bool, typer.Option("--any-device", help="Compare even runs from different devices.")] = (
         False
     ),
+    occasions: OccasionsOption = None,
     fail_on: FailOnOption = None,
     out: Annotated[Path | None, typer.Option(help="With --rev: folder for the runs; by default under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="With --rev: continue the rounds in --out.")] = False,
@@ -56,6 +57,8 @@ def compare(
     if rev is not None:
         if runs:
             raise UsageError("RUN_A RUN_B: give either run folders or --rev, not both")
+        if occasions is not None:
+            raise UsageError("--occasions: applies to runs that were not measured in turns; leave it out with --rev")
         messages = Messages(options.quiet, options.verbose)
         request = options.request(sweep or GUARD)
         found = compare_revisions(request, rev, Rounds(rounds or _ROUNDS, out, resume), limits, messages)
@@ -67,5 +70,5 @@ def compare(
             raise UsageError(
                 f"RUN_A RUN_B: needs two run folders, the folder of an earlier --rev, or --rev; got {len(runs or ())}"
             )
-        found = compare_folders(runs[0], runs[1] if len(runs) == 2 else None, limits, any_device)
+        found = compare_folders(runs[0], runs[1] if len(runs) == 2 else None, limits, any_device, occasions)
     outputs.show(found, "compare", failing, options.quiet)

@@ -162,6 +162,14 @@ RevisedSweepOption = Annotated[
         autocompletion=preset_names,
     ),
 ]
+OccasionsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--occasions",
+        help="If the sides are not measured in turns: a file of `glabench baseline occasion`, whose spread counts; by "
+        "default the device's that ships with glabench.",
+    ),
+]
 JsonOption = Annotated[str | None, typer.Option("--json", help="Write JSON to this file, or - for stdout.")]
 MetricOption = Annotated[
     str | None,

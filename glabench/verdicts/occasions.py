@@ -24,6 +24,8 @@ from glabench.verdicts.statistics import Spread, spread_over
 ASSUMED = Spread(shift=0.007, scatter=0.007)
 LEAST = 3
 _APART = timedelta(hours=1)
+# Of a file: far more than years of occasions need.
+_MOST_BYTES = 2**24
 
 
 @dataclass(frozen=True)
@@ -85,16 +87,27 @@ class Occasions:
         Raises UsageError for a file that is not one of occasions on this device.
         """
         path = path or file_of(device)
-        if not path.exists():
-            return cls(device)
+        return cls.load(path, device, "--out") if path.exists() else cls(device)
+
+    @classmethod
+    def load(cls, path: Path, device: str, option: str = "--occasions") -> "Occasions":
+        """Those in a file, which must exist. Raises UsageError if it is not one of occasions on this device."""
+        if not path.is_file():  # a pipe or a device could be read for ever
+            raise UsageError(
+                f"{option}: there is no file '{path}'; make one with: glabench baseline occasion RUN... --out FILE"
+            )
         try:
-            found = read_as(cls, read_text(read_json(path.read_bytes())))
+            with path.open("rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+            if len(data) > _MOST_BYTES:
+                raise ValueError(f"too large; allowed are {_MOST_BYTES // 2**20} MiB")
+            found = read_as(cls, read_text(read_json(data)))
             for each in found.occasions:
                 datetime.fromisoformat(each.started_at)
         except (OSError, ValueError) as problem:
-            raise UsageError(f"--out: '{path}' is not a file of occasions ({problem})") from None
+            raise UsageError(f"{option}: '{path}' is not a file of occasions ({problem})") from None
         if found.device != device:
-            raise UsageError(f"--out: '{path}' holds occasions of {found.device}, not {device}; name another file")
+            raise UsageError(f"{option}: '{path}' holds occasions of {found.device}, not {device}; name another file")
         return found
 
     def save(self, path: Path | None = None) -> Path:

@@ -12,8 +12,10 @@ from in_process import PLUGIN
 
 import glabench
 from glabench.errors import GlabenchError, InterruptedRunError, UsageError
+from glabench.records.environment import device_name
 from glabench.sweeps import Variant
 from glabench.verdicts import FAILING
+from glabench.verdicts.occasions import Occasion, Occasions
 
 TINY = {"batch": 1, "heads": 1, "head_dim": 16, "pass_": "fwd"}
 QUICK = {"settings": {"time_limit_s": 0.02}}
@@ -96,6 +98,20 @@ def test_two_runs_of_a_plugin_are_compared(here):
     assert found.table()["ratio"].median() == pytest.approx(1.5, rel=0.02)
     assert found.exit_code({"slower"}) == 1
     assert found.exit_code(()) == 0
+
+
+def test_the_spread_between_occasions_may_come_from_a_file_of_ones_own(here):
+    """Here it is so large that even equal times are unclear."""
+    one, two = (glabench.run("cpu-smoke", backend="steady", plugins="steady.py", out=n, **TINY) for n in ("one", "two"))
+    device = device_name(one.environment)
+    each = [Occasion(f"2026-01-0{n}T00:00:00", "gpu", None, None, 1, {"a": n, "b": n}) for n in (1, 2, 3)]
+    Occasions(device, each).save(here / "mine.json")
+    found, assumed = glabench.compare(one, two, occasions="mine.json"), glabench.compare(one, two)
+    assert any(note.startswith("spread between occasions: ") and "3 occasions" in note for note in found.notes)
+    assert any(note.startswith("spread between occasions assumed") for note in assumed.notes)
+    assert set(found.table()["verdict"]) == {"unclear"}
+    with pytest.raises(UsageError, match=r"^--occasions: sides that are measured in turns"):
+        glabench.check(rev="main", occasions="mine.json")
 
 
 def test_a_run_goes_on_with_its_own_sweep_plugins_and_settings(here, monkeypatch):

@@ -1,6 +1,7 @@
 """Occasions: taken from runs, an hour apart, kept in a file per device; fewer than three are not counted with."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -63,8 +64,24 @@ def test_what_is_no_further_occasion_is_refused_and_the_file_stays(tmp_path, rou
 def test_a_file_that_holds_no_occasions_is_refused(tmp_path, text):
     path = tmp_path / "h200.json"
     path.write_text(text)
-    with pytest.raises(UsageError, match="is not a file of occasions"):
-        Occasions.of("NVIDIA H200", path)
+    for read, option in ((Occasions.of, "--out"), (lambda *_: Occasions.load(path, "NVIDIA H200"), "--occasions")):
+        with pytest.raises(UsageError, match=f"^{option}: .* is not a file of occasions"):
+            read("NVIDIA H200", path)
+
+
+def test_a_file_that_is_missing_huge_or_of_another_device_is_not_counted_with(tmp_path, monkeypatch):
+    path = tmp_path / "mine.json"
+    os.mkfifo(tmp_path / "pipe")
+    for each in (path, tmp_path, tmp_path / "pipe"):
+        with pytest.raises(UsageError, match=r"^--occasions: there is no file '"):
+            Occasions.load(each, "NVIDIA H200")
+    add_occasion(taken(0), [H200], path)
+    assert len(Occasions.load(path, "NVIDIA H200").occasions) == 1
+    with pytest.raises(UsageError, match=r"^--occasions: .* holds occasions of NVIDIA H200, not NVIDIA B200"):
+        Occasions.load(path, "NVIDIA B200")
+    monkeypatch.setattr("glabench.verdicts.occasions._MOST_BYTES", 2**6)
+    with pytest.raises(UsageError, match=r"^--occasions: .* is not a file of occasions .*too large"):
+        Occasions.load(path, "NVIDIA H200")
 
 
 def test_the_files_that_ship_with_glabench_are_found_by_their_devices_name():

@@ -13,10 +13,12 @@ from in_process import PLUGIN
 
 from glabench.errors import UsageError
 from glabench.records import RunFolder
+from glabench.records.environment import device_name
 from glabench.scheduling.folders import rounds_in
 from glabench.scheduling.revisions import parse_range, worker_variables
 from glabench.sweeps import load_sweep
 from glabench.verdicts import CONFIRMING_ROUNDS
+from glabench.verdicts.occasions import Occasions
 
 SWEEP = """
 title = "waiting"
@@ -210,6 +212,7 @@ def test_runs_without_a_common_cell_cannot_be_compared(run):
         (["--rev", "HEAD", "--fail-on", "slow"], "--fail-on: 'slow' is not one of"),
         (["one", "two", "--fail-on", "slowr"], "did you mean 'slower'?"),
         (["one", "two", "--same-within", "much"], "--same-within: 'much' is not a share (allowed: 5%, 0.05"),
+        (["--rev", "HEAD", "--occasions", "o.json"], "--occasions: applies to runs that were not measured in turns"),
         (["one", "two", "--seqlen", "64"], "--seqlen: applies to measuring, which only --rev does"),
         (["one", "two", "--rounds", "3"], "--rounds: applies to measuring"),
         (["one", "two", "--sweep", "guard"], "--sweep: applies to measuring"),
@@ -460,6 +463,24 @@ def test_a_baseline_that_cannot_be_used_is_a_mistake(run, repository, changes, a
     code, stdout, stderr = run(*CHECK_FILE, *arguments)
     assert (code, stdout) == (2, "")
     assert words in stderr.splitlines()[-1]
+
+
+def test_a_baseline_may_be_compared_with_occasions_of_ones_own(run, repository):
+    device = device_name(json.loads((repository / "baseline.json").read_text())["environment"])
+    Occasions("another").save(repository / "another.json")
+    Occasions(device).save(repository / "mine.json")
+    code, _, stderr = run(*CHECK_FILE, "--occasions", "another.json", "--out", "there")
+    assert code == 2
+    assert "--occasions: 'another.json' holds occasions of another" in stderr.splitlines()[-1]
+    assert not (repository / "there").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Occasions, "of", lambda *_: pytest.fail("the packaged file is read"))
+        code, stdout, stderr = run(*CHECK_FILE, "--occasions", "mine.json", "--out", "there")
+    assert code == 0, stderr
+    assert "spread between occasions assumed" in stdout
+    code, _, stderr = run(*CHECK, "--occasions", "mine.json")
+    assert code == 2
+    assert "--occasions: sides that are measured in turns are from one occasion" in stderr.splitlines()[-1]
 
 
 def test_a_baseline_needs_its_plugin(run):
