@@ -21,6 +21,9 @@ class ExitCode(IntEnum):
     UNCLEAR = 6
     BUG = 70
     INTERRUPTED = 130
+    # That of a process that SIGPIPE ended, as a shell reports it for `cat FILE | head`. Click's own 1 would be a
+    # regression here, and 0 would hide that not everything was written.
+    READER_LEFT = 141
 
 
 def printable(text: str) -> str:

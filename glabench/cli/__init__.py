@@ -113,10 +113,14 @@ def main() -> NoReturn:
         _fail(str(problem), problem.exit_code)
     except KeyboardInterrupt:
         _fail("interrupted", ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        _end("", ExitCode.READER_LEFT)
     except OSError as problem:
         named = f"'{problem.filename}': " if problem.filename else "cannot write: "
         _fail(f"{named}{problem.strerror or problem}", ExitCode.USAGE)
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # which rich and Typer turn into a silent exit
+            _end("", ExitCode.READER_LEFT)
         # Typer turns an interruption into a silent exit.
         _fail("interrupted" if end.code == ExitCode.INTERRUPTED else "", end.code if isinstance(end.code, int) else 1)
     except Exception as problem:

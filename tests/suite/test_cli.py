@@ -117,11 +117,12 @@ def test_importing_the_command_line_is_quick_and_leaves_torch_alone():
 
 
 def test_a_reader_that_leaves_and_a_full_disk_are_one_line_at_most(glabench):
-    read, write = os.pipe()
-    os.close(read)
-    code, _, stderr = glabench("sweeps", stdout=write)
-    os.close(write)
-    assert (code, stderr) == (1, "")
+    for arguments in (["sweeps"], ["sweeps", "--json", "-"], ["--help"], ["--version"]):
+        read, write = os.pipe()
+        os.close(read)
+        code, _, stderr = glabench(*arguments, stdout=write)
+        os.close(write)
+        assert (code, stderr) == (141, "")
     with open("/dev/full", "w") as full:  # noqa: PTH123
         code, _, stderr = glabench("sweeps", "--json", "-", stdout=full)
     assert code == 2
