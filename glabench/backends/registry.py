@@ -5,7 +5,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -211,15 +211,24 @@ def _module_spec(path: str) -> ModuleSpec:
 
 
 def _load_file(path: str) -> ModuleType:
-    spec = _module_spec(path)
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    name = _module_spec(path).name
     folder = str(Path(path).resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)  # last, so that other files of the folder can be imported but hide no module
-    sys.modules[spec.name] = module  # dataclasses and pickle look it up there
     with faults_of(f"--plugin: '{path}' cannot be loaded: "):
-        spec.loader.exec_module(module)
+        module = _execute(Path(path).absolute(), Path(path).read_bytes())
+    sys.modules[name] = module  # also if another file of this name was loaded since
+    return module
+
+
+@cache
+def _execute(path: Path, source: bytes) -> ModuleType:  # noqa: ARG001
+    """A file as a module. As long as its `source` stays, it runs once: a command needs its axes, then its backends."""
+    spec = _module_spec(str(path))
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look it up there
+    spec.loader.exec_module(module)
     return module
 
 

@@ -29,8 +29,8 @@ from glabench.sweeps.parameters import Parameter
 
 _EXIT_CODES = (
     "Exit codes: 0 fine, 1 regression (check, compare --fail-on), 2 wrong usage, 3 nothing to run, 4 some cell failed "
-    "(its record says why), 5 less accurate, 6 unclear (check --strict), 70 a bug in glabench, 130 interrupted, 141 the "
-    "reader of the output left."
+    "(its record says why), 5 less accurate, 6 unclear (check --strict), 70 a bug in glabench, 130 interrupted, 141 "
+    "the reader of the output left."
 )
 _MEASURING_EPILOG = (
     "VALUES of axes: 1k..16k doubles, 1k..4k:+1k adds, 1k..1m:*4 multiplies, 1k,3k lists; k = 1024.\n\n" + _EXIT_CODES

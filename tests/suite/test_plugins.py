@@ -184,6 +184,18 @@ def test_a_plugin_may_have_dataclasses_with_annotations_as_text(plugin):
     assert "mine" in load_registry([plugin(text)])
 
 
+def test_a_plugin_runs_once_until_its_text_changes(plugin, capsys, tmp_path, monkeypatch):
+    path = plugin(BACKEND + "print('one')\nBACKENDS = [Mine]")
+    first, second = load_registry([path]), load_registry([path])
+    assert type(first["mine"]) is type(second["mine"])
+    monkeypatch.chdir(tmp_path)
+    load_registry(["my_plugin.py"])
+    assert capsys.readouterr().err == "one\n"
+    plugin(BACKEND + "print('two')\nMine.name = 'other'\nBACKENDS = [Mine]")
+    assert "other" in load_registry([path])
+    assert capsys.readouterr().err == "two\n"
+
+
 def test_what_a_plugin_prints_is_no_data(plugin, capsys):
     load_registry([plugin(BACKEND + "print('hello')\nBACKENDS = [Mine]")])
     assert capsys.readouterr() == ("", "hello\n")
