@@ -18,7 +18,7 @@ from glabench.records import Record, Run
 from glabench.records.diagnosis import diagnose
 from glabench.records.metrics import known, parse_metrics, significant
 from glabench.report.series import rows_of_runs
-from glabench.report.write import to_frame
+from glabench.report.write import to_csv, to_frame
 from glabench.scheduling.observer import Observer
 from glabench.sweeps import Cell
 
@@ -147,7 +147,7 @@ def write_csv(rows: Iterable[Mapping[str, Any]], to: str) -> None:
     """Writes rows as CSV to a file, or to stdout for `-`."""
     import pandas as pd
 
-    write_text(pd.DataFrame(list(rows)).to_csv(index=False), to)
+    write_text(to_csv(pd.DataFrame(list(rows))), to)
 
 
 def warn_of_unknown(runs: Sequence[Run], asked_for: str | None, messages: Messages) -> None:
@@ -167,5 +167,5 @@ def write_records(runs: Iterable[Run], json_to: str | None, csv_to: str | None) 
     if json_to is not None:
         write_json([record.to_json() for run in listed for record in run.records], json_to)
     if csv_to is not None:
-        write_text(to_frame(listed).to_csv(index=False), csv_to)
+        write_text(to_csv(to_frame(listed)), csv_to)
     return "-" in (json_to, csv_to)

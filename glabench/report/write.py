@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _WRITTEN = ("records.csv", "report.md", "figure.png", "figure.svg")
 # The metrics that a figure shows by default.
 _DRAWN = ("time", "peak")
+# What a formula begins with in spreadsheets. Text of records holds no tabs or line ends, which may come before.
+_FORMULA = ("=", "+", "-", "@")
 
 
 def write_report(runs: Sequence[Run], folder: Path, metrics: Sequence[Metric], against: str | None) -> list[Path]:
@@ -34,7 +36,7 @@ def write_report(runs: Sequence[Run], folder: Path, metrics: Sequence[Metric], a
     _make_way(paths)
     view = make_view(runs)
     drawn = choose_drawn(metrics)
-    to_frame(runs).to_csv(csv, index=False)
+    csv.write_text(to_csv(to_frame(runs)), encoding="utf-8")
     page.write_text(make_page(view, metrics, drawn, against), encoding="utf-8")
     figure = draw(view, drawn)
     for path in figures:
@@ -71,6 +73,23 @@ def to_frame(runs: Sequence[Run]) -> pd.DataFrame:
     for frame, name in zip(frames, name_runs(runs), strict=True):
         frame.insert(0, "run", name)
     return pd.concat(frames, ignore_index=True)
+
+
+def to_csv(frame: pd.DataFrame) -> str:
+    """A table as CSV in which no text is a formula to a spreadsheet, because names and titles may be a stranger's."""
+
+    def plain(value: object) -> object:
+        return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value) else value
+
+    return frame.map(plain).to_csv(index=False)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], against: str | None) -> str:

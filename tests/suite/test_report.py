@@ -1,5 +1,7 @@
 """Reports from records: tables and figures of runs with every kind of outcome."""
 
+import csv
+import io
 import math
 import re
 from collections import Counter
@@ -8,6 +10,7 @@ from functools import cache
 from itertools import combinations
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -21,7 +24,7 @@ from glabench.report.figures import FORMATS, draw, explain_figure, save_figure
 from glabench.report.series import choose_x, describe_shape, make_panels, make_view
 from glabench.report.styles import choose_styles
 from glabench.report.tables import make_markdown, render_tables
-from glabench.report.write import choose_drawn, make_page, to_frame, write_report
+from glabench.report.write import choose_drawn, make_page, to_csv, to_frame, write_report
 from glabench.sweeps import Cell, Parameters, expand, load_sweep, resolve
 from glabench.sweeps.words import show_x
 
@@ -635,3 +638,13 @@ def test_a_cell_without_parameters_is_shown():
     cell = Cell("mine", "identity", "fwd", 1, 16, "fp32")
     run = made_up("cpu-smoke", {"backend": "gla-torch"})
     assert "mine" in shown([replace(run, records=[replace(run.records[0], cell=cell)])])
+
+
+def test_no_text_of_a_csv_is_a_formula_and_numbers_stay_numbers():
+    texts = ["=1+1", "+cmd", "-x", "@SUM(1)", "a=1", "", "-3.5", None]
+    frame = pd.DataFrame({"text": texts, "number": [-1.5, 2.0, None, 0.0, 1e-300, -7.0, 1.0, 1.0], "count": -1})
+    rows = list(csv.DictReader(io.StringIO(to_csv(frame), newline="")))
+    quoted = ["'=1+1", "'+cmd", "'-x", "'@SUM(1)"]
+    assert [row["text"] for row in rows] == [*quoted, "a=1", "", "-3.5", ""]
+    assert [row["number"] for row in rows[:4]] == ["-1.5", "2.0", "", "0.0"]
+    assert {row["count"] for row in rows} == {"-1"}
