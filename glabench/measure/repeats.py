@@ -46,7 +46,7 @@ def why_kept(
         synchronize()
         return clock() - start, result
 
-    single, _ = batch([nothing] * 2)
+    single = batch([nothing] * 2)[0]
     count = max(1, min(_MOST_CALLS, round(_BATCH_S / single))) if single > 0 else 1
     shares: list[float] = []
     inputs.expect()
@@ -56,7 +56,7 @@ def why_kept(
         inputs.renew(nothing)
         inputs.renew_gradients()
         staying, changing = inputs.shifts(count + 1)
-        kept_s, _ = batch(staying)
+        kept_s = batch(staying)[0]
         new_s, result = batch(changing)
         shares.append(kept_s / new_s)
         inputs.keep(result)
