@@ -117,18 +117,18 @@ class KeptAndPadded(KeptWhileItsInputsStay):
     """As slow as calls back to back may be, compared with one alone, and a bit."""
 
     def at_size(self, q, k, v):
-        kept, last = {}, [0.0]
+        kept, fastest = {}, [float("inf")]
 
         def call():
             start = time.perf_counter()
             key = self.key(q, k, v)
             if key in kept:
-                while time.perf_counter() - start < 0.55 * last[0]:
+                while time.perf_counter() - start < 0.55 * fastest[0]:
                     pass
                 return kept[key] * 1.0
             kept.clear()
             kept[key] = correct(q, k, v)
-            last[0] = time.perf_counter() - start
+            fastest[0] = min(fastest[0], time.perf_counter() - start)
             return kept[key] * 1.0
 
         return call
@@ -156,7 +156,7 @@ class TiresOfItsInputs(Honest):
         def call():
             key = float(q.detach().flatten()[0])
             last.update(key=key, seen=last["seen"] + 1 if key == last["key"] else 1)
-            return correct(q, k, v) if last["seen"] < 100 else 0 * (q.sum() + k.sum()) + 0 * v
+            return correct(q, k, v) if last["seen"] < 20 else 0 * (q.sum() + k.sum()) + 0 * v
 
         return call
 

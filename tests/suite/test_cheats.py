@@ -130,6 +130,20 @@ def test_memory_that_a_backend_lacks_is_said_to_be_its_own(calls):
     assert (record.status, record.reason) == ("oom", "CUDA out of memory. Tried to")
 
 
+@pytest.fixture
+def cpu_time(monkeypatch):
+    """The time of this process alone, so that others on the machine do not count; and short batches."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(time, "perf_counter", time.process_time)
+    monkeypatch.setattr(time, "perf_counter_ns", time.process_time_ns)
+    monkeypatch.setattr("glabench.measure.cell.why_kept", partial(why_kept, clock=time.process_time))
+    monkeypatch.setattr("glabench.measure.repeats._BATCH_S", 0.01)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("cpu_time")
 @pytest.mark.parametrize("pass_", ["infer", "fwd"])
 def test_a_kept_result_that_takes_half_of_a_calls_time_is_suspicious(pass_):
     job = replace(JOB, settings=replace(SETTINGS, timing="eager"))
@@ -220,6 +234,7 @@ def test_an_honest_backend_has_an_energy(pass_):
     assert found.energy_j > 0
 
 
+@pytest.mark.usefixtures("cpu_time")
 @pytest.mark.parametrize(
     ("cheat", "status"), [(cheats.KeptAndPadded, "suspicious"), (cheats.TiresOfItsInputs, "inaccurate")]
 )
