@@ -328,9 +328,8 @@ def run_forward(
 
 def _launch_strong(call: Call, kernel: Any, arguments: tuple[Any, ...], flags: Flags, *, backward: bool) -> None:
     """Launches a kernel that completes the results of marked chunks."""
+    items = flags.marks.numel()
     tile = strong_tile(call.K, call.V, call.plan.chunk_size, backward)
-    # The backward is cut further: dv of a chunk is an item, and each block of key columns is one.
-    items = flags.marks.numel() * (1 + -(-call.K // tile.block_k) if backward else 1)
     call.launch(kernel, tile, (min(items, STRONG_PROGRAMS),), (*arguments, call.T, call.H, items), {})
 
 

@@ -26,7 +26,7 @@ from gla_kernels.tiles import (
     store_tile,
     zero_state,
 )
-from gla_kernels.tree import levels_of, own_scores, tree_gradients, tree_scores
+from gla_kernels.tree import own_scores, tree_gradients, tree_scores
 
 # Key columns per block when the scores of a subchunk are computed.
 SCORE_KEYS = tl.constexpr(64)
@@ -43,7 +43,6 @@ def exact_scores(q, k, g, scale, q_t, k_t, g_t, steps, rows_left, K: tl.constexp
     small every warp holds both operands in full, and with 256 keys these alone exceed its registers.
     """
     block: tl.constexpr = min(BK, SCORE_KEYS)
-    LEVELS: tl.constexpr = levels_of(R)
     # Not constant zeros: with those LLVM made holes in the mask of the diagonal (`ptx.py`).
     scores = zero_state(scale, R, R)
     for first in range(0, K, block):
@@ -52,7 +51,7 @@ def exact_scores(q, k, g, scale, q_t, k_t, g_t, steps, rows_left, K: tl.constexp
         bk = load_tile(k, steps, cols, k_t, rows_left, K).to(tl.float32)
         step_gates = exact_gates(load_tile(g, steps, cols, g_t, rows_left, K))
         scores = own_scores(scores, bq, bk, steps)
-        scores = tree_scores(scores, bq, bk, step_gates, steps, 0, LEVELS, TRANSPOSED, 3, DOT, PRECISION)
+        scores = tree_scores(scores, bq, bk, step_gates, steps, 1, R, TRANSPOSED, 3, DOT, PRECISION)
     return scores
 
 
@@ -64,12 +63,11 @@ def exact_intra(q, k, dA, dAt, step_gates, steps, R: tl.constexpr, BK: tl.conste
     q (scaled) and k are (R, BK) float32, dA and dAt the gradient of the scores and its transpose; dq is with respect to
     the scaled q. There is no gate between a token and itself, so this pair does not enter the last result.
     """
-    LEVELS: tl.constexpr = levels_of(R)
     own_grad = tl.sum(tl.where(steps[:, None] == steps[None, :], dA, 0.0), axis=1)
     dq = own_grad[:, None] * k
     dk = own_grad[:, None] * q
     balance = tl.zeros([R, BK], dtype=tl.float32)
-    return tree_gradients(dq, dk, balance, q, k, dA, dAt, step_gates, steps, 0, LEVELS, 3, DOT, PRECISION)
+    return tree_gradients(dq, dk, balance, q, k, dA, dAt, step_gates, steps, 1, R, 3, DOT, PRECISION)
 
 
 @triton.jit

@@ -31,7 +31,7 @@ from gla_kernels.tiles import (
     store_tile,
     zero_state,
 )
-from gla_kernels.tree import levels_of, own_scores, tree_gradients, tree_scores
+from gla_kernels.tree import own_scores, tree_gradients, tree_scores
 
 # Rows of a block that is first treated as a chunk in small: the least that a product takes.
 BLOCK = tl.constexpr(16)
@@ -59,28 +59,19 @@ def block_frame(step_gates, same_block, up_to_me, DOT: tl.constexpr):
 
 @triton.jit
 def load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K: tl.constexpr):
-    """q scaled, k and gates (C, BK) of key columns `cols`, their total (BK), and the least total."""
+    """q scaled, k and gates (C, BK) of key columns `cols`, the missing share (BK), and whether any of it is not 0."""
     bq = load_tile(q, steps, cols, q_t, rows_left, K).to(tl.float32) * scale
     bk = load_tile(k, steps, cols, k_t, rows_left, K).to(tl.float32)
     step_gates = exact_gates(load_tile(g, steps, cols, g_t, rows_left, K))
     total = tl.sum(step_gates, axis=0)
-    return bq, bk, step_gates, total, tl.min(total, axis=0)
+    return bq, bk, step_gates, missing_share(total), tl.min(total, axis=0) < -SPAN_LIMIT
 
 
 @triton.jit
-def anew(steps, gate):
-    """`steps`, as numbers that the compiler cannot know before it knows `gate`, which is at most 0.
-
-    It would compute the masks of all levels before a loop, and keep them on the stack.
-    """
-    return steps + (gate > 1e30).to(tl.int32)
-
-
-@triton.jit
-def masks(rows):
+def masks(steps):
     """(C, C): whether two tokens are of one block, and whether j <= i."""
-    block = rows // BLOCK
-    return block[:, None] == block[None, :], rows[None, :] <= rows[:, None]
+    block = steps // BLOCK
+    return block[:, None] == block[None, :], steps[None, :] <= steps[:, None]
 
 
 @triton.jit
@@ -99,37 +90,33 @@ def missing_scores(
     q, k, g, scale, q_t, k_t, g_t, rows_left, TRANSPOSED: tl.constexpr,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The missing scores (C, C) in DOT of the chunk whose first row q, k and g point to, or their transpose."""
+    """The missing scores (C, C) float32 of the chunk whose first row q, k and g point to, or their transpose."""
     steps = tl.arange(0, C)
-    block_levels: tl.constexpr = levels_of(BLOCK)
-    chunk_levels: tl.constexpr = levels_of(C)
+    same_block, up_to_me = masks(steps)
     scores = zero_state(scale, C, C)
-    for first in range(0, K, BK):
+    for first in tl.range(0, K, BK, disable_licm=True):
         cols = first + tl.arange(0, BK)
-        bq, bk, step_gates, total, least = load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K)
-        if least < -SPAN_LIMIT:
-            rows = anew(steps, least)
-            bq *= missing_share(total)[None, :]
+        bq, bk, step_gates, share, strong = load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K)
+        if strong:
+            bq *= share[None, :]
             if C > BLOCK:
                 scores = tree_scores(
-                    scores, bq, bk, step_gates, rows, block_levels, chunk_levels, TRANSPOSED, PARTS_OF_GATES, DOT,
-                    PRECISION,
+                    scores, bq, bk, step_gates, steps, BLOCK, C, TRANSPOSED, PARTS_OF_GATES, DOT, PRECISION
                 )  # fmt: skip
-                same_block, up_to_me = masks(rows)
                 q_factor, k_factor, missing = block_frame(step_gates, same_block, up_to_me, DOT)
                 ql = (bq * q_factor).to(DOT)
                 kl = (bk * k_factor).to(DOT)
                 if TRANSPOSED:
                     product = tl.dot(kl, tl.trans(ql), input_precision=PRECISION)
-                    scores += tl.where(same_block & (rows[:, None] <= rows[None, :]), product, 0.0)
+                    scores += tl.where(same_block & (steps[:, None] <= steps[None, :]), product, 0.0)
                 else:
                     product = tl.dot(ql, tl.trans(kl), input_precision=PRECISION)
                     scores += tl.where(same_block & up_to_me, product, 0.0)
                 bq *= missing
             if tl.max(tl.max(tl.abs(bq), axis=1), axis=0) > 0.0:
-                scores = own_scores(scores, bq, bk, rows)
+                scores = own_scores(scores, bq, bk, steps)
                 scores = tree_scores(
-                    scores, bq, bk, step_gates, rows, 0, block_levels, TRANSPOSED, PARTS_OF_GATES, DOT, PRECISION
+                    scores, bq, bk, step_gates, steps, 1, BLOCK, TRANSPOSED, PARTS_OF_GATES, DOT, PRECISION
                 )  # fmt: skip
     return scores.to(DOT)
 
@@ -181,11 +168,11 @@ def gla_forward_strong(
     begin_behind(PDL)
     lanes = tl.arange(0, MARKS_AT_ONCE)
     programs = tl.num_programs(0)
-    for i in tl.range(0, tl.cdiv(items, MARKS_AT_ONCE * programs)):
+    for i in tl.range(0, tl.cdiv(items, MARKS_AT_ONCE * programs), disable_licm=True):
         here = tl.program_id(0) + (i * MARKS_AT_ONCE + lanes) * programs
         found = tl.load(marks + here, mask=here < items, other=0)
         if tl.max(found, axis=0) > 0:
-            for j in tl.range(0, MARKS_AT_ONCE):
+            for j in tl.range(0, MARKS_AT_ONCE, disable_licm=True):
                 mark = tl.sum(tl.where(lanes == j, found, 0), axis=0)
                 if mark > 0:
                     item = tl.program_id(0) + (i * MARKS_AT_ONCE + j) * programs
@@ -205,70 +192,63 @@ def gla_forward_strong(
 
 @triton.jit
 def add_gradients(
-    q, k, v, g, do, dq, dk, dg, scale, q_t, k_t, v_t, g_t, do_t, grad_t, rows_left, first,
+    q, k, v, g, do, dq, dk, dg, scale, q_t, k_t, v_t, g_t, do_t, grad_t, rows_left,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds what the missing scores give dq, dk and dg of a chunk, in key columns from `first` on.
-
-    All pointers point to the chunk's first row.
-    """
+    """Adds what the missing scores give dq, dk and dg of the chunk whose first row all pointers point to."""
     steps = tl.arange(0, C)
-    block_levels: tl.constexpr = levels_of(BLOCK)
-    chunk_levels: tl.constexpr = levels_of(C)
-    cols = first + tl.arange(0, BK)
-    bq, bk, step_gates, total, least = load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K)
-    if least < -SPAN_LIMIT:
-        dA = zero_state(scale, C, C)
-        dAt = zero_state(scale, C, C)
-        for column in range(0, V, BV):
-            vcols = column + tl.arange(0, BV)
-            bv = load_tile(v, steps, vcols, v_t, rows_left, V).to(DOT)
-            bdo = load_tile(do, steps, vcols, do_t, rows_left, V).to(DOT)
-            dA = tl.dot(bdo, tl.trans(bv), dA, input_precision=PRECISION)
-            dAt = tl.dot(bv, tl.trans(bdo), dAt, input_precision=PRECISION)
-        # As operands, they take half of the registers.
-        dA = dA.to(DOT)
-        dAt = dAt.to(DOT)
-        rows = anew(steps, least)
-        share = missing_share(total)
-        # All weights are on q. dk comes from q and has them; dq comes from k and gets them at the end.
-        bq *= share[None, :]
-        bdq = zero_state(scale, C, BK)
-        bdk = zero_state(scale, C, BK)
-        balance = zero_state(scale, C, BK)
-        missing = zero_state(scale, C, BK) + 1.0
-        if C > BLOCK:
-            bdq, bdk, balance = tree_gradients(
-                bdq, bdk, balance, bq, bk, dA, dAt, step_gates, rows, block_levels, chunk_levels, PARTS_OF_GATES, DOT,
-                PRECISION,
-            )  # fmt: skip
-            same_block, up_to_me = masks(rows)
-            q_factor, k_factor, missing = block_frame(step_gates, same_block, up_to_me, DOT)
-            ql = (bq * q_factor).to(DOT)
-            kl = (bk * k_factor).to(DOT)
-            upper = same_block & (rows[:, None] <= rows[None, :])
-            dql = tl.dot(tl.where(same_block & up_to_me, dA, 0.0).to(DOT), kl, input_precision=PRECISION)
-            bdq += dql * q_factor
-            balance -= ql.to(tl.float32) * dql
-            dkl = tl.dot(tl.where(upper, dAt, 0.0).to(DOT), ql, input_precision=PRECISION)
-            bdk += dkl * k_factor
-            balance += kl.to(tl.float32) * dkl
-            bq *= missing
-        if tl.max(tl.max(missing, axis=1), axis=0) > 0.0:
-            own_grad = tl.sum(tl.where(rows[:, None] == rows[None, :], dA, 0.0).to(tl.float32), axis=1)
-            dq_small, bdk, balance = tree_gradients(
-                own_grad[:, None] * bk, bdk + own_grad[:, None] * bq, balance, bq, bk, dA, dAt, step_gates, rows,
-                0, block_levels, PARTS_OF_GATES, DOT, PRECISION,
-            )  # fmt: skip
-            bdq += missing * dq_small
-        bdq = bdq * (share * scale)[None, :] + load_tile(dq, steps, cols, grad_t, rows_left, K).to(tl.float32)
-        store_tile(dq, bdq, steps, cols, grad_t, rows_left, K)
-        bdk += load_tile(dk, steps, cols, grad_t, rows_left, K).to(tl.float32)
-        store_tile(dk, bdk, steps, cols, grad_t, rows_left, K)
-        bdg = select_sum(rows[:, None] > rows[None, :], balance, 2, DOT)
-        bdg += load_tile(dg, steps, cols, grad_t, rows_left, K).to(tl.float32)
-        store_tile(dg, bdg, steps, cols, grad_t, rows_left, K)
+    same_block, up_to_me = masks(steps)
+    dA = zero_state(scale, C, C)
+    dAt = zero_state(scale, C, C)
+    for first in range(0, V, BV):
+        cols = first + tl.arange(0, BV)
+        bv = load_tile(v, steps, cols, v_t, rows_left, V).to(DOT)
+        bdo = load_tile(do, steps, cols, do_t, rows_left, V).to(DOT)
+        dA = tl.dot(bdo, tl.trans(bv), dA, input_precision=PRECISION)
+        dAt = tl.dot(bv, tl.trans(bdo), dAt, input_precision=PRECISION)
+    # As operands, they take half of the registers.
+    dA = dA.to(DOT)
+    dAt = dAt.to(DOT)
+    for first in tl.range(0, K, BK, disable_licm=True):
+        cols = first + tl.arange(0, BK)
+        bq, bk, step_gates, share, strong = load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K)
+        if strong:
+            # All weights are on q. dk comes from q and has them; dq comes from k and gets them at the end.
+            bq *= share[None, :]
+            bdq = tl.zeros([C, BK], dtype=tl.float32)
+            bdk = tl.zeros([C, BK], dtype=tl.float32)
+            balance = tl.zeros([C, BK], dtype=tl.float32)
+            missing = tl.zeros([C, BK], dtype=tl.float32) + 1.0
+            if C > BLOCK:
+                bdq, bdk, balance = tree_gradients(
+                    bdq, bdk, balance, bq, bk, dA, dAt, step_gates, steps, BLOCK, C, PARTS_OF_GATES, DOT, PRECISION
+                )  # fmt: skip
+                q_factor, k_factor, missing = block_frame(step_gates, same_block, up_to_me, DOT)
+                ql = (bq * q_factor).to(DOT)
+                kl = (bk * k_factor).to(DOT)
+                upper = same_block & (steps[:, None] <= steps[None, :])
+                dql = tl.dot(tl.where(same_block & up_to_me, dA, 0.0).to(DOT), kl, input_precision=PRECISION)
+                bdq += dql * q_factor
+                balance -= ql.to(tl.float32) * dql
+                dkl = tl.dot(tl.where(upper, dAt, 0.0).to(DOT), ql, input_precision=PRECISION)
+                bdk += dkl * k_factor
+                balance += kl.to(tl.float32) * dkl
+                bq *= missing
+            if tl.max(tl.max(missing, axis=1), axis=0) > 0.0:
+                own_grad = tl.sum(tl.where(steps[:, None] == steps[None, :], dA, 0.0).to(tl.float32), axis=1)
+                dq_small, bdk, balance = tree_gradients(
+                    own_grad[:, None] * bk, bdk + own_grad[:, None] * bq, balance, bq, bk, dA, dAt, step_gates, steps,
+                    1, BLOCK, PARTS_OF_GATES, DOT, PRECISION,
+                )  # fmt: skip
+                bdq += missing * dq_small
+            bdq = bdq * (share * scale)[None, :] + load_tile(dq, steps, cols, grad_t, rows_left, K).to(tl.float32)
+            store_tile(dq, bdq, steps, cols, grad_t, rows_left, K)
+            bdk += load_tile(dk, steps, cols, grad_t, rows_left, K).to(tl.float32)
+            store_tile(dk, bdk, steps, cols, grad_t, rows_left, K)
+            bdg = select_sum(steps[:, None] > steps[None, :], balance, 2, DOT)
+            bdg += load_tile(dg, steps, cols, grad_t, rows_left, K).to(tl.float32)
+            store_tile(dg, bdg, steps, cols, grad_t, rows_left, K)
 
 
 @triton.jit(do_not_specialize=["T", "H", "items"])
@@ -285,9 +265,7 @@ def gla_backward_strong(
     cu,
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
-    T,
-    H,
-    items,  # as said below
+    T, H, items,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -299,43 +277,35 @@ def gla_backward_strong(
     VARLEN: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The backward of `gla_forward_strong`.
-
-    An item is dv of a chunk and head, or a block of BK key columns of its dq, dk and dg, so that a single chunk keeps
-    several programs busy.
-    """
+    """The backward of `gla_forward_strong`, item by item as there."""
     begin_behind(PDL)
-    parts_of_chunk: tl.constexpr = 1 + (K + BK - 1) // BK
     lanes = tl.arange(0, MARKS_AT_ONCE)
     programs = tl.num_programs(0)
-    for i in tl.range(0, tl.cdiv(items, MARKS_AT_ONCE * programs)):
+    for i in tl.range(0, tl.cdiv(items, MARKS_AT_ONCE * programs), disable_licm=True):
         here = tl.program_id(0) + (i * MARKS_AT_ONCE + lanes) * programs
-        found = tl.load(marks + here // parts_of_chunk, mask=here < items, other=0)
+        found = tl.load(marks + here, mask=here < items, other=0)
         if tl.max(found, axis=0) > 0:
-            for j in tl.range(0, MARKS_AT_ONCE):
+            for j in tl.range(0, MARKS_AT_ONCE, disable_licm=True):
                 mark = tl.sum(tl.where(lanes == j, found, 0), axis=0)
                 if mark > 0:
                     item = tl.program_id(0) + (i * MARKS_AT_ONCE + j) * programs
-                    part = item % parts_of_chunk
-                    n, h, b, t, rows_left = marked_chunk(item // parts_of_chunk, mark, H, cu, T, C, VARLEN)
+                    n, h, b, t, rows_left = marked_chunk(item, mark, H, cu, T, C, VARLEN)
                     if (tl.load(flags + n * H + h) == 0) & (tl.load(failed + n * H + h) == 0):
                         h_wide = h.to(tl.int64)
                         row = (b * T + t) * H + h
+                        part = row * PARTS * K
                         q_at = q + b * q_b + t * q_t + h_wide * q_h
                         k_at = k + b * k_b + t * k_t + h_wide * k_h
                         g_at = g + b * g_b + t * g_t + h_wide * g_h
                         do_at = do + b * do_b + t * do_t + h_wide * do_h
-                        if part == 0:
-                            scores_t = missing_scores(
-                                q_at, k_at, g_at, scale, q_t, k_t, g_t, rows_left, True, K, BK, C, DOT, PRECISION
-                            )  # fmt: skip
-                            add_product(
-                                dv + row * V, scores_t, do_at, do_t, H * V, rows_left, V, BV, C, DOT, PRECISION
-                            )  # fmt: skip
-                        else:
-                            grad = row * PARTS * K
-                            add_gradients(
-                                q_at, k_at, v + b * v_b + t * v_t + h_wide * v_h, g_at, do_at, dq + grad, dk + grad,
-                                dg + grad, scale, q_t, k_t, v_t, g_t, do_t, H * PARTS * K, rows_left, (part - 1) * BK,
-                                K, V, BK, BV, C, DOT, PRECISION,
-                            )  # fmt: skip
+                        scores_t = missing_scores(
+                            q_at, k_at, g_at, scale, q_t, k_t, g_t, rows_left, True, K, BK, C, DOT, PRECISION
+                        )  # fmt: skip
+                        add_product(
+                            dv + row * V, scores_t, do_at, do_t, H * V, rows_left, V, BV, C, DOT, PRECISION
+                        )  # fmt: skip
+                        add_gradients(
+                            q_at, k_at, v + b * v_b + t * v_t + h_wide * v_h, g_at, do_at, dq + part, dk + part,
+                            dg + part, scale, q_t, k_t, v_t, g_t, do_t, H * PARTS * K, rows_left,
+                            K, V, BK, BV, C, DOT, PRECISION,
+                        )  # fmt: skip

@@ -18,14 +18,8 @@ import triton.language as tl
 from gla_kernels.tiles import select_sum
 
 
-@triton.constexpr_function
-def levels_of(rows: int) -> int:
-    """How many levels cover all pairs of `rows` tokens, a power of two."""
-    return rows.bit_length() - 1
-
-
 @triton.jit
-def tree_level(step_gates, steps, size: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr):
+def tree_level(step_gates, steps, size, PARTS: tl.constexpr, DOT: tl.constexpr):
     """One level: the factor of every row (C, BK), whether a row is in a second half (C), and masks of its pairs (C, C).
 
     The second mask is the first one transposed.
@@ -44,18 +38,19 @@ def tree_level(step_gates, steps, size: tl.constexpr, PARTS: tl.constexpr, DOT: 
 
 
 @triton.jit
-def tree_scores(scores, q, k, step_gates, steps, FIRST: tl.constexpr, LAST: tl.constexpr, TRANSPOSED: tl.constexpr,
+def tree_scores(scores, q, k, step_gates, steps, LEAST: tl.constexpr, ROWS: tl.constexpr, TRANSPOSED: tl.constexpr,
                 PARTS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """`scores` (C, C) plus those of the levels of sizes 2^FIRST to 2^(LAST - 1)."""
-    # Unrolled, so that the compiler knows the masks' columns: they take most of the instructions otherwise.
-    for level in tl.static_range(FIRST, LAST):
-        factor, late, pairs, pairs_t = tree_level(step_gates, steps, 1 << level, PARTS, DOT)
+    """`scores` (C, C) plus those of the levels of sizes LEAST to ROWS / 2."""
+    size = LEAST
+    while size < ROWS:
+        factor, late, pairs, pairs_t = tree_level(step_gates, steps, size, PARTS, DOT)
         ql = tl.where(late[:, None], q * factor, 0.0).to(DOT)
         kl = tl.where(late[:, None], 0.0, k * factor).to(DOT)
         if TRANSPOSED:
             scores += tl.where(pairs_t, tl.dot(kl, tl.trans(ql), input_precision=PRECISION), 0.0)
         else:
             scores += tl.where(pairs, tl.dot(ql, tl.trans(kl), input_precision=PRECISION), 0.0)
+        size *= 2
     return scores
 
 
@@ -67,15 +62,16 @@ def own_scores(scores, q, k, steps):
 
 
 @triton.jit
-def tree_gradients(dq, dk, balance, q, k, dA, dAt, step_gates, steps, FIRST: tl.constexpr, LAST: tl.constexpr,
+def tree_gradients(dq, dk, balance, q, k, dA, dAt, step_gates, steps, LEAST: tl.constexpr, ROWS: tl.constexpr,
                    PARTS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """dq, dk and k dk - q dq, each (C, BK) float32, plus those of the levels of sizes 2^FIRST to 2^(LAST - 1).
+    """dq, dk and k dk - q dq, each (C, BK) float32, plus those of the levels of sizes LEAST to ROWS / 2.
 
     dA and dAt are the gradient of the scores and its transpose. dq is with respect to the scaled q. The last result
     uses the rounded operands of the products, so that terms which cancel in exact arithmetic cancel here too.
     """
-    for level in tl.static_range(FIRST, LAST):
-        factor, late, pairs, pairs_t = tree_level(step_gates, steps, 1 << level, PARTS, DOT)
+    size = LEAST
+    while size < ROWS:
+        factor, late, pairs, pairs_t = tree_level(step_gates, steps, size, PARTS, DOT)
         ql = tl.where(late[:, None], q * factor, 0.0).to(DOT)
         kl = tl.where(late[:, None], 0.0, k * factor).to(DOT)
         dql = tl.dot(tl.where(pairs, dA, 0.0).to(DOT), kl, input_precision=PRECISION)
@@ -84,4 +80,5 @@ def tree_gradients(dq, dk, balance, q, k, dA, dAt, step_gates, steps, FIRST: tl.
         dkl = tl.dot(tl.where(pairs_t, dAt, 0.0).to(DOT), ql, input_precision=PRECISION)
         dk += dkl * factor
         balance += kl.to(tl.float32) * dkl
+        size *= 2
     return dq, dk, balance
