@@ -94,7 +94,7 @@ def missing_scores(
     steps = tl.arange(0, C)
     same_block, up_to_me = masks(steps)
     scores = zero_state(scale, C, C)
-    for first in tl.range(0, K, BK, disable_licm=True):
+    for first in tl.range(0, K, BK):
         cols = first + tl.arange(0, BK)
         bq, bk, step_gates, share, strong = load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K)
         if strong:
@@ -168,11 +168,11 @@ def gla_forward_strong(
     begin_behind(PDL)
     lanes = tl.arange(0, MARKS_AT_ONCE)
     programs = tl.num_programs(0)
-    for i in tl.range(0, tl.cdiv(items, MARKS_AT_ONCE * programs), disable_licm=True):
+    for i in tl.range(0, tl.cdiv(items, MARKS_AT_ONCE * programs)):
         here = tl.program_id(0) + (i * MARKS_AT_ONCE + lanes) * programs
         found = tl.load(marks + here, mask=here < items, other=0)
         if tl.max(found, axis=0) > 0:
-            for j in tl.range(0, MARKS_AT_ONCE, disable_licm=True):
+            for j in tl.range(0, MARKS_AT_ONCE):
                 mark = tl.sum(tl.where(lanes == j, found, 0), axis=0)
                 if mark > 0:
                     item = tl.program_id(0) + (i * MARKS_AT_ONCE + j) * programs
@@ -210,7 +210,7 @@ def add_gradients(
     # As operands, they take half of the registers.
     dA = dA.to(DOT)
     dAt = dAt.to(DOT)
-    for first in tl.range(0, K, BK, disable_licm=True):
+    for first in tl.range(0, K, BK):
         cols = first + tl.arange(0, BK)
         bq, bk, step_gates, share, strong = load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K)
         if strong:
@@ -281,11 +281,11 @@ def gla_backward_strong(
     begin_behind(PDL)
     lanes = tl.arange(0, MARKS_AT_ONCE)
     programs = tl.num_programs(0)
-    for i in tl.range(0, tl.cdiv(items, MARKS_AT_ONCE * programs), disable_licm=True):
+    for i in tl.range(0, tl.cdiv(items, MARKS_AT_ONCE * programs)):
         here = tl.program_id(0) + (i * MARKS_AT_ONCE + lanes) * programs
         found = tl.load(marks + here, mask=here < items, other=0)
         if tl.max(found, axis=0) > 0:
-            for j in tl.range(0, MARKS_AT_ONCE, disable_licm=True):
+            for j in tl.range(0, MARKS_AT_ONCE):
                 mark = tl.sum(tl.where(lanes == j, found, 0), axis=0)
                 if mark > 0:
                     item = tl.program_id(0) + (i * MARKS_AT_ONCE + j) * programs

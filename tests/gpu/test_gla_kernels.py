@@ -8,14 +8,21 @@ from torch import library
 from torch.utils.checkpoint import checkpoint
 
 BF16_BOUND = 3.5e-3
+# Chunks with strong gates are completed after they have been rounded once.
+STRONG_BOUND = 5e-3
 BOUNDS = {torch.bfloat16: BF16_BOUND, torch.float16: 2e-3, torch.float32: 5e-6}
 MODES = [True, False]
+
+
+def bound_of(gate, dtype=torch.bfloat16):
+    mild = gate in (None, "mild", "slow", "logsigmoid", "zero") or dtype != torch.bfloat16
+    return BOUNDS[dtype] if mild else STRONG_BOUND
 
 
 def assert_right_and_the_same_twice(case, gate, materialize):
     function = chunk_linear_attn if gate is None else chunk_gla
     found = run(function, case.inputs, case.grads, materialize=materialize)
-    assert_close(found, case, BF16_BOUND)
+    assert_close(found, case, bound_of(gate))
     again = run(function, case.inputs, case.grads, materialize=materialize)
     assert all(torch.equal(found[name], again[name]) for name in found)
 
@@ -24,14 +31,14 @@ def assert_right_and_the_same_twice(case, gate, materialize):
 @pytest.mark.parametrize("gate", ["mild", "slow", "logsigmoid", "strong", "resets", "hard resets"])
 def test_bf16_is_right_over_2048_tokens(gate, materialize):
     case = make_case(gate, B=2, T=2048, K=64, V=64, dtype=torch.bfloat16, device="cuda")
-    assert_close(run(chunk_gla, case.inputs, case.grads, materialize=materialize), case, BF16_BOUND)
+    assert_close(run(chunk_gla, case.inputs, case.grads, materialize=materialize), case, bound_of(gate))
 
 
 @pytest.mark.parametrize("gate", list(GATES))
 @pytest.mark.parametrize("chunk_size", [16, 32, 64, 128])
 def test_every_chunk_size_is_right_for_every_gate(chunk_size, gate):
     case = make_case(gate, T=300, K=64, V=64, dtype=torch.bfloat16, device="cuda")
-    assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=chunk_size), case, BF16_BOUND)
+    assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=chunk_size), case, bound_of(gate))
 
 
 @pytest.mark.parametrize("dtype", list(BOUNDS), ids=str)
@@ -45,7 +52,7 @@ def test_every_chunk_size_is_right_for_every_gate(chunk_size, gate):
 )  # fmt: skip
 def test_every_head_dim_and_dtype_is_right(K, V, gate, dtype):
     case = make_case(gate, T=257, K=K, V=V, dtype=dtype, device="cuda")
-    assert_close(run(chunk_gla, case.inputs, case.grads), case, BOUNDS[dtype])
+    assert_close(run(chunk_gla, case.inputs, case.grads), case, bound_of(gate, dtype))
 
 
 @pytest.mark.parametrize("materialize", MODES)
@@ -67,7 +74,7 @@ def test_what_training_calls_is_right_and_gives_the_same_bits_twice(K, V, T, gat
         runs.append([o.detach(), *torch.autograd.grad(o, leaves, case.grads["o"])])
     for found, again, truth in zip(*runs, expected, strict=True):
         assert torch.equal(found, again)
-        assert (found.double() - truth).norm() <= BF16_BOUND * truth.norm()
+        assert (found.double() - truth).norm() <= bound_of(gate) * truth.norm()
 
 
 @pytest.mark.parametrize("materialize", MODES)
@@ -103,7 +110,7 @@ def test_two_runs_give_the_same_bits(K, V, gate, materialize):
 def test_packed_sequences_are_right(K, V, lengths, gate, materialize):
     case = make_case(gate, K=K, V=V, lengths=lengths, dtype=torch.bfloat16, device="cuda")
     options = {"cu_seqlens": cumulative(lengths, torch.int64, "cuda"), "materialize": materialize}
-    assert_close(run(chunk_gla, case.inputs, case.grads, **options), case, BF16_BOUND)
+    assert_close(run(chunk_gla, case.inputs, case.grads, **options), case, bound_of(gate))
 
 
 @pytest.mark.parametrize("materialize", MODES)
@@ -115,7 +122,7 @@ def test_a_long_sequence_with_few_heads_is_right(K, V, T, gate, materialize):
     """Sequences are cut into pieces, which run in parallel. If all chunks are full, gradients' memory holds states."""
     case = make_case(gate, T=T, H=1, K=K, V=V, dtype=torch.bfloat16, device="cuda")
     function = chunk_linear_attn if gate is None else chunk_gla
-    assert_close(run(function, case.inputs, case.grads, materialize=materialize), case, BF16_BOUND)
+    assert_close(run(function, case.inputs, case.grads, materialize=materialize), case, bound_of(gate))
 
 
 @pytest.mark.parametrize("gate", ["mild", "resets", None])
@@ -124,7 +131,7 @@ def test_many_wide_heads_without_kept_states_are_right(K, V, T, gate):
     """All sequences run slice by slice, passing on the state and its gradient."""
     case = make_case(gate, B=4, T=T, H=9, K=K, V=V, dtype=torch.bfloat16, device="cuda")
     function = chunk_linear_attn if gate is None else chunk_gla
-    assert_close(run(function, case.inputs, case.grads, materialize=False), case, BF16_BOUND)
+    assert_close(run(function, case.inputs, case.grads, materialize=False), case, bound_of(gate))
 
 
 @pytest.mark.parametrize("materialize", MODES)
@@ -175,7 +182,7 @@ def test_packed_sequences_in_one_backward_kernel_are_right(materialize):
 def test_the_plain_triton_twin_is_right_on_a_hopper_gpu(gate, monkeypatch):
     monkeypatch.setattr(launch, "hopper_device", lambda index: False)
     case = make_case(gate, T=300, K=64, V=96, dtype=torch.bfloat16, device="cuda")
-    assert_close(run(chunk_gla, case.inputs, case.grads), case, BF16_BOUND)
+    assert_close(run(chunk_gla, case.inputs, case.grads), case, bound_of(gate))
 
 
 @pytest.mark.parametrize("materialize", MODES)
