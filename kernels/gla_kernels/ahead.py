@@ -112,8 +112,9 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
     steps |= {"SCRATCH": False, "STORE_DECAYS": call.gated, "CHECK": call.gated, "PARK": False}
     for reverse in (False, True):
         way, backwards = {"REVERSE": reverse}, "reverse " if reverse else ""
+        kept = {"STORE_EXCESS": reverse and call.gated}
         for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
-            yield Variant(f"{wider}{backwards}recurrence", "plain", wide_recurrence, tile, steps | way)
+            yield Variant(f"{wider}{backwards}recurrence", "plain", wide_recurrence, tile, steps | way | kept)
         if wide.walks(call):
             yield Variant(f"{backwards}frames", "plain", wide_frames, wide_frames_tile(call.gated), way)
             switches = steps | way | {"STORE_CHECKPOINTS": False}
@@ -133,7 +134,8 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
         )
     if parks(call):
         for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
-            switches = steps | {"REVERSE": True, "PARK": True, "STORE_STATES": False, "STORE_DECAYS": False}
+            switches = steps | {"REVERSE": True, "PARK": True, "STORE_EXCESS": True}
+            switches |= {"STORE_STATES": False, "STORE_DECAYS": False}
             yield Variant(f"{wider}reverse recurrence, parked", "plain", wide_recurrence, tile, switches)
     if fits_one_backward(call):
         backward = {"HAS_AFTER": True, "STORE_BEFORE": True, "SCRATCH": False}
@@ -146,7 +148,7 @@ def compile_kernel(call: Call, variant: Variant, arch: int) -> Any:
     Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin.
     """
     kernel = variant.kernel
-    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg", "parked", "decays", "half_gates"))
+    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg", "parked", "decays", "half_gates", "excesses"))
     constants = named(kernel, call.constants(variant.tile) | variant.switches | absent)
     signature = {name: _type(call, name, constants) for name in kernel.arg_names}
     places = {name: (index,) for index, name in enumerate(kernel.arg_names)}

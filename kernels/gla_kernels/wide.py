@@ -63,13 +63,14 @@ def _parking(gradients: Gradients | None) -> tuple[torch.Tensor | None, ...]:
 def _recurrence(
     call: Call, inputs: Inputs, way: _Direction, run: Run, *, initial: torch.Tensor | None = None,
     end: torch.Tensor | None = None, decays: torch.Tensor | None = None, states: torch.Tensor | None = None,
-    raised: torch.Tensor | None = None, parked: Gradients | None = None,
+    raised: torch.Tensor | None = None, parked: Gradients | None = None, excesses: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """`parked`: gradients whose memory is to hold the states, instead of `states`."""
     from gla_kernels.wide_recurrence import wide_recurrence
 
     arguments = (
-        way.x, way.y, inputs.g, initial, end, decays, states, *_parking(parked), raised, inputs.cu_seqlens, call.scale,
+        way.x, way.y, inputs.g, initial, end, decays, excesses, states, *_parking(parked), raised, inputs.cu_seqlens,
+        call.scale,
         *strides_of(way.x, way.y, inputs.g), *_steps(initial, end),
         call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
@@ -78,6 +79,7 @@ def _recurrence(
         "HAS_INITIAL": initial is not None,
         "STORE_END": end is not None,
         "STORE_DECAYS": decays is not None,
+        "STORE_EXCESS": excesses is not None,
         "STORE_STATES": states is not None,
         "SCRATCH": run.scratch,
         "PARK": parked is not None,
@@ -112,13 +114,14 @@ def _borders(
 
 def _readout(
     call: Call, inputs: Inputs, way: _Direction, other: torch.Tensor, run: Run, states: torch.Tensor,
-    out: torch.Tensor, flags: Flags, raised: torch.Tensor,
+    out: torch.Tensor, flags: Flags, raised: torch.Tensor, excesses: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     from gla_kernels.wide_readout import wide_readout
 
     run, chunks = run.of_chunks(call)
     arguments = (
-        other, way.x, way.y, inputs.g, states, out, flags.rows, raised, flags.marks, inputs.cu_seqlens, call.scale,
+        other, way.x, way.y, inputs.g, states, out, flags.rows, raised, flags.marks, excesses, inputs.cu_seqlens,
+        call.scale,
         *strides_of(other, way.x, way.y, inputs.g), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
     programs = (chunks * call.H,)
@@ -127,14 +130,14 @@ def _readout(
 
 def _gradients(
     call: Call, inputs: Inputs, do: torch.Tensor, run: Run, states: torch.Tensor, dstates: torch.Tensor | None,
-    flags: torch.Tensor, failed: torch.Tensor, gradients: Gradients,
+    excesses: torch.Tensor | None, flags: torch.Tensor, failed: torch.Tensor, gradients: Gradients,
 ) -> None:  # fmt: skip
     from gla_kernels.wide_gradients import wide_gradients
 
     run, chunks = run.of_chunks(call)
     parked = _parking(gradients)[-1] if dstates is None else None
     arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, do, states, dstates, parked, flags, failed,
+        inputs.q, inputs.k, inputs.v, inputs.g, do, states, dstates, parked, excesses, flags, failed,
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale,
         *inputs.strides(do), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
     )  # fmt: skip
@@ -201,19 +204,20 @@ class _Frames:
 
 
 def _make_frames(
-    call: Call, inputs: Inputs, q: torch.Tensor, k: torch.Tensor, raised: torch.Tensor, marks: torch.Tensor | None
-) -> _Frames:
-    """Computes the frames of all chunks, for the reverse walk without `marks`; writes Q~ and K~ to `q` and `k`."""
+    call: Call, inputs: Inputs, q: torch.Tensor, k: torch.Tensor, raised: torch.Tensor, *,
+    marks: torch.Tensor | None = None, excesses: torch.Tensor | None = None, reverse: bool,
+) -> _Frames:  # fmt: skip
+    """Computes the frames of all chunks, and marks or, in reverse, excesses; writes Q~ and K~ to `q` and `k`."""
     from gla_kernels.wide_frames import wide_frames
 
     chunks = call.slots(1)
     scores = inputs.q.new_empty((*inputs.q.shape[:3], call.plan.chunk_size))
     half_gates = None if inputs.g is None else inputs.g.new_empty((chunks, call.H, call.K))
     arguments = (
-        inputs.q, inputs.k, inputs.g, q, k, scores, half_gates, raised, marks, inputs.cu_seqlens, call.scale,
+        inputs.q, inputs.k, inputs.g, q, k, scores, half_gates, excesses, raised, marks, inputs.cu_seqlens, call.scale,
         *strides_of(inputs.q, inputs.k, inputs.g), call.T, call.H, call.sequences,
     )  # fmt: skip
-    call.launch(wide_frames, wide_frames_tile(call.gated), (chunks * call.H,), arguments, {"REVERSE": marks is None})
+    call.launch(wide_frames, wide_frames_tile(call.gated), (chunks * call.H,), arguments, {"REVERSE": reverse})
     return _Frames(q, k, scores, half_gates)
 
 
@@ -301,7 +305,7 @@ def run_forward(
     frames = None
     if walks(call):
         q, k = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (inputs.q, inputs.k))
-        frames = _make_frames(call, inputs, q, k, flags.rows, flags.marks)
+        frames = _make_frames(call, inputs, q, k, flags.rows, marks=flags.marks, reverse=False)
     forward = _Forward(call, inputs, flags, o, frames)
     if checkpoints is not None and fused(call) and is_whole(call, choose_pieces(call)):
         forward.run(whole(call), initial, final, None, checkpoints)
@@ -345,10 +349,12 @@ def run_backward(
     run = choose_pieces(call) if materialized else cut(call, call.every)
     one_kernel = one_backward(call, run.count if materialized else first_run(call).count)
     parked = parks(call)
-    frames = None
+    frames = excesses = None
+    if call.gated and not one_kernel:
+        excesses = inputs.q.new_empty((call.slots(1), call.H, call.K), dtype=torch.float32)
     if walks(call):
         # Frames are in the memory of dq and dk, which are written after the last read of a chunk's frames.
-        frames = _make_frames(call, inputs, gradients.dq, gradients.dk, failed, None)
+        frames = _make_frames(call, inputs, gradients.dq, gradients.dk, failed, excesses=excesses, reverse=True)
 
     def do_run(
         run: Run, after: torch.Tensor | None, before: torch.Tensor | None, states: torch.Tensor,
@@ -365,11 +371,11 @@ def run_backward(
         else:
             _recurrence(
                 call, inputs, reverse, run, initial=after, end=before, states=dstates, raised=failed,
-                parked=gradients if parked else None,
+                parked=gradients if parked else None, excesses=excesses,
             )  # fmt: skip
             if dstates is not None and not fused(call):
-                _readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed)
-        _gradients(call, inputs, do, run, states, dstates, flags.rows, failed, gradients)
+                _readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed, excesses)
+        _gradients(call, inputs, do, run, states, dstates, excesses, flags.rows, failed, gradients)
 
     def new_dstates(chunks: int) -> torch.Tensor | None:
         """A buffer for the gradients of so many states; None if they need none."""

@@ -27,6 +27,7 @@ from gla_kernels.hopper_tiles import (
     gate_layout,
     load_state,
     mark_strong,
+    opaque,
     operand_layout,
     product,
     put,
@@ -108,8 +109,6 @@ def wide_forward_pair(
     if STORE_CHECKPOINTS:
         checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN)
     chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
-    if GATED:
-        mark = marks + chunk_slot * H + h
 
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
@@ -170,8 +169,7 @@ def wide_forward_pair(
             total = start_total_gate(halves, anew(ones), BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
-            mark_strong(mark, last, n)
-            mark += H
+            mark_strong(marks + opaque(chunk_slot) * H + h, last, n)
             half = frame_factor(last)
             enter = leave * half
             leave = half
@@ -217,10 +215,10 @@ def wide_forward_pair(
         if STORE_STATES:
             state = states + wide_product(chunk_slot * H + h, K * V) + v0
             put_tile(state + W, S_tile, V, K, V, copy_v, v0 + W)
-            chunk_slot += 1
         put_tile(o + wide_product(token, V) + v0, O_tile, H * V, rows_left, V, copy_v, v0)
         O2, S2 = warpgroup_mma_wait(0, deps=[O2, S2])
         O_tile.store(O2.to(gl.bfloat16))
+        chunk_slot += 1
         t += C
         rows_left -= C
     async_copy.wait_group(0)

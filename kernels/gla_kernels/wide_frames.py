@@ -29,6 +29,7 @@ from gla_kernels.wide_tiles import (
     cumulative_tile,
     find_chunk,
     gate_halves,
+    keep_excess,
     make_ones_columns,
     put_tile,
     raise_where_not_finite,
@@ -49,6 +50,7 @@ def wide_frames(
     framed_k,  # [B, T, H, K]: K~
     scores,  # [B, T, H, C] bfloat16: for each token, its row of P
     half_gates,  # [chunks, H, K] float32: 2^r of each chunk
+    excesses,  # [chunks, H, K] float32: for `wide_gradients`; see `hopper_tiles.py`; unused forward
     raised,  # [N, H] int32: set to 1 if a result is not finite
     marks,  # [chunks, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel; unused in reverse
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
@@ -115,7 +117,9 @@ def wide_frames(
             last = gl.max(total, axis=1)
             keys = ik * BK + gl.arange(0, BK, last.type.layout)
             gl.store(half_gates + keys, frame_factor(last), keys < K)
-            if not REVERSE:
+            if REVERSE:
+                keep_excess(excesses, chunk_slot * H + h, last, ik * BK, K)
+            else:
                 mark_strong(marks + chunk_slot * H + h, last, n)
             store_frame(q_tile, k_tile, G, last, scale, C, BK)
         else:

@@ -26,7 +26,7 @@ from gla_kernels.hopper_tiles import (
     copy_layout,
     fetch,
     gate_layout,
-    opaque_float,
+    opaque,
     operand_layout,
     product,
     put,
@@ -36,12 +36,12 @@ from gla_kernels.hopper_tiles import (
 )
 from gla_kernels.wide_tiles import (
     WARPS,
-    chunk_frame,
+    centred_gates,
     cumulative_tile,
-    excess_row,
     find_chunk,
     gate_halves,
-    make_ones_columns,
+    kept_excess,
+    place_of,
     raise_where_not_finite,
     zeros,
 )
@@ -69,6 +69,7 @@ def wide_gradients(
     states,  # [chunks, H, K, V] bfloat16: the state before each chunk of this launch
     dstates,  # [chunks, H, K, V] bfloat16: the gradient of the state after it; unused if PARKED
     parked,  # [B, T, H, 2 K]: if PARKED, the memory of dg as bfloat16, which with dq and dk holds that gradient
+    excesses,  # [chunks of all launches, H, K] float32, as `wide_recurrence` or `wide_frames` kept them
     flags,  # [N, H] int32: 1 if a result of the forward is not finite
     failed,  # [N, H] int32: set to 1 if the results are not finite
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
@@ -131,6 +132,8 @@ def wide_gradients(
     if GATED:
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
         dg += out * K + k0
+        place = place_of(cu, n, t, h, T, H, C, VARLEN)
+        beyond = kept_excess(excesses, place, k0, C, BK, K)
 
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
@@ -143,7 +146,6 @@ def wide_gradients(
     if GATED:
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         fetch(g_tile, g, g_t, rows_left, K, copy_g, k0)
-        ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
     async_copy.commit_group()
     for block in gl.static_range(2):
@@ -169,7 +171,7 @@ def wide_gradients(
     bk = k_tile.load(key_tile).to(gl.float32)
     if GATED:
         halves = gate_halves(g_tile, C, BK)
-        G, beyond, last = chunk_frame(halves, cumulative, ones, C, BK)
+        G = centred_gates(halves, cumulative, C, BK) + 0.5 * beyond
         bk *= gl.exp2(beyond - G)
         bq *= gl.exp2(G)
     q_tile.store(bq.to(gl.bfloat16))
@@ -247,7 +249,7 @@ def wide_gradients(
         high, low = split(k_tile.load(key_tile).to(gl.float32) * bdk - Q * intra)
         bdq *= gl.exp2(G)
         # Not kept from above, because it would take 16 registers.
-        bdk *= gl.exp2(excess_row(opaque_float(last), C, BK) - G)
+        bdk *= gl.exp2(kept_excess(excesses, opaque(place), k0, C, BK, K) - G)
         thread_barrier()  # no thread reads dA, Q~ and K~ any more
         # The masks of the two sums over time. The first mask takes the tile of dA, the terms of the second sum take
         # the tiles of Q~ and K~.

@@ -18,9 +18,7 @@ from gla_kernels.hopper_tiles import (
     begin_behind,
     copy_layout,
     fetch,
-    first_slot,
     gate_layout,
-    locate,
     mark_strong,
     operand_layout,
     product,
@@ -30,11 +28,14 @@ from gla_kernels.hopper_tiles import (
 )
 from gla_kernels.wide_tiles import (
     WARPS,
+    centred_gates,
     chunk_frame,
     cumulative_tile,
     find_chunk,
     gate_halves,
+    kept_excess,
     make_ones_columns,
+    place_of,
     raise_where_not_finite,
     zeros,
 )
@@ -67,7 +68,8 @@ def wide_readout(
     out,  # [B, T, H, V], contiguous
     flags,  # [N, H] int32: 1 if a result of the forward is not finite
     raised,  # [N, H] int32: set to 1 if the results are not finite
-    marks,  # [chunks of all launches, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel
+    marks,  # [chunks of all launches, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel; forward
+    excesses,  # [chunks of all launches, H, K] float32, as `wide_recurrence` kept them; in reverse
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     x_b, x_t, x_h, y_b, y_t, y_h, z_b, z_t, z_h, g_b, g_t, g_h,
@@ -109,9 +111,7 @@ def wide_readout(
     z += b * z_b + t * z_t + h.to(gl.int64) * z_h
     if GATED:
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h
-        if not REVERSE:
-            _row, begin, length = locate(cu, n, T, VARLEN)
-            mark = marks + (first_slot(n, begin, length, C, VARLEN) + (t - begin).to(gl.int32) // C) * H + h
+        place = place_of(cu, n, t, h, T, H, C, VARLEN)
     states += (chunk_slot.to(gl.int64) * H + h) * K * V
     out += ((b * T + t) * H + h) * V
 
@@ -122,7 +122,8 @@ def wide_readout(
     P_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     if GATED:
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
-        ones = make_ones_columns(C)
+        if not REVERSE:
+            ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
     for ik in gl.static_range(blocks_k):
         fetch(x_tiles.index(ik), x + ik * BK, x_t, rows_left, K, copy_k, ik * BK)
@@ -148,11 +149,14 @@ def wide_readout(
             bx *= scale
         if GATED:
             halves = gate_halves(g_tile, C, BK)
-            G, beyond, last = chunk_frame(halves, cumulative, ones, C, BK)
+            if REVERSE:
+                beyond = kept_excess(excesses, place, ik * BK, C, BK, K)
+                G = centred_gates(halves, cumulative, C, BK) + 0.5 * beyond
+            else:
+                G, beyond, last = chunk_frame(halves, cumulative, ones, C, BK)
+                mark_strong(marks + place, last, n)
             bx *= gl.exp2(beyond - G) if REVERSE else gl.exp2(G)
             by *= gl.exp2(G) if REVERSE else gl.exp2(beyond - G)
-            if not REVERSE:
-                mark_strong(mark, last, n)
         x_tile.store(bx.to(gl.bfloat16))
         y_tile.store(by.to(gl.bfloat16))
         fence_async_shared()

@@ -45,6 +45,7 @@ from gla_kernels.wide_tiles import (
     find_piece,
     frame_exponents,
     gate_halves,
+    keep_excess,
     make_ones_columns,
     put_tile,
     raise_where_state_not_finite,
@@ -62,6 +63,7 @@ def wide_recurrence(
     initial,  # [pieces, H, K, V] float32: the state before each piece of this launch; in reverse its gradient after it
     end,  # [pieces, H, K, V] float32: the state after each; in reverse its gradient before it
     decays,  # [pieces, H, K] float32: total gate of each, in log2
+    excesses,  # [chunks of all launches, H, K] float32: for the kernels that read the states; see `hopper_tiles.py`
     states,  # [slots, H, K, V] bfloat16, one per chunk; of this launch's pieces only if SCRATCH; unused if PARK
     dq,  # [B, T, H, K] bfloat16, contiguous, like dk; holds parked states if PARK
     dk,  # [B, T, H, K]
@@ -89,6 +91,7 @@ def wide_recurrence(
     HAS_INITIAL: gl.constexpr,
     STORE_END: gl.constexpr,
     STORE_DECAYS: gl.constexpr,
+    STORE_EXCESS: gl.constexpr,
     STORE_STATES: gl.constexpr,
     SCRATCH: gl.constexpr,
     PARK: gl.constexpr,
@@ -123,6 +126,8 @@ def wide_recurrence(
     if GATED:
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
     tile_at = (h * K + k0) * V + v0
+    if STORE_EXCESS:
+        place = (first_slot(n, begin, length, C, VARLEN) + start) * H + h
     if PARK:
         gl.static_assert((K == BK) & (K == 2 * C) & (V <= 2 * K) & (BV % BK == 0))
         token = ((b * T + t) * H + h).to(gl.int32)
@@ -185,6 +190,10 @@ def wide_recurrence(
             half = frame_factor(last)
             S *= (leave * half)[:, None]
             leave = half
+            if STORE_EXCESS:
+                if v0 == 0:
+                    keep_excess(excesses, place, last, k0, K)
+                place += -H if REVERSE else H
             G, beyond = frame_exponents(G, last, C, BK)
             bx *= gl.exp2(G) if REVERSE else gl.exp2(beyond - G)
         x_tile.store(bx.to(gl.bfloat16))

@@ -15,6 +15,7 @@ from gla_kernels.hopper_tiles import (
     add_product,
     copy_layout,
     excess,
+    first_slot,
     locate,
     operand_layout,
     product,
@@ -23,6 +24,7 @@ from gla_kernels.hopper_tiles import (
     split_gates,
     thread_barrier,
     triangle,
+    wide_product,
 )
 
 WARPS = gl.constexpr(8)
@@ -108,6 +110,27 @@ def start_total_gate(halves, ones, BK: gl.constexpr):
 
 
 @gluon.jit
+def place_of(cu, n, t, h, T, H, C: gl.constexpr, VARLEN: gl.constexpr):
+    """Slot times H, plus h, of the chunk of sequence n whose first token is t (64 bits), among all chunks of a call."""
+    _row, begin, length = locate(cu, n, T, VARLEN)
+    return (first_slot(n, begin, length, C, VARLEN) + (t - begin).to(gl.int32) // C) * H + h
+
+
+@gluon.jit
+def keep_excess(excesses, place, last, k0, K: gl.constexpr):
+    """Stores the excess of a chunk's keys from k0 on, from G_last (BK), for `kept_excess`."""
+    keys = k0 + gl.arange(0, last.shape[0], last.type.layout)
+    gl.store(excesses + wide_product(place, K) + keys, excess(last), keys < K)
+
+
+@gluon.jit
+def kept_excess(excesses, place, k0, C: gl.constexpr, BK: gl.constexpr, K: gl.constexpr):
+    """`excess_row` (1, BK) of a chunk's keys from k0 on, as another kernel kept it; 0 beyond K."""
+    keys = k0 + gl.arange(0, BK, gl.SliceLayout(0, accumulator(BK, C, WARPS)))
+    return gl.load(excesses + wide_product(place, K) + keys, keys < K, 0.0)[None, :]
+
+
+@gluon.jit
 def excess_row(last, C: gl.constexpr, BK: gl.constexpr):
     """The excess of each channel as a row (1, BK) beside tiles (C, BK), from G_last (BK, any layout)."""
     return gl.convert_layout(excess(last), gl.SliceLayout(0, accumulator(BK, C, WARPS)))[None, :]
@@ -121,6 +144,13 @@ def frame_exponents(G, last, C: gl.constexpr, BK: gl.constexpr):
     """
     beyond = excess_row(last, C, BK)
     return G + 0.5 * beyond, beyond
+
+
+@gluon.jit
+def centred_gates(halves, cumulative, C: gl.constexpr, BK: gl.constexpr):
+    """Computes the centred gate (C, BK) and waits for the result."""
+    G = start_centred_gates(halves, cumulative, C, BK)
+    return warpgroup_mma_wait(0, deps=[G])
 
 
 @gluon.jit
