@@ -2,9 +2,10 @@
 
 import torch
 
+from gla_kernels import eager
 from gla_kernels.checks import check_inputs, check_values
 from gla_kernels.limits import MAX_KEY_DIM_FLOAT32
-from gla_kernels.ops import KEEP_CHECKPOINTS, KEEP_NOTHING, KEEP_STATES, chunk_forward
+from gla_kernels.passes import KEEP_CHECKPOINTS, KEEP_NOTHING, KEEP_STATES
 from gla_kernels.tuning import autotuning, plan_for
 
 
@@ -46,10 +47,7 @@ def _chunk(
     tuned = None
     if (autotune or autotuning()) and chunk_size is None and not torch.compiler.is_compiling():
         tuned = plan_for(q, k, v, g, cu_seqlens, keep, materialize)
-    o, final, _, _ = chunk_forward(
-        q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep, chunk_size, tuned
-    )  # fmt: skip
-    return o, final if output_final_state else None
+    return eager.chunk(q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep, chunk_size, tuned)
 
 
 def _in_pieces(

@@ -1,201 +1,48 @@
 # ruff: noqa: ARG001
-"""The kernels as PyTorch operators, with fake implementations and autograd.
+"""The kernels as PyTorch operators, with fake implementations and autograd, for what traces or changes calls.
 
 `gla_kernels::chunk_forward` returns what the user gets (o and the final states) and what `gla_kernels::chunk_backward`
 needs (the kept states and the flags). An output that was not requested is an empty tensor. `plan` is the text of a
-launch plan; if None, the plan comes from the table in `launch.py`.
+launch plan; if None, the plan comes from the table in `launch.py`. Eager calls go around them: see `eager.py`.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import library
 
-from gla_kernels import wide, wide_pieces
-from gla_kernels.call import (
-    Call,
-    Flags,
-    Gradients,
-    Inputs,
-    flag_buffer,
-    make_call,
-    on_meta,
-    readable,
-    row_flags,
-    run_backward,
-    run_forward,
-    run_strong_backward,
-)
-from gla_kernels.rehearsal import rehearsing, unrehearsed
-
-# What a forward keeps for the backward. Integers, because an operator's schema has no enums. Checkpoints (a state every
-# few chunks) save memory and cost recomputed states.
-KEEP_NOTHING, KEEP_STATES, KEEP_CHECKPOINTS = 0, 1, 2
+from gla_kernels import passes
+from gla_kernels.call import make_call
 
 
-def _absent(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return like.new_empty(0, dtype=dtype)
+def _present(x: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return like.new_empty(0, dtype=dtype) if x is None else x
 
 
-def _chunk_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor | None,
-    initial_state: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None,
-    scale: float,
-    output_final_state: bool,
-    keep: int,
-    chunk_size: int | None,
-    plan: str | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _all_present(outputs: passes.Outputs, q: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    o, final, kept, flags = outputs
+    return o, _present(final, q, torch.float32), _present(kept, q), flags
+
+
+def _chunk_forward(q: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
     """Returns o, the final states, the kept states or checkpoints, and the flags; empty tensors if not requested."""
-    call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
-    inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
-    with torch.cuda.device_of(q):
-        if unrehearsed(call, "forward", _form(call), initial_state is None, output_final_state, keep):
-            _rehearse_forward(call, inputs, initial_state, output_final_state, keep)
-        return _launch_forward(call, inputs, initial_state, output_final_state, keep)
-
-
-def _form(call: Call) -> tuple[object, ...]:
-    """The part of a call's sizes that decides which kernels it launches."""
-    return wide_pieces.form(call) if call.plan.family == "wide" else ()
-
-
-def _launch_forward(
-    call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Launches the plain and the exact kernels of the forward, and returns their outputs."""
-    o, final, kept, buffer = _forward_outputs(call, inputs.q, inputs.v, output_final_state, keep)
-    flags = Flags.of(call, buffer)
-    outputs: dict[str, Any] = {
-        "o": o,
-        "initial": initial_state,
-        "final": final if output_final_state else None,
-        "states": kept if keep == KEEP_STATES else None,
-        "checkpoints": kept if keep == KEEP_CHECKPOINTS else None,
-    }
-    if call.plan.family == "wide":
-        wide.run_forward(call, inputs, flags, **outputs)
-    run_forward(call, inputs, flags, **outputs)
-    return o, final, kept, buffer
-
-
-def _rehearse_forward(
-    call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
-) -> None:
-    """Compiles the kernels of a forward and, if it keeps anything, those of a backward without `dfinal`."""
-    with rehearsing(call, inputs.q.device) as rehearsal:
-        like, initial = inputs.on_meta(), on_meta(initial_state)
-        o, _, kept, flags = _launch_forward(rehearsal, like, initial, output_final_state, keep)
-        has_initial = initial is not None
-        if keep != KEEP_NOTHING and unrehearsed(call, "backward", _form(call), True, has_initial, keep):
-            _launch_backward(rehearsal, like, torch.empty_like(o), None, kept, flags, has_initial, keep)
-
-
-def _forward_outputs(
-    call: Call, q: torch.Tensor, v: torch.Tensor, output_final_state: bool, keep: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    final = kept = None
-    if output_final_state:
-        final = call.new_states(q)
-    if keep != KEEP_NOTHING:
-        materialize = keep == KEEP_STATES
-        kept = q.new_empty(call.kept_shape(materialize), dtype=call.kept_dtype(materialize))
-    return (
-        v.new_empty(v.shape),
-        _absent(q, torch.float32) if final is None else final,
-        _absent(q) if kept is None else kept,
-        flag_buffer(call, q),
-    )
+    return _all_present(passes.forward(q, *others), q)
 
 
 def _fake_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial_state: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None, scale: float, output_final_state: bool, keep: int, chunk_size: int | None,
     plan: str | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
-    return _forward_outputs(call, q, v, output_final_state, keep)
+    return _all_present(passes.forward_outputs(call, q, v, output_final_state, keep), q)
 
 
-def _chunk_backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None,
-    do: torch.Tensor,
-    dfinal: torch.Tensor | None,
-    kept: torch.Tensor,
-    flags: torch.Tensor,
-    scale: float,
-    has_initial: bool,
-    keep: int,
-    chunk_size: int | None,
-    plan: str | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _chunk_backward(q: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
     """Returns dq, dk, dv, dg and the gradient of the initial states; the last two are empty if not needed."""
-    call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
-    inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
-    do = readable(call, do)
-    with torch.cuda.device_of(q):
-        if unrehearsed(call, "backward", _form(call), dfinal is None, has_initial, keep):
-            with rehearsing(call, q.device) as rehearsal:
-                like, after = inputs.on_meta(), on_meta(dfinal)
-                _launch_backward(
-                    rehearsal, like, do.to("meta"), after, kept.to("meta"), flags.to("meta"), has_initial, keep
-                )
-        return _launch_backward(call, inputs, do, dfinal, kept, flags, has_initial, keep)
-
-
-def _launch_backward(
-    call: Call, inputs: Inputs, do: torch.Tensor, dfinal: torch.Tensor | None, kept: torch.Tensor,
-    buffer: torch.Tensor, has_initial: bool, keep: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Launches all kernels of the backward, recomputing states from checkpoints if needed. `buffer`: see `Flags`."""
-    q = inputs.q
-    gradients = Gradients.empty(call, inputs)
-    flags, failed = Flags.of(call, buffer), row_flags(call, q)
-    dinitial = call.new_states(q) if has_initial or call.gated else None
-    materialized = keep == KEEP_STATES
-    if call.plan.family == "wide":
-        wide.run_backward(
-            call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial,
-            materialized=materialized,
-        )  # fmt: skip
-        if not materialized:
-            # The exact kernels recompute the states of heads that either pass has flagged.
-            failed = torch.maximum(flags.rows, failed)
-            flags = replace(flags, rows=failed)
-    if materialized:
-        run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
-    elif call.gated or call.plan.family != "wide":
-        count = call.every
-        if call.plan.family == "wide":
-            # As many chunks at a time as the plain form had scratch memory for, which is free again.
-            count *= max(1, wide_pieces.scratch_slots(call) // (call.sequences * call.every))
-        scratch = q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
-        dafter = dfinal
-        for first in reversed(range(0, call.chunks, count)):
-            piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True}
-            run_forward(call, inputs, flags, initial=kept, states=scratch, **piece)
-            dbefore = call.new_states(q) if first > 0 else dinitial
-            run_backward(call, inputs, do, scratch, flags, failed, gradients, dfinal=dafter, dinitial=dbefore, **piece)
-            dafter = dbefore
-    if call.gated:
-        run_strong_backward(call, inputs, do, flags, failed, gradients)
-    dq, dk, dv, dg = gradients.summed(inputs)
-    return (
-        dq,
-        dk,
-        dv,
-        _absent(q, torch.float32) if dg is None else dg,
-        dinitial if dinitial is not None and has_initial else _absent(q, torch.float32),
-    )
+    dq, dk, dv, dg, dinitial = passes.backward(q, *others)
+    return dq, dk, dv, _present(dg, q, torch.float32), _present(dinitial, q, torch.float32)
 
 
 def _fake_backward(
@@ -203,14 +50,14 @@ def _fake_backward(
     do: torch.Tensor, dfinal: torch.Tensor | None, kept: torch.Tensor, flags: torch.Tensor, scale: float,
     has_initial: bool, keep: int, chunk_size: int | None,
     plan: str | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     return (
         q.new_empty(q.shape),
         k.new_empty(k.shape),
         v.new_empty(v.shape),
-        _absent(q, torch.float32) if g is None else g.new_empty(g.shape),
-        call.new_states(q) if has_initial else _absent(q, torch.float32),
+        _present(None, q, torch.float32) if g is None else g.new_empty(g.shape),
+        call.new_states(q) if has_initial else _present(None, q, torch.float32),
     )
 
 
@@ -223,19 +70,30 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
     ctx.settings = scale, initial_state is not None, keep, chunk_size, plan
 
 
-def _backward(
-    ctx: Any, do: torch.Tensor | None, dfinal: torch.Tensor | None, *_: torch.Tensor | None
+def gradients(
+    run: Callable[..., tuple[torch.Tensor | None, ...]],
+    saved: tuple[Any, ...],
+    settings: tuple[Any, ...],
+    do: torch.Tensor | None,
+    dfinal: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, g, cu_seqlens, kept, flags = ctx.saved_tensors
-    scale, has_initial, keep, chunk_size, plan = ctx.settings
+    """The gradients of the forward's arguments, computed by `run`, from what a forward has saved."""
+    q, k, v, g, cu_seqlens, kept, flags = saved
+    scale, has_initial, keep, chunk_size, plan = settings
     do = torch.zeros_like(v) if do is None else do
     dfinal = None if dfinal is None else dfinal.contiguous()
-    dq, dk, dv, dg, dinitial = chunk_backward(
+    dq, dk, dv, dg, dinitial = run(
         q, k, v, g, cu_seqlens, do, dfinal, kept, flags, scale, has_initial, keep, chunk_size, plan
     )
     return (
         dq, dk, dv, None if g is None else dg, dinitial if has_initial else None, None, None, None, None, None, None,
     )  # fmt: skip
+
+
+def _backward(
+    ctx: Any, do: torch.Tensor | None, dfinal: torch.Tensor | None, *_: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    return gradients(chunk_backward, ctx.saved_tensors, ctx.settings, do, dfinal)
 
 
 def _refuse(ctx: Any, *grads: torch.Tensor | None) -> None:

@@ -16,6 +16,7 @@ import torch
 from triton.runtime._async_compile import AsyncCompileMode, active_mode
 from triton.runtime.errors import OutOfResources
 
+from gla_kernels import wide_pieces
 from gla_kernels.call import Call, named
 from gla_kernels.checks import interpreting
 from gla_kernels.launch import Tile
@@ -42,7 +43,9 @@ class _Rehearsal(Call):
 
 def unrehearsed(call: Call, *kind: object) -> bool:
     """Whether this pass is the first of its kind: same head dims, dtype and plan, and same `kind`."""
-    key = (call.K, call.V, call.dtype, call.gated, call.varlen, call.plan, *kind)
+    # What the sizes decide: how sequences are cut, and which kernels that takes.
+    form = wide_pieces.form(call) if call.plan.family == "wide" else ()
+    key = (call.K, call.V, call.dtype, call.gated, call.varlen, call.plan, form, *kind)
     if key in _rehearsed or interpreting():
         return False
     _rehearsed.add(key)

@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from gla_kernels import eager
 from gla_kernels.autotune import CallKind, kept_plan, tuned_plan
 from gla_kernels.launch import plan, plan_text
-from gla_kernels.ops import KEEP_NOTHING, KEEP_STATES, chunk_forward
+from gla_kernels.passes import KEEP_NOTHING, KEEP_STATES
 
 
 def autotuning() -> bool:
@@ -36,14 +37,15 @@ def plan_for(
     kept = kept_plan(kind, q.device)
     if kept is not None or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
         return kept  # kernels cannot be timed during a capture
-    leaves = [None if x is None else x.detach().requires_grad_(kind.backward) for x in (q, k, v, g)]
+    q, k, v = (x.detach().requires_grad_(kind.backward) for x in (q, k, v))
+    g = None if g is None else g.detach().requires_grad_(kind.backward)
     do = torch.ones_like(v)
 
     def run(text: str) -> None:
         with torch.set_grad_enabled(kind.backward):
-            o, *_ = chunk_forward(*leaves, None, cu_seqlens, 1.0, False, keep, None, text)
+            o, _ = eager.chunk(q, k, v, g, None, cu_seqlens, 1.0, False, keep, None, text)
         if kind.backward:
-            torch.autograd.grad(o, [x for x in leaves if x is not None], do)
+            torch.autograd.grad(o, [x for x in (q, k, v, g) if x is not None], do)
 
     if q.is_cuda:
         torch.cuda.synchronize(q.device)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gla_cases import GATES, assert_close, cumulative, make_case, run
-from gla_kernels import chunk_gla, chunk_linear_attn, launch, naive_recurrent_gla, ops
+from gla_kernels import chunk_gla, chunk_linear_attn, launch, naive_recurrent_gla, ops, passes
 from torch import library
 from torch.utils.checkpoint import checkpoint
 
@@ -270,7 +270,7 @@ def test_checkpointing_and_autocast_work():
 def test_the_operator_passes_torchs_checks(K):
     case = make_case("mild", T=100, K=K, V=64, dtype=torch.bfloat16, device="cuda")
     leaves = [case.inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "g", "initial")]
-    library.opcheck(ops.chunk_forward, (*leaves, None, 0.125, True, ops.KEEP_STATES, None, None))
+    library.opcheck(ops.chunk_forward, (*leaves, None, 0.125, True, passes.KEEP_STATES, None, None))
 
 
 @pytest.mark.parametrize("T", [1024, 8192, 65536])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gla_cases import cumulative, make_case
-from gla_kernels import chunk_gla, ops
+from gla_kernels import chunk_gla, ops, passes
 from torch import library
 from torch.utils.checkpoint import checkpoint
 
@@ -14,7 +14,7 @@ def leaves_of(case):
     return [case.inputs[name].clone().requires_grad_() for name in NAMES]
 
 
-@pytest.mark.parametrize("keep", [ops.KEEP_STATES, ops.KEEP_CHECKPOINTS])
+@pytest.mark.parametrize("keep", [passes.KEEP_STATES, passes.KEEP_CHECKPOINTS])
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_forward_operator_passes_torchs_checks(keep, packed):
     lengths = [20, 0, 13]
@@ -32,9 +32,9 @@ def test_the_backward_operator_passes_torchs_checks():
     case = make_case("mild", T=33, K=16, V=16)
     q, k, v, g = (case.inputs[name] for name in NAMES)
     initial = case.inputs["initial"]
-    _, _, kept, flags = ops.chunk_forward(q, k, v, g, initial, None, 0.25, True, ops.KEEP_STATES, None, None)
+    _, _, kept, flags = ops.chunk_forward(q, k, v, g, initial, None, 0.25, True, passes.KEEP_STATES, None, None)
     do, dfinal = case.grads["o"], case.grads["final"]
-    arguments = (q, k, v, g, None, do, dfinal, kept, flags, 0.25, True, ops.KEEP_STATES, None, None)
+    arguments = (q, k, v, g, None, do, dfinal, kept, flags, 0.25, True, passes.KEEP_STATES, None, None)
     library.opcheck(ops.chunk_backward, arguments)
 
 
@@ -74,5 +74,5 @@ def test_autocast_takes_q_k_and_v_in_its_type_and_leaves_gate_and_state():
 def test_nothing_is_kept_when_no_gradient_is_wanted():
     case = make_case("mild", T=40, K=16, V=16)
     q, k, v, g = (case.inputs[name] for name in NAMES)
-    kept = ops.chunk_forward(q, k, v, g, None, None, 0.25, False, ops.KEEP_NOTHING, None, None)[2]
+    kept = ops.chunk_forward(q, k, v, g, None, None, 0.25, False, passes.KEEP_NOTHING, None, None)[2]
     assert kept.numel() == 0

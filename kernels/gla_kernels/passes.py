@@ -1,0 +1,173 @@
+"""One call's forward and backward: what is allocated, rehearsed and launched. Outputs not asked for are None."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gla_kernels import wide, wide_pieces
+from gla_kernels.call import (
+    Call,
+    Flags,
+    Gradients,
+    Inputs,
+    flag_buffer,
+    make_call,
+    on_meta,
+    readable,
+    row_flags,
+    run_backward,
+    run_forward,
+    run_strong_backward,
+)
+from gla_kernels.rehearsal import rehearsing, unrehearsed
+
+# What a forward keeps for the backward. Integers, because an operator's schema has no enums. Checkpoints (a state every
+# few chunks) save memory and cost recomputed states.
+KEEP_NOTHING, KEEP_STATES, KEEP_CHECKPOINTS = 0, 1, 2
+
+# o, the final states, the kept states or checkpoints, and the flags.
+Outputs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]
+
+_NO_CHANGE = nullcontext()
+
+
+def _device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
+    """A context with x's device as the current one. It nearly always is, and then this costs nothing."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return _NO_CHANGE
+    return torch.cuda.device_of(x)
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None,
+    initial_state: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    scale: float,
+    output_final_state: bool,
+    keep: int,
+    chunk_size: int | None,
+    plan: str | None,
+) -> Outputs:
+    """Runs a forward. `plan` is the text of a launch plan; if None, the plan comes from the table in `launch.py`."""
+    call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
+    inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
+    with _device_of(q):
+        if unrehearsed(call, "forward", initial_state is None, output_final_state, keep):
+            _rehearse_forward(call, inputs, initial_state, output_final_state, keep)
+        return _launch_forward(call, inputs, initial_state, output_final_state, keep)
+
+
+def _launch_forward(
+    call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
+) -> Outputs:
+    """Launches the plain and the exact kernels of the forward, and returns their outputs."""
+    o, final, kept, buffer = forward_outputs(call, inputs.q, inputs.v, output_final_state, keep)
+    flags = Flags.of(call, buffer)
+    outputs: dict[str, Any] = {
+        "o": o,
+        "initial": initial_state,
+        "final": final,
+        "states": kept if keep == KEEP_STATES else None,
+        "checkpoints": kept if keep == KEEP_CHECKPOINTS else None,
+    }
+    if call.plan.family == "wide":
+        wide.run_forward(call, inputs, flags, **outputs)
+    run_forward(call, inputs, flags, **outputs)
+    return o, final, kept, buffer
+
+
+def _rehearse_forward(
+    call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
+) -> None:
+    """Compiles the kernels of a forward and, if it keeps anything, those of a backward without `dfinal`."""
+    with rehearsing(call, inputs.q.device) as rehearsal:
+        like, initial = inputs.on_meta(), on_meta(initial_state)
+        o, _, kept, flags = _launch_forward(rehearsal, like, initial, output_final_state, keep)
+        has_initial = initial is not None
+        if kept is not None and unrehearsed(call, "backward", True, has_initial, keep):
+            _launch_backward(rehearsal, like, torch.empty_like(o), None, kept, flags, has_initial, keep)
+
+
+def forward_outputs(call: Call, q: torch.Tensor, v: torch.Tensor, output_final_state: bool, keep: int) -> Outputs:
+    """Allocates a forward's outputs. q and v give the device and the dtypes."""
+    final = kept = None
+    if output_final_state:
+        final = call.new_states(q)
+    if keep != KEEP_NOTHING:
+        materialize = keep == KEEP_STATES
+        kept = q.new_empty(call.kept_shape(materialize), dtype=call.kept_dtype(materialize))
+    return v.new_empty(v.shape), final, kept, flag_buffer(call, q)
+
+
+def backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    do: torch.Tensor,
+    dfinal: torch.Tensor | None,
+    kept: torch.Tensor,
+    flags: torch.Tensor,
+    scale: float,
+    has_initial: bool,
+    keep: int,
+    chunk_size: int | None,
+    plan: str | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Runs a backward: dq, dk, dv, dg and the gradient of the initial states."""
+    call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
+    inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
+    do = readable(call, do)
+    with _device_of(q):
+        if unrehearsed(call, "backward", dfinal is None, has_initial, keep):
+            with rehearsing(call, q.device) as rehearsal:
+                like, after = inputs.on_meta(), on_meta(dfinal)
+                _launch_backward(
+                    rehearsal, like, do.to("meta"), after, kept.to("meta"), flags.to("meta"), has_initial, keep
+                )
+        return _launch_backward(call, inputs, do, dfinal, kept, flags, has_initial, keep)
+
+
+def _launch_backward(
+    call: Call, inputs: Inputs, do: torch.Tensor, dfinal: torch.Tensor | None, kept: torch.Tensor,
+    buffer: torch.Tensor, has_initial: bool, keep: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """Launches all kernels of the backward, recomputing states from checkpoints if needed. `buffer`: see `Flags`."""
+    q = inputs.q
+    gradients = Gradients.empty(call, inputs)
+    flags, failed = Flags.of(call, buffer), row_flags(call, q)
+    dinitial = call.new_states(q) if has_initial or call.gated else None
+    materialized = keep == KEEP_STATES
+    if call.plan.family == "wide":
+        wide.run_backward(
+            call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial,
+            materialized=materialized,
+        )  # fmt: skip
+        if not materialized:
+            # The exact kernels recompute the states of heads that either pass has flagged.
+            failed = torch.maximum(flags.rows, failed)
+            flags = replace(flags, rows=failed)
+    if materialized:
+        run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
+    elif call.gated or call.plan.family != "wide":
+        count = call.every
+        if call.plan.family == "wide":
+            # As many chunks at a time as the plain form had scratch memory for, which is free again.
+            count *= max(1, wide_pieces.scratch_slots(call) // (call.sequences * call.every))
+        scratch = q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
+        dafter = dfinal
+        for first in reversed(range(0, call.chunks, count)):
+            piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True}
+            run_forward(call, inputs, flags, initial=kept, states=scratch, **piece)
+            dbefore = call.new_states(q) if first > 0 else dinitial
+            run_backward(call, inputs, do, scratch, flags, failed, gradients, dfinal=dafter, dinitial=dbefore, **piece)
+            dafter = dbefore
+    if call.gated:
+        run_strong_backward(call, inputs, do, flags, failed, gradients)
+    return *gradients.summed(inputs), dinitial if has_initial else None
