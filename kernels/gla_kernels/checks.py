@@ -3,6 +3,7 @@
 import os
 from itertools import pairwise
 from numbers import Real
+from typing import NoReturn
 
 import torch
 
@@ -17,9 +18,8 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def _need(ok: bool, argument: str, got: object, needs: str) -> None:
-    if not ok:
-        raise ValueError(f"{argument}: got {got}; it needs {needs}")
+def _refuse(argument: str, got: object, needs: str) -> NoReturn:
+    raise ValueError(f"{argument}: got {got}; it needs {needs}")
 
 
 def check_inputs(
@@ -32,55 +32,84 @@ def check_inputs(
     cu_seqlens: torch.Tensor | None,
     chunk_size: int | None,
 ) -> None:
-    """Checks shapes, dtypes and devices of a call of the chunkwise kernels. Raises ValueError; never synchronises."""
-    _need(q.dim() == 4, "q", f"shape {tuple(q.shape)}", "four dimensions [B, T, H, K]")
-    _need(v.dim() == 4, "v", f"shape {tuple(v.shape)}", "four dimensions [B, T, H, V]")
-    B, T, H, K = q.shape
-    V = v.shape[-1]
-    _need(k.shape == q.shape, "k", f"shape {tuple(k.shape)}", f"q's shape {tuple(q.shape)}")
-    _need(v.shape[:3] == q.shape[:3], "v", f"shape {tuple(v.shape)}", f"[B, T, H] = {[B, T, H]} as in q")
-    _need(min(B, T, H, K, V) > 0, "q, v", f"shapes {tuple(q.shape)}, {tuple(v.shape)}", "no empty dimension")
-    _need(K <= MAX_HEAD_DIM, "q", f"K = {K}", f"K of at most {MAX_HEAD_DIM}")
-    _need(V <= MAX_HEAD_DIM, "v", f"V = {V}", f"V of at most {MAX_HEAD_DIM}")
-    _need(q.dtype in DTYPES, "q", str(q.dtype), "bfloat16, float16 or float32 (for float64, use naive_recurrent_gla)")
-    for name, x in (("k", k), ("v", v)):
-        _need(x.dtype == q.dtype, name, str(x.dtype), f"q's dtype {q.dtype}")
+    """Checks shapes, dtypes and devices of a call of the chunkwise kernels. Raises ValueError; never synchronises.
+
+    Every call pays for this: what a message says is put together only if a check has failed.
+    """
+    like, values, dtype, device = q.shape, v.shape, q.dtype, q.device
+    if len(like) != 4:
+        _refuse("q", f"shape {tuple(like)}", "four dimensions [B, T, H, K]")
+    if len(values) != 4:
+        _refuse("v", f"shape {tuple(values)}", "four dimensions [B, T, H, V]")
+    B, T, H, K = like
+    V = values[-1]
+    if k.shape != like:
+        _refuse("k", f"shape {tuple(k.shape)}", f"q's shape {tuple(like)}")
+    if values[:3] != like[:3]:
+        _refuse("v", f"shape {tuple(values)}", f"[B, T, H] = {[B, T, H]} as in q")
+    if min(B, T, H, K, V) <= 0:
+        _refuse("q, v", f"shapes {tuple(like)}, {tuple(values)}", "no empty dimension")
+    if K > MAX_HEAD_DIM:
+        _refuse("q", f"K = {K}", f"K of at most {MAX_HEAD_DIM}")
+    if V > MAX_HEAD_DIM:
+        _refuse("v", f"V = {V}", f"V of at most {MAX_HEAD_DIM}")
+    if dtype not in DTYPES:
+        _refuse("q", dtype, "bfloat16, float16 or float32 (for float64, use naive_recurrent_gla)")
+    if k.dtype != dtype:
+        _refuse("k", k.dtype, f"q's dtype {dtype}")
+    if v.dtype != dtype:
+        _refuse("v", v.dtype, f"q's dtype {dtype}")
     if g is not None:
-        _need(g.shape == q.shape, "g", f"shape {tuple(g.shape)}", f"q's shape {tuple(q.shape)}")
-        _need(g.dtype in DTYPES, "g", str(g.dtype), "float32 (best), bfloat16 or float16")
-    number = scale is None or isinstance(scale, Real)
-    _need(number, "scale", type(scale).__name__, "a number (a constant: no gradient is computed for it)")
+        if g.shape != like:
+            _refuse("g", f"shape {tuple(g.shape)}", f"q's shape {tuple(like)}")
+        if g.dtype not in DTYPES:
+            _refuse("g", g.dtype, "float32 (best), bfloat16 or float16")
+    if scale is not None and not isinstance(scale, Real):
+        _refuse("scale", type(scale).__name__, "a number (a constant: no gradient is computed for it)")
     sequences = B
     if cu_seqlens is not None:
         needs = "one dimension [N + 1], from 0 to T, in int32 or int64"
-        _need(cu_seqlens.dim() == 1, "cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", needs)
-        _need(cu_seqlens.shape[0] >= 2, "cu_seqlens", f"{cu_seqlens.shape[0]} numbers", "at least 2: [0, T]")
-        _need(cu_seqlens.dtype in (torch.int32, torch.int64), "cu_seqlens", str(cu_seqlens.dtype), needs)
-        _need(B == 1, "q", f"B = {B} beside cu_seqlens", "packed sequences in one row, B = 1")
+        if cu_seqlens.dim() != 1:
+            _refuse("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", needs)
+        if cu_seqlens.shape[0] < 2:
+            _refuse("cu_seqlens", f"{cu_seqlens.shape[0]} numbers", "at least 2: [0, T]")
+        if cu_seqlens.dtype not in (torch.int32, torch.int64):
+            _refuse("cu_seqlens", cu_seqlens.dtype, needs)
+        if B != 1:
+            _refuse("q", f"B = {B} beside cu_seqlens", "packed sequences in one row, B = 1")
         sequences = cu_seqlens.shape[0] - 1
     if initial_state is not None:
-        shape = (sequences, H, K, V)
-        got = tuple(initial_state.shape)
-        _need(got == shape, "initial_state", f"shape {got}", f"one state a sequence and head, {list(shape)}")
-        _need(initial_state.dtype == torch.float32, "initial_state", str(initial_state.dtype), "float32")
-    others = (("k", k), ("v", v), ("g", g), ("initial_state", initial_state), ("cu_seqlens", cu_seqlens))
-    for name, tensor in others:
-        if tensor is not None:
-            _need(tensor.device == q.device, name, f"device {tensor.device}", f"q's device {q.device}")
-    on_gpu = q.is_cuda or interpreting()
-    _need(on_gpu, "q", f"device {q.device}", "a GPU (on a CPU, use naive_recurrent_gla or TRITON_INTERPRET=1)")
-    fitting = fitting_chunks(K, operands(q.dtype).dtype.itemsize)
-    fits = chunk_size is None or (isinstance(chunk_size, int) and chunk_size in fitting)
-    _need(fits, "chunk_size", chunk_size, f"one of {fitting} at K = {K} in {q.dtype}")
+        if initial_state.shape != (sequences, H, K, V):
+            needs = f"one state a sequence and head, {[sequences, H, K, V]}"
+            _refuse("initial_state", f"shape {tuple(initial_state.shape)}", needs)
+        if initial_state.dtype != torch.float32:
+            _refuse("initial_state", initial_state.dtype, "float32")
+    if k.device != device:
+        _refuse("k", f"device {k.device}", f"q's device {device}")
+    if v.device != device:
+        _refuse("v", f"device {v.device}", f"q's device {device}")
+    if g is not None and g.device != device:
+        _refuse("g", f"device {g.device}", f"q's device {device}")
+    if initial_state is not None and initial_state.device != device:
+        _refuse("initial_state", f"device {initial_state.device}", f"q's device {device}")
+    if cu_seqlens is not None and cu_seqlens.device != device:
+        _refuse("cu_seqlens", f"device {cu_seqlens.device}", f"q's device {device}")
+    if not (q.is_cuda or interpreting()):
+        _refuse("q", f"device {device}", "a GPU (on a CPU, use naive_recurrent_gla or TRITON_INTERPRET=1)")
+    if chunk_size is not None:
+        fitting = fitting_chunks(K, operands(dtype).dtype.itemsize)
+        if not isinstance(chunk_size, int) or chunk_size not in fitting:
+            _refuse("chunk_size", chunk_size, f"one of {fitting} at K = {K} in {dtype}")
 
 
 def check_values(g: torch.Tensor | None, T: int, cu_seqlens: torch.Tensor | None) -> None:
     """Checks the values of g and cu_seqlens, which synchronises with the GPU. Raises ValueError."""
     if g is not None:
         largest = g.amax().item()
-        _need(largest <= 0, "g", f"a gate of {largest}", "gates of at most 0: natural logarithms of decays")
+        if not largest <= 0:  # NaN is not allowed either
+            _refuse("g", f"a gate of {largest}", "gates of at most 0: natural logarithms of decays")
     if cu_seqlens is not None:
         marks = cu_seqlens.tolist()
-        needs = f"numbers that start at 0, never fall, and end at T = {T}"
-        ok = marks[0] == 0 and marks[-1] == T and all(a <= b for a, b in pairwise(marks))
-        _need(ok, "cu_seqlens", marks if len(marks) <= 10 else f"{marks[:5]} ... {marks[-5:]}", needs)
+        if marks[0] != 0 or marks[-1] != T or any(a > b for a, b in pairwise(marks)):
+            needs = f"numbers that start at 0, never fall, and end at T = {T}"
+            _refuse("cu_seqlens", marks if len(marks) <= 10 else f"{marks[:5]} ... {marks[-5:]}", needs)

@@ -9,10 +9,13 @@ from gla_kernels.passes import KEEP_CHECKPOINTS, KEEP_NOTHING, KEEP_STATES
 from gla_kernels.tuning import autotuning, plan_for
 
 
-def _autocast(x: torch.Tensor) -> torch.Tensor:
-    """x in autocast's dtype if autocast is on. For q, k and v only: gates and states stay float32."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """q, k and v in autocast's dtype if autocast is on; gates and states stay float32."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple([x.to(dtype) for x in tensors])
 
 
 def _chunk(
@@ -29,7 +32,7 @@ def _chunk(
     check: bool,
     autotune: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    q, k, v = _autocast(q), _autocast(k), _autocast(v)
+    q, k, v = _autocast(q, k, v)
     check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size)
     if check:
         check_values(g, q.shape[1], cu_seqlens)
@@ -37,15 +40,20 @@ def _chunk(
     scale = K**-0.5 if scale is None else float(scale)
     if K > MAX_KEY_DIM_FLOAT32 and q.dtype != torch.bfloat16:
         return _in_pieces(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, materialize, chunk_size)
-    tensors = (q, k, v, g, initial_state)
     keep = KEEP_NOTHING
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+    if torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (g is not None and g.requires_grad)
+        or (initial_state is not None and initial_state.requires_grad)
+    ):
         keep = KEEP_STATES if materialize else KEEP_CHECKPOINTS
     g = None if g is None else g.float()
     initial_state = None if initial_state is None else initial_state.contiguous()
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
     tuned = None
-    if (autotune or autotuning()) and chunk_size is None and not torch.compiler.is_compiling():
+    if chunk_size is None and (autotune or autotuning()) and not torch.compiler.is_compiling():
         tuned = plan_for(q, k, v, g, cu_seqlens, keep, materialize)
     return eager.chunk(q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep, chunk_size, tuned)
 
