@@ -1,12 +1,16 @@
 """One call of the kernels: its sizes, its buffers, and the launches of both passes except those of `wide.py`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, lru_cache, wraps
+from types import NoneType
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import triton.language as tl
 
 from gla_kernels.backward import gla_backward_kernel
+from gla_kernels.direct import Launcher, launcher
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.forward import gla_forward_kernel
 from gla_kernels.launch import (
@@ -24,6 +28,12 @@ from gla_kernels.launch import (
     strong_tile,
 )
 from gla_kernels.strong import gla_backward_strong, gla_forward_strong
+
+# Calls whose decisions are remembered: at most this many different shapes.
+_CALLS = 512
+
+_Result = TypeVar("_Result")
+_Numbers = ParamSpec("_Numbers")
 
 _TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -43,7 +53,11 @@ def chunks_per_checkpoint(chunks: int) -> int:
 
 @dataclass(frozen=True)
 class Call:
-    """Sizes, options and launch plan of a call, without its tensors."""
+    """Sizes, options and launch plan of a call, without its tensors.
+
+    Calls on equal shapes share one object (see `make_call`), which remembers what has been decided for it: the
+    properties below, the results of functions that are `decided_once`, and its launches.
+    """
 
     B: int
     T: int
@@ -57,16 +71,26 @@ class Call:
     dtype: torch.dtype
     plan: LaunchPlan
 
-    @property
+    @cached_property
+    def decisions(self) -> dict[tuple[object, ...], Any]:
+        """Results of functions that are `decided_once`."""
+        return {}
+
+    @cached_property
+    def _launchers(self) -> dict[tuple[object, ...], Launcher]:
+        """By kernel, tile and switches. A launcher holds its kernel, whose id therefore stays its own."""
+        return {}
+
+    @cached_property
     def operands(self) -> Operands:
         return operands(self.dtype)
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """Chunks of the longest possible sequence: all T tokens."""
         return (self.T + self.plan.chunk_size - 1) // self.plan.chunk_size
 
-    @property
+    @cached_property
     def every(self) -> int:
         """Chunks from one checkpoint to the next, for sequences of average length."""
         return chunks_per_checkpoint(self.chunks // self.sequences if self.varlen else self.chunks)
@@ -90,7 +114,7 @@ class Call:
         """Number of blocks of value columns."""
         return (self.V + tile.block_v - 1) // tile.block_v
 
-    @property
+    @cached_property
     def gradient_parts(self) -> int:
         """Partial sums of dq, dk and dg: the portable Triton backward has one program per block of value columns."""
         return self.parts(self.plan.backward) if self.plan.family == "triton" else 1
@@ -118,7 +142,7 @@ class Call:
             "PDL": self.pdl,
         }
 
-    @property
+    @cached_property
     def pdl(self) -> bool:
         """Whether a kernel may start before the previous one has ended: CUDA's programmatic dependent launch."""
         return self.plan.family != "triton"
@@ -136,8 +160,13 @@ class Call:
         `early`: whether it may start before the previous kernel has ended. Every program then waits for that kernel,
         even if it ended long ago; with thousands of programs this costs more than the early start gains.
         """
-        constants = named(kernel, self.constants(tile) | switches)
-        kernel[programs](*arguments, **constants, **self.options(tile, early))
+        key = (id(kernel), tile, early, *switches.items())
+        found = self._launchers.get(key)
+        if found is None:
+            constants = named(kernel, self.constants(tile) | switches)
+            options = self.options(tile, early)
+            found = self._launchers[key] = launcher(kernel, tuple(constants.items()), tuple(options.items()))
+        found(programs, arguments)
 
 
 def named(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
@@ -145,17 +174,46 @@ def named(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in constants.items() if name in kernel.arg_names}
 
 
+def decided_once(function: Callable[_Numbers, _Result]) -> Callable[_Numbers, _Result]:
+    """Decorates a function of a call (and of values that can be hashed): it is called once for each call object."""
+
+    @wraps(function)
+    def decided(*arguments: _Numbers.args, **named: _Numbers.kwargs) -> _Result:
+        call: Any = arguments[0]
+        key = (function, *arguments[1:], *named.items())
+        found = call.decisions.get(key)
+        if found is None:
+            found = call.decisions[key] = function(*arguments, **named)
+        return found  # type: ignore[no-any-return]
+
+    return decided
+
+
 def make_call(
     q: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None, scale: float,
     chunk_size: int | None, plan_of_choice: str | None,
 ) -> Call:  # fmt: skip
     """The call for these tensors, whose values are not read; with the table's plan if none is given."""
-    B, T, H, K = q.shape
-    V = v.shape[-1]
-    sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    K, V = int(K), int(V)  # fixed even in a trace with symbolic shapes
-    choice = parse_plan(plan_of_choice) if plan_of_choice else plan(K, V, q.dtype, chunk_size, q.device, g is not None)
-    return Call(B, T, H, K, V, sequences, cu_seqlens is not None, g is not None, scale, q.dtype, choice)
+    shape, V = q.shape, v.shape[-1]
+    sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    B, T, H, K = shape
+    # Head dims are fixed even in a trace with symbolic shapes, whose calls are not remembered.
+    details = B, T, H, int(K), int(V), sequences, g is not None, scale, q.dtype, chunk_size, plan_of_choice, q.device
+    fixed = type(B) is type(T) is type(H) is int and type(sequences) in (int, NoneType) and type(scale) is float
+    return _remembered_call(*details) if fixed else _call(*details)
+
+
+def _call(
+    B: int, T: int, H: int, K: int, V: int, sequences: int | None, gated: bool, scale: float, dtype: torch.dtype,
+    chunk_size: int | None, plan_of_choice: str | None, device: torch.device,
+) -> Call:  # fmt: skip
+    choice = parse_plan(plan_of_choice) if plan_of_choice else plan(K, V, dtype, chunk_size, device, gated)
+    return Call(
+        B, T, H, K, V, B if sequences is None else sequences, sequences is not None, gated, scale, dtype, choice
+    )
+
+
+_remembered_call = lru_cache(_CALLS)(_call)
 
 
 def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
@@ -165,15 +223,19 @@ def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
     multiples of 16. q, k and v cut from one projection have such strides. Other tensors are copied, even contiguous
     ones: they may start at an unaligned address, or a single head may have a stride of 1.
     """
-    fits = x.stride(-1) == 1
+    b, t, h, last = x.stride()
+    fits = last == 1
     if call.plan.family != "triton":
-        fits = fits and all(stride % 16 == 0 for stride in x.stride()[:3]) and x.data_ptr() % 16 == 0
+        fits = fits and b % 16 == t % 16 == h % 16 == 0 and x.data_ptr() % 16 == 0
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def strides_of(*tensors: torch.Tensor | None) -> tuple[int, ...]:
     """Strides of batch, time and head of each tensor, as the kernels take them; 0 for None."""
-    return tuple(stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3]))
+    found: list[int] = []
+    for x in tensors:
+        found += (0, 0, 0) if x is None else x.stride()[:3]
+    return tuple(found)
 
 
 def on_meta(x: torch.Tensor | None) -> torch.Tensor | None:
@@ -181,8 +243,7 @@ def on_meta(x: torch.Tensor | None) -> torch.Tensor | None:
     return None if x is None else x.to("meta")
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """The tensors of a call: q, k [B, T, H, K], v [B, T, H, V], g [B, T, H, K] or None, cu_seqlens [N + 1] or None."""
 
     q: torch.Tensor

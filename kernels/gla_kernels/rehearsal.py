@@ -43,6 +43,10 @@ class _Rehearsal(Call):
 
 def unrehearsed(call: Call, *kind: object) -> bool:
     """Whether this pass is the first of its kind: same head dims, dtype and plan, and same `kind`."""
+    known = (unrehearsed, *kind)
+    if known in call.decisions:
+        return False
+    call.decisions[known] = True
     # What the sizes decide: how sequences are cut, and which kernels that takes.
     form = wide_pieces.form(call) if call.plan.family == "wide" else ()
     key = (call.K, call.V, call.dtype, call.gated, call.varlen, call.plan, form, *kind)

@@ -11,7 +11,7 @@ many pieces as fill the GPU, after another scan for the gradients at the borders
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from gla_kernels.call import Call
+from gla_kernels.call import Call, decided_once
 from gla_kernels.launch import MULTIPROCESSORS, WIDE_BACKWARD, Tile, narrower_state_tile, wide_recurrence_tile
 from gla_kernels.limits import WIDE_KEY_BLOCK
 
@@ -56,11 +56,13 @@ def state_tile(call: Call, wider: Tile, pieces: int) -> Tile:
     return wider if occupies(call, wider, pieces) else narrower_state_tile(wider)
 
 
+@decided_once
 def forward_tile(call: Call, pieces: int) -> Tile:
     """The tile of the kernel that walks the state and computes o."""
     return state_tile(call, call.plan.forward, pieces)
 
 
+@decided_once
 def recurrence_tile(call: Call, pieces: int) -> Tile:
     """The tile of `wide_recurrence`."""
     return state_tile(call, wide_recurrence_tile(call.V), pieces)
@@ -72,11 +74,13 @@ def fits_one_backward(call: Call) -> bool:
     return tile.block_k >= call.K and tile.block_v >= call.V > tile.block_v // 2
 
 
+@decided_once
 def one_backward(call: Call, pieces: int) -> bool:
     """Whether one kernel computes all gradients of so many pieces: they fit, and its programs occupy the GPU."""
     return fits_one_backward(call) and occupies(call, WIDE_BACKWARD, pieces)
 
 
+@decided_once
 def whole(call: Call) -> Run:
     """Every sequence as one piece.
 
@@ -86,6 +90,7 @@ def whole(call: Call) -> Run:
     return Run(0, 1, call.sequences, call.chunks + 1, False)
 
 
+@decided_once
 def cut(call: Call, chunks: int) -> Run:
     """All sequences cut into pieces of `chunks` chunks."""
     return Run(0, 1, call.slots(chunks), chunks, False)
@@ -96,6 +101,7 @@ def half_occupied(call: Call, tile: Tile) -> bool:
     return 2 * call.sequences * programs_a_piece(call, narrower_state_tile(tile)) > MULTIPROCESSORS
 
 
+@decided_once
 def choose_pieces(call: Call) -> Run:
     """Whole sequences or, if these leave half of the multiprocessors idle, pieces that just occupy all."""
     if half_occupied(call, call.plan.forward):
@@ -112,6 +118,7 @@ def is_whole(call: Call, run: Run) -> bool:
     return run.chunks > call.chunks
 
 
+@decided_once
 def carries(call: Call) -> bool:
     """Whether a run is the same piece of `call.every` chunks of all sequences, and the state's gradient is carried on.
 
@@ -136,11 +143,13 @@ def groups(call: Call) -> Iterator[Run]:
         yield Run(base, 1, min(at_once, pieces - base), call.every, True)
 
 
+@decided_once
 def first_run(call: Call) -> Run:
     """The first and largest run of pieces whose states are recomputed."""
     return next(slices(call) if carries(call) else groups(call))
 
 
+@decided_once
 def parks(call: Call) -> bool:
     """Whether the gradient of a chunk's state is parked in the memory of its dq, dk and dg (see `wide_recurrence.py`).
 
@@ -151,12 +160,14 @@ def parks(call: Call) -> bool:
     return fits and call.gated and not call.varlen and call.T % call.plan.chunk_size == 0
 
 
+@decided_once
 def scratch_slots(call: Call) -> int:
     """Chunks whose states need room at the same time if states are not kept."""
     first = first_run(call)
     return first.count * first.chunks
 
 
+@decided_once
 def form(call: Call) -> tuple[object, ...]:
     """The part of a call's sizes that decides which kernels it launches: how sequences are cut, and which tiles fit."""
     pieces = choose_pieces(call)

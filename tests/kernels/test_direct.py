@@ -1,0 +1,211 @@
+"""Which launches go straight to a compiled kernel, and with what. Kernels and the driver are fakes."""
+
+import pytest
+import torch
+import triton
+from gla_kernels import direct
+from gla_kernels.call import Call
+from gla_kernels.direct import Launcher
+from gla_kernels.launch import HOPPER
+from triton import knobs
+
+
+class FakeRun:
+    """What a compiled kernel is launched by."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def __call__(self, *arguments):
+        self.log.append(("direct", arguments))
+
+
+FakeRun.__module__ = direct._LAUNCHER_MODULE
+
+
+class Compiled:
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self, log):
+        self.run = FakeRun(log)
+
+
+class Kernel:
+    """A kernel that notes its launches through the JIT."""
+
+    arg_names = ("x", "y", "scale", "T", "K", "GATED")
+
+    def __init__(self, log):
+        self.log, self.pre_run_hooks = log, []
+
+    def __getitem__(self, programs):
+        def run(*arguments, **keywords):
+            self.log.append(("jit", arguments, keywords))
+            return Compiled(self.log)
+
+        return run
+
+    def run(self):
+        """In the place of Triton's own."""
+
+
+class Driver:
+    device, stream = 0, 77
+
+    def get_current_device(self):
+        return self.device
+
+    def get_current_stream(self, device):
+        return self.stream + device
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    fake = Driver()
+    monkeypatch.setattr(direct.driver, "_active", fake)
+    monkeypatch.setattr(direct, "CompiledKernel", Compiled)
+    monkeypatch.setattr(direct.JITFunction, "run", Kernel.run)
+    return fake
+
+
+@pytest.fixture
+def log(driver):
+    return []
+
+
+@pytest.fixture
+def launch(log):
+    launcher = Launcher(Kernel(log), {"GATED": True, "K": 64}, {"num_warps": 4})
+
+    def launch(*arguments, programs=(3,)):
+        launcher(programs, arguments)
+        return log[-1][0]
+
+    launch.launcher = launcher
+    return launch
+
+
+def tensor(dtype=torch.float32, offset=0):
+    x = torch.zeros(80, dtype=dtype)
+    skip = -x.data_ptr() % 16 // x.element_size()
+    return x[skip + offset :]
+
+
+def test_an_equal_launch_goes_straight_to_the_compiled_kernel(launch, log):
+    x, y = tensor(), tensor()
+    assert launch(x, None, 0.5, 33) == "jit"
+    assert log[0][2] == {"GATED": True, "K": 64, "num_warps": 4}
+    assert launch(y, None, 0.5, 33, programs=(5, 6)) == "direct"
+    head = (5, 6, 1, 77, "function", "metadata", None, None, None)
+    # Addresses in place of tensors, and the constants in the order of the kernel's parameters.
+    assert log[1][1] == (*head, y.data_ptr(), 0, 0.5, 33, 64, True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (tensor(offset=1), None, 0.5, 33),
+        (tensor(torch.float64), None, 0.5, 33),
+        (tensor(), tensor(), 0.5, 33),
+        (None, None, 0.5, 33),
+        (tensor(), None, 0.25, 33),
+        (tensor(), None, 0.5, 1),
+        (tensor(), None, 0.5, 32),
+        (tensor(), None, 0.5, 2**31),
+    ],
+    ids=["unaligned", "dtype", "present", "absent", "scale", "one", "divisible", "64 bits"],
+)
+def test_other_arguments_are_left_to_the_jit_once(launch, other):
+    assert launch(tensor(), None, 0.5, 33) == "jit"
+    assert launch(*other) == "jit"
+    assert launch(*other) == "direct"
+    assert launch(tensor(), None, 0.5, 33) == "direct"
+
+
+def test_each_tensor_has_its_own_alignment(launch):
+    launch(tensor(), tensor(offset=1), 0.5, 33)
+    assert launch(tensor(offset=1), tensor(), 0.5, 33) == "jit"
+
+
+def test_each_device_has_its_own_compiled_kernel_and_each_launch_takes_the_current_stream(launch, log, driver):
+    launch(tensor(), None, 0.5, 33)
+    driver.device = 1
+    assert launch(tensor(), None, 0.5, 33) == "jit"
+    driver.stream = 90
+    assert launch(tensor(), None, 0.5, 33) == "direct"
+    assert log[-1][1][3] == 91
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"), [("runtime", "debug", True), ("compilation", "instrumentation_mode", "consan")]
+)
+def test_tritons_knobs_are_part_of_what_has_to_be_equal(launch, monkeypatch, where, name, value):
+    launch(tensor(), None, 0.5, 33)
+    monkeypatch.setattr(getattr(knobs, where), name, value)
+    assert launch(tensor(), None, 0.5, 33) == "jit"
+    assert launch(tensor(), None, 0.5, 33) == "direct"
+
+
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+def test_while_a_launch_is_watched_it_goes_through_the_jit(launch, monkeypatch, name):
+    launch(tensor(), None, 0.5, 33)
+    chain = getattr(knobs.runtime, name)
+
+    def hook(metadata):
+        pass
+
+    chain.add(hook)
+    assert launch(tensor(), None, 0.5, 33) == "jit"
+    chain.remove(hook)
+    assert launch(tensor(), None, 0.5, 33) == "direct"
+    monkeypatch.setattr(knobs.runtime, name, hook)
+    assert launch(tensor(), None, 0.5, 33) == "jit"
+    monkeypatch.setattr(knobs.runtime, name, None)
+    assert launch(tensor(), None, 0.5, 33) == "direct"
+
+
+def test_hooks_of_the_kernel_or_of_the_compilers_stages_are_honoured(launch, monkeypatch):
+    launch(tensor(), None, 0.5, 33)
+    launch.launcher._kernel.pre_run_hooks.append(print)
+    assert launch(tensor(), None, 0.5, 33) == "jit"
+    launch.launcher._kernel.pre_run_hooks.clear()
+    assert launch(tensor(), None, 0.5, 33) == "direct"
+    monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", lambda: ("", ""))
+    assert launch(tensor(), None, 0.5, 33) == "jit"
+
+
+def test_an_unknown_version_of_triton_launches_for_itself(driver, log, monkeypatch):
+    monkeypatch.setattr(triton, "__version__", "9.0.0")
+    launcher = Launcher(Kernel(log), {"K": 64, "GATED": True}, {})
+    for _ in range(2):
+        launcher((1,), (tensor(), None, 0.5, 33))
+    assert [kind for kind, *_ in log] == ["jit", "jit"]
+
+
+@pytest.mark.parametrize("arguments", [(tensor(), 0.5, None, 33), (tensor(), None, 0.5), (tensor(), None, True, 33)])
+def test_arguments_of_another_form_go_through_the_jit(launch, arguments):
+    assert launch(*arguments) == "jit"
+    assert launch(*arguments) == "jit"
+
+
+def test_other_backends_and_kernels_that_are_not_compiled_go_through_the_jit(launch, monkeypatch):
+    monkeypatch.setattr(direct, "_LAUNCHER_MODULE", "triton.backends.amd.driver")
+    assert launch(tensor(), None, 0.5, 33) == "jit"
+    assert launch(tensor(), None, 0.5, 33) == "jit"
+
+
+def test_what_is_remembered_is_bounded(launch, monkeypatch):
+    monkeypatch.setattr(direct, "_LAUNCHES", 3)
+    for T in range(20):
+        launch(tensor(), None, 0.5, T)
+        assert len(launch.launcher._remembered) <= 3
+
+
+def test_calls_of_other_sizes_share_launchers_and_switches_tell_them_apart(driver, log):
+    kernel = Kernel(log)
+    for T in (64, 128):
+        call = Call(1, T, 1, 64, 64, 1, False, True, 1.0, torch.bfloat16, HOPPER)
+        call.launch(kernel, HOPPER.forward, (1,), (tensor(), None, 0.5, 33), {"GATED": True})
+    call.launch(kernel, HOPPER.forward, (1,), (tensor(), None, 0.5, 33), {"GATED": False})
+    call.launch(kernel, HOPPER.forward, (1,), (tensor(), None, 0.5, 33), {"GATED": False}, early=False)
+    assert [kind for kind, *_ in log] == ["jit", "direct", "jit", "jit"]
