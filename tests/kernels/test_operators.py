@@ -1,10 +1,16 @@
-"""The kernels as PyTorch operators: torch's requirements, and the features that depend on them."""
+"""The kernels as PyTorch operators and around them: torch's requirements, and the features that depend on them."""
+
+import warnings
 
 import pytest
 import torch
 from gla_cases import cumulative, make_case
-from gla_kernels import chunk_gla, ops, passes
+from gla_kernels import chunk_gla, chunk_linear_attn, eager, ops, passes
 from torch import library
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 NAMES = ("q", "k", "v", "g")
@@ -12,6 +18,31 @@ NAMES = ("q", "k", "v", "g")
 
 def leaves_of(case):
     return [case.inputs[name].clone().requires_grad_() for name in NAMES]
+
+
+def through_operators(*tensors):
+    return False
+
+
+@pytest.fixture(params=["eager", "operators"])
+def path(request, monkeypatch):
+    """Both ways of a call: around the operators, as calls on plain tensors go, and through them."""
+    if request.param == "operators":
+        monkeypatch.setattr(eager, "is_plain", through_operators)
+    return request.param
+
+
+class Operators(TorchDispatchMode):
+    """Notes which of our operators are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "gla_kernels":
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("keep", [passes.KEEP_STATES, passes.KEEP_CHECKPOINTS])
@@ -53,15 +84,16 @@ def test_a_compiled_call_is_one_graph_and_gives_the_same(materialize):
         assert torch.allclose(x.grad, y.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_activation_checkpointing_gives_the_same_bits():
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing_gives_the_same_bits(path, use_reentrant):
     case = make_case("mild", T=40, K=16, V=16)
     plain, again = leaves_of(case), leaves_of(case)
     chunk_gla(*plain)[0].square().sum().backward()
-    checkpoint(lambda *x: chunk_gla(*x)[0], *again, use_reentrant=False).square().sum().backward()
+    checkpoint(lambda *x: chunk_gla(*x)[0], *again, use_reentrant=use_reentrant).square().sum().backward()
     assert all(torch.equal(x.grad, y.grad) for x, y in zip(plain, again, strict=True))
 
 
-def test_autocast_takes_q_k_and_v_in_its_type_and_leaves_gate_and_state():
+def test_autocast_takes_q_k_and_v_in_its_type_and_leaves_gate_and_state(path):
     case = make_case("mild", T=20, K=16, V=16)
     q, k, v, g = leaves_of(case)
     with torch.autocast("cpu", dtype=torch.float16):
@@ -69,6 +101,161 @@ def test_autocast_takes_q_k_and_v_in_its_type_and_leaves_gate_and_state():
     assert (o.dtype, final.dtype) == (torch.float16, torch.float32)
     o.float().sum().backward()
     assert (q.grad.dtype, g.grad.dtype) == (torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+def test_both_ways_give_the_same_bits(materialize, packed, gated, monkeypatch):
+    lengths = [20, 0, 13]
+    case = make_case("strong", K=16, V=16, lengths=lengths) if packed else make_case("strong", T=40, K=16, V=16)
+    options = {"output_final_state": True, "materialize": materialize}
+    options |= {"cu_seqlens": cumulative(lengths)} if packed else {}
+
+    def results():
+        leaves = leaves_of(case) if gated else leaves_of(case)[:3]
+        initial = case.inputs["initial"].clone().requires_grad_()
+        o, final = (chunk_gla if gated else chunk_linear_attn)(*leaves, initial_state=initial, **options)
+        grads = torch.autograd.grad((o, final), (*leaves, initial), (case.grads["o"], case.grads["final"]))
+        return o, final, *grads
+
+    around = results()
+    monkeypatch.setattr(eager, "is_plain", through_operators)
+    through = results()
+    assert "Chunk" in around[0].grad_fn.name() != through[0].grad_fn.name()
+    assert all(torch.equal(x, y) for x, y in zip(around, through, strict=True))
+
+
+def test_a_gradient_of_one_output_only(path):
+    case = make_case("mild", T=40, K=16, V=16)
+    leaves = leaves_of(case)
+    do, dfinal = case.grads["o"], case.grads["final"]
+    o, final = chunk_gla(*leaves, output_final_state=True)
+    of_o = torch.autograd.grad(o, leaves, do, retain_graph=True)
+    of_final = torch.autograd.grad(final, leaves, dfinal, retain_graph=True, allow_unused=True)
+    of_both = torch.autograd.grad((o, final), leaves, (do, dfinal))
+    for x, y, both in zip(of_o, of_final, of_both, strict=True):
+        assert torch.allclose(x + y, both, rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_without_a_gradient_get_none(path):
+    case = make_case("mild", T=40, K=16, V=16)
+    q, k, v, g = (case.inputs[name].clone() for name in NAMES)
+    k.requires_grad_()
+    chunk_gla(q, k, v, g, initial_state=case.inputs["initial"])[0].sum().backward()
+    assert k.grad is not None
+    assert q.grad is v.grad is g.grad is None
+
+
+def test_gradients_cannot_be_differentiated_again(path):
+    leaves = leaves_of(make_case("mild", T=20, K=16, V=16))
+    grads = torch.autograd.grad(chunk_gla(*leaves)[0].square().sum(), leaves, create_graph=True)
+    with pytest.raises(RuntimeError, match="chunk_gla and chunk_linear_attn cannot be differentiated again"):
+        grads[0].sum().backward()
+
+
+def test_a_second_backward_needs_a_retained_graph(path):
+    leaves = leaves_of(make_case("mild", T=20, K=16, V=16))
+    loss = chunk_gla(*leaves)[0].sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_what_was_changed_after_the_forward_is_noticed(path):
+    leaves = leaves_of(make_case("mild", T=20, K=16, V=16))
+    q = leaves[0] * 1
+    o, _ = chunk_gla(q, *leaves[1:])
+    q.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+def test_hooks_on_saved_tensors_see_all_that_is_saved(path):
+    leaves = leaves_of(make_case("mild", T=20, K=16, V=16))
+    packed, unpacked = [], []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: (packed.append(x.shape), x)[1], lambda x: (unpacked.append(x.shape), x)[1]
+    ):
+        o, _ = chunk_gla(*leaves)
+    o.sum().backward()
+    assert packed == unpacked
+    assert len(packed) == 6  # q, k, v, g, the states and the flags
+
+
+def test_without_gradients_nothing_is_saved(path):
+    leaves = leaves_of(make_case("mild", T=20, K=16, V=16))
+    saved = []
+    with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(saved.append, lambda x: x):
+        o, _ = chunk_gla(*leaves)
+    assert not saved
+    assert not o.requires_grad
+
+
+def test_a_batch_of_gradients_at_once(path):
+    leaves = leaves_of(make_case("mild", T=20, K=16, V=16))
+    o, _ = chunk_gla(*leaves)
+    one = torch.ones_like(o)
+    expected = torch.autograd.grad(o, leaves, one, retain_graph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch runs the operator for each
+        found = torch.autograd.grad(o, leaves, torch.stack([one, 2 * one]), is_grads_batched=True)
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x[0], y)
+
+
+class OfOwnKind(torch.Tensor):
+    """A subclass without code of its own."""
+
+
+class WatchingFunctions(TorchFunctionMode):
+    """Sees functions and changes nothing."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_plain_tensors_go_around_the_operators_and_all_else_goes_through_them():
+    q = torch.zeros(1)
+    assert eager.is_plain(q, None, torch.nn.Parameter(q))
+    assert not eager.is_plain(q, q.as_subclass(OfOwnKind))
+    assert not eager.is_plain(q.to("meta"))
+    with Operators():
+        assert not eager.is_plain(q)
+    with WatchingFunctions():
+        assert not eager.is_plain(q)
+    with forward_ad.dual_level():
+        assert not eager.is_plain(q)
+    assert eager.is_plain(q)
+    seen = []
+    torch.vmap(lambda x: (seen.append(eager.is_plain(x)), x)[1])(torch.zeros(2, 1))
+    torch.func.grad(lambda x: (seen.append(eager.is_plain(x)), x.sum())[1])(q)
+    assert seen == [False, False]
+
+
+def test_modes_see_the_operators_of_both_passes():
+    leaves = leaves_of(make_case("mild", T=20, K=16, V=16))
+    with Operators() as seen:
+        chunk_gla(*leaves)[0].sum().backward()
+    assert seen.names == ["chunk_forward", "chunk_backward"]
+
+
+def test_a_mode_that_is_entered_for_the_backward_sees_its_operator():
+    leaves = leaves_of(make_case("mild", T=20, K=16, V=16))
+    o, _ = chunk_gla(*leaves)
+    with Operators() as seen:
+        o.sum().backward()
+    assert seen.names == ["chunk_backward"]
+
+
+@pytest.mark.parametrize("pre_dispatch", [True, False])
+def test_a_trace_holds_the_operator(pre_dispatch):
+    case = make_case("mild", T=20, K=16, V=16)
+    inputs = [case.inputs[name] for name in NAMES]
+    graph = make_fx(lambda *x: chunk_gla(*x)[0], pre_dispatch=pre_dispatch)(*inputs)
+    assert any(node.target is ops.chunk_forward for node in graph.graph.nodes)
+    assert torch.equal(graph(*inputs), chunk_gla(*inputs)[0])
 
 
 def test_nothing_is_kept_when_no_gradient_is_wanted():
