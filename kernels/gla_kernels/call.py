@@ -243,7 +243,8 @@ def on_meta(x: torch.Tensor | None) -> torch.Tensor | None:
     return None if x is None else x.to("meta")
 
 
-class Inputs(NamedTuple):
+@dataclass(eq=False)
+class Inputs:
     """The tensors of a call: q, k [B, T, H, K], v [B, T, H, V], g [B, T, H, K] or None, cu_seqlens [N + 1] or None."""
 
     q: torch.Tensor
@@ -267,13 +268,16 @@ class Inputs(NamedTuple):
             self.q.to("meta"), self.k.to("meta"), self.v.to("meta"), on_meta(self.g), on_meta(self.cu_seqlens)
         )
 
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        return strides_of(self.q, self.k, self.v, self.g)
+
     def strides(self, *more: torch.Tensor) -> tuple[int, ...]:
         """Strides of q, k, v, g and `more`; see `strides_of`."""
-        return strides_of(self.q, self.k, self.v, self.g, *more)
+        return self._strides + strides_of(*more)
 
 
-@dataclass(frozen=True)
-class Flags:
+class Flags(NamedTuple):
     """What a forward found: `rows` [N, H], 1 where a result is not finite, and `marks` of chunks with strong gates.
 
     Marks are [slots, H], n + 1 for a chunk of sequence n, and empty without gates. Both are int32 and start at 0,
@@ -286,9 +290,10 @@ class Flags:
     @classmethod
     def of(cls, call: Call, buffer: torch.Tensor) -> "Flags":
         """The parts of a buffer, which is one tensor so that it is set to 0 by one launch; see `flag_buffer`."""
-        rows = call.sequences * call.H
-        shape = (call.sequences, call.H)
-        return cls(buffer[:rows].view(shape), buffer[_aligned(rows) :].view(-1, call.H))
+        N, H = call.sequences, call.H
+        slots = call.slots(1) if call.gated else 0
+        begin = buffer.storage_offset() + _aligned(N * H)
+        return cls(buffer.as_strided((N, H), (H, 1)), buffer.as_strided((slots, H), (H, 1), begin))
 
 
 def _aligned(words: int) -> int:
@@ -396,7 +401,7 @@ def _launch_strong(call: Call, kernel: Any, arguments: tuple[Any, ...], flags: F
 
 @dataclass(frozen=True)
 class Gradients:
-    """The backward's outputs: dq, dk and dg [B, T, H, parts, K] as `Call.gradient_parts` partial sums, and dv."""
+    """The backward's outputs: dv, and dq, dk and dg [B, T, H, K], or [B, T, H, parts, K] if they are partial sums."""
 
     dq: torch.Tensor
     dk: torch.Tensor
@@ -408,16 +413,19 @@ class Gradients:
         parts = call.gradient_parts
 
         def part_buffer(x: torch.Tensor) -> torch.Tensor:
-            return x.new_empty((*x.shape[:3], parts, call.K), dtype=x.dtype if parts == 1 else torch.float32)
+            if parts == 1:
+                return torch.empty_like(x, memory_format=torch.contiguous_format)
+            return x.new_empty((*x.shape[:3], parts, call.K), dtype=torch.float32)
 
         dg = None if inputs.g is None else part_buffer(inputs.g)
-        return cls(part_buffer(inputs.q), part_buffer(inputs.k), inputs.v.new_empty(inputs.v.shape), dg)
+        dv = torch.empty_like(inputs.v, memory_format=torch.contiguous_format)
+        return cls(part_buffer(inputs.q), part_buffer(inputs.k), dv, dg)
 
     def summed(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """dq, dk, dv and dg in the shapes and dtypes of their inputs."""
 
         def total(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-            return parts.squeeze(3) if parts.shape[3] == 1 else parts.sum(3).to(like.dtype)
+            return parts if parts.dim() == 4 else parts.sum(3).to(like.dtype)
 
         dg = None if inputs.g is None or self.dg is None else total(self.dg, inputs.g)
         return total(self.dq, inputs.q), total(self.dk, inputs.k), self.dv, dg

@@ -30,11 +30,6 @@ _LAUNCHER_MODULE = "triton.backends.nvidia.driver"
 _LAUNCHES, _LAUNCHERS = 256, 1024
 
 
-def _is_silent(hook: Any) -> bool:
-    """Whether a hook of Triton's knobs does nothing: none is set, or a chain without functions."""
-    return hook is None or (type(hook) is knobs.HookChain and not hook.calls)
-
-
 class Launcher:
     """Launches one kernel with one set of constants and options."""
 
@@ -56,10 +51,12 @@ class Launcher:
     def __call__(self, programs: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         """Launches so many programs. `arguments`: tensors or None first, then numbers."""
         runtime = knobs.runtime
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        # A hook that does nothing is none, or a chain without functions.
         if (
             not self._direct
-            or not _is_silent(runtime.launch_enter_hook)
-            or not _is_silent(runtime.launch_exit_hook)
+            or not (enter is None or (type(enter) is knobs.HookChain and not enter.calls))
+            or not (leave is None or (type(leave) is knobs.HookChain and not leave.calls))
             or runtime.add_stages_inspection_hook is not None
             or self._kernel.pre_run_hooks
         ):

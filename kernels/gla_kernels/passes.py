@@ -1,7 +1,6 @@
 """One call's forward and backward: what is allocated, rehearsed and launched. Outputs not asked for are None."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,7 +100,8 @@ def forward_outputs(call: Call, q: torch.Tensor, v: torch.Tensor, output_final_s
     if keep != KEEP_NOTHING:
         materialize = keep == KEEP_STATES
         kept = q.new_empty(call.kept_shape(materialize), dtype=call.kept_dtype(materialize))
-    return v.new_empty(v.shape), final, kept, flag_buffer(call, q)
+    o = torch.empty_like(v, memory_format=torch.contiguous_format)
+    return o, final, kept, flag_buffer(call, q)
 
 
 def backward(
@@ -152,7 +152,7 @@ def _launch_backward(
         if not materialized:
             # The exact kernels recompute the states of heads that either pass has flagged.
             failed = torch.maximum(flags.rows, failed)
-            flags = replace(flags, rows=failed)
+            flags = flags._replace(rows=failed)
     if materialized:
         run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
     elif call.gated or call.plan.family != "wide":

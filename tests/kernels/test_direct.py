@@ -1,5 +1,10 @@
 """Which launches go straight to a compiled kernel, and with what. Kernels and the driver are fakes."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import triton
@@ -209,3 +214,62 @@ def test_calls_of_other_sizes_share_launchers_and_switches_tell_them_apart(drive
     call.launch(kernel, HOPPER.forward, (1,), (tensor(), None, 0.5, 33), {"GATED": False})
     call.launch(kernel, HOPPER.forward, (1,), (tensor(), None, 0.5, 33), {"GATED": False}, early=False)
     assert [kind for kind, *_ in log] == ["jit", "direct", "jit", "jit"]
+
+
+# Triton as it is, with a driver that loads nothing and notes what would be launched: the launches of two forwards.
+REAL = """
+import json, sys
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import compiler
+from triton.runtime import driver
+
+notes = []
+
+class Launch:
+    def __init__(self, src, metadata):
+        self.pdl = metadata.launch_pdl
+
+    def __call__(self, x, y, z, stream, function, metadata, note, enter, leave, *arguments):
+        through = "direct" if enter is None else "jit"
+        addresses = [a.data_ptr() if isinstance(a, torch.Tensor) else a or 0 for a in arguments]
+        notes.append((through, [x, y, z, stream, function, metadata, self.pdl, *map(str, addresses)]))
+
+class Driver:
+    class utils:
+        load_binary = staticmethod(lambda name, *_: (name, name, 32, 0, 1024))
+    launcher_cls = Launch
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 5)
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+
+Launch.__module__ = "triton.backends.nvidia.driver"
+driver._active = Driver()
+compiler.max_shared_mem = lambda device: 232448
+
+from gla_kernels.call import Call, Flags, Inputs, flag_buffer, run_forward
+from gla_kernels.launch import HOPPER, triton_plan
+
+for plan in (HOPPER, triton_plan(64, 64, torch.bfloat16, None)):
+    q = torch.zeros(1, 100, 1, 64, dtype=torch.bfloat16)
+    g = torch.zeros(1, 100, 1, 64)
+    call = Call(1, 100, 1, 64, 64, 1, False, True, 0.125, torch.bfloat16, plan)
+    inputs, flags = Inputs.of(call, q, q, q, g, None), Flags.of(call, flag_buffer(call, q))
+    states = q.new_empty(call.kept_shape(True))
+    initial, final, o = call.new_states(q), call.new_states(q), torch.empty_like(q)
+    for _ in range(2):
+        run_forward(call, inputs, flags, o=o, initial=initial, final=final, states=states)
+json.dump(notes, sys.stdout)
+"""
+
+
+def test_a_direct_launch_passes_what_tritons_own_passes():
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    notes = json.loads(done.stdout)
+    assert [through for through, _ in notes] == ["jit"] * 3 + ["direct"] * 3 + ["jit"] * 3 + ["direct"] * 3
+    for first in (0, 6):
+        assert notes[first][1][6] == (first == 0)  # only the Gluon kernels begin early
+        for (_, jit), (_, direct_) in zip(notes[first : first + 3], notes[first + 3 : first + 6], strict=True):
+            assert jit == direct_
