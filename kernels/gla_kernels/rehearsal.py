@@ -1,7 +1,8 @@
 """Compiles the kernels of a first call in parallel; one by one takes 1.3 to 1.5 times as long.
 
-Before launching, `ops.py` asks `unrehearsed()`. If true, it runs the same launch code once inside `rehearsing()`, with
-tensors on the meta device: kernels are compiled, none runs. A first forward also compiles the kernels of its backward.
+Before launching, `passes.py` asks `unrehearsed()`. If true, it runs the same launch code once inside `rehearsing()`,
+with tensors on the meta device: kernels are compiled, none runs. A first forward also compiles the kernels of its
+backward.
 A kernel that this misses is compiled when it is launched, as Triton does by default.
 """
 

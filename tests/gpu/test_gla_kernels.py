@@ -3,9 +3,11 @@
 import pytest
 import torch
 from gla_cases import GATES, assert_close, cumulative, make_case, run
-from gla_kernels import chunk_gla, chunk_linear_attn, launch, naive_recurrent_gla, ops, passes
+from gla_kernels import call, chunk_gla, chunk_linear_attn, launch, naive_recurrent_gla, ops, passes
 from torch import library
 from torch.utils.checkpoint import checkpoint
+from triton import knobs
+from triton.runtime import JITFunction
 
 BF16_BOUND = 3.5e-3
 # Chunks with strong gates are completed after they have been rounded once.
@@ -178,16 +180,21 @@ def test_packed_sequences_in_one_backward_kernel_are_right(materialize):
     assert_close(run(chunk_gla, case.inputs, case.grads, **options), case, BF16_BOUND)
 
 
+def without_gluon_kernels(monkeypatch):
+    monkeypatch.setattr(launch, "hopper_device", lambda index: False)
+    monkeypatch.setattr(call, "_remembered_call", call._call)  # another test may have had such a call
+
+
 @pytest.mark.parametrize("gate", ["mild", "slow", "strong", "resets"])
 def test_the_plain_triton_twin_is_right_on_a_hopper_gpu(gate, monkeypatch):
-    monkeypatch.setattr(launch, "hopper_device", lambda index: False)
+    without_gluon_kernels(monkeypatch)
     case = make_case(gate, T=300, K=64, V=96, dtype=torch.bfloat16, device="cuda")
     assert_close(run(chunk_gla, case.inputs, case.grads), case, bound_of(gate))
 
 
 @pytest.mark.parametrize("materialize", MODES)
 def test_the_plain_triton_twin_of_linear_attention_is_right_on_a_hopper_gpu(materialize, monkeypatch):
-    monkeypatch.setattr(launch, "hopper_device", lambda index: False)
+    without_gluon_kernels(monkeypatch)
     case = make_case(None, T=300, K=64, V=96, dtype=torch.bfloat16, device="cuda")
     assert_close(run(chunk_linear_attn, case.inputs, case.grads, materialize=materialize), case, BF16_BOUND)
 
@@ -264,6 +271,30 @@ def test_checkpointing_and_autocast_work():
     assert o.dtype == torch.bfloat16
     o.float().sum().backward()
     assert all(x.grad.dtype == torch.float32 and x.grad.isfinite().all() for x in leaves)
+
+
+@pytest.mark.parametrize("materialize", MODES)
+@pytest.mark.parametrize("K", [60, 64, 128, 256])
+def test_repeated_calls_go_straight_to_compiled_kernels_and_give_the_same_bits(K, materialize, monkeypatch):
+    case = make_case("strong", T=300, K=K, V=64, dtype=torch.bfloat16, device="cuda")
+
+    def results():
+        return run(chunk_gla, case.inputs, case.grads, materialize=materialize)
+
+    def hook(metadata):
+        """Only its presence matters: launches that are watched go through Triton's JIT."""
+
+    knobs.runtime.launch_enter_hook.add(hook)
+    expected = results()
+    knobs.runtime.launch_enter_hook.remove(hook)
+    results()
+    torch.cuda.synchronize()
+    monkeypatch.delattr(JITFunction, "run")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        found = results()
+    torch.cuda.synchronize()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("K", [64, 128, 256])
