@@ -294,6 +294,8 @@ def _assert(holds: bool) -> None:
 class Kernel:
     """A Gluon function: called by another one, or launched as `kernel[programs](*arguments, **constants)`."""
 
+    launches = 0  # of all kernels
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.arg_names = list(inspect.signature(function).parameters)
@@ -304,6 +306,7 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, num_warps: int = 4, **named: Any) -> None:
             global _now
+            Kernel.launches += 1
             constants = {name: x for name, x in named.items() if name in self.arg_names}
             arguments = [_argument(x) for x in args]
             for number in range(int(grid[0])):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from gla_cases import Case, assert_close, cumulative, make_case, run, truth
-from gla_kernels import chunk_gla, chunk_linear_attn, wide, wide_pieces
+from gla_kernels import call, chunk_gla, chunk_linear_attn, ops, passes, wide, wide_pieces
 from gla_kernels.call import Call, Flags, make_call
 from gla_kernels.launch import hopper_plan
-from gluon_on_cpu import gluon_on_cpu, interpret_bfloat16
+from gluon_on_cpu import Kernel, gluon_on_cpu, interpret_bfloat16
 from product import product
 
 # As on a GPU, most errors are around 3e-3.
@@ -17,14 +17,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide b
 @pytest.fixture(autouse=True)
 def on_hopper(monkeypatch):
     """Every call runs the kernels for Hopper; memory that is not initialised is NaN."""
-    monkeypatch.setattr("gla_kernels.call.plan", lambda K, V, dtype, chunk, *_: hopper_plan(K, V, dtype, chunk))
+    monkeypatch.setattr(call, "plan", lambda K, V, dtype, chunk, *_: hopper_plan(K, V, dtype, chunk))
+    monkeypatch.setattr(call, "_remembered_call", call._call)
     monkeypatch.setattr(Call, "pdl", False)
     monkeypatch.setattr(wide, "_SCAN_BLOCK", 4096)  # the interpreter takes its time by the program
     interpret_bfloat16(monkeypatch)
     torch.use_deterministic_algorithms(True)
+    before = Kernel.launches
     with gluon_on_cpu():
         yield
     torch.use_deterministic_algorithms(False)
+    assert Kernel.launches > before
 
 
 def attend(case, gated=True, **options):
@@ -104,12 +107,10 @@ def test_narrow_heads_are_right_from_checkpoints(lengths, gate):
 
 @pytest.mark.parametrize(("K", "V"), HEADS)
 def test_exactly_the_chunks_with_a_strong_channel_are_marked(K, V):
-    from gla_kernels import ops
-
     case = bfloat16_case("mild", B=2, T=200, H=2, K=K, V=V)
     case.inputs["g"][1, 70, 1, K - 1] = -100.0
     q, k, v, g, initial = (case.inputs[name] for name in ("q", "k", "v", "g", "initial"))
-    buffer = ops.chunk_forward(q, k, v, g, initial, None, 0.1, False, ops.KEEP_NOTHING, None, None)[3]
+    buffer = ops.chunk_forward(q, k, v, g, initial, None, 0.1, False, passes.KEEP_NOTHING, None, None)[3]
     flags = Flags.of(make_call(q, v, g, None, 0.1, None, None), buffer)
     assert not flags.rows.any()
     assert flags.marks.view(2, 4, 2).nonzero().tolist() == [[1, 1, 1]]
