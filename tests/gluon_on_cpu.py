@@ -49,13 +49,27 @@ class Value(torch.Tensor):
     def type(self) -> Any:
         return SimpleNamespace(layout=None)
 
-    def to(self, dtype: torch.dtype, bitcast: bool = False) -> Any:
+    def to(self, dtype: Any, bitcast: bool = False) -> Any:
+        dtype = dtype.dtype if isinstance(dtype, _Element) else dtype
         return self.view(dtype) if bitcast else super().to(dtype)
 
     __iadd__ = torch.Tensor.__add__
     __isub__ = torch.Tensor.__sub__
     __imul__ = torch.Tensor.__mul__
     __iand__ = torch.Tensor.__and__
+
+
+class _Element:
+    """A dtype as Gluon shows it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype, self.primitive_bitwidth = dtype, 8 * dtype.itemsize
+
+    def __eq__(self, other: object) -> bool:
+        return self.dtype == other
+
+    def __hash__(self) -> int:
+        return hash(self.dtype)
 
 
 def _value(x: Any) -> Any:
@@ -84,7 +98,7 @@ class Pointer:
 
     @property
     def dtype(self) -> Any:
-        return SimpleNamespace(element_ty=self.memory.dtype)
+        return SimpleNamespace(element_ty=_Element(self.memory.dtype))
 
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.memory, self.offset + offset)

@@ -169,6 +169,8 @@ def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
         return "*i32"
     if name in _INPUTS or (name in ("dq", "dk") and call.gradient_parts == 1):
         return _POINTER[call.dtype]
+    if name in ("g", "dg") and call.bfloat16_gates:
+        return "*bf16"
     if name in ("states", "dstates", "parked"):
         return _POINTER[call.operands.dtype]
     return "fp32" if name == "scale" else "*fp32"
@@ -193,9 +195,9 @@ def resources(compiled: Any) -> Resources:
     return Resources(found["REG"], found["STACK"], compiled.metadata.shared)
 
 
-def call_of(K: int, V: int, gated: bool, dtype: torch.dtype, choice: LaunchPlan) -> Call:
+def call_of(K: int, V: int, gated: bool, dtype: torch.dtype, choice: LaunchPlan, bfloat16_gates: bool = False) -> Call:
     """A call with head dims K and V and an arbitrary shape, for compiling."""
-    return Call(2, 4096, 4, K, V, 2, False, gated, K**-0.5, dtype, choice)
+    return Call(2, 4096, 4, K, V, 2, False, gated, K**-0.5, dtype, choice, bfloat16_gates)
 
 
 def main() -> None:
@@ -206,6 +208,7 @@ def main() -> None:
     parser.add_argument("--key-dim", type=int, default=64)
     parser.add_argument("--value-dim", type=int, default=64)
     parser.add_argument("--dtype", choices=dtypes, default="bf16")
+    parser.add_argument("--gates", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--chunk", type=int, choices=CHUNK_SIZES)
     parser.add_argument("--family", choices=("triton", "hopper"), default="triton")
     options = parser.parse_args()
@@ -215,7 +218,7 @@ def main() -> None:
         parser.error(f"the Hopper kernels do not support K = {K}, V = {V} in {options.dtype}; use --family triton")
     for gated in (True, False):
         choice = special or plan(K, V, dtype, options.chunk, gated=gated)
-        call = call_of(K, V, gated, dtype, choice)
+        call = call_of(K, V, gated, dtype, choice, options.gates == "bf16")
         for variant in variants(call):
             for arch in options.arch:
                 compiled = compile_kernel(call, variant, arch)

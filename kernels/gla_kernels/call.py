@@ -70,6 +70,7 @@ class Call:
     scale: float
     dtype: torch.dtype
     plan: LaunchPlan
+    bfloat16_gates: bool = False  # else float32
 
     @cached_property
     def decisions(self) -> dict[tuple[object, ...], Any]:
@@ -198,19 +199,22 @@ def make_call(
     sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
     B, T, H, K = shape
     # Head dims are fixed even in a trace with symbolic shapes, whose calls are not remembered.
-    details = B, T, H, int(K), int(V), sequences, g is not None, scale, q.dtype, chunk_size, plan_of_choice, q.device
+    gates = None if g is None else g.dtype
+    details = B, T, H, int(K), int(V), sequences, gates, scale, q.dtype, chunk_size, plan_of_choice, q.device
     fixed = type(B) is type(T) is type(H) is int and type(sequences) in (int, NoneType) and type(scale) is float
     return _remembered_call(*details) if fixed else _call(*details)
 
 
 def _call(
-    B: int, T: int, H: int, K: int, V: int, sequences: int | None, gated: bool, scale: float, dtype: torch.dtype,
-    chunk_size: int | None, plan_of_choice: str | None, device: torch.device,
+    B: int, T: int, H: int, K: int, V: int, sequences: int | None, gates: torch.dtype | None, scale: float,
+    dtype: torch.dtype, chunk_size: int | None, plan_of_choice: str | None, device: torch.device,
 ) -> Call:  # fmt: skip
+    gated, packed = gates is not None, sequences is not None
     choice = parse_plan(plan_of_choice) if plan_of_choice else plan(K, V, dtype, chunk_size, device, gated)
     return Call(
-        B, T, H, K, V, B if sequences is None else sequences, sequences is not None, gated, scale, dtype, choice
-    )
+        B, T, H, K, V, B if sequences is None else sequences, packed, gated, scale, dtype, choice,
+        gates == torch.bfloat16,
+    )  # fmt: skip
 
 
 _remembered_call = lru_cache(_CALLS)(_call)

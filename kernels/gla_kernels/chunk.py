@@ -49,7 +49,8 @@ def _chunk(
         or (initial_state is not None and initial_state.requires_grad)
     ):
         keep = KEEP_STATES if materialize else KEEP_CHECKPOINTS
-    g = None if g is None else g.float()
+    if g is not None and g.dtype == torch.float16:  # which no kernel reads
+        g = g.float()
     initial_state = None if initial_state is None else initial_state.contiguous()
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
     tuned = None

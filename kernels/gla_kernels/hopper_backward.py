@@ -35,11 +35,13 @@ from gla_kernels.hopper_tiles import (
     copy_layout,
     excess,
     fetch,
+    fetch_gate_rows,
     fetch_rows,
     first_slot,
     frame_factor,
     gate_layout,
     left_operand,
+    load_gates,
     load_state,
     locate,
     make_ones,
@@ -48,7 +50,6 @@ from gla_kernels.hopper_tiles import (
     product,
     put,
     split,
-    split_gates,
     start_gate_frame,
     thread_barrier,
     triangle,
@@ -61,7 +62,7 @@ def gla_backward_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     do,  # [B, T, H, V]
     states,  # [slots, H, K, V] bfloat16, as the forward stored them
     flags,  # [N, H] int32: 1 if a result of the forward is not finite
@@ -70,7 +71,7 @@ def gla_backward_hopper(
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]
-    dg,  # [B, T, H, K] float32
+    dg,  # [B, T, H, K] in g's dtype
     dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
@@ -94,7 +95,6 @@ def gla_backward_hopper(
     key_tile: gl.constexpr = accumulator(BK)
     copy_k: gl.constexpr = copy_layout(BK, 16)
     copy_v: gl.constexpr = copy_layout(BV, 16)
-    copy_g: gl.constexpr = copy_layout(BK, 32)
     state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
     begin_behind()
@@ -136,7 +136,7 @@ def gla_backward_hopper(
     fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
     fetch_rows(do_tiles.index(0), do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
     if GATED:
-        fetch_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K, 32)
+        fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
     async_copy.commit_group()
     for i in range(chunks):
         now = i % buffers
@@ -152,7 +152,7 @@ def gla_backward_hopper(
         fetch_rows(v_tiles.index(later), v, b, t - C, h, v_b, v_t, v_h, rows_later, V, 16)
         fetch_rows(do_tiles.index(later), do, b, t - C, h, do_b, do_t, do_h, rows_later, V, 16)
         if GATED:
-            fetch_rows(g_tiles.index(later), g, b, t - C, h, g_b, g_t, g_h, rows_later, K, 32)
+            fetch_gate_rows(g_tiles.index(later), g, b, t - C, h, g_b, g_t, g_h, rows_later, K)
         async_copy.commit_group()
 
         q_tile = q_tiles.index(now)
@@ -161,7 +161,7 @@ def gla_backward_hopper(
         do_tile = do_tiles.index(now)
         token = (b * T + t) * H + h
         if GATED:
-            high, low = split_gates(g_tiles.index(now).load(copy_g))
+            high, low = load_gates(g_tiles.index(now), g)
             parts = g_tiles.index(now)._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             dS_place = parts.index(0)
             thread_barrier()

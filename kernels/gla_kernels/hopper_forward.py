@@ -23,10 +23,12 @@ from gla_kernels.hopper_tiles import (
     copy_layout,
     excess,
     fetch,
+    fetch_gates,
     first_slot,
     frame_factor,
     gate_layout,
     left_operand,
+    load_gates,
     load_state,
     locate,
     make_ones,
@@ -36,7 +38,6 @@ from gla_kernels.hopper_tiles import (
     product,
     put,
     raise_where,
-    split_gates,
     start_gate_frame,
     thread_barrier,
     triangle,
@@ -54,7 +55,7 @@ def fetch_chunk(
     fetch(k_tile, k, k_t, rows_left, K, copy_layout(k_tile.shape[1], 16))
     fetch(v_tile, v, v_t, rows_left, V, copy_layout(v_tile.shape[1], 16))
     if GATED:
-        fetch(g_tile, g, g_t, rows_left, K, copy_layout(g_tile.shape[1], 32))
+        fetch_gates(g_tile, g, g_t, rows_left, K)
     async_copy.commit_group()
 
 
@@ -94,7 +95,7 @@ def gla_forward_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     o,  # [B, T, H, V], contiguous
     initial,  # [N, H, K, V] float32: the states before the first chunk; checkpoints if FROM_CHECKPOINT
     final,  # [N, H, K, V] float32: the states after the last chunk
@@ -131,7 +132,6 @@ def gla_forward_hopper(
     chunks as its first, so packed sequences need one program per row.
     """
     copy_v: gl.constexpr = copy_layout(BV, 16)
-    copy_g: gl.constexpr = copy_layout(BK, 32)
     state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
     begin_behind()
@@ -219,7 +219,7 @@ def gla_forward_hopper(
             if STORE_O:
                 bq = q_tiles.index(now).load(accumulator(BK)).to(gl.float32) * scale
             if GATED:
-                high, low = split_gates(g_tiles.index(now).load(copy_g))
+                high, low = load_gates(g_tiles.index(now), g)
                 high_tile.store(high)
                 low_tile.store(low)
                 fence_async_shared()

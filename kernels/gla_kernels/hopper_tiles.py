@@ -120,6 +120,32 @@ def split(x):
 
 
 @gluon.jit
+def gates_in(tile, g):
+    """The part of a shared `tile` [C, BK] float32 that gates are copied to, whose dtype is that of what g points to."""
+    C: gl.constexpr = tile.shape[0]
+    BK: gl.constexpr = tile.shape[1]
+    if g.dtype.element_ty == gl.bfloat16:
+        part = tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK)).index(0)
+    else:
+        part = tile
+    return part
+
+
+@gluon.jit
+def fetch_gates(tile, g, stride, rows_left, N: gl.constexpr, column=0):
+    """`fetch` of gates to the shared `tile` [C, BK] float32, from where `load_gates` reads them."""
+    bits: gl.constexpr = g.dtype.element_ty.primitive_bitwidth
+    fetch(gates_in(tile, g), g, stride, rows_left, N, copy_layout(tile.shape[1], bits, gl.num_warps()), column)
+
+
+@gluon.jit
+def load_gates(tile, g):
+    """Gates in log2 as two bfloat16 parts (C, BK), from a tile that `fetch_gates` has filled with the dtype of g's."""
+    bits: gl.constexpr = g.dtype.element_ty.primitive_bitwidth
+    return split_gates(gates_in(tile, g).load(copy_layout(tile.shape[1], bits, gl.num_warps())).to(gl.float32))
+
+
+@gluon.jit
 def split_gates(g):
     """Gates g, natural logarithms, in log2, as two bfloat16 parts. A NaN stays one."""
     return split(gl.maximum(g * LOG2E, LEAST_GATE, propagate_nan=_PROPAGATE_NAN))
@@ -224,6 +250,12 @@ def fetch_rows(
     """`fetch` of rows from token t on and columns from `column` on, with elements of `bits` bits."""
     row = row_of(ptr, b, t, h, stride_b, stride_t, stride_h) + column
     fetch(tile, row, stride_t, rows_left, N, copy_layout(tile.shape[1], bits, gl.num_warps()), column)
+
+
+@gluon.jit
+def fetch_gate_rows(tile, ptr, b, t, h, stride_b, stride_t, stride_h, rows_left, N: gl.constexpr):
+    """`fetch_gates` of rows from token t on."""
+    fetch_gates(tile, row_of(ptr, b, t, h, stride_b, stride_t, stride_h), stride_t, rows_left, N)
 
 
 @gluon.jit

@@ -50,7 +50,7 @@ def unrehearsed(call: Call, *kind: object) -> bool:
     call.decisions[known] = True
     # What the sizes decide: how sequences are cut, and which kernels that takes.
     form = wide_pieces.form(call) if call.plan.family == "wide" else ()
-    key = (call.K, call.V, call.dtype, call.gated, call.varlen, call.plan, form, *kind)
+    key = (call.K, call.V, call.dtype, call.gated, call.bfloat16_gates, call.varlen, call.plan, form, *kind)
     if key in _rehearsed or interpreting():
         return False
     _rehearsed.add(key)

@@ -212,7 +212,7 @@ def _make_frames(
 
     chunks = call.slots(1)
     scores = inputs.q.new_empty((*inputs.q.shape[:3], call.plan.chunk_size))
-    half_gates = None if inputs.g is None else inputs.g.new_empty((chunks, call.H, call.K))
+    half_gates = inputs.q.new_empty((chunks, call.H, call.K), dtype=torch.float32) if call.gated else None
     arguments = (
         inputs.q, inputs.k, inputs.g, q, k, scores, half_gates, excesses, raised, marks, inputs.cu_seqlens, call.scale,
         *strides_of(inputs.q, inputs.k, inputs.g), call.T, call.H, call.sequences,

@@ -21,6 +21,7 @@ from gla_kernels.hopper_tiles import (
     begin_behind,
     copy_layout,
     fetch,
+    fetch_gate_rows,
     fetch_rows,
     first_slot,
     frame_factor,
@@ -56,7 +57,7 @@ def wide_backward(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     do,  # [B, T, H, V]
     states,  # [slots, H, K, V] bfloat16: the state before each chunk; of this launch's pieces only if SCRATCH
     after,  # [pieces, H, K, V] float32: the gradient of the state after each piece of this launch
@@ -66,7 +67,7 @@ def wide_backward(
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]
-    dg,  # [B, T, H, K] float32
+    dg,  # [B, T, H, K] in g's dtype
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
@@ -139,7 +140,7 @@ def wide_backward(
     fetch_rows(k_and_do.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
     fetch(S_tile, states + wide_product(slot * H + h, K * V), V, gl.where(chunks > 0, K, 0), V, copy_v)
     if GATED:
-        fetch_rows(g_tile, g, b, t, h, g_b, g_t, g_h, rows_left, K, 32)
+        fetch_gate_rows(g_tile, g, b, t, h, g_b, g_t, g_h, rows_left, K)
     else:
         fetch_rows(q_and_v.index(1), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
         fetch_rows(k_and_do.index(1), do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
@@ -162,7 +163,7 @@ def wide_backward(
         async_copy.commit_group()
         if GATED:
             dA_tile.store(gl.where(triangle(C, True, True, WARPS), 0.5, -0.5).to(gl.bfloat16))
-            halves = gate_halves(g_tile, C, BK)
+            halves = gate_halves(g_tile, g, C, BK)
             G = start_centred_gates(halves, dA_tile, C, BK)
             total = start_total_gate(halves, ones, BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
@@ -183,7 +184,7 @@ def wide_backward(
         fence_async_shared()
         thread_barrier()
         if GATED:
-            fetch_rows(g_tile, g, b, t - C, h, g_b, g_t, g_h, rows_later, K, 32)
+            fetch_gate_rows(g_tile, g, b, t - C, h, g_b, g_t, g_h, rows_later, K)
             async_copy.commit_group()
         Pt = product(k_tile, q_tile.permute((1, 0)), C, C, WARPS)
         dA = product(do_tile, v_tile.permute((1, 0)), C, C, WARPS)

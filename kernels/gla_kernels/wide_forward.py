@@ -19,6 +19,7 @@ from gla_kernels.hopper_tiles import (
     add_product,
     begin_behind,
     copy_layout,
+    fetch_gate_rows,
     fetch_rows,
     first_slot,
     frame_factor,
@@ -49,9 +50,9 @@ from gla_kernels.wide_tiles import (
 
 
 @gluon.jit
-def start_frame(g_tile, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
+def start_frame(g_tile, g, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
     """Starts a chunk's G - G_last / 2 (C, BK) and G_last (BK, 8): four products."""
-    halves = gate_halves(g_tile, C, BK)
+    halves = gate_halves(g_tile, g, C, BK)
     return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, BK)
 
 
@@ -60,7 +61,7 @@ def wide_forward(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     o,  # [B, T, H, V], contiguous
     initial,  # [pieces, H, K, V] float32: the state before each piece of this launch
     final,  # [pieces, H, K, V] float32: the state after each
@@ -134,11 +135,11 @@ def wide_forward(
     fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
     fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
     if GATED:
-        fetch_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K, 32)
+        fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
     async_copy.commit_group()
     fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
     if GATED:
-        fetch_rows(g_tiles.index(1), g, b, t + C, h, g_b, g_t, g_h, rows_left - C, K, 32)
+        fetch_gate_rows(g_tiles.index(1), g, b, t + C, h, g_b, g_t, g_h, rows_left - C, K)
     async_copy.commit_group()
     fetch_rows(q_tiles.index(1), q, b, t + C, h, q_b, q_t, q_h, rows_left - C, K, 16)
     fetch_rows(k_tiles.index(1), k, b, t + C, h, k_b, k_t, k_h, rows_left - C, K, 16)
@@ -146,7 +147,7 @@ def wide_forward(
     async_copy.wait_group(2)
     thread_barrier()
     if GATED:
-        G, total = start_frame(g_tiles.index(0), cumulative, ones, C, BK)
+        G, total = start_frame(g_tiles.index(0), g, cumulative, ones, C, BK)
         G, total = warpgroup_mma_wait(0, deps=[G, total])
         last = gl.convert_layout(gl.max(total, axis=1), key_layout)
         mark_strong(mark, last, n)
@@ -175,7 +176,7 @@ def wide_forward(
         thread_barrier()
         fetch_rows(v_tiles.index(later), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
         if GATED:
-            fetch_rows(g_tiles.index(now), g, b, t + 2 * C, h, g_b, g_t, g_h, rows_left - 2 * C, K, 32)
+            fetch_gate_rows(g_tiles.index(now), g, b, t + 2 * C, h, g_b, g_t, g_h, rows_left - 2 * C, K)
         async_copy.commit_group()
 
         P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
@@ -185,7 +186,7 @@ def wide_forward(
         async_copy.wait_group(1)
         thread_barrier()
         if GATED:
-            G, total = start_frame(g_tiles.index(later), cumulative, ones, C, BK)
+            G, total = start_frame(g_tiles.index(later), g, cumulative, ones, C, BK)
         P = warpgroup_mma_wait(6 if GATED else 2, deps=[P])
         P = gl.where(triangle(C, True, True, WARPS), P, 0.0)
         P_tile.store(P.to(gl.bfloat16))

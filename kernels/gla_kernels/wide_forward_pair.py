@@ -21,6 +21,7 @@ from gla_kernels.hopper_tiles import (
     anew,
     begin_behind,
     copy_layout,
+    fetch_gate_rows,
     fetch_rows,
     first_slot,
     frame_factor,
@@ -57,7 +58,7 @@ def wide_forward_pair(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     o,  # [B, T, H, V], contiguous
     initial,  # [pieces, H, K, V] float32: the state before each piece of this launch
     final,  # [pieces, H, K, V] float32: the state after each
@@ -135,7 +136,7 @@ def wide_forward_pair(
     fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
     fetch_rows(v2_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0 + W)
     if GATED:
-        fetch_rows(g_place, g, b, t, h, g_b, g_t, g_h, rows_left, K, 32)
+        fetch_gate_rows(g_place, g, b, t, h, g_b, g_t, g_h, rows_left, K)
     async_copy.commit_group()
     for j in range(chunks):
         now = j % 2
@@ -164,7 +165,7 @@ def wide_forward_pair(
         fetch_rows(v2_tiles.index(later), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0 + W)
         async_copy.commit_group()
         if GATED:
-            halves = gate_halves(g_tile, C, BK)
+            halves = gate_halves(g_tile, g, C, BK)
             G = start_centred_gates(halves, anew(cumulative), C, BK)
             total = start_total_gate(halves, anew(ones), BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
@@ -182,7 +183,7 @@ def wide_forward_pair(
         fence_async_shared()
         thread_barrier()
         if GATED:
-            fetch_rows(g_tile, g, b, t + C, h, g_b, g_t, g_h, rows_left - C, K, 32)
+            fetch_gate_rows(g_tile, g, b, t + C, h, g_b, g_t, g_h, rows_left - C, K)
             async_copy.commit_group()
 
         P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)

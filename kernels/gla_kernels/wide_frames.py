@@ -16,6 +16,7 @@ from gla_kernels.hopper_tiles import (
     begin_behind,
     copy_layout,
     fetch,
+    fetch_gates,
     frame_factor,
     gate_layout,
     mark_strong,
@@ -45,7 +46,7 @@ from gla_kernels.wide_tiles import (
 def wide_frames(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
-    g,  # [B, T, H, K] float32, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     framed_q,  # [B, T, H, K] bfloat16, contiguous: Q~
     framed_k,  # [B, T, H, K]: K~
     scores,  # [B, T, H, C] bfloat16: for each token, its row of P
@@ -69,7 +70,6 @@ def wide_frames(
     """A program handles one chunk and head, in a loop over blocks of BK key columns."""
     blocks_k: gl.constexpr = (K + BK - 1) // BK
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
-    copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
     copy_p: gl.constexpr = copy_layout(C, 16, WARPS)
     begin_behind()
     pid = gl.program_id(0)
@@ -92,7 +92,7 @@ def wide_frames(
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [blocks_k, C, BK], operand_layout(C, BK))
     if GATED:
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
-        fetch(g_tile, g, g_t, rows_left, K, copy_g)
+        fetch_gates(g_tile, g, g_t, rows_left, K)
         ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
     for ik in gl.static_range(blocks_k):
@@ -106,13 +106,13 @@ def wide_frames(
         async_copy.wait_group(blocks_k - 1 if ik == 0 else 0)
         thread_barrier()
         if GATED:
-            halves = gate_halves(g_tile, C, BK)
+            halves = gate_halves(g_tile, g, C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
             total = start_total_gate(halves, ones, BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             if ik + 1 < blocks_k:
                 thread_barrier()  # no product reads the gates any more
-                fetch(g_tile, g + (ik + 1) * BK, g_t, rows_left, K, copy_g, (ik + 1) * BK)
+                fetch_gates(g_tile, g + (ik + 1) * BK, g_t, rows_left, K, (ik + 1) * BK)
                 async_copy.commit_group()
             last = gl.max(total, axis=1)
             keys = ik * BK + gl.arange(0, BK, last.type.layout)

@@ -25,6 +25,7 @@ from gla_kernels.hopper_tiles import (
     begin_behind,
     copy_layout,
     fetch,
+    fetch_gates,
     gate_layout,
     opaque,
     operand_layout,
@@ -64,7 +65,7 @@ def wide_gradients(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     do,  # [B, T, H, V]
     states,  # [chunks, H, K, V] bfloat16: the state before each chunk of this launch
     dstates,  # [chunks, H, K, V] bfloat16: the gradient of the state after it; unused if PARKED
@@ -75,7 +76,7 @@ def wide_gradients(
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]; written if K fits one block
-    dg,  # [B, T, H, K] float32
+    dg,  # [B, T, H, K] in g's dtype
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
@@ -99,7 +100,6 @@ def wide_gradients(
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
-    copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
     # Two threads share a row of a state, so that a sum over the row needs one step between threads.
     state_rows: gl.constexpr = gl.BlockedLayout([1, BV // 2], [16, 2], [WARPS, 1], [1, 0])
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
@@ -145,7 +145,7 @@ def wide_gradients(
     fetch(k_tile, k, k_t, rows_left, K, copy_k, k0)
     if GATED:
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
-        fetch(g_tile, g, g_t, rows_left, K, copy_g, k0)
+        fetch_gates(g_tile, g, g_t, rows_left, K, k0)
         cumulative = cumulative_tile(C)
     async_copy.commit_group()
     for block in gl.static_range(2):
@@ -170,7 +170,7 @@ def wide_gradients(
     bq = q_tile.load(key_tile).to(gl.float32) * scale
     bk = k_tile.load(key_tile).to(gl.float32)
     if GATED:
-        halves = gate_halves(g_tile, C, BK)
+        halves = gate_halves(g_tile, g, C, BK)
         G = centred_gates(halves, cumulative, C, BK) + 0.5 * beyond
         bk *= gl.exp2(beyond - G)
         bq *= gl.exp2(G)

@@ -153,11 +153,11 @@ def first_run(call: Call) -> Run:
 def parks(call: Call) -> bool:
     """Whether the gradient of a chunk's state is parked in the memory of its dq, dk and dg (see `wide_recurrence.py`).
 
-    There is room for 256 value columns with gates, if all chunks are full, which is not known of packed sequences. Up
-    to 128 columns, `wide_backward` needs no memory for the gradient if there are enough programs.
+    There is room for 256 value columns with float32 gates, if all chunks are full, which is not known of packed
+    sequences. Up to 128 columns, `wide_backward` needs no memory for the gradient if there are enough programs.
     """
     fits = call.K == WIDE_KEY_BLOCK and WIDE_KEY_BLOCK < call.V <= 2 * WIDE_KEY_BLOCK
-    return fits and call.gated and not call.varlen and call.T % call.plan.chunk_size == 0
+    return fits and call.gated and not call.bfloat16_gates and not call.varlen and call.T % call.plan.chunk_size == 0
 
 
 @decided_once

@@ -18,6 +18,7 @@ from gla_kernels.hopper_tiles import (
     begin_behind,
     copy_layout,
     fetch,
+    fetch_gates,
     gate_layout,
     mark_strong,
     operand_layout,
@@ -63,7 +64,7 @@ def wide_readout(
     x,  # [B, T, H, K] bfloat16: q, or k in reverse; any strides of B, T and H
     y,  # [B, T, H, K]: k, or q in reverse
     z,  # [B, T, H, V]: v, or do in reverse
-    g,  # [B, T, H, K] float32, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     states,  # [chunks, H, K, V] bfloat16: what `wide_recurrence` stored for the chunks of this launch
     out,  # [B, T, H, V], contiguous
     flags,  # [N, H] int32: 1 if a result of the forward is not finite
@@ -93,7 +94,6 @@ def wide_readout(
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
-    copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     buffers: gl.constexpr = 2
     begin_behind()
@@ -129,7 +129,7 @@ def wide_readout(
         fetch(x_tiles.index(ik), x + ik * BK, x_t, rows_left, K, copy_k, ik * BK)
     fetch(y_tile, y, y_t, rows_left, K, copy_k)
     if GATED:
-        fetch(g_tile, g, g_t, rows_left, K, copy_g)
+        fetch_gates(g_tile, g, g_t, rows_left, K)
     async_copy.commit_group()
     for block in gl.static_range(buffers - 1):
         start_block(
@@ -148,7 +148,7 @@ def wide_readout(
         else:
             bx *= scale
         if GATED:
-            halves = gate_halves(g_tile, C, BK)
+            halves = gate_halves(g_tile, g, C, BK)
             if REVERSE:
                 beyond = kept_excess(excesses, place, ik * BK, C, BK, K)
                 G = centred_gates(halves, cumulative, C, BK) + 0.5 * beyond
@@ -167,7 +167,7 @@ def wide_readout(
             thread_barrier()
             fetch(y_tile, y + (ik + 1) * BK, y_t, rows_left, K, copy_k, (ik + 1) * BK)
             if GATED:
-                fetch(g_tile, g + (ik + 1) * BK, g_t, rows_left, K, copy_g, (ik + 1) * BK)
+                fetch_gates(g_tile, g + (ik + 1) * BK, g_t, rows_left, K, (ik + 1) * BK)
             async_copy.commit_group()
     P = gl.where(triangle(C, not REVERSE, True, WARPS), P, 0.0)
     P_tile.store(P.to(gl.bfloat16))

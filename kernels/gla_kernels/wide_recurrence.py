@@ -30,6 +30,7 @@ from gla_kernels.hopper_tiles import (
     begin_behind,
     copy_layout,
     fetch,
+    fetch_gates,
     first_slot,
     frame_factor,
     gate_layout,
@@ -59,7 +60,7 @@ from gla_kernels.wide_tiles import (
 def wide_recurrence(
     x,  # [B, T, H, K] bfloat16: k, or q in reverse; any strides of B, T and H
     y,  # [B, T, H, V]: v, or do in reverse
-    g,  # [B, T, H, K] float32, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     initial,  # [pieces, H, K, V] float32: the state before each piece of this launch; in reverse its gradient after it
     end,  # [pieces, H, K, V] float32: the state after each; in reverse its gradient before it
     decays,  # [pieces, H, K] float32: total gate of each, in log2
@@ -102,7 +103,6 @@ def wide_recurrence(
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
-    copy_g: gl.constexpr = copy_layout(BK, 32, WARPS)
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
@@ -156,7 +156,7 @@ def wide_recurrence(
     fetch(x_tiles.index(0), x, x_t, rows_left, K, copy_k, k0)
     fetch(y_tiles.index(0), y, y_t, rows_left, V, copy_v, v0)
     if GATED:
-        fetch(g_tiles.index(0), g, g_t, rows_left, K, copy_g, k0)
+        fetch_gates(g_tiles.index(0), g, g_t, rows_left, K, k0)
     async_copy.commit_group()
     for j in range(chunks):
         now = j % 2
@@ -173,7 +173,7 @@ def wide_recurrence(
         if GATED:
             g += step * g_t
             if g_buffers == 2:
-                fetch(g_tiles.index(later), g, g_t, rows_later, K, copy_g, k0)
+                fetch_gates(g_tiles.index(later), g, g_t, rows_later, K, k0)
         async_copy.commit_group()
 
         x_tile = x_tiles.index(now)
@@ -181,7 +181,7 @@ def wide_recurrence(
         if REVERSE:
             bx *= scale
         if GATED:
-            halves = gate_halves(g_tiles.index(now % g_buffers), C, BK)
+            halves = gate_halves(g_tiles.index(now % g_buffers), g, C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
             total = start_total_gate(halves, ones, BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
@@ -202,7 +202,7 @@ def wide_recurrence(
         fence_async_shared()
         thread_barrier()
         if GATED and g_buffers == 1:
-            fetch(g_tiles.index(0), g, g_t, rows_later, K, copy_g, k0)
+            fetch_gates(g_tiles.index(0), g, g_t, rows_later, K, k0)
             async_copy.commit_group()
         S = add_product(x_tile.permute((1, 0)), y_tiles.index(now), S)
         if PARK:

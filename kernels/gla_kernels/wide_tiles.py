@@ -13,15 +13,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
-    copy_layout,
     excess,
     first_slot,
+    load_gates,
     locate,
     operand_layout,
     product,
     put,
     raise_where,
-    split_gates,
     thread_barrier,
     triangle,
     wide_product,
@@ -74,10 +73,9 @@ def cumulative_tile(C: gl.constexpr):
 
 
 @gluon.jit
-def gate_halves(g_tile, C: gl.constexpr, BK: gl.constexpr):
-    """The gates of g_tile (C, BK) float32 in log2, as two bfloat16 parts [2, C, BK] in the same memory."""
-    layout: gl.constexpr = copy_layout(BK, 32, WARPS)
-    high, low = split_gates(g_tile.load(layout))
+def gate_halves(g_tile, g, C: gl.constexpr, BK: gl.constexpr):
+    """The gates in g_tile (C, BK), see `load_gates`, in log2 as two bfloat16 parts [2, C, BK] in the same memory."""
+    high, low = load_gates(g_tile, g)
     halves = g_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     thread_barrier()
     halves.index(0).store(high)

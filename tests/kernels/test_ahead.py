@@ -139,6 +139,7 @@ WIDE = {
             "recurrence", "forward", "gradients", "backward",
         ),
         "--key-dim 128 --value-dim 192": ("gated reverse recurrence, parked",),
+        "--key-dim 128 --value-dim 128 --gates bf16": ("gated forward", "gated gradients", "gated backward"),
     },
     "256 columns of values": {
         "--key-dim 128 --value-dim 256": (

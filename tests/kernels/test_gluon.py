@@ -126,3 +126,14 @@ def test_values_beyond_the_scaled_operands_range_go_to_the_exact_kernels(K, V):
     case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
     found = attend(case)
     assert_close({name: found[name] for name in ("o", "dq", "dv", "final")}, case, BOUND)
+
+
+@pytest.mark.parametrize("gate", ["mild", "resets"])
+@pytest.mark.parametrize(("K", "V"), [*HEADS, (128, 192)])
+def test_gates_in_bfloat16_are_taken_as_they_are(K, V, gate):
+    case = bfloat16_case(gate, T=128, H=1, K=K, V=V)
+    case.inputs["g"] = case.inputs["g"].bfloat16()
+    case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
+    found = attend(case)
+    assert found["dg"].dtype == torch.bfloat16
+    assert_close(found, case, BOUND)
