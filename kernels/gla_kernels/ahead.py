@@ -87,9 +87,9 @@ def variants(call: Call) -> Iterator[Variant]:
         yield Variant("forward", "plain", forward_kernel(call), call.plan.forward, forward)
         yield Variant("backward", "plain", backward_kernel(call), call.plan.backward, backward)
     if call.gated:
-        sizes = (call.K, call.V, call.plan.chunk_size)
-        yield Variant("forward", "strong", gla_forward_strong, strong_tile(*sizes, backward=False), {})
-        yield Variant("backward", "strong", gla_backward_strong, strong_tile(*sizes, backward=True), {})
+        tile = strong_tile(call.K, call.V, call.plan.chunk_size)
+        yield Variant("forward", "strong", gla_forward_strong, tile, {})
+        yield Variant("backward", "strong", gla_backward_strong, tile, {})
         tile = exact_tile(call.K, call.V, call.dtype)
         yield Variant("forward", "exact", gla_forward_exact, tile, forward)
         yield Variant("backward", "exact", gla_backward_exact, tile, backward)

@@ -388,7 +388,7 @@ def run_forward(
                 inputs.q, inputs.k, inputs.v, inputs.g, o, flags.rows, flags.marks, inputs.cu_seqlens, call.scale,
                 *inputs.strides(),
             ),
-            flags, backward=False,
+            flags,
         )  # fmt: skip
     if call.gated:
         tile = exact_tile(call.K, call.V, call.dtype)
@@ -396,10 +396,10 @@ def run_forward(
         call.launch(gla_forward_exact, tile, (programs,), (*tensors, *numbers, rows), switches)
 
 
-def _launch_strong(call: Call, kernel: Any, arguments: tuple[Any, ...], flags: Flags, *, backward: bool) -> None:
+def _launch_strong(call: Call, kernel: Any, arguments: tuple[Any, ...], flags: Flags) -> None:
     """Launches a kernel that completes the results of marked chunks."""
     items = flags.marks.numel()
-    tile = strong_tile(call.K, call.V, call.plan.chunk_size, backward)
+    tile = strong_tile(call.K, call.V, call.plan.chunk_size)
     call.launch(kernel, tile, (min(items, STRONG_PROGRAMS),), (*arguments, call.T, call.H, items), {})
 
 
@@ -483,4 +483,4 @@ def run_strong_backward(
         inputs.q, inputs.k, inputs.v, inputs.g, do, flags.rows, failed, flags.marks,
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale, *inputs.strides(do),
     )  # fmt: skip
-    _launch_strong(call, gla_backward_strong, arguments, flags, backward=True)
+    _launch_strong(call, gla_backward_strong, arguments, flags)

@@ -154,13 +154,14 @@ def exact_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
 
 
 @cache
-def strong_tile(K: int, V: int, chunk_size: int, backward: bool) -> Tile:
+def strong_tile(K: int, V: int, chunk_size: int) -> Tile:
     """The tile of the kernels for chunks with strong gates, which go through the columns of a chunk block by block.
 
-    The backward holds six tiles of a block's columns; 2048 numbers each are what the compiler finds registers for.
+    With four warps, products of 64 rows would be `wgmma`, and ptxas 12.8 gives those of so large a kernel wrong
+    descriptors: they read shared memory that is not there (kernels/NOTES.md, "Faults of the compiler").
     """
-    keys = min(64, max(16, 2048 // chunk_size)) if backward else 64
-    return Tile(min(padded(K), keys), min(padded(V), 64), 4 if chunk_size <= 64 else 8, 1)
+    keys, values, warps = (16, 32, 2) if chunk_size >= 64 else (64, 64, 4)
+    return Tile(min(padded(K), keys), min(padded(V), values), warps, 1)
 
 
 def plan(
