@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gla_kernels import wide
-from gla_kernels.call import Call, backward_kernel, forward_kernel, named
+from gla_kernels.call import Call, named
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.launch import (
     WIDE_BACKWARD,
@@ -38,6 +38,7 @@ from gla_kernels.launch import (
     wide_readout_tile,
     wide_recurrence_tile,
 )
+from gla_kernels.launches import backward_kernel, forward_kernel
 from gla_kernels.limits import CHUNK_SIZES
 from gla_kernels.ptx import overflowing_pairs, waits_first
 from gla_kernels.sass import disassemble, faulty_descriptors

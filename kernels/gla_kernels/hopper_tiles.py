@@ -362,5 +362,5 @@ def raise_where(flag, mask, value=1):
 
 @gluon.jit
 def mark_strong(mark, total, n):
-    """Marks a chunk of sequence n if a channel's total gate is beyond -SPAN_LIMIT; see `call.Flags`."""
+    """Marks a chunk of sequence n if a channel's total gate is beyond -SPAN_LIMIT; see `buffers.Flags`."""
     raise_where(mark, total < -SPAN_LIMIT, n + 1)

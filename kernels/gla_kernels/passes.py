@@ -6,20 +6,9 @@ from typing import Any
 import torch
 
 from gla_kernels import wide, wide_pieces
-from gla_kernels.call import (
-    Call,
-    Flags,
-    Gradients,
-    Inputs,
-    flag_buffer,
-    make_call,
-    on_meta,
-    readable,
-    row_flags,
-    run_backward,
-    run_forward,
-    run_strong_backward,
-)
+from gla_kernels.buffers import Flags, Gradients, Inputs, flag_buffer, on_meta, readable, row_flags
+from gla_kernels.call import Call, make_call
+from gla_kernels.launches import run_backward, run_forward, run_strong_backward
 from gla_kernels.rehearsal import rehearsing, unrehearsed
 
 # What a forward keeps for the backward. Integers, because an operator's schema has no enums. Checkpoints (a state every

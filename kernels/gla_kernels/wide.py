@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from gla_kernels.call import Call, Flags, Gradients, Inputs, strides_of
+from gla_kernels.buffers import Flags, Gradients, Inputs, strides_of
+from gla_kernels.call import Call
 from gla_kernels.launch import WIDE_BACKWARD, Tile, wide_frames_tile, wide_readout_tile, wide_recurrence_tile
 from gla_kernels.limits import WIDE_KEY_BLOCK
 from gla_kernels.wide_pieces import (

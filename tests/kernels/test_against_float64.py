@@ -61,16 +61,30 @@ def test_not_materializing_is_right_over_several_checkpoints(gate, initial):
     assert_close(found, case, BOUND)
 
 
+def overflowing(case, *head):
+    """The case with scaled queries beyond float32 in one head, which the exact kernels have to compute."""
+    case.inputs["q"][head] *= 1e25
+    case.inputs["g"][head] = -110 * math.log(2) / 16
+    return Case(case.inputs, case.grads, truth(case.inputs, case.grads))
+
+
 def test_not_materializing_is_right_where_the_exact_kernels_cut_chunks_further():
-    case = make_case("one channel resets", T=260, H=1, K=16, V=16)
-    found = run(chunk_gla, case.inputs, case.grads, chunk_size=32, materialize=False)
-    assert_close(found, case, BOUND)
+    case = overflowing(make_case("mild", T=260, H=1, K=16, V=16), slice(None), slice(None), 0)
+    assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=32, materialize=False), case, BOUND)
 
 
 @pytest.mark.parametrize(("programs", "V"), [(1, 16), pytest.param(3, 16, marks=pytest.mark.full), (3, 80)])
 def test_few_programs_find_the_flagged_sequence_and_head(programs, V, monkeypatch):
     """The last of more flags than a program reads at once."""
-    monkeypatch.setattr("gla_kernels.call.EXACT_PROGRAMS", programs)
+    monkeypatch.setattr("gla_kernels.launches.EXACT_PROGRAMS", programs)
+    case = overflowing(make_case("mild", B=3, T=16, H=11, K=16, V=V), -1, slice(None), -1)
+    assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=16), case, BOUND)
+
+
+@pytest.mark.parametrize(("programs", "V"), [(1, 16), pytest.param(3, 16, marks=pytest.mark.full), (3, 80)])
+def test_few_programs_find_the_marked_chunk(programs, V, monkeypatch):
+    """The last of more marks than a program reads at once."""
+    monkeypatch.setattr("gla_kernels.launches.STRONG_PROGRAMS", programs)
     case = make_case("mild", B=3, T=3, H=11, K=16, V=V)
     case.inputs["g"][-1, 1, -1] = -float("inf")
     case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))

@@ -247,7 +247,9 @@ Launch.__module__ = "triton.backends.nvidia.driver"
 driver._active = Driver()
 compiler.max_shared_mem = lambda device: 232448
 
-from gla_kernels.call import Call, Flags, Inputs, flag_buffer, run_forward
+from gla_kernels.buffers import Flags, Inputs, flag_buffer
+from gla_kernels.call import Call
+from gla_kernels.launches import run_forward
 from gla_kernels.launch import HOPPER, triton_plan
 
 for plan in (HOPPER, triton_plan(64, 64, torch.bfloat16, None)):

@@ -4,7 +4,8 @@ import pytest
 import torch
 from gla_cases import Case, assert_close, cumulative, make_case, run, truth
 from gla_kernels import call, chunk_gla, chunk_linear_attn, ops, passes, wide, wide_pieces
-from gla_kernels.call import Call, Flags, make_call
+from gla_kernels.buffers import Flags
+from gla_kernels.call import Call, make_call
 from gla_kernels.launch import hopper_plan
 from gluon_on_cpu import Kernel, gluon_on_cpu, interpret_bfloat16
 from product import product

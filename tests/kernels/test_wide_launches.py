@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 from gla_kernels import wide, wide_pieces
-from gla_kernels.call import Call, Flags, Gradients, Inputs, flag_buffer, row_flags
+from gla_kernels.buffers import Flags, Gradients, Inputs, flag_buffer, row_flags
+from gla_kernels.call import Call
 from gla_kernels.launch import hopper_plan
 
 

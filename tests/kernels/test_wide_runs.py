@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 from gla_kernels import wide_pieces
-from gla_kernels.call import Call, readable
+from gla_kernels.buffers import readable
+from gla_kernels.call import Call
 from gla_kernels.launch import hopper_plan
 from gla_kernels.wide_recurrence import scan_pieces
 

@@ -1,0 +1,151 @@
+"""The launches of both passes, except those of the plain form for wide heads, which are in `wide.py`."""
+
+from typing import Any
+
+import torch
+
+from gla_kernels.backward import gla_backward_kernel
+from gla_kernels.buffers import Flags, Gradients, Inputs
+from gla_kernels.call import Call
+from gla_kernels.exact import gla_backward_exact, gla_forward_exact
+from gla_kernels.forward import gla_forward_kernel
+from gla_kernels.launch import EXACT_PROGRAMS, HOPPER_PROGRAMS, STRONG_PROGRAMS, exact_tile, strong_tile
+from gla_kernels.strong import gla_backward_strong, gla_forward_strong
+
+
+def forward_kernel(call: Call) -> Any:
+    """The kernel of the plain form in the call's family; for wide heads on Hopper see `wide.py`."""
+    if call.plan.family == "hopper":
+        from gla_kernels.hopper_forward import gla_forward_hopper
+
+        return gla_forward_hopper
+    return gla_forward_kernel
+
+
+def backward_kernel(call: Call) -> Any:
+    """The kernel of the plain form in the call's family; for wide heads on Hopper see `wide.py`."""
+    if call.plan.family == "hopper":
+        from gla_kernels.hopper_backward import gla_backward_hopper
+
+        return gla_backward_hopper
+    return gla_backward_kernel
+
+
+def run_forward(
+    call: Call,
+    inputs: Inputs,
+    flags: Flags,
+    *,
+    first: int = 0,
+    count: int | None = None,
+    o: torch.Tensor | None = None,
+    initial: torch.Tensor | None = None,
+    from_checkpoint: bool = False,
+    final: torch.Tensor | None = None,
+    states: torch.Tensor | None = None,
+    checkpoints: torch.Tensor | None = None,
+) -> None:
+    """Runs the forward over `count` chunks of every sequence, from chunk `first` on. An output of None is not computed.
+
+    Flags and marks are raised only if o is computed. `from_checkpoint`: `initial` holds checkpoints, and `states` has
+    room for `count` chunks of every sequence. For wide heads on Hopper this launches only the kernels that repair what
+    the plain form cannot do (see `wide.py`).
+    """
+    if call.plan.family == "triton":
+        initial = call.new_states(inputs.q, zero=True) if initial is None else initial
+        final = call.new_states(inputs.q) if final is None else final
+    tensors = (inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows)
+    numbers = (
+        inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H, first,
+        call.chunks if count is None else count, call.every,
+    )  # fmt: skip
+    switches = {
+        "HAS_INITIAL": initial is not None,
+        "FROM_CHECKPOINT": from_checkpoint,
+        "STORE_O": o is not None,
+        "STORE_FINAL": final is not None,
+        "STORE_STATES": states is not None,
+        "STORE_CHECKPOINTS": checkpoints is not None,
+    }
+    rows = call.sequences * call.H
+    tile = call.plan.forward
+    if call.plan.family == "hopper":
+        # A program assumes one length for all its rows (a row is a head of a sequence), so packed rows need a program
+        # each. Without gates, and if only states are computed, a program per row was faster.
+        several = call.gated and o is not None and not call.varlen
+        programs = min(rows, HOPPER_PROGRAMS) if several else rows
+        call.launch(forward_kernel(call), tile, (programs,), (*tensors, flags.marks, *numbers, rows), switches)
+    elif call.plan.family == "triton":
+        programs = rows * call.parts(tile)
+        call.launch(forward_kernel(call), tile, (programs,), (*tensors, flags.marks, *numbers), switches)
+    if call.gated and o is not None:
+        _launch_strong(
+            call, gla_forward_strong,
+            (
+                inputs.q, inputs.k, inputs.v, inputs.g, o, flags.rows, flags.marks, inputs.cu_seqlens, call.scale,
+                *inputs.strides(),
+            ),
+            flags,
+        )  # fmt: skip
+    if call.gated:
+        tile = exact_tile(call.K, call.V, call.dtype)
+        programs = min(rows * call.parts(tile), EXACT_PROGRAMS)
+        call.launch(gla_forward_exact, tile, (programs,), (*tensors, *numbers, rows), switches)
+
+
+def _launch_strong(call: Call, kernel: Any, arguments: tuple[Any, ...], flags: Flags) -> None:
+    """Launches a kernel that completes the results of marked chunks."""
+    items = flags.marks.numel()
+    tile = strong_tile(call.K, call.V, call.plan.chunk_size)
+    call.launch(kernel, tile, (min(items, STRONG_PROGRAMS),), (*arguments, call.T, call.H, items), {})
+
+
+def run_backward(
+    call: Call,
+    inputs: Inputs,
+    do: torch.Tensor,
+    states: torch.Tensor,
+    flags: Flags,
+    failed: torch.Tensor,
+    gradients: Gradients,
+    *,
+    first: int = 0,
+    count: int | None = None,
+    from_checkpoint: bool = False,
+    dfinal: torch.Tensor | None = None,
+    dinitial: torch.Tensor | None = None,
+) -> None:
+    """Runs the backward over `count` chunks of every sequence, from chunk `first` on, whose states are in `states`.
+
+    With gates `dinitial` is needed. For wide heads on Hopper this launches the exact kernel only (see `wide.py`).
+    """
+    if call.plan.family == "triton":
+        dfinal = call.new_states(inputs.q, zero=True) if dfinal is None else dfinal
+        dinitial = call.new_states(inputs.q) if dinitial is None else dinitial
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags.rows, failed, dfinal,
+        gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
+        call.scale, *inputs.strides(do), call.T, call.H, first, call.chunks if count is None else count,
+    )  # fmt: skip
+    switches = {
+        "FROM_CHECKPOINT": from_checkpoint,
+        "HAS_DFINAL": dfinal is not None,
+        "STORE_DINITIAL": dinitial is not None,
+    }
+    rows = call.sequences * call.H
+    if call.plan.family != "wide":
+        call.launch(backward_kernel(call), call.plan.backward, (rows * call.gradient_parts,), arguments, switches)
+    if call.gated:
+        tile = exact_tile(call.K, call.V, call.dtype)
+        call.launch(gla_backward_exact, tile, (min(rows, EXACT_PROGRAMS),), (*arguments, rows), switches)
+
+
+def run_strong_backward(
+    call: Call, inputs: Inputs, do: torch.Tensor, flags: Flags, failed: torch.Tensor, gradients: Gradients
+) -> None:
+    """Completes the gradients of chunks with strong gates, after those of all chunks have been computed."""
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, do, flags.rows, failed, flags.marks,
+        gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale, *inputs.strides(do),
+    )  # fmt: skip
+    _launch_strong(call, gla_backward_strong, arguments, flags)
