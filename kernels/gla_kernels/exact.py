@@ -22,6 +22,7 @@ from gla_kernels.tiles import (
     frame_of,
     load_tile,
     locate,
+    plain_gates,
     select_sum,
     store_tile,
     zero_state,
@@ -285,7 +286,7 @@ def exact_backward_row(
             # Only the plain backward failed: the states are those of the plain forward, in the chunk's frame.
             for before in range(0, C // R):
                 row = (chunk * C + before * R) * g_t
-                frame += tl.sum(exact_gates(load_tile(g + row, steps, kcols, g_t, chunk_rows - before * R, K)), 0)
+                frame += tl.sum(plain_gates(load_tile(g + row, steps, kcols, g_t, chunk_rows - before * R, K)), 0)
             frame = frame_of(frame)
         for back_in_chunk in range(0, C // R):
             sub = C // R - 1 - back_in_chunk

@@ -30,10 +30,10 @@ thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barr
 LOG2E = gl.constexpr(1.4426950408889634)
 # The largest span of a chunk's gates in the plain form, in log2. Half of it is the largest exponent of a scaled
 # operand, far below the 127 of bfloat16 and float32.
-SPAN_LIMIT = gl.constexpr(120.0)
+SPAN_LIMIT = gl.constexpr(144.0)
 # The least gate of a token, in log2: 2^-160 is 0 in float32, sums of 64 keep an error below 2^-11, and bfloat16 has
 # this number exactly.
-LEAST_GATE = gl.constexpr(-160.0)
+LEAST_GATE = gl.constexpr(-46.0)
 _PROPAGATE_NAN = gl.constexpr(PropagateNan.ALL)
 # Rows of the constant that sums a chunk's gates: half of a chunk, because shared memory is short, so that each bfloat16
 # part takes two products.

@@ -77,7 +77,7 @@ MULTIPROCESSORS = 132
 # Programs of the exact kernels. Each fills a multiprocessor, and most find no work. A prime number, because a program
 # handles every 131st item, and flagged items are often evenly spaced (one head of every sequence).
 EXACT_PROGRAMS = 131
-# Programs of the kernels for chunks with strong gates: four per multiprocessor.
+# Programs of the kernels for chunks with strong gates.
 STRONG_PROGRAMS = 4 * MULTIPROCESSORS
 
 # The Gluon kernels for narrow heads: programs of 4 warps, two per multiprocessor, loads one chunk ahead. What was tried
@@ -157,11 +157,10 @@ def exact_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
 def strong_tile(K: int, V: int, chunk_size: int) -> Tile:
     """The tile of the kernels for chunks with strong gates, which go through the columns of a chunk block by block.
 
-    With four warps, products of 64 rows would be `wgmma`, and ptxas 12.8 gives those of so large a kernel wrong
-    descriptors: they read shared memory that is not there (kernels/NOTES.md, "Faults of the compiler").
+    With four warps, a product of 64 rows would be `wgmma`; see `strong.py`.
     """
-    keys, values, warps = (16, 32, 2) if chunk_size >= 64 else (64, 64, 4)
-    return Tile(min(padded(K), keys), min(padded(V), values), warps, 1)
+    keys = 32 if chunk_size <= 64 else 16
+    return Tile(min(padded(K), keys), min(padded(V), 64), 2, 1)
 
 
 def plan(

@@ -9,7 +9,13 @@ from gla_kernels.buffers import Flags, Gradients, Inputs
 from gla_kernels.call import Call
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.forward import gla_forward_kernel
-from gla_kernels.launch import EXACT_PROGRAMS, HOPPER_PROGRAMS, STRONG_PROGRAMS, exact_tile, strong_tile
+from gla_kernels.launch import (
+    EXACT_PROGRAMS,
+    HOPPER_PROGRAMS,
+    STRONG_PROGRAMS,
+    exact_tile,
+    strong_tile,
+)
 from gla_kernels.strong import gla_backward_strong, gla_forward_strong
 
 
@@ -83,9 +89,9 @@ def run_forward(
             call, gla_forward_strong,
             (
                 inputs.q, inputs.k, inputs.v, inputs.g, o, flags.rows, flags.marks, inputs.cu_seqlens, call.scale,
-                *inputs.strides(),
+                *inputs.strides(), call.T, call.H,
             ),
-            flags,
+            flags, 1,
         )  # fmt: skip
     if call.gated:
         tile = exact_tile(call.K, call.V, call.dtype)
@@ -93,11 +99,11 @@ def run_forward(
         call.launch(gla_forward_exact, tile, (programs,), (*tensors, *numbers, rows), switches)
 
 
-def _launch_strong(call: Call, kernel: Any, arguments: tuple[Any, ...], flags: Flags) -> None:
-    """Launches a kernel that completes the results of marked chunks."""
-    items = flags.marks.numel()
+def _launch_strong(call: Call, kernel: Any, arguments: tuple[Any, ...], flags: Flags, parts: int) -> None:
+    """Launches a kernel that completes the results of marked chunks, each in so many parts."""
+    items = flags.marks.numel() * parts
     tile = strong_tile(call.K, call.V, call.plan.chunk_size)
-    call.launch(kernel, tile, (min(items, STRONG_PROGRAMS),), (*arguments, call.T, call.H, items), {})
+    call.launch(kernel, tile, (min(items, STRONG_PROGRAMS),), (*arguments, items), {})
 
 
 def run_backward(
@@ -141,11 +147,17 @@ def run_backward(
 
 
 def run_strong_backward(
-    call: Call, inputs: Inputs, do: torch.Tensor, flags: Flags, failed: torch.Tensor, gradients: Gradients
+    call: Call, inputs: Inputs, do: torch.Tensor, flags: Flags, failed: torch.Tensor, gradients: Gradients, count: int
 ) -> None:
-    """Completes the gradients of chunks with strong gates, after those of all chunks have been computed."""
+    """Completes the gradients of chunks with strong gates, after those of all chunks have been computed.
+
+    `failed` [pieces, N, H] has the flags of pieces of `count` chunks of every sequence.
+    """
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, do, flags.rows, failed, flags.marks,
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale, *inputs.strides(do),
+        call.sequences, call.T, call.H, count,
     )  # fmt: skip
-    _launch_strong(call, gla_backward_strong, arguments, flags)
+    tile = strong_tile(call.K, call.V, call.plan.chunk_size)
+    parts = 1 + (call.K + tile.block_k - 1) // tile.block_k
+    _launch_strong(call, gla_backward_strong, arguments, flags, parts)

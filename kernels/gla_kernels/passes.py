@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from gla_kernels import wide, wide_pieces
-from gla_kernels.buffers import Flags, Gradients, Inputs, flag_buffer, on_meta, readable, row_flags
+from gla_kernels.buffers import Flags, Gradients, Inputs, failure_flags, flag_buffer, on_meta, readable
 from gla_kernels.call import Call, make_call
 from gla_kernels.launches import run_backward, run_forward, run_strong_backward
 from gla_kernels.rehearsal import rehearsing, unrehearsed
@@ -130,33 +130,49 @@ def _launch_backward(
     """Launches all kernels of the backward, recomputing states from checkpoints if needed. `buffer`: see `Flags`."""
     q = inputs.q
     gradients = Gradients.empty(call, inputs)
-    flags, failed = Flags.of(call, buffer), row_flags(call, q)
-    dinitial = call.new_states(q) if has_initial or call.gated else None
     materialized = keep == KEEP_STATES
-    if call.plan.family == "wide":
+    wide_heads = call.plan.family == "wide"
+    # Wide heads are done in one go; the pieces below are those of the exact kernels alone.
+    count = call.chunks if materialized or wide_heads else call.every
+    flags, failed = Flags.of(call, buffer), failure_flags(call, q, -(-call.chunks // count))
+    dinitial = call.new_states(q) if has_initial or call.gated else None
+    if wide_heads:
         wide.run_backward(
-            call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial,
+            call, inputs, do, kept, flags, failed[0], gradients, dfinal=dfinal, dinitial=dinitial,
             materialized=materialized,
         )  # fmt: skip
-        if not materialized:
-            # The exact kernels recompute the states of heads that either pass has flagged.
-            failed = torch.maximum(flags.rows, failed)
-            flags = flags._replace(rows=failed)
     if materialized:
-        run_backward(call, inputs, do, kept, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
-    elif call.gated or call.plan.family != "wide":
-        count = call.every
-        if call.plan.family == "wide":
-            # As many chunks at a time as the plain form had scratch memory for, which is free again.
-            count *= max(1, wide_pieces.scratch_slots(call) // (call.sequences * call.every))
-        scratch = q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
-        dafter = dfinal
-        for first in reversed(range(0, call.chunks, count)):
-            piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True}
-            run_forward(call, inputs, flags, initial=kept, states=scratch, **piece)
-            dbefore = call.new_states(q) if first > 0 else dinitial
-            run_backward(call, inputs, do, scratch, flags, failed, gradients, dfinal=dafter, dinitial=dbefore, **piece)
-            dafter = dbefore
+        run_backward(call, inputs, do, kept, flags, failed[0], gradients, dfinal=dfinal, dinitial=dinitial)
+    elif wide_heads and call.gated:
+        # The exact kernels recompute the states of heads that either pass has flagged.
+        failed = torch.maximum(flags.rows, failed)
+        flags = flags._replace(rows=failed[0])
+        # As many chunks at a time as the plain form had scratch memory for, which is free again.
+        several = max(1, wide_pieces.scratch_slots(call) // (call.sequences * call.every))
+        _backward_by_pieces(
+            call, inputs, do, kept, flags, failed.expand(-(-call.chunks // (call.every * several)), -1, -1), gradients,
+            call.every * several, dfinal, dinitial,
+        )  # fmt: skip
+    elif not wide_heads:
+        _backward_by_pieces(call, inputs, do, kept, flags, failed, gradients, count, dfinal, dinitial)
     if call.gated:
-        run_strong_backward(call, inputs, do, flags, failed, gradients)
+        run_strong_backward(call, inputs, do, flags, failed, gradients, count)
     return *gradients.summed(inputs), dinitial if has_initial else None
+
+
+def _backward_by_pieces(
+    call: Call, inputs: Inputs, do: torch.Tensor, checkpoints: torch.Tensor, flags: Flags, failed: torch.Tensor,
+    gradients: Gradients, count: int, dfinal: torch.Tensor | None, dinitial: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """The backward of pieces of `count` chunks, the last first, whose states are recomputed from checkpoints."""
+    scratch = inputs.q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
+    dafter = dfinal
+    for first in reversed(range(0, call.chunks, count)):
+        piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True}
+        run_forward(call, inputs, flags, initial=checkpoints, states=scratch, **piece)
+        dbefore = call.new_states(inputs.q) if first > 0 else dinitial
+        run_backward(
+            call, inputs, do, scratch, flags, failed[first // count], gradients, dfinal=dafter, dinitial=dbefore,
+            **piece,
+        )  # fmt: skip
+        dafter = dbefore

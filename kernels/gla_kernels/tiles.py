@@ -13,7 +13,10 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # In log2. Half of it is the largest exponent of a scaled operand, far below the 127 of bfloat16 and float32.
-SPAN_LIMIT = tl.constexpr(120.0)
+SPAN_LIMIT = tl.constexpr(144.0)
+# The least gate of a token in the plain form, in log2: 2^-46 of a value is beyond float32's precision. Three such gates
+# (three resets in a chunk) do not reach SPAN_LIMIT.
+LEAST_GATE = tl.constexpr(-46.0)
 # A gate below this resets the state exactly: 2**-10000 is 0 in every format, and 64 of them do not overflow in a sum.
 RESET_LOG2 = tl.constexpr(-10000.0)
 
@@ -114,6 +117,13 @@ def exact_gates(g):
 
 
 @triton.jit
+def plain_gates(g):
+    """Gates in log2 units as the plain form takes them: at least LEAST_GATE. A NaN stays one."""
+    step_gates = g.to(tl.float32) * LOG2E
+    return tl.where(step_gates < LEAST_GATE, LEAST_GATE, step_gates)
+
+
+@triton.jit
 def frame_of(total):
     """-r for a total gate of `total`, in log2: half of its size, but at most SPAN_LIMIT / 2; see `gate_frame`."""
     return tl.minimum(-0.5 * total, 0.5 * SPAN_LIMIT, propagate_nan=tl.PropagateNan.ALL)
@@ -126,7 +136,7 @@ def gate_frame(g, steps, DOT: tl.constexpr):
     The exponents are those of `forward.py`: to_row - r, to_end - r and r, in log2. The sums are of the gates up to a
     token and after it, so that gates which have no effect on a value do not enter it, not even by their rounding.
     """
-    step_gates = exact_gates(g)
+    step_gates = plain_gates(g)
     total = tl.sum(step_gates, axis=0)
     half = frame_of(total)
     to_row = select_sum(steps[:, None] >= steps[None, :], step_gates, 2, DOT)

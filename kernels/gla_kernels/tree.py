@@ -55,6 +55,28 @@ def tree_scores(scores, q, k, step_gates, steps, LEAST: tl.constexpr, ROWS: tl.c
 
 
 @triton.jit
+def at_level(steps, size):
+    """Mask (C, C) of the pairs of a level, in either order: the highest bit in which i and j differ is `size`."""
+    return (steps[:, None] ^ steps[None, :]) // size == 1
+
+
+@triton.jit
+def pair_tile(q, k, step_gates, steps, size, DOT: tl.constexpr):
+    """The operand X (C, BK) of a level, every row's factor (C, BK), and whether a row is in a second half (C, 1).
+
+    A row in a second half is q there, the others k, times the factor. So X X^T has the score of every pair of the level
+    in both of its places, and D X, with D the gradients of these scores in both places, has dq in rows of second halves
+    and dk in the others (before they are multiplied by the factor).
+    """
+    half = steps // size
+    late = (half % 2 == 1)[:, None]
+    up_to_me = steps[None, :] <= steps[:, None]
+    summed = (half[:, None] == half[None, :]) & (up_to_me == late)
+    factor = tl.exp2(select_sum(summed, step_gates, 2, DOT))
+    return (tl.where(late, q, k) * factor).to(DOT), factor, late
+
+
+@triton.jit
 def own_scores(scores, q, k, steps):
     """`scores` plus those of each token with itself, which no gate affects."""
     own = tl.sum(q * k, axis=1)
