@@ -34,7 +34,7 @@ OURS = tuple(
     f"gla_kernels.{name}"
     for name in (
         "hopper_tiles", "hopper_forward", "hopper_backward", "wide_tiles", "wide_frames", "wide_walk", "wide_forward",
-        "wide_forward_pair", "wide_recurrence", "wide_readout", "wide_gradients", "wide_backward",
+        "wide_forward_pair", "wide_recurrence", "wide_readout", "wide_gradients", "wide_backward", "hopper_strong",
     )
 )  # fmt: skip
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
@@ -288,6 +288,7 @@ def _language() -> ModuleType:
         "minimum": _extreme(torch.minimum),
         "sum": lambda x, axis: x.sum(axis),
         "max": lambda x, axis: x.amax(axis),
+        "min": lambda x, axis: x.amin(axis),
         "exp2": torch.exp2,
         "cdiv": lambda x, y: (x + y - 1) // y,
         "convert_layout": lambda x, _: x,

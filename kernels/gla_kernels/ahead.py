@@ -38,11 +38,10 @@ from gla_kernels.launch import (
     wide_readout_tile,
     wide_recurrence_tile,
 )
-from gla_kernels.launches import backward_kernel, forward_kernel
+from gla_kernels.launches import backward_kernel, forward_kernel, strong_kernel
 from gla_kernels.limits import CHUNK_SIZES
 from gla_kernels.ptx import overflowing_pairs, waits_first
 from gla_kernels.sass import disassemble, faulty_descriptors
-from gla_kernels.strong import gla_backward_strong, gla_forward_strong
 from gla_kernels.wide_pieces import fits_one_backward, parks
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
@@ -88,9 +87,9 @@ def variants(call: Call) -> Iterator[Variant]:
         yield Variant("forward", "plain", forward_kernel(call), call.plan.forward, forward)
         yield Variant("backward", "plain", backward_kernel(call), call.plan.backward, backward)
     if call.gated:
-        tile = strong_tile(call.K, call.V, call.plan.chunk_size)
-        yield Variant("forward", "strong", gla_forward_strong, tile, {})
-        yield Variant("backward", "strong", gla_backward_strong, tile, {})
+        for backward in (False, True):
+            tile = strong_tile(call.K, call.V, call.plan, backward)
+            yield Variant("backward" if backward else "forward", "strong", strong_kernel(call, backward), tile, {})
         tile = exact_tile(call.K, call.V, call.dtype)
         yield Variant("forward", "exact", gla_forward_exact, tile, forward)
         yield Variant("backward", "exact", gla_backward_exact, tile, backward)

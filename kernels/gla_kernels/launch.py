@@ -78,7 +78,7 @@ MULTIPROCESSORS = 132
 # handles every 131st item, and flagged items are often evenly spaced (one head of every sequence).
 EXACT_PROGRAMS = 131
 # Programs of the kernels for chunks with strong gates.
-STRONG_PROGRAMS = 4 * MULTIPROCESSORS
+STRONG_PROGRAMS = 2 * MULTIPROCESSORS
 
 # The Gluon kernels for narrow heads: programs of 4 warps, two per multiprocessor, loads one chunk ahead. What was tried
 # and measured on the way to them is in kernels/NOTES.md.
@@ -153,14 +153,21 @@ def exact_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
     return tile if tile.block_k <= 128 else replace(tile, block_v=min(tile.block_v, 32), warps=16)
 
 
+# The tiles of these kernels in the Gluon families, forward and backward.
+_STRONG_HOPPER = Tile(64, 64, 4, 1), Tile(32, 64, 4, 1)
+
+
 @cache
-def strong_tile(K: int, V: int, chunk_size: int) -> Tile:
+def strong_tile(K: int, V: int, plan: LaunchPlan, backward: bool) -> Tile:
     """The tile of the kernels for chunks with strong gates, which go through the columns of a chunk block by block.
 
-    With four warps, a product of 64 rows would be `wgmma`; see `strong.py`.
+    With four warps, a product of 64 rows of the portable kernels would be `wgmma`, and ptxas 12.8 gives those of so
+    large a kernel wrong descriptors: they read shared memory that is not there (kernels/NOTES.md, "Faults of the
+    compiler").
     """
-    keys = 32 if chunk_size <= 64 else 16
-    return Tile(min(padded(K), keys), min(padded(V), 64), 2, 1)
+    if plan.family != "triton":
+        return _STRONG_HOPPER[backward]
+    return Tile(min(padded(K), 32), min(padded(V), 64), 2 if plan.chunk_size >= 64 else 4, 1)
 
 
 def plan(

@@ -86,12 +86,12 @@ def run_forward(
         call.launch(forward_kernel(call), tile, (programs,), (*tensors, flags.marks, *numbers), switches)
     if call.gated and o is not None:
         _launch_strong(
-            call, gla_forward_strong,
+            call,
             (
                 inputs.q, inputs.k, inputs.v, inputs.g, o, flags.rows, flags.marks, inputs.cu_seqlens, call.scale,
                 *inputs.strides(), call.T, call.H,
             ),
-            flags, 1,
+            flags, backward=False,
         )  # fmt: skip
     if call.gated:
         tile = exact_tile(call.K, call.V, call.dtype)
@@ -99,11 +99,21 @@ def run_forward(
         call.launch(gla_forward_exact, tile, (programs,), (*tensors, *numbers, rows), switches)
 
 
-def _launch_strong(call: Call, kernel: Any, arguments: tuple[Any, ...], flags: Flags, parts: int) -> None:
-    """Launches a kernel that completes the results of marked chunks, each in so many parts."""
+def strong_kernel(call: Call, backward: bool) -> Any:
+    """The kernel of the call's family that completes the results of marked chunks."""
+    if call.plan.family == "triton":
+        return gla_backward_strong if backward else gla_forward_strong
+    from gla_kernels.hopper_strong import gla_backward_strong_hopper, gla_forward_strong_hopper
+
+    return gla_backward_strong_hopper if backward else gla_forward_strong_hopper
+
+
+def _launch_strong(call: Call, arguments: tuple[Any, ...], flags: Flags, backward: bool) -> None:
+    tile = strong_tile(call.K, call.V, call.plan, backward)
+    # In the backward dv is an item, and so is every block of key columns of dq, dk and dg.
+    parts = 1 + (call.K + tile.block_k - 1) // tile.block_k if backward else 1
     items = flags.marks.numel() * parts
-    tile = strong_tile(call.K, call.V, call.plan.chunk_size)
-    call.launch(kernel, tile, (min(items, STRONG_PROGRAMS),), (*arguments, items), {})
+    call.launch(strong_kernel(call, backward), tile, (min(items, STRONG_PROGRAMS),), (*arguments, items), {})
 
 
 def run_backward(
@@ -158,6 +168,4 @@ def run_strong_backward(
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale, *inputs.strides(do),
         call.sequences, call.T, call.H, count,
     )  # fmt: skip
-    tile = strong_tile(call.K, call.V, call.plan.chunk_size)
-    parts = 1 + (call.K + tile.block_k - 1) // tile.block_k
-    _launch_strong(call, gla_backward_strong, arguments, flags, parts)
+    _launch_strong(call, arguments, flags, backward=True)
