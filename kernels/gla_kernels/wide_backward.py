@@ -26,7 +26,9 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     frame_factor,
     gate_layout,
+    has_large,
     load_state,
+    make_words,
     no_state,
     opaque_float,
     operand_layout,
@@ -42,13 +44,14 @@ from gla_kernels.wide_tiles import (
     WARPS,
     excess_row,
     find_piece,
-    frame_exponents,
     gate_halves,
     make_ones_columns,
     put_tile,
     start_centred_gates,
     start_total_gate,
+    store_frame,
     store_scaled,
+    strong_exponents,
 )
 
 
@@ -129,6 +132,7 @@ def wide_backward(
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         exponents = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         ones = make_ones_columns(C)
+        words = make_words()
         suspect = gl.zeros([BK, 8], gl.float32, accumulator(8, BK, WARPS))
     if HAS_AFTER:
         dS = load_state(after + piece.to(gl.int64) * after_p + h * K * V, K, V, state_layout, BK, BV)
@@ -163,19 +167,20 @@ def wide_backward(
         async_copy.commit_group()
         if GATED:
             dA_tile.store(gl.where(triangle(C, True, True, WARPS), 0.5, -0.5).to(gl.bfloat16))
-            halves = gate_halves(g_tile, g, C, BK)
+            halves = gate_halves(g_tile, g, words, C, BK)
             G = start_centred_gates(halves, dA_tile, C, BK)
             total = start_total_gate(halves, ones, BK)
+            large = has_large(words)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             half = frame_factor(last)
             dS *= (leave * half)[:, None]
             leave = half
-            G, beyond = frame_exponents(G, last, C, BK)
-            bq = q_tile.load(key_tile).to(gl.float32) * scale
-            bk = k_tile.load(key_tile).to(gl.float32)
-            q_tile.store((bq * gl.exp2(G)).to(gl.bfloat16))
-            k_tile.store((bk * gl.exp2(beyond - G)).to(gl.bfloat16))
+            if large:
+                G, of_k = strong_exponents(G, last, C, BK)
+                store_frame(q_tile, k_tile, G, of_k, scale, C, BK)
+            else:
+                store_frame(q_tile, k_tile, G, -G, scale, C, BK)
             exponents.store(G)
         else:
             store_scaled(q_tile, scale, C, BK)
@@ -226,8 +231,11 @@ def wide_backward(
             sums = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             sums.index(0).store(high)
             sums.index(1).store(low)
-            # Not kept from above, because it would take 16 registers.
-            bdk *= gl.exp2(excess_row(opaque_float(last), C, BK) - exponents.load(key_tile))
+            if large:
+                # Not kept from above, because it would take 16 registers.
+                bdk *= gl.exp2(excess_row(opaque_float(last), C, BK) - exponents.load(key_tile))
+            else:
+                bdk *= gl.exp2(-exponents.load(key_tile))
             dA_tile.store(gl.where(triangle(C, True, False, WARPS), 1.0, 0.0).to(gl.bfloat16))
             fence_async_shared()
         q_tile.store(bdk.to(gl.bfloat16))

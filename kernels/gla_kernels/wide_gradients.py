@@ -27,6 +27,8 @@ from gla_kernels.hopper_tiles import (
     fetch,
     fetch_gates,
     gate_layout,
+    has_large,
+    make_words,
     opaque,
     operand_layout,
     product,
@@ -37,13 +39,13 @@ from gla_kernels.hopper_tiles import (
 )
 from gla_kernels.wide_tiles import (
     WARPS,
-    centred_gates,
     cumulative_tile,
     find_chunk,
     gate_halves,
     kept_excess,
     place_of,
     raise_where_not_finite,
+    start_centred_gates,
     zeros,
 )
 
@@ -133,7 +135,6 @@ def wide_gradients(
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
         dg += out * K + k0
         place = place_of(cu, n, t, h, T, H, C, VARLEN)
-        beyond = kept_excess(excesses, place, k0, C, BK, K)
 
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
@@ -147,6 +148,7 @@ def wide_gradients(
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         fetch_gates(g_tile, g, g_t, rows_left, K, k0)
         cumulative = cumulative_tile(C)
+        words = make_words()
     async_copy.commit_group()
     for block in gl.static_range(2):
         if block > 0:
@@ -170,9 +172,16 @@ def wide_gradients(
     bq = q_tile.load(key_tile).to(gl.float32) * scale
     bk = k_tile.load(key_tile).to(gl.float32)
     if GATED:
-        halves = gate_halves(g_tile, g, C, BK)
-        G = centred_gates(halves, cumulative, C, BK) + 0.5 * beyond
-        bk *= gl.exp2(beyond - G)
+        halves = gate_halves(g_tile, g, words, C, BK)
+        G = start_centred_gates(halves, cumulative, C, BK)
+        large = has_large(words)
+        G = warpgroup_mma_wait(0, deps=[G])
+        if large:
+            beyond = kept_excess(excesses, place, k0, C, BK, K)
+            G += 0.5 * beyond
+            bk *= gl.exp2(beyond - G)
+        else:
+            bk *= gl.exp2(-G)
         bq *= gl.exp2(G)
     q_tile.store(bq.to(gl.bfloat16))
     k_tile.store(bk.to(gl.bfloat16))
@@ -248,8 +257,11 @@ def wide_gradients(
     if GATED:
         high, low = split(k_tile.load(key_tile).to(gl.float32) * bdk - Q * intra)
         bdq *= gl.exp2(G)
-        # Not kept from above, because it would take 16 registers.
-        bdk *= gl.exp2(kept_excess(excesses, opaque(place), k0, C, BK, K) - G)
+        if large:
+            # Not kept from above, because it would take 16 registers.
+            bdk *= gl.exp2(kept_excess(excesses, opaque(place), k0, C, BK, K) - G)
+        else:
+            bdk *= gl.exp2(-G)
         thread_barrier()  # no thread reads dA, Q~ and K~ any more
         # The masks of the two sums over time. The first mask takes the tile of dA, the terms of the second sum take
         # the tiles of Q~ and K~.

@@ -34,7 +34,9 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     frame_factor,
     gate_layout,
+    has_large,
     load_state,
+    make_words,
     operand_layout,
     put,
     thread_barrier,
@@ -44,7 +46,6 @@ from gla_kernels.wide_tiles import (
     WARPS,
     cumulative_tile,
     find_piece,
-    frame_exponents,
     gate_halves,
     keep_excess,
     make_ones_columns,
@@ -52,6 +53,7 @@ from gla_kernels.wide_tiles import (
     raise_where_state_not_finite,
     start_centred_gates,
     start_total_gate,
+    strong_exponents,
     zeros,
 )
 
@@ -145,6 +147,7 @@ def wide_recurrence(
         g_tiles = gl.allocate_shared_memory(gl.float32, [g_buffers, C, BK], gate_layout())
         ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
+        words = make_words()
     if HAS_INITIAL:
         S = load_state(initial + piece.to(gl.int64) * initial_p + tile_at, K - k0, V, state_layout, BK, BV, v0)
     else:
@@ -181,21 +184,26 @@ def wide_recurrence(
         if REVERSE:
             bx *= scale
         if GATED:
-            halves = gate_halves(g_tiles.index(now % g_buffers), g, C, BK)
+            halves = gate_halves(g_tiles.index(now % g_buffers), g, words, C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
             total = start_total_gate(halves, ones, BK)
+            large = has_large(words)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             decay += last
             half = frame_factor(last)
             S *= (leave * half)[:, None]
             leave = half
+            if large:
+                if STORE_EXCESS:
+                    if v0 == 0:
+                        keep_excess(excesses, place, last, k0, K)
+                of_q, of_k = strong_exponents(G, last, C, BK)
+                bx *= gl.exp2(of_q if REVERSE else of_k)
+            else:
+                bx *= gl.exp2(G if REVERSE else -G)
             if STORE_EXCESS:
-                if v0 == 0:
-                    keep_excess(excesses, place, last, k0, K)
                 place += -H if REVERSE else H
-            G, beyond = frame_exponents(G, last, C, BK)
-            bx *= gl.exp2(G) if REVERSE else gl.exp2(beyond - G)
         x_tile.store(bx.to(gl.bfloat16))
         if STORE_STATES or PARK:
             S_tile.store(S.to(gl.bfloat16))

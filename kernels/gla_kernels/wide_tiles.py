@@ -17,6 +17,8 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     load_gates,
     locate,
+    mark_strong,
+    opaque,
     operand_layout,
     product,
     put,
@@ -73,9 +75,9 @@ def cumulative_tile(C: gl.constexpr):
 
 
 @gluon.jit
-def gate_halves(g_tile, g, C: gl.constexpr, BK: gl.constexpr):
+def gate_halves(g_tile, g, words, C: gl.constexpr, BK: gl.constexpr):
     """The gates in g_tile (C, BK), see `load_gates`, in log2 as two bfloat16 parts [2, C, BK] in the same memory."""
-    high, low = load_gates(g_tile, g)
+    high, low = load_gates(g_tile, g, words)
     halves = g_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     thread_barrier()
     halves.index(0).store(high)
@@ -135,40 +137,42 @@ def excess_row(last, C: gl.constexpr, BK: gl.constexpr):
 
 
 @gluon.jit
-def frame_exponents(G, last, C: gl.constexpr, BK: gl.constexpr):
-    """Exponents of q (C, BK) and the excess (1, BK), from the centred gate and G_last (BK, any layout).
+def strong_exponents(G, last, C: gl.constexpr, BK: gl.constexpr):
+    """Exponents of q and of k (C, BK), from the centred gate and G_last (BK, any layout), if there is a large gate.
 
-    The exponents of k are the excess minus those of q; see `hopper_tiles.py`.
+    Without one they are the centred gate and its negative; see `hopper_tiles.py`.
     """
     beyond = excess_row(last, C, BK)
-    return G + 0.5 * beyond, beyond
+    G += 0.5 * beyond
+    return G, beyond - G
 
 
 @gluon.jit
-def centred_gates(halves, cumulative, C: gl.constexpr, BK: gl.constexpr):
-    """Computes the centred gate (C, BK) and waits for the result."""
-    G = start_centred_gates(halves, cumulative, C, BK)
-    return warpgroup_mma_wait(0, deps=[G])
-
-
-@gluon.jit
-def chunk_frame(halves, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
-    """Computes a chunk's `frame_exponents`, and G_last (BK), from its gates."""
-    G = start_centred_gates(halves, cumulative, C, BK)
+def total_gate(halves, ones, BK: gl.constexpr):
+    """Computes G_last (BK) and waits for the result."""
     total = start_total_gate(halves, ones, BK)
-    G, total = warpgroup_mma_wait(0, deps=[G, total])
-    last = gl.max(total, axis=1)
-    G, beyond = frame_exponents(G, last, C, BK)
-    return G, beyond, last
+    return gl.max(warpgroup_mma_wait(0, deps=[total]), axis=1)
 
 
 @gluon.jit
-def store_frame(q_tile, k_tile, G, last, scale, C: gl.constexpr, BK: gl.constexpr):
-    """Replaces q and k by Q~ and K~, from the centred gate and G_last."""
+def store_frame(q_tile, k_tile, of_q, of_k, scale, C: gl.constexpr, BK: gl.constexpr):
+    """Replaces q and k by Q~ and K~, whose exponents are of_q and of_k."""
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    G, beyond = frame_exponents(G, last, C, BK)
-    k_tile.store((k_tile.load(key_tile).to(gl.float32) * gl.exp2(beyond - G)).to(gl.bfloat16))
-    q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale * gl.exp2(G)).to(gl.bfloat16))
+    k_tile.store((k_tile.load(key_tile).to(gl.float32) * gl.exp2(of_k)).to(gl.bfloat16))
+    q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale * gl.exp2(of_q)).to(gl.bfloat16))
+
+
+@gluon.jit
+def store_marked_frame(
+    q_tile, k_tile, G, last, large, marks, place, n, scale, C: gl.constexpr, BK: gl.constexpr
+):  # fmt: skip
+    """`store_frame` from the centred gate and G_last; if there is a `large` gate, `mark_strong` of marks[place]."""
+    if large:
+        of_q, of_k = strong_exponents(G, last, C, BK)
+        store_frame(q_tile, k_tile, of_q, of_k, scale, C, BK)
+        mark_strong(marks + opaque(place), last, n)
+    else:
+        store_frame(q_tile, k_tile, G, -G, scale, C, BK)
 
 
 @gluon.jit
