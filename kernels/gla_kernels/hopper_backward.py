@@ -48,7 +48,6 @@ from gla_kernels.hopper_tiles import (
     make_ones,
     make_words,
     masked_operand,
-    opaque_float,
     operand_layout,
     product,
     put,
@@ -225,7 +224,7 @@ def gla_backward_hopper(
         if GATED:
             balance += k_tile.load(key_tile).to(gl.float32) * bdk
             if large:
-                beyond = gl.convert_layout(excess(opaque_float(last)), gl.SliceLayout(0, key_tile))[None, :]
+                beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
                 G -= beyond
             bdk *= gl.exp2(-G)
             suspect += gl.sum(bdk, axis=1) * 0.0

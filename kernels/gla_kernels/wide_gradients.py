@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
+    anew,
     begin_behind,
     copy_layout,
     fetch,
@@ -29,7 +30,7 @@ from gla_kernels.hopper_tiles import (
     gate_layout,
     has_large,
     make_words,
-    opaque,
+    opaque_float,
     operand_layout,
     product,
     put,
@@ -250,18 +251,18 @@ def wide_gradients(
     if GATED:
         Q = q_tile.load(key_tile).to(gl.float32)
         high, low = split(Q * bdq)
-        halves.index(0).store(high)
-        halves.index(1).store(low)
+        anew(halves.index(0)).store(high)
+        anew(halves.index(1)).store(low)
     intra, bdk = warpgroup_mma_wait(0, deps=[intra, bdk])
     bdq += intra
     if GATED:
         high, low = split(k_tile.load(key_tile).to(gl.float32) * bdk - Q * intra)
+        # Otherwise 2^G would be kept from above, not G.
+        G = opaque_float(G)
         bdq *= gl.exp2(G)
         if large:
-            # Not kept from above, because it would take 16 registers.
-            bdk *= gl.exp2(kept_excess(excesses, opaque(place), k0, C, BK, K) - G)
-        else:
-            bdk *= gl.exp2(-G)
+            G -= kept_excess(excesses, place, k0, C, BK, K)
+        bdk *= gl.exp2(-G)
         thread_barrier()  # no thread reads dA, Q~ and K~ any more
         # The masks of the two sums over time. The first mask takes the tile of dA, the terms of the second sum take
         # the tiles of Q~ and K~.
@@ -272,8 +273,8 @@ def wide_gradients(
         k_tile.store(low)
         fence_async_shared()
         thread_barrier()
-        bdg = product(dA_tile, halves.index(0), C, BK, WARPS)
-        bdg = add_product(dA_tile, halves.index(1), bdg)
+        bdg = product(dA_tile, anew(halves.index(0)), C, BK, WARPS)
+        bdg = add_product(dA_tile, anew(halves.index(1)), bdg)
         bdg = add_product(before_tile, q_tile, bdg)
         bdg = add_product(before_tile, k_tile, bdg)
     put(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)

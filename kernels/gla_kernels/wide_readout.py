@@ -39,6 +39,8 @@ from gla_kernels.wide_tiles import (
     place_of,
     raise_where_not_finite,
     start_centred_gates,
+    store_framed,
+    store_scaled,
     strong_exponents,
     total_gate,
     zeros,
@@ -145,13 +147,11 @@ def wide_readout(
         async_copy.wait_group(buffers - 1 if ik == 0 else 0)
         thread_barrier()
         x_tile = x_tiles.index(ik)
-        bx = x_tile.load(key_tile).to(gl.float32)
-        by = y_tile.load(key_tile).to(gl.float32)
-        if REVERSE:
-            by *= scale
-        else:
-            bx *= scale
+        q_tile = y_tile if REVERSE else x_tile
+        k_tile = x_tile if REVERSE else y_tile
         if GATED:
+            bq = q_tile.load(key_tile)
+            bk = k_tile.load(key_tile)
             halves = gate_halves(g_tile, g, words, C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
             large = has_large(words)
@@ -160,17 +160,17 @@ def wide_readout(
                 if REVERSE:
                     beyond = kept_excess(excesses, place, ik * BK, C, BK, K)
                     G += 0.5 * beyond
-                    of_k = beyond - G
+                    store_framed(k_tile, bk.to(gl.float32), beyond - G)
                 else:
                     last = total_gate(halves, ones, BK)
                     G, of_k = strong_exponents(G, last, C, BK)
+                    store_framed(k_tile, bk.to(gl.float32), of_k)
                     mark_strong(marks + place, last, n)
             else:
-                of_k = -G
-            bx *= gl.exp2(of_k if REVERSE else G)
-            by *= gl.exp2(G if REVERSE else of_k)
-        x_tile.store(bx.to(gl.bfloat16))
-        y_tile.store(by.to(gl.bfloat16))
+                store_framed(k_tile, bk.to(gl.float32), -G)
+            store_framed(q_tile, bq.to(gl.float32) * scale, G)
+        else:
+            store_scaled(q_tile, scale, C, BK)
         fence_async_shared()
         thread_barrier()
         P = add_product(x_tile, y_tile.permute((1, 0)), P)

@@ -45,6 +45,7 @@ from gla_kernels.hopper_tiles import (
 from gla_kernels.wide_tiles import (
     WARPS,
     cumulative_tile,
+    excess_row,
     find_piece,
     gate_halves,
     keep_excess,
@@ -53,7 +54,6 @@ from gla_kernels.wide_tiles import (
     raise_where_state_not_finite,
     start_centred_gates,
     start_total_gate,
-    strong_exponents,
     zeros,
 )
 
@@ -180,9 +180,7 @@ def wide_recurrence(
         async_copy.commit_group()
 
         x_tile = x_tiles.index(now)
-        bx = x_tile.load(key_tile).to(gl.float32)
-        if REVERSE:
-            bx *= scale
+        bx = x_tile.load(key_tile)
         if GATED:
             halves = gate_halves(g_tiles.index(now % g_buffers), g, words, C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
@@ -198,12 +196,15 @@ def wide_recurrence(
                 if STORE_EXCESS:
                     if v0 == 0:
                         keep_excess(excesses, place, last, k0, K)
-                of_q, of_k = strong_exponents(G, last, C, BK)
-                bx *= gl.exp2(of_q if REVERSE else of_k)
-            else:
-                bx *= gl.exp2(G if REVERSE else -G)
+                G += (0.5 if REVERSE else -0.5) * excess_row(last, C, BK)
+            factor = gl.exp2(G if REVERSE else -G)
             if STORE_EXCESS:
                 place += -H if REVERSE else H
+        bx = bx.to(gl.float32)
+        if REVERSE:
+            bx *= scale
+        if GATED:
+            bx *= factor
         x_tile.store(bx.to(gl.bfloat16))
         if STORE_STATES or PARK:
             S_tile.store(S.to(gl.bfloat16))

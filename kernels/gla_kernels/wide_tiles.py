@@ -155,11 +155,17 @@ def total_gate(halves, ones, BK: gl.constexpr):
 
 
 @gluon.jit
+def store_framed(tile, x, exponents):
+    """Stores Q~ or K~ (C, BK), from scale * q or k and its exponents."""
+    tile.store((x * gl.exp2(exponents)).to(gl.bfloat16))
+
+
+@gluon.jit
 def store_frame(q_tile, k_tile, of_q, of_k, scale, C: gl.constexpr, BK: gl.constexpr):
     """Replaces q and k by Q~ and K~, whose exponents are of_q and of_k."""
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    k_tile.store((k_tile.load(key_tile).to(gl.float32) * gl.exp2(of_k)).to(gl.bfloat16))
-    q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale * gl.exp2(of_q)).to(gl.bfloat16))
+    store_framed(k_tile, k_tile.load(key_tile).to(gl.float32), of_k)
+    store_framed(q_tile, q_tile.load(key_tile).to(gl.float32) * scale, of_q)
 
 
 @gluon.jit
