@@ -27,6 +27,8 @@ from gla_kernels.hopper_tiles import (
     has_large,
     load_state,
     make_words,
+    mark_strong,
+    opaque,
     operand_layout,
     product,
     put,
@@ -44,7 +46,7 @@ from gla_kernels.wide_tiles import (
     raise_where_state_not_finite,
     start_centred_gates,
     start_total_gate,
-    store_marked_frame,
+    store_frame,
     store_scaled,
     zeros,
 )
@@ -154,7 +156,9 @@ def wide_forward(
         G, total = warpgroup_mma_wait(0, deps=[G, total])
         last = gl.convert_layout(gl.max(total, axis=1), key_layout)
         half = frame_factor(last)
-        store_marked_frame(q_tiles.index(0), k_tiles.index(0), G, last, large, marks, place, n, scale, C, BK)
+        if large:
+            mark_strong(marks + place, last, n)
+        store_frame(q_tiles.index(0), k_tiles.index(0), G, last, large, scale, C, BK)
     else:
         store_scaled(q_tiles.index(0), scale, C, BK)
 
@@ -207,10 +211,9 @@ def wide_forward(
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             place += H
             half = frame_factor(last)
-            # Beyond the last chunk, gates are 0.
-            store_marked_frame(
-                q_tiles.index(later), k_tiles.index(later), G, last, large, marks, place, n, scale, C, BK
-            )
+            if large:
+                mark_strong(marks + opaque(place), last, n)  # beyond the last chunk, gates are 0
+            store_frame(q_tiles.index(later), k_tiles.index(later), G, last, large, scale, C, BK)
         else:
             store_scaled(q_tiles.index(later), scale, C, BK)
         O, S = warpgroup_mma_wait(0, deps=[O, S])

@@ -29,6 +29,8 @@ from gla_kernels.hopper_tiles import (
     has_large,
     load_state,
     make_words,
+    mark_strong,
+    opaque,
     operand_layout,
     product,
     put,
@@ -47,7 +49,7 @@ from gla_kernels.wide_tiles import (
     raise_where_state_not_finite,
     start_centred_gates,
     start_total_gate,
-    store_marked_frame,
+    store_frame,
     store_scaled,
     zeros,
 )
@@ -177,8 +179,9 @@ def wide_forward_pair(
             leave = half
             S *= enter[:, None]
             S2 *= enter[:, None]
-            place = chunk_slot * H + h
-            store_marked_frame(q_tile, k_tile, G, last, large, marks, place, n, scale, C, BK)
+            if large:
+                mark_strong(marks + opaque(chunk_slot) * H + h, last, n)
+            store_frame(q_tile, k_tile, G, last, large, scale, C, BK)
         else:
             store_scaled(q_tile, scale, C, BK)
         S_tile.store(S.to(gl.bfloat16))

@@ -21,6 +21,7 @@ from gla_kernels.hopper_tiles import (
     gate_layout,
     has_large,
     make_words,
+    mark_strong,
     operand_layout,
     put,
     thread_barrier,
@@ -38,9 +39,7 @@ from gla_kernels.wide_tiles import (
     start_centred_gates,
     start_total_gate,
     store_frame,
-    store_marked_frame,
     store_scaled,
-    strong_exponents,
     zeros,
 )
 
@@ -122,15 +121,12 @@ def wide_frames(
             last = gl.max(total, axis=1)
             keys = ik * BK + gl.arange(0, BK, last.type.layout)
             gl.store(half_gates + keys, frame_factor(last), keys < K)
-            place = chunk_slot * H + h
-            if not REVERSE:
-                store_marked_frame(q_tile, k_tile, G, last, large, marks, place, n, scale, C, BK)
-            elif large:
-                keep_excess(excesses, place, last, ik * BK, K)
-                of_q, of_k = strong_exponents(G, last, C, BK)
-                store_frame(q_tile, k_tile, of_q, of_k, scale, C, BK)
-            else:
-                store_frame(q_tile, k_tile, G, -G, scale, C, BK)
+            if large:
+                if REVERSE:
+                    keep_excess(excesses, chunk_slot * H + h, last, ik * BK, K)
+                else:
+                    mark_strong(marks + chunk_slot * H + h, last, n)
+            store_frame(q_tile, k_tile, G, last, large, scale, C, BK)
         else:
             store_scaled(q_tile, scale, C, BK)
         fence_async_shared()

@@ -17,8 +17,6 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     load_gates,
     locate,
-    mark_strong,
-    opaque,
     operand_layout,
     product,
     put,
@@ -161,24 +159,15 @@ def store_framed(tile, x, exponents):
 
 
 @gluon.jit
-def store_frame(q_tile, k_tile, of_q, of_k, scale, C: gl.constexpr, BK: gl.constexpr):
-    """Replaces q and k by Q~ and K~, whose exponents are of_q and of_k."""
+def store_frame(q_tile, k_tile, G, last, large, scale, C: gl.constexpr, BK: gl.constexpr):
+    """Replaces q and k by Q~ and K~, from the centred gate and G_last; `large`: whether there is a large gate."""
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    store_framed(k_tile, k_tile.load(key_tile).to(gl.float32), of_k)
-    store_framed(q_tile, q_tile.load(key_tile).to(gl.float32) * scale, of_q)
-
-
-@gluon.jit
-def store_marked_frame(
-    q_tile, k_tile, G, last, large, marks, place, n, scale, C: gl.constexpr, BK: gl.constexpr
-):  # fmt: skip
-    """`store_frame` from the centred gate and G_last; if there is a `large` gate, `mark_strong` of marks[place]."""
     if large:
-        of_q, of_k = strong_exponents(G, last, C, BK)
-        store_frame(q_tile, k_tile, of_q, of_k, scale, C, BK)
-        mark_strong(marks + opaque(place), last, n)
-    else:
-        store_frame(q_tile, k_tile, G, -G, scale, C, BK)
+        G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
+    store_framed(k_tile, k_tile.load(key_tile).to(gl.float32), -G)
+    if large:
+        G += excess_row(last, C, BK)  # q's
+    store_framed(q_tile, q_tile.load(key_tile).to(gl.float32) * scale, G)
 
 
 @gluon.jit
