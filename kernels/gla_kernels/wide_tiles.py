@@ -116,7 +116,10 @@ def place_of(cu, n, t, h, T, H, C: gl.constexpr, VARLEN: gl.constexpr):
 
 @gluon.jit
 def keep_excess(excesses, place, last, k0, K: gl.constexpr):
-    """Stores the excess of a chunk's keys from k0 on, from G_last (BK), for `kept_excess`."""
+    """Stores the excess of a chunk's keys from k0 on, from G_last (BK), for `kept_excess`.
+
+    Only chunks with a large gate keep it. A reader has the same tile of gates, so it finds the same.
+    """
     keys = k0 + gl.arange(0, last.shape[0], last.type.layout)
     gl.store(excesses + wide_product(place, K) + keys, excess(last), keys < K)
 
