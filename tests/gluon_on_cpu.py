@@ -8,7 +8,7 @@ all. What is checked beside the numbers:
   does a copy that starts while its target is still needed.
 - Asynchronous products: an accumulator is NaN until a wait for its product, and operands in shared memory must not
   change before that.
-- Shared memory is NaN until it is written.
+- Shared memory is NaN (or -1, if it holds integers) until it is written.
 
 What is not: layouts, registers, fences and barriers between threads.
 """
@@ -16,6 +16,7 @@ What is not: layouts, registers, fences and barriers between threads.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import sys
@@ -191,7 +192,7 @@ _now = _Program()
 
 
 def _allocate(dtype: torch.dtype, shape: list[int], layout: Any, value: Any = None) -> Shared:
-    data = torch.full(shape, float("nan"), dtype=dtype)
+    data = torch.full(shape, float("nan") if dtype.is_floating_point else -1, dtype=dtype)
     if value is not None:
         data.copy_(value)
     return Shared(data, layout)
@@ -289,6 +290,7 @@ def _language() -> ModuleType:
         "sum": lambda x, axis: x.sum(axis),
         "max": lambda x, axis: x.amax(axis),
         "min": lambda x, axis: x.amin(axis),
+        "reduce_or": lambda x, axis: functools.reduce(torch.bitwise_or, x.unbind(axis)),
         "exp2": torch.exp2,
         "cdiv": lambda x, y: (x + y - 1) // y,
         "convert_layout": lambda x, _: x,

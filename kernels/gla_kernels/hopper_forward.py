@@ -27,11 +27,13 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     frame_factor,
     gate_layout,
+    has_large,
     left_operand,
     load_gates,
     load_state,
     locate,
     make_ones,
+    make_words,
     mark_strong,
     masked_operand,
     operand_layout,
@@ -152,6 +154,7 @@ def gla_forward_hopper(
         high_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
         low_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
         ones = make_ones()
+        words = make_words()
     S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
 
     # What is fetched next: row, chunk, and input pointers.
@@ -215,29 +218,37 @@ def gla_forward_hopper(
                 if i % every == 0:
                     there = checkpoints + ((checkpoint + i // every).to(gl.int64) * H + h) * K * V
                     put(there, S * leave[:, None], V, K, V, state_layout)
-            bk = k_tile.load(accumulator(BK)).to(gl.float32)
-            if STORE_O:
-                bq = q_tiles.index(now).load(accumulator(BK)).to(gl.float32) * scale
+            # Not as float32 yet, which would take twice the registers until they are brought into the frame.
             if GATED:
-                high, low = load_gates(g_tiles.index(now), g)
+                bk = k_tile.load(accumulator(BK))
+            if STORE_O:
+                bq = q_tiles.index(now).load(accumulator(BK))
+            if GATED:
+                high, low = load_gates(g_tiles.index(now), g, words)
                 high_tile.store(high)
                 low_tile.store(low)
                 fence_async_shared()
                 thread_barrier()
                 G, total = start_gate_frame(high_tile, low_tile, ones, C, BK)
+                large = has_large(words)
                 G, total = warpgroup_mma_wait(0, deps=[G, total])
                 last = chunk_total(total, BV)
                 half = frame_factor(last)
                 S *= (leave * half)[:, None]
                 leave = half
-                beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, accumulator(BK)))[None, :]
-                G += 0.5 * beyond
-                bk *= gl.exp2(beyond - G)
+                if large:
+                    beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, accumulator(BK)))[None, :]
+                    G += 0.5 * beyond
+                    k_tile.store((bk.to(gl.float32) * gl.exp2(beyond - G)).to(gl.bfloat16))
+                    if STORE_O:
+                        mark_strong(mark, last, n)
+                else:
+                    k_tile.store((bk.to(gl.float32) * gl.exp2(-G)).to(gl.bfloat16))
                 if STORE_O:
-                    bq *= gl.exp2(G)
-                    mark_strong(mark, last, n)
+                    bq = bq.to(gl.float32) * scale * gl.exp2(G)
                     mark += H
-            k_tile.store(bk.to(gl.bfloat16))
+            elif STORE_O:
+                bq = bq.to(gl.float32) * scale
             S_tile.store(S.to(gl.bfloat16))
             fence_async_shared()
             thread_barrier()

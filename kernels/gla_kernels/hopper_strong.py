@@ -22,7 +22,6 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     gate_layout,
     left_operand,
-    load_gates,
     locate,
     masked_operand,
     offsets_and_mask,
@@ -30,6 +29,7 @@ from gla_kernels.hopper_tiles import (
     operand_layout,
     product,
     put,
+    read_gates,
     row_of,
     split,
     thread_barrier,
@@ -112,7 +112,7 @@ def load_keys(q_tile, k_tile, g_tile, g, sums, scale, C: gl.constexpr):
     """
     BK: gl.constexpr = q_tile.shape[1]
     key_tile: gl.constexpr = accumulator(BK)
-    high, low = load_gates(g_tile, g)
+    high, low = split(read_gates(g_tile, g, copy_layout(BK, g.dtype.element_ty.primitive_bitwidth)))
     halves = g_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     thread_barrier()
     halves.index(0).store(high)

@@ -14,6 +14,10 @@ channel is mild:
 
     excess = min(G_last + SPAN_LIMIT, 0)
     of q:  a - r = (G - G_last / 2) + excess / 2,    of k:  b - r = excess - (a - r)
+
+The excess takes a change of layout, so a program first asks whether its tile has a large gate (`has_large`). If not, no
+channel of the chunk is strong, and the program leaves the excess out. A chunk with an excess of 0 gives the same bits
+either way, so programs need not agree.
 """
 
 from triton.experimental import gluon
@@ -29,11 +33,13 @@ from triton.language.extra import cuda
 thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 LOG2E = gl.constexpr(1.4426950408889634)
 # The largest span of a chunk's gates in the plain form, in log2. Half of it is the largest exponent of a scaled
-# operand, far below the 127 of bfloat16 and float32.
+# operand, far below the 127 of bfloat16 and float32. 64 gates that are not large (`has_large`) sum to less than 128.
 SPAN_LIMIT = gl.constexpr(144.0)
-# The least gate of a token, in log2: 2^-160 is 0 in float32, sums of 64 keep an error below 2^-11, and bfloat16 has
-# this number exactly.
+# The least gate of a token, in log2. 2^-46 of a state is below float32's rounding, and the span has room for three such
+# gates, so that a few resets leave a chunk mild. bfloat16 has this number exactly.
 LEAST_GATE = gl.constexpr(-46.0)
+# The bit of a float32 that is set if its size is at least 2, or if it is NaN.
+_LARGE = gl.constexpr(0x40000000)
 _PROPAGATE_NAN = gl.constexpr(PropagateNan.ALL)
 # Rows of the constant that sums a chunk's gates: half of a chunk, because shared memory is short, so that each bfloat16
 # part takes two products.
@@ -66,6 +72,12 @@ def copy_layout(cols: int, bits: int, warps: int = 4) -> gl.BlockedLayout:
     piece = 128 // bits
     across = min(32, cols // piece)
     return gl.BlockedLayout([1, piece], [32 // across, across], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def rows_at_once(cols: int, bits: int, warps: int = 4) -> int:
+    """Rows of a tile that all warps hold together in one unit of `copy_layout`; neighbouring ones are a warp's."""
+    return warps * 32 // min(32, cols * bits // 128)
 
 
 @gluon.constexpr_function
@@ -139,16 +151,49 @@ def fetch_gates(tile, g, stride, rows_left, N: gl.constexpr, column=0):
 
 
 @gluon.jit
-def load_gates(tile, g):
-    """Gates in log2 as two bfloat16 parts (C, BK), from a tile that `fetch_gates` has filled with the dtype of g's."""
-    bits: gl.constexpr = g.dtype.element_ty.primitive_bitwidth
-    return split_gates(gates_in(tile, g).load(copy_layout(tile.shape[1], bits, gl.num_warps())).to(gl.float32))
+def read_gates(tile, g, layout: gl.constexpr):
+    """Gates in log2 (C, BK), from a tile that `fetch_gates` has filled with the dtype of g's. A NaN stays one."""
+    gates = gates_in(tile, g).load(layout).to(gl.float32)
+    return gl.maximum(gates * LOG2E, LEAST_GATE, propagate_nan=_PROPAGATE_NAN)
 
 
 @gluon.jit
-def split_gates(g):
-    """Gates g, natural logarithms, in log2, as two bfloat16 parts. A NaN stays one."""
-    return split(gl.maximum(g * LOG2E, LEAST_GATE, propagate_nan=_PROPAGATE_NAN))
+def load_gates(tile, g, words):
+    """`read_gates` as two bfloat16 parts. `words` is for `has_large`."""
+    bits: gl.constexpr = g.dtype.element_ty.primitive_bitwidth
+    gates = read_gates(tile, g, copy_layout(tile.shape[1], bits, gl.num_warps()))
+    keep_bits(words, gates, rows_at_once(tile.shape[1], bits, gl.num_warps()))
+    return split(gates)
+
+
+@gluon.jit
+def make_words():
+    """Shared memory for `has_large`, a word per warp."""
+    return gl.allocate_shared_memory(gl.int32, [gl.num_warps()], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def keep_bits(words, x, rows: gl.constexpr):
+    """Stores which bits any element of a warp's part of x (R, W) has, if the warps hold `rows` rows of x at a time.
+
+    So this takes no step between warps, and the barrier that makes x's next use safe serves `has_large` too.
+    """
+    R: gl.constexpr = x.shape[0]
+    W: gl.constexpr = x.shape[1]
+    warps: gl.constexpr = words.shape[0]
+    bits = gl.reduce_or(x.to(gl.int32, bitcast=True).reshape([R // rows, rows, W]), 0)
+    words.store(gl.reduce_or(bits.reshape([warps, rows * W // warps]), 1))
+
+
+@gluon.jit
+def has_large(words):
+    """Whether a chunk's tile has a gate of -2 or less (log2) or NaN; the same in all threads.
+
+    For after the barrier behind `load_gates`, and best while the products of the gates run.
+    """
+    warps: gl.constexpr = words.shape[0]
+    bits = words.load(gl.BlockedLayout([warps], [32], [warps], [0]))
+    return (gl.reduce_or(bits, 0) & _LARGE) != 0
 
 
 @gluon.jit
@@ -272,11 +317,17 @@ def add_product(a, b, acc):
 
 
 @gluon.jit
-def triangle(C: gl.constexpr, LOWER: gl.constexpr, INCLUSIVE: gl.constexpr, WARPS: gl.constexpr = 4):
-    """Mask [C, C] of the pairs (i, j) with j <= i (LOWER) or j >= i; without the diagonal if not INCLUSIVE."""
+def triangle(
+    C: gl.constexpr, LOWER: gl.constexpr, INCLUSIVE: gl.constexpr, WARPS: gl.constexpr = 4, SHIFT: gl.constexpr = 0
+):  # fmt: skip
+    """Mask [C, C] of the pairs (i, j) with j <= i (LOWER) or j >= i; without the diagonal if not INCLUSIVE.
+
+    SHIFT is added to i and j. ptxas sees through `opaque`, computes the same masks before and behind a branch once, and
+    spends two instructions on keeping each predicate. Masks with another shift are others to it.
+    """
     layout: gl.constexpr = accumulator(C, C, WARPS)
-    i = opaque(gl.arange(0, C, gl.SliceLayout(1, layout)))[:, None]
-    j = gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]
+    i = opaque(gl.arange(0, C, gl.SliceLayout(1, layout)) + SHIFT)[:, None]
+    j = gl.arange(0, C, gl.SliceLayout(0, layout))[None, :] + SHIFT
     if LOWER:
         return i >= j if INCLUSIVE else i > j
     return i <= j if INCLUSIVE else i < j
@@ -307,7 +358,7 @@ def start_gate_frame(high, low, ones, C: gl.constexpr, BK: gl.constexpr):
 
     In the second, keys are rows, as in the state, and all columns are the same.
     """
-    half = gl.where(triangle(C, True, True), 0.5, -0.5).to(gl.bfloat16)
+    half = gl.where(triangle(C, True, True, 4, 1), 0.5, -0.5).to(gl.bfloat16)
     half = gl.convert_layout(half, left_operand(C))
     G = product(half, high, C, BK)
     G = add_product(half, low, G)

@@ -18,17 +18,20 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
+    anew,
     begin_behind,
     copy_layout,
+    excess,
     fetch,
     fetch_gate_rows,
     fetch_rows,
     first_slot,
     frame_factor,
     gate_layout,
+    has_large,
     load_state,
+    make_words,
     no_state,
-    opaque_float,
     operand_layout,
     product,
     put,
@@ -42,7 +45,6 @@ from gla_kernels.wide_tiles import (
     WARPS,
     excess_row,
     find_piece,
-    frame_exponents,
     gate_halves,
     make_ones_columns,
     put_tile,
@@ -119,16 +121,19 @@ def wide_backward(
     ring: gl.constexpr = 2 if GATED else 3
     q_and_v = gl.allocate_shared_memory(gl.bfloat16, [ring, C, 128], operand_layout(C, 128))
     k_and_do = gl.allocate_shared_memory(gl.bfloat16, [ring, C, 128], operand_layout(C, 128))
-    S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
-    dS_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
-    Pt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
-    dA_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    S_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    dS_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    Pt_place = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    dA_place = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     # dv, and then dq, are stored through it.
-    out_tile = gl.allocate_shared_memory(gl.bfloat16, [C, 128], operand_layout(C, 128))
+    out_place = gl.allocate_shared_memory(gl.bfloat16, [C, 128], operand_layout(C, 128))
     if GATED:
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         exponents = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         ones = make_ones_columns(C)
+        words = make_words()
+        # The excess waits here until dk, because a row beside the tiles would take 16 registers.
+        excesses = gl.allocate_shared_memory(gl.float32, [BK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         suspect = gl.zeros([BK, 8], gl.float32, accumulator(8, BK, WARPS))
     if HAS_AFTER:
         dS = load_state(after + piece.to(gl.int64) * after_p + h * K * V, K, V, state_layout, BK, BV)
@@ -138,7 +143,7 @@ def wide_backward(
 
     fetch_rows(q_and_v.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
     fetch_rows(k_and_do.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
-    fetch(S_tile, states + wide_product(slot * H + h, K * V), V, gl.where(chunks > 0, K, 0), V, copy_v)
+    fetch(S_place, states + wide_product(slot * H + h, K * V), V, gl.where(chunks > 0, K, 0), V, copy_v)
     if GATED:
         fetch_gate_rows(g_tile, g, b, t, h, g_b, g_t, g_h, rows_left, K)
     else:
@@ -152,6 +157,19 @@ def wide_backward(
         do_tile = k_and_do.index((j + 1) % ring)
         rows_later = gl.where(j + 1 < chunks, C, 0)
         token = (b * T + t) * H + h
+        if GATED:
+            # With the branch for large gates, some 20 descriptors and addresses would be on the stack otherwise.
+            S_tile = anew(S_place)
+            dS_tile = anew(dS_place)
+            Pt_tile = anew(Pt_place)
+            dA_tile = anew(dA_place)
+            out_tile = anew(out_place)
+        else:
+            S_tile = S_place
+            dS_tile = dS_place
+            Pt_tile = Pt_place
+            dA_tile = dA_place
+            out_tile = out_place
         async_copy.wait_group(0)
         thread_barrier()
         if GATED:
@@ -163,19 +181,24 @@ def wide_backward(
         async_copy.commit_group()
         if GATED:
             dA_tile.store(gl.where(triangle(C, True, True, WARPS), 0.5, -0.5).to(gl.bfloat16))
-            halves = gate_halves(g_tile, g, C, BK)
+            halves = gate_halves(g_tile, g, words, C, BK)
             G = start_centred_gates(halves, dA_tile, C, BK)
             total = start_total_gate(halves, ones, BK)
+            large = has_large(words)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             half = frame_factor(last)
             dS *= (leave * half)[:, None]
             leave = half
-            G, beyond = frame_exponents(G, last, C, BK)
-            bq = q_tile.load(key_tile).to(gl.float32) * scale
-            bk = k_tile.load(key_tile).to(gl.float32)
-            q_tile.store((bq * gl.exp2(G)).to(gl.bfloat16))
-            k_tile.store((bk * gl.exp2(beyond - G)).to(gl.bfloat16))
+            bq = q_tile.load(key_tile)
+            bk = k_tile.load(key_tile)
+            if large:
+                G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
+            k_tile.store((bk.to(gl.float32) * gl.exp2(-G)).to(gl.bfloat16))
+            if large:
+                G += excess_row(last, C, BK)  # q's
+            excesses.store(excess(last))
+            q_tile.store((bq.to(gl.float32) * scale * gl.exp2(G)).to(gl.bfloat16))
             exponents.store(G)
         else:
             store_scaled(q_tile, scale, C, BK)
@@ -190,7 +213,7 @@ def wide_backward(
         dA = product(do_tile, v_tile.permute((1, 0)), C, C, WARPS)
         Pt, dA = warpgroup_mma_wait(0, deps=[Pt, dA])
         Pt_tile.store(gl.where(triangle(C, False, True, WARPS), Pt, 0.0).to(gl.bfloat16))
-        dA_tile.store(gl.where(triangle(C, True, True, WARPS), dA, 0.0).to(gl.bfloat16))
+        dA_tile.store(gl.where(triangle(C, True, True, WARPS, 1), dA, 0.0).to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
         bdv = product(Pt_tile, do_tile, C, BV, WARPS)
@@ -226,9 +249,9 @@ def wide_backward(
             sums = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             sums.index(0).store(high)
             sums.index(1).store(low)
-            # Not kept from above, because it would take 16 registers.
-            bdk *= gl.exp2(excess_row(opaque_float(last), C, BK) - exponents.load(key_tile))
-            dA_tile.store(gl.where(triangle(C, True, False, WARPS), 1.0, 0.0).to(gl.bfloat16))
+            beyond = excesses.load(gl.SliceLayout(0, key_tile))[None, :]
+            bdk *= gl.exp2(beyond - exponents.load(key_tile))
+            dA_tile.store(gl.where(triangle(C, True, False, WARPS, 1), 1.0, 0.0).to(gl.bfloat16))
             fence_async_shared()
         q_tile.store(bdk.to(gl.bfloat16))
         thread_barrier()

@@ -24,8 +24,11 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     frame_factor,
     gate_layout,
+    has_large,
     load_state,
+    make_words,
     mark_strong,
+    opaque,
     operand_layout,
     product,
     put,
@@ -50,9 +53,9 @@ from gla_kernels.wide_tiles import (
 
 
 @gluon.jit
-def start_frame(g_tile, g, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
+def start_frame(g_tile, g, words, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
     """Starts a chunk's G - G_last / 2 (C, BK) and G_last (BK, 8): four products."""
-    halves = gate_halves(g_tile, g, C, BK)
+    halves = gate_halves(g_tile, g, words, C, BK)
     return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, BK)
 
 
@@ -113,7 +116,7 @@ def wide_forward(
         checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN)
     chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
     if GATED:
-        mark = marks + chunk_slot * H + h
+        place = chunk_slot * H + h
 
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
@@ -124,6 +127,7 @@ def wide_forward(
         g_tiles = gl.allocate_shared_memory(gl.float32, [2, C, BK], gate_layout())
         ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
+        words = make_words()
     if HAS_INITIAL:
         S = load_state(initial + piece.to(gl.int64) * initial_p + h * K * V + v0, K, V, state_layout, BK, BV, v0)
     else:
@@ -147,12 +151,14 @@ def wide_forward(
     async_copy.wait_group(2)
     thread_barrier()
     if GATED:
-        G, total = start_frame(g_tiles.index(0), g, cumulative, ones, C, BK)
+        G, total = start_frame(g_tiles.index(0), g, words, cumulative, ones, C, BK)
+        large = has_large(words)
         G, total = warpgroup_mma_wait(0, deps=[G, total])
         last = gl.convert_layout(gl.max(total, axis=1), key_layout)
-        mark_strong(mark, last, n)
         half = frame_factor(last)
-        store_frame(q_tiles.index(0), k_tiles.index(0), G, last, scale, C, BK)
+        if large:
+            mark_strong(marks + place, last, n)
+        store_frame(q_tiles.index(0), k_tiles.index(0), G, last, large, scale, C, BK)
     else:
         store_scaled(q_tiles.index(0), scale, C, BK)
 
@@ -186,7 +192,8 @@ def wide_forward(
         async_copy.wait_group(1)
         thread_barrier()
         if GATED:
-            G, total = start_frame(g_tiles.index(later), g, cumulative, ones, C, BK)
+            G, total = start_frame(g_tiles.index(later), g, words, cumulative, ones, C, BK)
+            large = has_large(words)
         P = warpgroup_mma_wait(6 if GATED else 2, deps=[P])
         P = gl.where(triangle(C, True, True, WARPS), P, 0.0)
         P_tile.store(P.to(gl.bfloat16))
@@ -202,10 +209,11 @@ def wide_forward(
         if GATED:
             G, total = warpgroup_mma_wait(1, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
-            mark += H
-            mark_strong(mark, last, n)  # beyond the last chunk, gates are 0
+            place += H
             half = frame_factor(last)
-            store_frame(q_tiles.index(later), k_tiles.index(later), G, last, scale, C, BK)
+            if large:
+                mark_strong(marks + opaque(place), last, n)  # beyond the last chunk, gates are 0
+            store_frame(q_tiles.index(later), k_tiles.index(later), G, last, large, scale, C, BK)
         else:
             store_scaled(q_tiles.index(later), scale, C, BK)
         O, S = warpgroup_mma_wait(0, deps=[O, S])

@@ -26,7 +26,9 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     frame_factor,
     gate_layout,
+    has_large,
     load_state,
+    make_words,
     mark_strong,
     opaque,
     operand_layout,
@@ -122,6 +124,7 @@ def wide_forward_pair(
         g_place = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
+        words = make_words()
     if HAS_INITIAL:
         initial += piece.to(gl.int64) * initial_p + h * K * V + v0
         S = load_state(initial, K, V, state_layout, BK, W, v0)
@@ -165,18 +168,20 @@ def wide_forward_pair(
         fetch_rows(v2_tiles.index(later), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0 + W)
         async_copy.commit_group()
         if GATED:
-            halves = gate_halves(g_tile, g, C, BK)
+            halves = gate_halves(g_tile, g, words, C, BK)
             G = start_centred_gates(halves, anew(cumulative), C, BK)
             total = start_total_gate(halves, anew(ones), BK)
+            large = has_large(words)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
-            mark_strong(marks + opaque(chunk_slot) * H + h, last, n)
             half = frame_factor(last)
             enter = leave * half
             leave = half
             S *= enter[:, None]
             S2 *= enter[:, None]
-            store_frame(q_tile, k_tile, G, last, scale, C, BK)
+            if large:
+                mark_strong(marks + opaque(chunk_slot) * H + h, last, n)
+            store_frame(q_tile, k_tile, G, last, large, scale, C, BK)
         else:
             store_scaled(q_tile, scale, C, BK)
         S_tile.store(S.to(gl.bfloat16))

@@ -19,6 +19,8 @@ from gla_kernels.hopper_tiles import (
     fetch_gates,
     frame_factor,
     gate_layout,
+    has_large,
+    make_words,
     mark_strong,
     operand_layout,
     put,
@@ -95,6 +97,7 @@ def wide_frames(
         fetch_gates(g_tile, g, g_t, rows_left, K)
         ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
+        words = make_words()
     for ik in gl.static_range(blocks_k):
         fetch(q_tiles.index(ik), q + ik * BK, q_t, rows_left, K, copy_k, ik * BK)
         fetch(k_tiles.index(ik), k + ik * BK, k_t, rows_left, K, copy_k, ik * BK)
@@ -106,9 +109,10 @@ def wide_frames(
         async_copy.wait_group(blocks_k - 1 if ik == 0 else 0)
         thread_barrier()
         if GATED:
-            halves = gate_halves(g_tile, g, C, BK)
+            halves = gate_halves(g_tile, g, words, C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
             total = start_total_gate(halves, ones, BK)
+            large = has_large(words)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             if ik + 1 < blocks_k:
                 thread_barrier()  # no product reads the gates any more
@@ -117,11 +121,12 @@ def wide_frames(
             last = gl.max(total, axis=1)
             keys = ik * BK + gl.arange(0, BK, last.type.layout)
             gl.store(half_gates + keys, frame_factor(last), keys < K)
-            if REVERSE:
-                keep_excess(excesses, chunk_slot * H + h, last, ik * BK, K)
-            else:
-                mark_strong(marks + chunk_slot * H + h, last, n)
-            store_frame(q_tile, k_tile, G, last, scale, C, BK)
+            if large:
+                if REVERSE:
+                    keep_excess(excesses, chunk_slot * H + h, last, ik * BK, K)
+                else:
+                    mark_strong(marks + chunk_slot * H + h, last, n)
+            store_frame(q_tile, k_tile, G, last, large, scale, C, BK)
         else:
             store_scaled(q_tile, scale, C, BK)
         fence_async_shared()

@@ -22,12 +22,15 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
+    anew,
     begin_behind,
     copy_layout,
     fetch,
     fetch_gates,
     gate_layout,
-    opaque,
+    has_large,
+    make_words,
+    opaque_float,
     operand_layout,
     product,
     put,
@@ -37,13 +40,13 @@ from gla_kernels.hopper_tiles import (
 )
 from gla_kernels.wide_tiles import (
     WARPS,
-    centred_gates,
     cumulative_tile,
     find_chunk,
     gate_halves,
     kept_excess,
     place_of,
     raise_where_not_finite,
+    start_centred_gates,
     zeros,
 )
 
@@ -133,7 +136,6 @@ def wide_gradients(
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
         dg += out * K + k0
         place = place_of(cu, n, t, h, T, H, C, VARLEN)
-        beyond = kept_excess(excesses, place, k0, C, BK, K)
 
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
@@ -147,6 +149,7 @@ def wide_gradients(
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         fetch_gates(g_tile, g, g_t, rows_left, K, k0)
         cumulative = cumulative_tile(C)
+        words = make_words()
     async_copy.commit_group()
     for block in gl.static_range(2):
         if block > 0:
@@ -170,9 +173,16 @@ def wide_gradients(
     bq = q_tile.load(key_tile).to(gl.float32) * scale
     bk = k_tile.load(key_tile).to(gl.float32)
     if GATED:
-        halves = gate_halves(g_tile, g, C, BK)
-        G = centred_gates(halves, cumulative, C, BK) + 0.5 * beyond
-        bk *= gl.exp2(beyond - G)
+        halves = gate_halves(g_tile, g, words, C, BK)
+        G = start_centred_gates(halves, cumulative, C, BK)
+        large = has_large(words)
+        G = warpgroup_mma_wait(0, deps=[G])
+        if large:
+            beyond = kept_excess(excesses, place, k0, C, BK, K)
+            G += 0.5 * beyond
+            bk *= gl.exp2(beyond - G)
+        else:
+            bk *= gl.exp2(-G)
         bq *= gl.exp2(G)
     q_tile.store(bq.to(gl.bfloat16))
     k_tile.store(bk.to(gl.bfloat16))
@@ -241,15 +251,18 @@ def wide_gradients(
     if GATED:
         Q = q_tile.load(key_tile).to(gl.float32)
         high, low = split(Q * bdq)
-        halves.index(0).store(high)
-        halves.index(1).store(low)
+        anew(halves.index(0)).store(high)
+        anew(halves.index(1)).store(low)
     intra, bdk = warpgroup_mma_wait(0, deps=[intra, bdk])
     bdq += intra
     if GATED:
         high, low = split(k_tile.load(key_tile).to(gl.float32) * bdk - Q * intra)
+        # Otherwise 2^G would be kept from above, not G.
+        G = opaque_float(G)
         bdq *= gl.exp2(G)
-        # Not kept from above, because it would take 16 registers.
-        bdk *= gl.exp2(kept_excess(excesses, opaque(place), k0, C, BK, K) - G)
+        if large:
+            G -= kept_excess(excesses, place, k0, C, BK, K)
+        bdk *= gl.exp2(-G)
         thread_barrier()  # no thread reads dA, Q~ and K~ any more
         # The masks of the two sums over time. The first mask takes the tile of dA, the terms of the second sum take
         # the tiles of Q~ and K~.
@@ -260,8 +273,8 @@ def wide_gradients(
         k_tile.store(low)
         fence_async_shared()
         thread_barrier()
-        bdg = product(dA_tile, halves.index(0), C, BK, WARPS)
-        bdg = add_product(dA_tile, halves.index(1), bdg)
+        bdg = product(dA_tile, anew(halves.index(0)), C, BK, WARPS)
+        bdg = add_product(dA_tile, anew(halves.index(1)), bdg)
         bdg = add_product(before_tile, q_tile, bdg)
         bdg = add_product(before_tile, k_tile, bdg)
     put(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)

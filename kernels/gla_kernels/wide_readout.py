@@ -20,6 +20,8 @@ from gla_kernels.hopper_tiles import (
     fetch,
     fetch_gates,
     gate_layout,
+    has_large,
+    make_words,
     mark_strong,
     operand_layout,
     product,
@@ -29,8 +31,6 @@ from gla_kernels.hopper_tiles import (
 )
 from gla_kernels.wide_tiles import (
     WARPS,
-    centred_gates,
-    chunk_frame,
     cumulative_tile,
     find_chunk,
     gate_halves,
@@ -38,6 +38,11 @@ from gla_kernels.wide_tiles import (
     make_ones_columns,
     place_of,
     raise_where_not_finite,
+    start_centred_gates,
+    store_framed,
+    store_scaled,
+    strong_exponents,
+    total_gate,
     zeros,
 )
 
@@ -125,6 +130,7 @@ def wide_readout(
         if not REVERSE:
             ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
+        words = make_words()
     for ik in gl.static_range(blocks_k):
         fetch(x_tiles.index(ik), x + ik * BK, x_t, rows_left, K, copy_k, ik * BK)
     fetch(y_tile, y, y_t, rows_left, K, copy_k)
@@ -141,24 +147,30 @@ def wide_readout(
         async_copy.wait_group(buffers - 1 if ik == 0 else 0)
         thread_barrier()
         x_tile = x_tiles.index(ik)
-        bx = x_tile.load(key_tile).to(gl.float32)
-        by = y_tile.load(key_tile).to(gl.float32)
-        if REVERSE:
-            by *= scale
-        else:
-            bx *= scale
+        q_tile = y_tile if REVERSE else x_tile
+        k_tile = x_tile if REVERSE else y_tile
         if GATED:
-            halves = gate_halves(g_tile, g, C, BK)
-            if REVERSE:
-                beyond = kept_excess(excesses, place, ik * BK, C, BK, K)
-                G = centred_gates(halves, cumulative, C, BK) + 0.5 * beyond
+            bq = q_tile.load(key_tile)
+            bk = k_tile.load(key_tile)
+            halves = gate_halves(g_tile, g, words, C, BK)
+            G = start_centred_gates(halves, cumulative, C, BK)
+            large = has_large(words)
+            G = warpgroup_mma_wait(0, deps=[G])
+            if large:
+                if REVERSE:
+                    beyond = kept_excess(excesses, place, ik * BK, C, BK, K)
+                    G += 0.5 * beyond
+                    store_framed(k_tile, bk.to(gl.float32), beyond - G)
+                else:
+                    last = total_gate(halves, ones, BK)
+                    G, of_k = strong_exponents(G, last, C, BK)
+                    store_framed(k_tile, bk.to(gl.float32), of_k)
+                    mark_strong(marks + place, last, n)
             else:
-                G, beyond, last = chunk_frame(halves, cumulative, ones, C, BK)
-                mark_strong(marks + place, last, n)
-            bx *= gl.exp2(beyond - G) if REVERSE else gl.exp2(G)
-            by *= gl.exp2(G) if REVERSE else gl.exp2(beyond - G)
-        x_tile.store(bx.to(gl.bfloat16))
-        y_tile.store(by.to(gl.bfloat16))
+                store_framed(k_tile, bk.to(gl.float32), -G)
+            store_framed(q_tile, bq.to(gl.float32) * scale, G)
+        else:
+            store_scaled(q_tile, scale, C, BK)
         fence_async_shared()
         thread_barrier()
         P = add_product(x_tile, y_tile.permute((1, 0)), P)

@@ -34,7 +34,9 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     frame_factor,
     gate_layout,
+    has_large,
     load_state,
+    make_words,
     operand_layout,
     put,
     thread_barrier,
@@ -43,8 +45,8 @@ from gla_kernels.hopper_tiles import (
 from gla_kernels.wide_tiles import (
     WARPS,
     cumulative_tile,
+    excess_row,
     find_piece,
-    frame_exponents,
     gate_halves,
     keep_excess,
     make_ones_columns,
@@ -145,6 +147,7 @@ def wide_recurrence(
         g_tiles = gl.allocate_shared_memory(gl.float32, [g_buffers, C, BK], gate_layout())
         ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
+        words = make_words()
     if HAS_INITIAL:
         S = load_state(initial + piece.to(gl.int64) * initial_p + tile_at, K - k0, V, state_layout, BK, BV, v0)
     else:
@@ -177,25 +180,31 @@ def wide_recurrence(
         async_copy.commit_group()
 
         x_tile = x_tiles.index(now)
-        bx = x_tile.load(key_tile).to(gl.float32)
-        if REVERSE:
-            bx *= scale
+        bx = x_tile.load(key_tile)
         if GATED:
-            halves = gate_halves(g_tiles.index(now % g_buffers), g, C, BK)
+            halves = gate_halves(g_tiles.index(now % g_buffers), g, words, C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
             total = start_total_gate(halves, ones, BK)
+            large = has_large(words)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             decay += last
             half = frame_factor(last)
             S *= (leave * half)[:, None]
             leave = half
+            if large:
+                if STORE_EXCESS:
+                    if v0 == 0:
+                        keep_excess(excesses, place, last, k0, K)
+                G += (0.5 if REVERSE else -0.5) * excess_row(last, C, BK)
+            factor = gl.exp2(G if REVERSE else -G)
             if STORE_EXCESS:
-                if v0 == 0:
-                    keep_excess(excesses, place, last, k0, K)
                 place += -H if REVERSE else H
-            G, beyond = frame_exponents(G, last, C, BK)
-            bx *= gl.exp2(G) if REVERSE else gl.exp2(beyond - G)
+        bx = bx.to(gl.float32)
+        if REVERSE:
+            bx *= scale
+        if GATED:
+            bx *= factor
         x_tile.store(bx.to(gl.bfloat16))
         if STORE_STATES or PARK:
             S_tile.store(S.to(gl.bfloat16))

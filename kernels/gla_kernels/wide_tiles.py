@@ -73,9 +73,9 @@ def cumulative_tile(C: gl.constexpr):
 
 
 @gluon.jit
-def gate_halves(g_tile, g, C: gl.constexpr, BK: gl.constexpr):
+def gate_halves(g_tile, g, words, C: gl.constexpr, BK: gl.constexpr):
     """The gates in g_tile (C, BK), see `load_gates`, in log2 as two bfloat16 parts [2, C, BK] in the same memory."""
-    high, low = load_gates(g_tile, g)
+    high, low = load_gates(g_tile, g, words)
     halves = g_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     thread_barrier()
     halves.index(0).store(high)
@@ -116,7 +116,10 @@ def place_of(cu, n, t, h, T, H, C: gl.constexpr, VARLEN: gl.constexpr):
 
 @gluon.jit
 def keep_excess(excesses, place, last, k0, K: gl.constexpr):
-    """Stores the excess of a chunk's keys from k0 on, from G_last (BK), for `kept_excess`."""
+    """Stores the excess of a chunk's keys from k0 on, from G_last (BK), for `kept_excess`.
+
+    Only chunks with a large gate keep it. A reader has the same tile of gates, so it finds the same.
+    """
     keys = k0 + gl.arange(0, last.shape[0], last.type.layout)
     gl.store(excesses + wide_product(place, K) + keys, excess(last), keys < K)
 
@@ -135,40 +138,39 @@ def excess_row(last, C: gl.constexpr, BK: gl.constexpr):
 
 
 @gluon.jit
-def frame_exponents(G, last, C: gl.constexpr, BK: gl.constexpr):
-    """Exponents of q (C, BK) and the excess (1, BK), from the centred gate and G_last (BK, any layout).
+def strong_exponents(G, last, C: gl.constexpr, BK: gl.constexpr):
+    """Exponents of q and of k (C, BK), from the centred gate and G_last (BK, any layout), if there is a large gate.
 
-    The exponents of k are the excess minus those of q; see `hopper_tiles.py`.
+    Without one they are the centred gate and its negative; see `hopper_tiles.py`.
     """
     beyond = excess_row(last, C, BK)
-    return G + 0.5 * beyond, beyond
+    G += 0.5 * beyond
+    return G, beyond - G
 
 
 @gluon.jit
-def centred_gates(halves, cumulative, C: gl.constexpr, BK: gl.constexpr):
-    """Computes the centred gate (C, BK) and waits for the result."""
-    G = start_centred_gates(halves, cumulative, C, BK)
-    return warpgroup_mma_wait(0, deps=[G])
-
-
-@gluon.jit
-def chunk_frame(halves, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
-    """Computes a chunk's `frame_exponents`, and G_last (BK), from its gates."""
-    G = start_centred_gates(halves, cumulative, C, BK)
+def total_gate(halves, ones, BK: gl.constexpr):
+    """Computes G_last (BK) and waits for the result."""
     total = start_total_gate(halves, ones, BK)
-    G, total = warpgroup_mma_wait(0, deps=[G, total])
-    last = gl.max(total, axis=1)
-    G, beyond = frame_exponents(G, last, C, BK)
-    return G, beyond, last
+    return gl.max(warpgroup_mma_wait(0, deps=[total]), axis=1)
 
 
 @gluon.jit
-def store_frame(q_tile, k_tile, G, last, scale, C: gl.constexpr, BK: gl.constexpr):
-    """Replaces q and k by Q~ and K~, from the centred gate and G_last."""
+def store_framed(tile, x, exponents):
+    """Stores Q~ or K~ (C, BK), from scale * q or k and its exponents."""
+    tile.store((x * gl.exp2(exponents)).to(gl.bfloat16))
+
+
+@gluon.jit
+def store_frame(q_tile, k_tile, G, last, large, scale, C: gl.constexpr, BK: gl.constexpr):
+    """Replaces q and k by Q~ and K~, from the centred gate and G_last; `large`: whether there is a large gate."""
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    G, beyond = frame_exponents(G, last, C, BK)
-    k_tile.store((k_tile.load(key_tile).to(gl.float32) * gl.exp2(beyond - G)).to(gl.bfloat16))
-    q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale * gl.exp2(G)).to(gl.bfloat16))
+    if large:
+        G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
+    store_framed(k_tile, k_tile.load(key_tile).to(gl.float32), -G)
+    if large:
+        G += excess_row(last, C, BK)  # q's
+    store_framed(q_tile, q_tile.load(key_tile).to(gl.float32) * scale, G)
 
 
 @gluon.jit

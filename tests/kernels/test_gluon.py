@@ -109,7 +109,8 @@ def test_narrow_heads_are_right_from_checkpoints(lengths, gate):
 @pytest.mark.parametrize(("K", "V"), HEADS)
 def test_exactly_the_chunks_with_a_strong_channel_are_marked(K, V):
     case = bfloat16_case("mild", B=2, T=200, H=2, K=K, V=V)
-    case.inputs["g"][1, 70, 1, K - 1] = -100.0
+    case.inputs["g"][1, 70:74, 1, K - 1] = -100.0  # each counts as -46 in log2; three of them leave the chunk mild
+    case.inputs["g"][0, 70:73, 0, K - 1] = -100.0
     q, k, v, g, initial = (case.inputs[name] for name in ("q", "k", "v", "g", "initial"))
     buffer = ops.chunk_forward(q, k, v, g, initial, None, 0.1, False, passes.KEEP_NOTHING, None, None)[3]
     flags = Flags.of(make_call(q, v, g, None, 0.1, None, None), buffer)
@@ -117,6 +118,29 @@ def test_exactly_the_chunks_with_a_strong_channel_are_marked(K, V):
     assert flags.marks.view(2, 4, 2).nonzero().tolist() == [[1, 1, 1]]
     case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
     assert_close(attend(case), case, BOUND)
+
+
+@pytest.mark.parametrize(("K", "V"), HEADS)
+def test_chunks_with_a_large_gate_are_right_beside_others(K, V):
+    """A gate beyond -2 in log2 takes a chunk through the branch for large gates, though its channels are mild."""
+    case = bfloat16_case("mild", T=200, H=1, K=K, V=V)
+    g = case.inputs["g"]
+    g.clamp_(min=-1.0)
+    g[0, 70, 0, K - 1] = -3.0
+    case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
+    assert_close(attend(case), case, BOUND)
+
+
+@pytest.mark.parametrize(("K", "V"), HEADS)
+def test_gates_that_are_nan_reach_the_results_and_the_flags(K, V):
+    case = bfloat16_case("mild", B=2, T=200, H=1, K=K, V=V)
+    case.inputs["g"][1, 70, 0, 0] = float("nan")
+    q, k, v, g, initial = (case.inputs[name] for name in ("q", "k", "v", "g", "initial"))
+    o, *_, buffer = ops.chunk_forward(q, k, v, g, initial, None, 0.1, False, passes.KEEP_NOTHING, None, None)[:4]
+    flags = Flags.of(make_call(q, v, g, None, 0.1, None, None), buffer)
+    assert flags.rows.flatten().tolist() == [0, 1]
+    assert o[0].isfinite().all()
+    assert o[1, 70:].isnan().all()
 
 
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (144, 32)])
