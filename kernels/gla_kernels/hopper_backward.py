@@ -40,17 +40,15 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     frame_factor,
     gate_layout,
-    has_large,
     left_operand,
-    load_gates,
     load_state,
     locate,
     make_ones,
-    make_words,
     masked_operand,
     operand_layout,
     product,
     put,
+    read_gates,
     split,
     start_gate_frame,
     thread_barrier,
@@ -123,7 +121,6 @@ def gla_backward_hopper(
     if GATED:
         g_tiles = gl.allocate_shared_memory(gl.float32, [buffers, C, BK], gate_layout())
         ones_place = make_ones()
-        words = make_words()
     else:
         dS_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
 
@@ -164,7 +161,8 @@ def gla_backward_hopper(
         do_tile = do_tiles.index(now)
         token = (b * T + t) * H + h
         if GATED:
-            high, low = load_gates(g_tiles.index(now), g, words)
+            gates = read_gates(g_tiles.index(now), g, copy_layout(BK, g.dtype.element_ty.primitive_bitwidth))
+            high, low = split(gates)
             parts = g_tiles.index(now)._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             dS_place = parts.index(0)
             thread_barrier()
@@ -173,7 +171,6 @@ def gla_backward_hopper(
             fence_async_shared()
             thread_barrier()
             G, total = start_gate_frame(parts.index(0), parts.index(1), anew(ones_place), C, BK)
-            large = has_large(words)
         bq = q_tile.load(key_tile).to(gl.float32) * scale
         bk = k_tile.load(key_tile).to(gl.float32)
         if GATED:
@@ -182,12 +179,9 @@ def gla_backward_hopper(
             half = frame_factor(last)
             dS *= (leave * half)[:, None]
             leave = half
-            if large:
-                beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
-                G += 0.5 * beyond
-                bk *= gl.exp2(beyond - G)
-            else:
-                bk *= gl.exp2(-G)
+            beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
+            G += 0.5 * beyond
+            bk *= gl.exp2(beyond - G)
             bq *= gl.exp2(G)
         q_tile.store(bq.to(gl.bfloat16))
         k_tile.store(bk.to(gl.bfloat16))
@@ -212,7 +206,7 @@ def gla_backward_hopper(
         dAt = product(v_tile, do_tile.permute((1, 0)), C, C)
         bdq, dAt = warpgroup_mma_wait(0, deps=[bdq, dAt])
         bdk = product(v_tile, anew(dS_place).permute((1, 0)), C, BK)
-        bdk = add_product(masked_operand(dAt, triangle(C, False, True, 4, 1)), q_tile, bdk)
+        bdk = add_product(masked_operand(dAt, triangle(C, False, True)), q_tile, bdk)
         if GATED:
             balance = -q_tile.load(key_tile).to(gl.float32) * bdq
             bdq *= gl.exp2(G)
@@ -223,10 +217,7 @@ def gla_backward_hopper(
         bdk = warpgroup_mma_wait(0, deps=[bdk])
         if GATED:
             balance += k_tile.load(key_tile).to(gl.float32) * bdk
-            if large:
-                beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
-                G -= beyond
-            bdk *= gl.exp2(-G)
+            bdk *= gl.exp2(beyond - G)
             suspect += gl.sum(bdk, axis=1) * 0.0
             high, low = split(balance)
         thread_barrier()  # dq is in do_tile, and no product reads v_tile or dS~ any more
@@ -239,7 +230,7 @@ def gla_backward_hopper(
         thread_barrier()
         put(dk + wide_product(token, K), v_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
         if GATED:
-            before = gl.where(triangle(C, True, False, 4, 2), 1.0, 0.0).to(gl.bfloat16)
+            before = gl.where(triangle(C, True, False), 1.0, 0.0).to(gl.bfloat16)
             before = gl.convert_layout(before, left_operand(C))
             bdg = product(before, parts.index(0), C, BK)
             bdg = add_product(before, parts.index(1), bdg)

@@ -5,10 +5,11 @@
 The equations are those of `hopper_backward.py`. The gradient of the state stays in the registers of two warpgroups from
 chunk to chunk; only at the ends of a piece is it in global memory.
 
-Registers and shared memory are both full. The exponents a - r are kept in shared memory for dq and dk. q and k of the
-next chunk are fetched into the tiles of v and do once those have been read, v and do into those of q and k. The two
-parts of the sum in dg go to the tile of dS~. The accumulators of dv, dq and dk are used one after another as far as
-possible, and the addresses of rows are recomputed.
+Registers and shared memory are both full. 2^(a - r) is kept in shared memory for dq and dk (in a chunk with a large
+gate its exponent, because 2^(b - r) may then not be the reciprocal). q and k of the next chunk are fetched into the
+tiles of v and do once those have been read, v and do into those of q and k. The two parts of the sum in dg go to the
+tile of dS~. The accumulators of dv, dq and dk are used one after another as far as possible, and the addresses of rows
+are recomputed.
 """
 
 from triton.experimental import gluon
@@ -36,6 +37,7 @@ from gla_kernels.hopper_tiles import (
     product,
     put,
     raise_where,
+    reciprocal,
     split,
     thread_barrier,
     triangle,
@@ -129,7 +131,7 @@ def wide_backward(
     out_place = gl.allocate_shared_memory(gl.bfloat16, [C, 128], operand_layout(C, 128))
     if GATED:
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
-        exponents = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
+        factors = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         ones = make_ones_columns(C)
         words = make_words()
         # The excess waits here until dk, because a row beside the tiles would take 16 registers.
@@ -197,9 +199,12 @@ def wide_backward(
             k_tile.store((bk.to(gl.float32) * gl.exp2(-G)).to(gl.bfloat16))
             if large:
                 G += excess_row(last, C, BK)  # q's
-            excesses.store(excess(last))
-            q_tile.store((bq.to(gl.float32) * scale * gl.exp2(G)).to(gl.bfloat16))
-            exponents.store(G)
+                excesses.store(excess(last))
+            factor = gl.exp2(G)
+            q_tile.store((bq.to(gl.float32) * scale * factor).to(gl.bfloat16))
+            if large:
+                factor = G
+            factors.store(factor)
         else:
             store_scaled(q_tile, scale, C, BK)
         dS_tile.store(dS.to(gl.bfloat16))
@@ -233,7 +238,10 @@ def wide_backward(
         dS, bdq = warpgroup_mma_wait(2, deps=[dS, bdq])
         if GATED:
             balance = -q_tile.load(key_tile).to(gl.float32) * bdq
-            bdq *= gl.exp2(exponents.load(key_tile))
+            factor = factors.load(key_tile)
+            if large:
+                factor = gl.exp2(factor)
+            bdq *= factor
         thread_barrier()  # all threads have read dv from out_tile
         out_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
@@ -249,8 +257,11 @@ def wide_backward(
             sums = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             sums.index(0).store(high)
             sums.index(1).store(low)
-            beyond = excesses.load(gl.SliceLayout(0, key_tile))[None, :]
-            bdk *= gl.exp2(beyond - exponents.load(key_tile))
+            factor = factors.load(key_tile)
+            inverse = reciprocal(factor)
+            if large:
+                inverse = gl.exp2(excesses.load(gl.SliceLayout(0, key_tile))[None, :] - factor)
+            bdk *= inverse
             dA_tile.store(gl.where(triangle(C, True, False, WARPS, 1), 1.0, 0.0).to(gl.bfloat16))
             fence_async_shared()
         q_tile.store(bdk.to(gl.bfloat16))
