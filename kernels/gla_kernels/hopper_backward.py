@@ -45,6 +45,7 @@ from gla_kernels.hopper_tiles import (
     locate,
     make_ones,
     masked_operand,
+    not_less,
     operand_layout,
     product,
     put,
@@ -162,7 +163,7 @@ def gla_backward_hopper(
         token = (b * T + t) * H + h
         if GATED:
             gates = read_gates(g_tiles.index(now), g, copy_layout(BK, g.dtype.element_ty.primitive_bitwidth))
-            high, low = split(gates)
+            high, low = split(not_less(gates))
             parts = g_tiles.index(now)._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             dS_place = parts.index(0)
             thread_barrier()

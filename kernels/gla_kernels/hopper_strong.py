@@ -24,6 +24,7 @@ from gla_kernels.hopper_tiles import (
     left_operand,
     locate,
     masked_operand,
+    not_less,
     offsets_and_mask,
     opaque,
     operand_layout,
@@ -112,7 +113,8 @@ def load_keys(q_tile, k_tile, g_tile, g, sums, scale, C: gl.constexpr):
     """
     BK: gl.constexpr = q_tile.shape[1]
     key_tile: gl.constexpr = accumulator(BK)
-    high, low = split(read_gates(g_tile, g, copy_layout(BK, g.dtype.element_ty.primitive_bitwidth)))
+    bits: gl.constexpr = g.dtype.element_ty.primitive_bitwidth
+    high, low = split(not_less(read_gates(g_tile, g, copy_layout(BK, bits))))
     halves = g_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     thread_barrier()
     halves.index(0).store(high)

@@ -131,6 +131,12 @@ def reciprocal(x):
 
 
 @gluon.jit
+def log2(x):
+    """The logarithm to a relative error of 2^-22, by a single instruction."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def split(x):
     """float32 x as a sum of two bfloat16, which keep 16 bits. The first is truncated, not rounded: a single `and`."""
     high = (x.to(gl.int32, bitcast=True) & -65536).to(gl.float32, bitcast=True)
@@ -158,16 +164,21 @@ def fetch_gates(tile, g, stride, rows_left, N: gl.constexpr, column=0):
 
 @gluon.jit
 def read_gates(tile, g, layout: gl.constexpr):
-    """Gates in log2 (C, BK), from a tile that `fetch_gates` has filled with the dtype of g's. A NaN stays one."""
-    gates = gates_in(tile, g).load(layout).to(gl.float32)
-    return gl.maximum(gates * LOG2E, LEAST_GATE, propagate_nan=_PROPAGATE_NAN)
+    """Gates in log2 (C, BK), from a tile that `fetch_gates` has filled with the dtype of g's."""
+    return gates_in(tile, g).load(layout).to(gl.float32) * LOG2E
+
+
+@gluon.jit
+def not_less(gates):
+    """Gates in log2, at least LEAST_GATE. A NaN stays one."""
+    return gl.maximum(gates, LEAST_GATE, propagate_nan=_PROPAGATE_NAN)
 
 
 @gluon.jit
 def load_gates(tile, g, words):
-    """`read_gates` as two bfloat16 parts. `words` is for `has_large`."""
+    """A tile's gates in log2, not less than LEAST_GATE, as two bfloat16 parts. `words` is for `has_large`."""
     bits: gl.constexpr = g.dtype.element_ty.primitive_bitwidth
-    gates = read_gates(tile, g, copy_layout(tile.shape[1], bits, gl.num_warps()))
+    gates = not_less(read_gates(tile, g, copy_layout(tile.shape[1], bits, gl.num_warps())))
     keep_bits(words, gates, rows_at_once(tile.shape[1], bits, gl.num_warps()))
     return split(gates)
 
@@ -195,7 +206,7 @@ def keep_bits(words, x, rows: gl.constexpr):
 def has_large(words):
     """Whether a chunk's tile has a gate of -2 or less (log2) or NaN; the same in all threads.
 
-    For after the barrier behind `load_gates`, and best while the products of the gates run.
+    For after a barrier behind `keep_bits`, and best while the products of the gates run.
     """
     warps: gl.constexpr = words.shape[0]
     bits = words.load(gl.BlockedLayout([warps], [32], [warps], [0]))

@@ -5,11 +5,10 @@
 The equations are those of `hopper_backward.py`. The gradient of the state stays in the registers of two warpgroups from
 chunk to chunk; only at the ends of a piece is it in global memory.
 
-Registers and shared memory are both full. 2^(a - r) is kept in shared memory for dq and dk (in a chunk with a large
-gate its exponent, because 2^(b - r) may then not be the reciprocal). q and k of the next chunk are fetched into the
-tiles of v and do once those have been read, v and do into those of q and k. The two parts of the sum in dg go to the
-tile of dS~. The accumulators of dv, dq and dk are used one after another as far as possible, and the addresses of rows
-are recomputed.
+Registers and shared memory are both full. 2^(a - r) is kept in shared memory for dq and dk. q and k of the next chunk
+are fetched into the tiles of v and do once those have been read, v and do into those of q and k. The two parts of the
+sum in dg go to the tile of dS~. The accumulators of dv, dq and dk are used one after another as far as possible, and
+the addresses of rows are recomputed.
 """
 
 from triton.experimental import gluon
@@ -29,8 +28,8 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     frame_factor,
     gate_layout,
-    has_large,
     load_state,
+    log2,
     make_words,
     no_state,
     operand_layout,
@@ -54,6 +53,23 @@ from gla_kernels.wide_tiles import (
     start_total_gate,
     store_scaled,
 )
+
+
+@gluon.jit
+def with_room_for_k(factor, exponent, beyond):
+    """The factor of q, 2^exponent, from which `factor_of_k` is found too, for a chunk whose excess is `beyond`.
+
+    The exponent of k is beyond - exponent, at most 72. If q's is so small that its factor leaves nothing of any value,
+    then a number that is just as small tells k's: 2^-110 and less. (A branch where dq is multiplied would cost more.)
+    """
+    return gl.where(exponent < -110.0, gl.exp2((beyond - exponent) * 0.125 - 119.0), factor)
+
+
+@gluon.jit
+def factor_of_k(factor, beyond):
+    """The factor of k, from what `with_room_for_k` has made of q's."""
+    exponent = log2(factor)
+    return gl.exp2(gl.where(exponent < -109.5, (exponent + 119.0) * 8.0, beyond - exponent))
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
@@ -183,10 +199,9 @@ def wide_backward(
         async_copy.commit_group()
         if GATED:
             dA_tile.store(gl.where(triangle(C, True, True, WARPS), 0.5, -0.5).to(gl.bfloat16))
-            halves = gate_halves(g_tile, g, words, C, BK)
+            halves, large = gate_halves(g_tile, g, words, C, BK)
             G = start_centred_gates(halves, dA_tile, C, BK)
             total = start_total_gate(halves, ones, BK)
-            large = has_large(words)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             half = frame_factor(last)
@@ -203,7 +218,7 @@ def wide_backward(
             factor = gl.exp2(G)
             q_tile.store((bq.to(gl.float32) * scale * factor).to(gl.bfloat16))
             if large:
-                factor = G
+                factor = with_room_for_k(factor, G, excess_row(last, C, BK))
             factors.store(factor)
         else:
             store_scaled(q_tile, scale, C, BK)
@@ -238,10 +253,7 @@ def wide_backward(
         dS, bdq = warpgroup_mma_wait(2, deps=[dS, bdq])
         if GATED:
             balance = -q_tile.load(key_tile).to(gl.float32) * bdq
-            factor = factors.load(key_tile)
-            if large:
-                factor = gl.exp2(factor)
-            bdq *= factor
+            bdq *= factors.load(key_tile)
         thread_barrier()  # all threads have read dv from out_tile
         out_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
@@ -260,7 +272,7 @@ def wide_backward(
             factor = factors.load(key_tile)
             inverse = reciprocal(factor)
             if large:
-                inverse = gl.exp2(excesses.load(gl.SliceLayout(0, key_tile))[None, :] - factor)
+                inverse = factor_of_k(factor, excesses.load(gl.SliceLayout(0, key_tile))[None, :])
             bdk *= inverse
             dA_tile.store(gl.where(triangle(C, True, False, WARPS, 1), 1.0, 0.0).to(gl.bfloat16))
             fence_async_shared()

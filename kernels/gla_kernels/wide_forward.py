@@ -24,7 +24,6 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     frame_factor,
     gate_layout,
-    has_large,
     load_state,
     make_words,
     mark_strong,
@@ -54,9 +53,9 @@ from gla_kernels.wide_tiles import (
 
 @gluon.jit
 def start_frame(g_tile, g, words, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
-    """Starts a chunk's G - G_last / 2 (C, BK) and G_last (BK, 8): four products."""
-    halves = gate_halves(g_tile, g, words, C, BK)
-    return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, BK)
+    """Starts a chunk's G - G_last / 2 (C, BK) and G_last (BK, 8), four products; and whether it has a large gate."""
+    halves, large = gate_halves(g_tile, g, words, C, BK)
+    return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, BK), large
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "every"])
@@ -151,8 +150,7 @@ def wide_forward(
     async_copy.wait_group(2)
     thread_barrier()
     if GATED:
-        G, total = start_frame(g_tiles.index(0), g, words, cumulative, ones, C, BK)
-        large = has_large(words)
+        G, total, large = start_frame(g_tiles.index(0), g, words, cumulative, ones, C, BK)
         G, total = warpgroup_mma_wait(0, deps=[G, total])
         last = gl.convert_layout(gl.max(total, axis=1), key_layout)
         half = frame_factor(last)
@@ -192,8 +190,7 @@ def wide_forward(
         async_copy.wait_group(1)
         thread_barrier()
         if GATED:
-            G, total = start_frame(g_tiles.index(later), g, words, cumulative, ones, C, BK)
-            large = has_large(words)
+            G, total, large = start_frame(g_tiles.index(later), g, words, cumulative, ones, C, BK)
         P = warpgroup_mma_wait(6 if GATED else 2, deps=[P])
         P = gl.where(triangle(C, True, True, WARPS), P, 0.0)
         P_tile.store(P.to(gl.bfloat16))

@@ -26,7 +26,6 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     frame_factor,
     gate_layout,
-    has_large,
     load_state,
     make_words,
     mark_strong,
@@ -168,10 +167,9 @@ def wide_forward_pair(
         fetch_rows(v2_tiles.index(later), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0 + W)
         async_copy.commit_group()
         if GATED:
-            halves = gate_halves(g_tile, g, words, C, BK)
+            halves, large = gate_halves(g_tile, g, words, C, BK)
             G = start_centred_gates(halves, anew(cumulative), C, BK)
             total = start_total_gate(halves, anew(ones), BK)
-            large = has_large(words)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             half = frame_factor(last)

@@ -19,7 +19,6 @@ from gla_kernels.hopper_tiles import (
     fetch_gates,
     frame_factor,
     gate_layout,
-    has_large,
     make_words,
     mark_strong,
     operand_layout,
@@ -109,10 +108,9 @@ def wide_frames(
         async_copy.wait_group(blocks_k - 1 if ik == 0 else 0)
         thread_barrier()
         if GATED:
-            halves = gate_halves(g_tile, g, words, C, BK)
+            halves, large = gate_halves(g_tile, g, words, C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
             total = start_total_gate(halves, ones, BK)
-            large = has_large(words)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             if ik + 1 < blocks_k:
                 thread_barrier()  # no product reads the gates any more

@@ -28,7 +28,6 @@ from gla_kernels.hopper_tiles import (
     fetch,
     fetch_gates,
     gate_layout,
-    has_large,
     make_words,
     opaque_float,
     operand_layout,
@@ -173,9 +172,8 @@ def wide_gradients(
     bq = q_tile.load(key_tile).to(gl.float32) * scale
     bk = k_tile.load(key_tile).to(gl.float32)
     if GATED:
-        halves = gate_halves(g_tile, g, words, C, BK)
+        halves, large = gate_halves(g_tile, g, words, C, BK)
         G = start_centred_gates(halves, cumulative, C, BK)
-        large = has_large(words)
         G = warpgroup_mma_wait(0, deps=[G])
         if large:
             beyond = kept_excess(excesses, place, k0, C, BK, K)

@@ -20,7 +20,6 @@ from gla_kernels.hopper_tiles import (
     fetch,
     fetch_gates,
     gate_layout,
-    has_large,
     make_words,
     mark_strong,
     operand_layout,
@@ -152,9 +151,8 @@ def wide_readout(
         if GATED:
             bq = q_tile.load(key_tile)
             bk = k_tile.load(key_tile)
-            halves = gate_halves(g_tile, g, words, C, BK)
+            halves, large = gate_halves(g_tile, g, words, C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
-            large = has_large(words)
             G = warpgroup_mma_wait(0, deps=[G])
             if large:
                 if REVERSE:

@@ -34,7 +34,6 @@ from gla_kernels.hopper_tiles import (
     first_slot,
     frame_factor,
     gate_layout,
-    has_large,
     load_state,
     make_words,
     operand_layout,
@@ -182,10 +181,9 @@ def wide_recurrence(
         x_tile = x_tiles.index(now)
         bx = x_tile.load(key_tile)
         if GATED:
-            halves = gate_halves(g_tiles.index(now % g_buffers), g, words, C, BK)
+            halves, large = gate_halves(g_tiles.index(now % g_buffers), g, words, C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
             total = start_total_gate(halves, ones, BK)
-            large = has_large(words)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             decay += last

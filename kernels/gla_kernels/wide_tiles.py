@@ -13,14 +13,20 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
+    copy_layout,
     excess,
     first_slot,
-    load_gates,
+    has_large,
+    keep_bits,
     locate,
+    not_less,
     operand_layout,
     product,
     put,
     raise_where,
+    read_gates,
+    rows_at_once,
+    split,
     thread_barrier,
     triangle,
     wide_product,
@@ -74,15 +80,24 @@ def cumulative_tile(C: gl.constexpr):
 
 @gluon.jit
 def gate_halves(g_tile, g, words, C: gl.constexpr, BK: gl.constexpr):
-    """The gates in g_tile (C, BK), see `load_gates`, in log2 as two bfloat16 parts [2, C, BK] in the same memory."""
-    high, low = load_gates(g_tile, g, words)
+    """The gates in g_tile, in log2, as two bfloat16 parts [2, C, BK] in its memory; and whether one is large.
+
+    `words` is for `has_large`. Only if there is a large gate, some may be less than the least.
+    """
+    bits: gl.constexpr = g.dtype.element_ty.primitive_bitwidth
+    gates = read_gates(g_tile, g, copy_layout(BK, bits, WARPS))
+    keep_bits(words, gates, rows_at_once(BK, bits, WARPS))
     halves = g_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     thread_barrier()
+    large = has_large(words)
+    if large:
+        gates = not_less(gates)
+    high, low = split(gates)
     halves.index(0).store(high)
     halves.index(1).store(low)
     fence_async_shared()
     thread_barrier()
-    return halves
+    return halves, large
 
 
 @gluon.jit
