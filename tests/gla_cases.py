@@ -20,6 +20,7 @@ GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "hard resets": lambda x: (F.logsigmoid(x) / 16).masked_fill(_some_tokens(x), -100.0),
     "one reset": lambda x: (F.logsigmoid(x) / 16).masked_fill(_middle_token(x), -math.inf),
     "one channel resets": lambda x: (F.logsigmoid(x) / 16).masked_fill(_some_tokens(x) & _first_channel(x), -math.inf),
+    "dead channel": lambda x: (F.logsigmoid(x) / 16).masked_fill(_first_channel(x), -1e4),
     "zero": torch.zeros_like,
     "-100": lambda x: torch.full_like(x, -100.0),
     "-inf": lambda x: torch.full_like(x, -math.inf),

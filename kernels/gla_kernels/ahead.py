@@ -87,9 +87,10 @@ def variants(call: Call) -> Iterator[Variant]:
         yield Variant("forward", "plain", forward_kernel(call), call.plan.forward, forward)
         yield Variant("backward", "plain", backward_kernel(call), call.plan.backward, backward)
     if call.gated:
-        for backward in (False, True):
-            tile = strong_tile(call.K, call.V, call.plan, backward)
-            yield Variant("backward" if backward else "forward", "strong", strong_kernel(call, backward), tile, {})
+        for name in ("forward", "backward"):
+            reverse = name == "backward"
+            tile = strong_tile(call.K, call.V, call.plan, reverse)
+            yield Variant(name, "strong", strong_kernel(call, reverse), tile, {})
         tile = exact_tile(call.K, call.V, call.dtype)
         yield Variant("forward", "exact", gla_forward_exact, tile, forward)
         yield Variant("backward", "exact", gla_backward_exact, tile, backward)
@@ -227,7 +228,7 @@ def main() -> None:
                 line["overflowing_pairs"] = len(overflowing_pairs(compiled.asm["ptx"]))
                 if choice.family != "triton":
                     line["waits_first"] = waits_first(compiled.asm["ptx"])
-                if choice.family != "triton" and variant.form == "plain":
+                if choice.family != "triton" and variant.form != "exact":
                     line["faulty_descriptors"] = len(faulty_descriptors(disassemble(compiled)))
                 print(json.dumps(line), flush=True)
 

@@ -56,20 +56,20 @@ from gla_kernels.wide_tiles import (
 
 
 @gluon.jit
-def with_room_for_k(factor, exponent, beyond):
+def with_room_for_k(exponent, beyond):
     """The factor of q, 2^exponent, from which `factor_of_k` is found too, for a chunk whose excess is `beyond`.
 
-    The exponent of k is beyond - exponent, at most 72. If q's is so small that its factor leaves nothing of any value,
-    then a number that is just as small tells k's: 2^-110 and less. (A branch where dq is multiplied would cost more.)
+    The exponent of k is beyond - exponent, at most 72. If that of q is below -108, its factor leaves nothing of any
+    value, and a number that leaves as little, 2^-110 at most, tells the exponent of k.
     """
-    return gl.where(exponent < -110.0, gl.exp2((beyond - exponent) * 0.125 - 119.0), factor)
+    return gl.exp2(gl.where(exponent < -108.0, (beyond - exponent) * 0.125 - 119.0, exponent))
 
 
 @gluon.jit
 def factor_of_k(factor, beyond):
     """The factor of k, from what `with_room_for_k` has made of q's."""
     exponent = log2(factor)
-    return gl.exp2(gl.where(exponent < -109.5, (exponent + 119.0) * 8.0, beyond - exponent))
+    return gl.exp2(gl.where(exponent < -109.0, (exponent + 119.0) * 8.0, beyond - exponent))
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
@@ -217,9 +217,9 @@ def wide_backward(
                 excesses.store(excess(last))
             factor = gl.exp2(G)
             q_tile.store((bq.to(gl.float32) * scale * factor).to(gl.bfloat16))
-            if large:
-                factor = with_room_for_k(factor, G, excess_row(last, C, BK))
             factors.store(factor)
+            if large:
+                factors.store(with_room_for_k(G, excess_row(last, C, BK)))
         else:
             store_scaled(q_tile, scale, C, BK)
         dS_tile.store(dS.to(gl.bfloat16))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gla_cases import GATES, assert_close, cumulative, make_case, run
+from gla_cases import GATES, Case, assert_close, cumulative, make_case, run, truth
 from gla_kernels import call, chunk_gla, chunk_linear_attn, launch, naive_recurrent_gla, ops, passes
 from torch import library
 from torch.utils.checkpoint import checkpoint
@@ -74,9 +74,21 @@ def test_what_training_calls_is_right_and_gives_the_same_bits_twice(K, V, T, gat
         del poison
         o, _ = chunk_gla(*leaves, materialize=materialize)
         runs.append([o.detach(), *torch.autograd.grad(o, leaves, case.grads["o"])])
-    for found, again, truth in zip(*runs, expected, strict=True):
+    for found, again, right in zip(*runs, expected, strict=True):
         assert torch.equal(found, again)
-        assert (found.double() - truth).norm() <= bound_of(gate) * truth.norm()
+        assert (found.double() - right).norm() <= bound_of(gate) * right.norm()
+
+
+@pytest.mark.parametrize("materialize", MODES)
+@pytest.mark.parametrize("gate", ["mild", "resets", "dead channel"])
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (128, 256), (256, 128), (320, 64), (60, 100)])
+def test_gates_in_bfloat16_are_taken_as_they_are(K, V, gate, materialize):
+    case = make_case(gate, T=257, K=K, V=V, dtype=torch.bfloat16, device="cuda")
+    case.inputs["g"] = case.inputs["g"].bfloat16()
+    case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
+    found = run(chunk_gla, case.inputs, case.grads, materialize=materialize)
+    assert found["dg"].dtype == torch.bfloat16
+    assert_close(found, case, STRONG_BOUND)
 
 
 @pytest.mark.parametrize("materialize", MODES)
@@ -137,7 +149,7 @@ def test_many_wide_heads_without_kept_states_are_right(K, V, T, gate):
 
 
 @pytest.mark.parametrize("materialize", MODES)
-@pytest.mark.parametrize("gate", ["mild", "logsigmoid", "resets", None])
+@pytest.mark.parametrize("gate", ["mild", "logsigmoid", "strong", "resets", "dead channel", None])
 @pytest.mark.parametrize(("K", "V"), [(128, 128), (80, 112), (32, 128)])
 def test_enough_heads_for_one_backward_kernel_are_right(K, V, gate, materialize):
     """K and V up to 128: whole sequences or slices of them, with the state's gradient in registers."""

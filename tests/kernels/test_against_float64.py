@@ -73,6 +73,19 @@ def test_not_materializing_is_right_where_the_exact_kernels_cut_chunks_further()
     assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=32, materialize=False), case, BOUND)
 
 
+def test_a_piece_that_fails_leaves_strong_chunks_of_later_pieces_complete():
+    """Not materialized, 10 chunks are two pieces of at most 8. The first one's gradients are not finite."""
+    case = make_case("mild", T=160, H=2, K=32, V=32)
+    case.inputs["g"][:, 140:, :, 3] = -1e4
+    case.grads["o"][:, 5] = math.inf
+    finite = slice(144, None)
+    found = run(chunk_gla, case.inputs, case.grads, chunk_size=16, materialize=False)
+    right = truth(case.inputs, case.grads)
+    for name in ("dq", "dk", "dv", "dg"):
+        part, whole = right[name][:, finite], found[name][:, finite].double()
+        assert ((whole - part).norm() / part.norm()).item() < BOUND
+
+
 @pytest.mark.parametrize(("programs", "V"), [(1, 16), pytest.param(3, 16, marks=pytest.mark.full), (3, 80)])
 def test_few_programs_find_the_flagged_sequence_and_head(programs, V, monkeypatch):
     """The last of more flags than a program reads at once."""
@@ -85,8 +98,8 @@ def test_few_programs_find_the_flagged_sequence_and_head(programs, V, monkeypatc
 def test_few_programs_find_the_marked_chunk(programs, V, monkeypatch):
     """The last of more marks than a program reads at once."""
     monkeypatch.setattr("gla_kernels.launches.STRONG_PROGRAMS", programs)
-    case = make_case("mild", B=3, T=3, H=11, K=16, V=V)
-    case.inputs["g"][-1, 1, -1] = -float("inf")
+    case = make_case("mild", B=3, T=16, H=11, K=16, V=V)
+    case.inputs["g"][-1, 1:, -1] = -float("inf")
     case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
     assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=16), case, BOUND)
 

@@ -91,18 +91,17 @@ def test_the_plain_kernels_of_the_default_shape_do_not_spill_much_on_hopper(shap
     assert max(kernel["stack_bytes"] for kernel in found) <= bound
 
 
-def test_the_strong_kernels_do_not_spill_too_much():
-    """The compiler computes the masks of all levels before a loop, and keeps some of them on the stack."""
-    stack = {kernel["kernel"]: kernel["stack_bytes"] for kernel in narrow_heads() if kernel["form"] == "strong"}
-    assert stack["forward"] <= 640
-    assert stack["backward"] <= 2048
+def test_the_strong_kernels_do_not_spill_much():
+    found = [kernel for kernel in narrow_heads() if kernel["form"] == "strong"]
+    assert len(found) == 2
+    assert max(kernel["stack_bytes"] for kernel in found) <= 128
 
 
 def assert_two_programs_fit(found):
     """228 KiB of shared memory, of which every program takes 1 KiB more than it requests, and 65,536 registers."""
     for kernel in found:
         assert kernel["waits_first"]
-        if kernel["form"] == "plain":
+        if kernel["form"] != "exact":
             assert kernel["faulty_descriptors"] == 0
             assert kernel["shared_bytes"] + 1024 <= 228 * 1024 // 2
             assert kernel["registers"] * 128 <= 65536 // 2

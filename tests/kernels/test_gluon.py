@@ -52,6 +52,14 @@ def test_every_gate_is_right(K, V, gate):
     assert_close(attend(case), case, BOUND)
 
 
+@pytest.mark.parametrize("gate", ["logsigmoid", "strong", "dead channel", "-inf"])
+def test_all_gradients_in_one_kernel_are_right_for_every_gate(gate, monkeypatch):
+    """As with enough heads for all multiprocessors."""
+    monkeypatch.setattr(wide_pieces, "MULTIPROCESSORS", 1)
+    case = bfloat16_case(gate, T=150, H=1, K=96, V=80)
+    assert_close(attend(case), case, BOUND)
+
+
 @pytest.mark.parametrize(("K", "V"), HEADS)
 def test_linear_attention_is_right(K, V):
     case = bfloat16_case(None, T=150, H=1, K=K, V=V)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from gla_kernels import wide, wide_pieces
-from gla_kernels.buffers import Flags, Gradients, Inputs, flag_buffer, row_flags
+from gla_kernels.buffers import Flags, Gradients, Inputs, failure_flags, flag_buffer
 from gla_kernels.call import Call
 from gla_kernels.launch import hopper_plan
 
@@ -35,7 +35,7 @@ def test_calls_of_the_same_form_launch_the_same_kernels(K, V, materialize, monke
         )  # fmt: skip
         gradients = Gradients.empty(call, inputs)
         wide.run_backward(
-            call, inputs, do, kept, flags, row_flags(call, q), gradients,
+            call, inputs, do, kept, flags, failure_flags(call, q, 1)[0], gradients,
             dfinal=None, dinitial=state, materialized=materialize,
         )  # fmt: skip
         assert seen.setdefault(wide_pieces.form(call), set(launched)) == launched, (B, T, H)
