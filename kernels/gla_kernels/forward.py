@@ -16,7 +16,7 @@ A channel is mild in this chunk if |a_last| is at most SPAN_LIMIT. Then a_i + b_
 exact. In a strong channel, what passes between the state and a token is exact too, and the state that passes through
 the whole chunk is 2^-SPAN_LIMIT of what it was, in place of still less. But what passes from token to token is too
 small by the factor 2^(a_last + SPAN_LIMIT). So a chunk with a strong channel is marked, and `strong.py` adds what is
-missing.
+missing. A token's gate counts as at least LEAST_GATE, so that a few resets leave a chunk mild.
 
 The scaled operands, and what is computed from them, may be beyond their dtype's range. If a result of a head of a
 sequence is not finite, its flag is raised, and the kernel of `exact.py` computes the head again.
