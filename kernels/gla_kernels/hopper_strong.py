@@ -176,23 +176,31 @@ def fetch_values(tiles, x, y, x_t, y_t, rows_left, column, V: gl.constexpr):
 
 
 @gluon.jit
+def next_values(tiles, x, y, x_t, y_t, rows_left, column, V: gl.constexpr):
+    """Waits for the tiles of value columns from `column` on, starts copying the next ones, and returns the tiles."""
+    async_copy.wait_group(0)
+    fence_async_shared()
+    thread_barrier()
+    if V > BV:  # else the compiler fails on code that never runs
+        if column + BV < V:
+            fetch_values(tiles, x, y, x_t, y_t, rows_left, column + BV, V)
+            async_copy.commit_group()
+    place = 2 - column // BV % 2 * 2
+    return tiles.index(place), tiles.index(place + 1)
+
+
+@gluon.jit
 def add_products(out, scores, tiles, x, x_t, out_t, rows_left, V: gl.constexpr):
-    """Adds scores @ x to the rows that `out` points to. The copy of the first value columns of both has ended."""
+    """Adds scores @ x to the rows that `out` points to. The copy of the first value columns of both is under way."""
     value_tile: gl.constexpr = accumulator(BV)
     for column in range(0, V, BV):
-        async_copy.wait_group(0)
-        thread_barrier()
-        if V > BV:  # else the compiler fails on code that never runs
-            if column + BV < V:
-                fetch_values(tiles, x, out, x_t, out_t, rows_left, column + BV, V)
-                async_copy.commit_group()
-        place = 2 - column // BV % 2 * 2
-        sums = tiles.index(place + 1).load(value_tile).to(gl.float32)
-        sums = add_product(scores, tiles.index(place), sums)
+        x_tile, out_tile = next_values(tiles, x, out, x_t, out_t, rows_left, column, V)
+        sums = out_tile.load(value_tile).to(gl.float32)
+        sums = add_product(scores, x_tile, sums)
         sums = warpgroup_mma_wait(0, deps=[sums])
-        tiles.index(place + 1).store(sums.to(gl.bfloat16))
+        out_tile.store(sums.to(gl.bfloat16))
         thread_barrier()
-        rows = tiles.index(place + 1).load(copy_layout(BV, 16))
+        rows = out_tile.load(copy_layout(BV, 16))
         put(out + column, rows, out_t, rows_left, V, copy_layout(BV, 16), column)
     async_copy.wait_group(0)
 
@@ -307,16 +315,7 @@ def gradients_of_pairs(tiles, v, do, v_t, do_t, rows_left, scale, C: gl.constexp
     dA = gl.zeros([C, C], gl.float32, layout) + scale * 0.0
     dAt = gl.zeros([C, C], gl.float32, layout) + scale * 0.0
     for column in range(0, V, BV):
-        async_copy.wait_group(0)
-        thread_barrier()
-        if V > BV:  # else the compiler fails on code that never runs
-            if column + BV < V:
-                fetch_values(tiles, v, do, v_t, do_t, rows_left, column + BV, V)
-                async_copy.commit_group()
-        place = 2 - column // BV % 2 * 2
-        v_tile = tiles.index(place)
-        do_tile = tiles.index(place + 1)
-        fence_async_shared()
+        v_tile, do_tile = next_values(tiles, v, do, v_t, do_t, rows_left, column, V)
         dA = add_product(do_tile, v_tile.permute((1, 0)), dA)
         dAt = add_product(v_tile, do_tile.permute((1, 0)), dAt)
         dA, dAt = warpgroup_mma_wait(0, deps=[dA, dAt])
@@ -369,6 +368,7 @@ def add_gradients(
         bdk += gl.where(late, 0.0, gradient)
         factor = gl.exp2(exponents)
     high, low = split(balance)
+    thread_barrier()  # no product reads the gates any more
     halves.index(0).store(high)
     halves.index(1).store(low)
     fence_async_shared()
