@@ -245,10 +245,6 @@ def _wait_products(left: int, deps: list[Any]) -> Any:
 def _assembly(text: str, _: str, args: list[Any], dtype: Any, **__: Any) -> Any:
     if text.startswith("mov.b32"):
         return args[0] if isinstance(args[0], Value) else _value(args[0])
-    if text.startswith("rcp"):
-        return 1 / args[0]
-    if text.startswith("lg2"):
-        return args[0].log2()
     assert text.startswith("mul.wide.s32")
     return _value(args[0]).to(dtype) * args[1]
 

@@ -125,18 +125,6 @@ def opaque_float(x):
 
 
 @gluon.jit
-def reciprocal(x):
-    """1 / x to one unit in the last place, by a single instruction."""
-    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def log2(x):
-    """The logarithm to a relative error of 2^-22, by a single instruction."""
-    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
-
-
-@gluon.jit
 def split(x):
     """float32 x as a sum of two bfloat16, which keep 16 bits. The first is truncated, not rounded: a single `and`."""
     high = (x.to(gl.int32, bitcast=True) & -65536).to(gl.float32, bitcast=True)

@@ -5,10 +5,10 @@
 The equations are those of `hopper_backward.py`. The gradient of the state stays in the registers of two warpgroups from
 chunk to chunk; only at the ends of a piece is it in global memory.
 
-Registers and shared memory are both full. 2^(a - r) is kept in shared memory for dq and dk. q and k of the next chunk
-are fetched into the tiles of v and do once those have been read, v and do into those of q and k. The two parts of the
-sum in dg go to the tile of dS~. The accumulators of dv, dq and dk are used one after another as far as possible, and
-the addresses of rows are recomputed.
+Registers and shared memory are both full. The exponents a - r, and the excess, are kept in shared memory for dq and dk.
+q and k of the next chunk are fetched into the tiles of v and do once those have been read, v and do into those of q and
+k. The two parts of the sum in dg go to the tile of dS~. The accumulators of dv, dq and dk are used one after another as
+far as possible, and the addresses of rows are recomputed.
 """
 
 from triton.experimental import gluon
@@ -29,14 +29,12 @@ from gla_kernels.hopper_tiles import (
     frame_factor,
     gate_layout,
     load_state,
-    log2,
     make_words,
     no_state,
     operand_layout,
     product,
     put,
     raise_where,
-    reciprocal,
     split,
     thread_barrier,
     triangle,
@@ -53,23 +51,6 @@ from gla_kernels.wide_tiles import (
     start_total_gate,
     store_scaled,
 )
-
-
-@gluon.jit
-def with_room_for_k(exponent, beyond):
-    """The factor of q, 2^exponent, from which `factor_of_k` is found too, for a chunk whose excess is `beyond`.
-
-    The exponent of k is beyond - exponent, at most 72. If that of q is below -108, its factor leaves nothing of any
-    value, and a number that leaves as little, 2^-110 at most, tells the exponent of k.
-    """
-    return gl.exp2(gl.where(exponent < -108.0, (beyond - exponent) * 0.125 - 119.0, exponent))
-
-
-@gluon.jit
-def factor_of_k(factor, beyond):
-    """The factor of k, from what `with_room_for_k` has made of q's."""
-    exponent = log2(factor)
-    return gl.exp2(gl.where(exponent < -109.0, (exponent + 119.0) * 8.0, beyond - exponent))
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
@@ -147,10 +128,11 @@ def wide_backward(
     out_place = gl.allocate_shared_memory(gl.bfloat16, [C, 128], operand_layout(C, 128))
     if GATED:
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
-        factors = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
+        exponents = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         ones = make_ones_columns(C)
         words = make_words()
-        # The excess waits here until dk, because a row beside the tiles would take 16 registers.
+        # Not a row beside the tiles, which would take 16 registers; and without a branch where it is read, which would
+        # take more (NOTES, "Registers").
         excesses = gl.allocate_shared_memory(gl.float32, [BK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         suspect = gl.zeros([BK, 8], gl.float32, accumulator(8, BK, WARPS))
     if HAS_AFTER:
@@ -209,17 +191,14 @@ def wide_backward(
             leave = half
             bq = q_tile.load(key_tile)
             bk = k_tile.load(key_tile)
+            excesses.store(excess(last))
             if large:
                 G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
             k_tile.store((bk.to(gl.float32) * gl.exp2(-G)).to(gl.bfloat16))
             if large:
                 G += excess_row(last, C, BK)  # q's
-                excesses.store(excess(last))
-            factor = gl.exp2(G)
-            q_tile.store((bq.to(gl.float32) * scale * factor).to(gl.bfloat16))
-            factors.store(factor)
-            if large:
-                factors.store(with_room_for_k(G, excess_row(last, C, BK)))
+            q_tile.store((bq.to(gl.float32) * scale * gl.exp2(G)).to(gl.bfloat16))
+            exponents.store(G)
         else:
             store_scaled(q_tile, scale, C, BK)
         dS_tile.store(dS.to(gl.bfloat16))
@@ -253,7 +232,7 @@ def wide_backward(
         dS, bdq = warpgroup_mma_wait(2, deps=[dS, bdq])
         if GATED:
             balance = -q_tile.load(key_tile).to(gl.float32) * bdq
-            bdq *= factors.load(key_tile)
+            bdq *= gl.exp2(exponents.load(key_tile))
         thread_barrier()  # all threads have read dv from out_tile
         out_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
@@ -269,11 +248,7 @@ def wide_backward(
             sums = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             sums.index(0).store(high)
             sums.index(1).store(low)
-            factor = factors.load(key_tile)
-            inverse = reciprocal(factor)
-            if large:
-                inverse = factor_of_k(factor, excesses.load(gl.SliceLayout(0, key_tile))[None, :])
-            bdk *= inverse
+            bdk *= gl.exp2(excesses.load(gl.SliceLayout(0, key_tile))[None, :] - exponents.load(key_tile))
             dA_tile.store(gl.where(triangle(C, True, False, WARPS, 1), 1.0, 0.0).to(gl.bfloat16))
             fence_async_shared()
         q_tile.store(bdk.to(gl.bfloat16))

@@ -495,7 +495,8 @@ def test_the_peak_counts_and_not_what_is_left():
         return torch.ones(16 * 2**18)
 
     call()
-    assert peak_resident_mib(call) == pytest.approx(64, abs=3)
+    # Several tries, because Linux's counter may lag on a busy machine. What is left (16), or both (80), never fits.
+    assert any(peak_resident_mib(call) == pytest.approx(64, abs=3) for _ in range(5))
 
 
 def test_where_the_system_does_not_tell_memory_is_unknown(monkeypatch, tmp_path):
