@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Relative errors that all parts may have, in any dtype: wrong results are far beyond, tf32 products far within.
 COARSE = 5e-2
-# A row may have this many times the error of its whole part, relative to the root mean square of the part's rows.
+# A row may have this many times the error of its whole part; see `_find_worst` for what it is relative to.
 ROWS = 10.0
 DRAWN = 4
 # What a row is, by its dimension.
@@ -135,7 +135,7 @@ def check_drawn(
     import torch
 
     named = _named(op, cell, results)
-    usual = {name: _usual(x, op, spec) for name, (x, spec) in named.items()}
+    usual = {name: _Usual.of(x, op, spec) for name, (x, spec) in named.items()}
     at_once = _parts_at_once(op, cell, torch.float64) if _can_join(op, cell) else 1
     groups = [regions[at : at + at_once] for at in range(0, len(regions), at_once)]
     parts = [part for group in groups for part in _differentiate(op, cell, results, group, torch.float64)]
@@ -215,7 +215,7 @@ def _compare(
     import torch
 
     sizes, named = sizes_of(op, cell), _named(op, cell, results)
-    usual = {name: _usual(x, op, spec) for name, (x, spec) in named.items()}
+    usual = {name: _Usual.of(x, op, spec) for name, (x, spec) in named.items()}
     complete = {
         name: (x, spec)
         for name, (x, spec) in named.items()
@@ -312,28 +312,57 @@ def least_number(cell: Cell) -> float:
     return max(_LEAST, _LEAST_BY_TOKENS / cell.seqlen)
 
 
+@dataclass(frozen=True)
+class _Usual:
+    """The root mean square norms of a tensor's parts and, if it has rows, of each row (T) over the parts."""
+
+    part: float
+    rows: Tensor | None
+
+    @classmethod
+    def of(cls, x: Tensor, op: Op, spec: Spec) -> _Usual:
+        """Of all parts of a result. What is not finite counts as 0."""
+        import torch
+
+        parts = math.prod(size for name, size in zip(spec.dims, x.shape, strict=True) if name in op.independent)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        row = _row_of(spec)
+        others = None if row is None else [dim for dim, name in enumerate(spec.dims) if name != row]
+        norms = torch.linalg.vector_norm(x.detach(), dim=others, dtype=wide).double() / math.sqrt(parts)
+        part = float(norms.norm())
+        rows = None if row is None else norms.nan_to_num(nan=0.0, posinf=0.0)
+        return cls(part if math.isfinite(part) else 0.0, rows)
+
+
+def _row_of(spec: Spec) -> str | None:
+    """The dimension whose indices are a tensor's rows."""
+    return next((name for name in _ROW_NAMES if name in spec.dims), None)
+
+
 def _find_worst(
-    op: Op, cell: Cell, found: Tensor, expected: Tensor, spec: Spec, region: Region, bound: float, usual: float = 0.0
+    op: Op, cell: Cell, found: Tensor, expected: Tensor, spec: Spec, region: Region, bound: float, usual: _Usual
 ) -> Worst:
     """The worst part of a tensor: by its own error, or by a `ROWS`th of that of its worst row (token).
 
-    `usual` is the root mean square norm of all parts of the tensor. Errors of parts that are much smaller, in which
-    larger numbers may cancel, are relative to a share of it.
+    Errors of parts that are much smaller than usual, in which larger numbers may cancel, are relative to a share of the
+    usual part; those of rows, to the usual one of that token.
     """
     import torch
 
     inner = [dim for dim, name in enumerate(spec.dims) if name not in op.independent]
     squares, missed = expected.square(), (found.detach().to(expected.dtype) - expected).square()
     size, whole = _sum(squares, inner), _sum(missed, inner)
-    least = (_LEAST_SHARE * usual) ** 2 + least_number(cell) ** 2 * math.prod(expected.shape[dim] for dim in inner)
+    least = (_LEAST_SHARE * usual.part) ** 2 + least_number(cell) ** 2 * math.prod(expected.shape[dim] for dim in inner)
     size = size.clamp(min=least)
     errors = [_relative(whole, size)]
-    row = next((name for name in _ROW_NAMES if name in spec.dims), None)
-    if row is not None:
+    row = _row_of(spec)
+    if row is not None and usual.rows is not None:
         T = expected.shape[spec.dims.index(row)]
         of_row = [dim for dim in inner if spec.dims[dim] != row]
-        # Of a row that is larger than most, its own norm counts: rounding is relative to that.
-        rows = torch.maximum(_sum(squares, of_row), size / T)
+        # If a row is larger than most, its own norm counts, because rounding is relative to that. So does the usual
+        # norm of that row: in a few heads the terms of an early token of attention cancel, but not their rounding.
+        there = usual.rows.to(squares.dtype).square().view([T if name == row else 1 for name in spec.dims])
+        rows = torch.maximum(torch.maximum(_sum(squares, of_row), size / T), there)
         errors.append(_relative(_sum(missed, of_row), rows) / ROWS)
     whole_error, row_errors = errors[0], errors[-1]
     by_row = len(errors) > 1 and bool(row_errors.max() > whole_error.max())
@@ -346,16 +375,6 @@ def _find_worst(
         elif by_row and name == row:
             words.append(f"{_ROW_NAMES[name]} {int(index)}")
     return Worst(float(chosen.max()), bound, ", ".join(words))
-
-
-def _usual(x: Tensor, op: Op, spec: Spec) -> float:
-    """The root mean square norm of a tensor's parts; 0 if it is not finite."""
-    import torch
-
-    parts = math.prod(size for name, size in zip(spec.dims, x.shape, strict=True) if name in op.independent)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    norm = float(torch.linalg.vector_norm(x.detach(), dtype=wide)) / math.sqrt(parts)
-    return norm if math.isfinite(norm) else 0.0
 
 
 def _sum(x: Tensor, dims: list[int]) -> Tensor:
