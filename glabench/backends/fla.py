@@ -18,6 +18,7 @@ class _Fla(Backend):
     """fla-core autotunes for minutes at the first call with a shape; this time is in `first_call_s`, in no sample."""
 
     requires: ClassVar[tuple[Requirement, ...]] = (Requirement("fla", "pip install 'glabench[fla]'"),)
+    packages: ClassVar[tuple[str, ...]] = ("fla-core", "triton")
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32"})
     features: ClassVar[frozenset[str]] = frozenset({"packed", "state"})

@@ -25,6 +25,7 @@ class _Sdpa(Backend):
     """`torch.nn.functional.scaled_dot_product_attention`, restricted to one kernel."""
 
     op: ClassVar[str] = "softmax"
+    packages: ClassVar[tuple[str, ...]] = ("torch",)
     kernel: ClassVar[str]
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
@@ -59,6 +60,7 @@ class SdpaCudnn(_Sdpa):
 
     name: ClassVar[str] = "sdpa-cudnn"
     title: ClassVar[str] = "cuDNN attention through torch"
+    packages: ClassVar[tuple[str, ...]] = ("torch", "nvidia-cudnn-cu13")
     kernel: ClassVar[str] = "CUDNN_ATTENTION"
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     dtypes: ClassVar[frozenset[str]] = _HALF
@@ -98,6 +100,7 @@ class FlashAttn(Backend):
     op: ClassVar[str] = "softmax"
     title: ClassVar[str] = "FlashAttention-2, the flash-attn package"
     requires: ClassVar[tuple[Requirement, ...]] = (Requirement("flash_attn", "pip install 'glabench[flash-attn]'"),)
+    packages: ClassVar[tuple[str, ...]] = ("flash-attn",)
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     dtypes: ClassVar[frozenset[str]] = _HALF
 

@@ -88,6 +88,7 @@ class Registry(Mapping[str, Backend]):
         """Adds a backend. Raises UsageError if it is incomplete or its name is taken."""
         _check_texts(backend, ("name", "op", "title"), origin)
         _check_each(backend, "requires", Requirement, "Requirement objects", origin)
+        _check_each(backend, "packages", str, "names of packages", origin)
         _check_each(backend, "devices", str, ", ".join(get_args(DeviceKind)), origin, get_args(DeviceKind))
         _check_each(backend, "dtypes", str, ", ".join(DTYPES), origin, DTYPES)
         if backend.op not in self._ops:

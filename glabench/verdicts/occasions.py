@@ -37,15 +37,23 @@ class Occasion:
     # The anonymous identity of the GPU.
     gpu: Name
     driver: Name | None
-    # Hashes of the measured kernels and plugins.
-    code: str | None
+    # What each backend's times are of: the hash of kernels and plugins, or installed packages with their versions.
+    codes: dict[str, Name]
     rounds: Count
     # Milliseconds: geometric means of the rounds' medians.
     cells: dict[str, Amount]
 
     @classmethod
-    def of(cls, rounds: Sequence[Sequence[Record]], environments: Sequence[Mapping[str, Any]]) -> "Occasion":
-        """The occasion of some rounds. Raises UsageError if they do not name one GPU, are not cold, or have no time."""
+    def of(
+        cls,
+        rounds: Sequence[Sequence[Record]],
+        environments: Sequence[Mapping[str, Any]],
+        packages: Mapping[str, Sequence[str]],
+    ) -> "Occasion":
+        """The occasion of some rounds. `packages` has the installed packages that backends' code comes from.
+
+        Raises UsageError if the rounds do not name one GPU, are not cold, or have no time.
+        """
         gpus = {(_gpu(each).get("id"), _gpu(each).get("driver")) for each in environments}
         ((gpu, driver),) = gpus if len(gpus) == 1 else ((None, None),)
         if gpu is None:
@@ -58,15 +66,30 @@ class Occasion:
         times: dict[str, list[float]] = {}
         for record in timed:
             times.setdefault(str(record.cell), []).append(record.time_ms or 0)
-        codes = {record.code for record in timed}
+        codes: dict[str, set[str | None]] = {}
+        for record in timed:
+            own = packages.get(record.cell.backend)
+            found = {_versions(own, each) for each in environments} if own else {record.code}
+            codes.setdefault(record.cell.backend, set()).update(found)
         return cls(
             started_at=min(record.started_at or "" for record in timed),
             gpu=str(gpu),
             driver=driver,
-            code=codes.pop() if len(codes) == 1 else None,
+            codes={backend: one for backend, found in codes.items() for one in found if one and len(found) == 1},
             rounds=len(rounds),
             cells={cell: round(geometric_mean(found), 6) for cell, found in times.items()},
         )
+
+    @property
+    def comparable(self) -> dict[str, float]:
+        """The times of the cells whose code is known, by cell and code: with other code, a cell is another one."""
+        codes = {cell: self.codes.get(cell.split(" ", 1)[0]) for cell in self.cells}
+        return {f"{cell} ({codes[cell]})": ms for cell, ms in self.cells.items() if codes[cell] is not None}
+
+
+def _versions(packages: Sequence[str], environment: Mapping[str, Any]) -> str | None:
+    known = environment.get("packages") or {}
+    return ", ".join(f"{name} {known[name]}" for name in packages) if all(map(known.get, packages)) else None
 
 
 def _gpu(environment: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -123,16 +146,10 @@ class Occasions:
     def adding(self, new: Occasion) -> "Occasions":
         """With one more.
 
-        Raises UsageError if it is of other code than a known one, less than an hour from one, or has no two cells of
-        them.
+        Raises UsageError if it is less than an hour from a known one, or if all have no two cells of the same code.
         """
         begun = datetime.fromisoformat(new.started_at)
         for known in self.occasions:
-            if new.code != known.code:
-                raise UsageError(
-                    f"RUN: its code ({new.code}) is not that of the known occasions ({known.code}), so times may "
-                    "differ because of it; measure that code, or begin a new file"
-                )
             if abs(begun - datetime.fromisoformat(known.started_at)) < _APART:
                 raise UsageError(
                     f"RUN: it was measured at {new.started_at}, less than an hour from the known occasion of "
@@ -140,12 +157,14 @@ class Occasions:
                 )
         found = replace(self, occasions=sorted([*self.occasions, new], key=lambda each: each.started_at))
         if self.occasions and found.measured() is None:
-            raise UsageError("RUN: fewer than two cells are common to the known occasions; measure the same sweep")
+            raise UsageError(
+                "RUN: fewer than two cells, of the same code, are common to the known occasions; measure the same sweep"
+            )
         return found
 
     def measured(self) -> Spread | None:
-        """The spread over all known occasions; None if there are fewer than two."""
-        return spread_over([each.cells for each in self.occasions])
+        """The spread over all known occasions, by their common cells; None if there are fewer than two."""
+        return spread_over([each.comparable for each in self.occasions])
 
     def spread(self) -> Spread:
         """The spread to count with: assumed if too few occasions are known."""
@@ -169,9 +188,15 @@ def file_of(device: str) -> Path:
 
 
 def add_occasion(
-    rounds: Sequence[Sequence[Record]], environments: Sequence[Mapping[str, Any]], path: Path | None
+    rounds: Sequence[Sequence[Record]],
+    environments: Sequence[Mapping[str, Any]],
+    packages: Mapping[str, Sequence[str]],
+    path: Path | None,
 ) -> tuple[Occasions, Path]:
-    """Adds the occasion of some rounds to its device's file. Returns all occasions, and the file. Raises UsageError."""
-    new = Occasion.of(rounds, environments)
+    """Adds the occasion of some rounds to its device's file; for `packages` see `Occasion.of`.
+
+    Returns all occasions, and the file. Raises UsageError.
+    """
+    new = Occasion.of(rounds, environments, packages)
     found = Occasions.of(device_name(environments[0]), path).adding(new)
     return found, found.save(path)

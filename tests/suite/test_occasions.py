@@ -13,17 +13,17 @@ from glabench.verdicts.occasions import ASSUMED, LEAST, Occasions, add_occasion,
 H200 = {"device": "cuda", "gpu": {"name": "NVIDIA H200", "id": "abc", "driver": "580"}, "settings": {"timing": "cold"}}
 
 
-def taken(hour, factor=1.0, seed=0, code="c0de"):
+def taken(hour, factor=1.0, seed=0, code="c0de", cell=CELL):
     """Two rounds of two cells at an hour of a day."""
     started = {"started_at": f"2026-01-01T{hour:02}:00:00+00:00", "code": code}
-    sides = [measured(STEADY, seed + n, factor, cell=replace(CELL, seqlen=64 * n), **started) for n in (1, 2)]
+    sides = [measured(STEADY, seed + n, factor, cell=replace(cell, seqlen=64 * n), **started) for n in (1, 2)]
     return [a + b for a, b in zip(*sides, strict=True)]
 
 
 def test_occasions_are_added_to_the_file_of_their_device_and_count_from_three_on(tmp_path):
     path = tmp_path / "new" / "h200.json"
     for hour in range(LEAST):
-        found, written = add_occasion(taken(hour, 1 + hour / 100, 9 * hour), [H200, H200], path)
+        found, written = add_occasion(taken(hour, 1 + hour / 100, 9 * hour), [H200, H200], {}, path)
         assert (written, Occasions.of("NVIDIA H200", path)) == (path, found)
         few = hour + 1 < LEAST
         assert (found.spread() == ASSUMED) == few
@@ -31,14 +31,33 @@ def test_occasions_are_added_to_the_file_of_their_device_and_count_from_three_on
     assert "% in common, " in found.describe()
     assert found.spread().shift == pytest.approx(0.01, rel=0.2)
     first = found.occasions[0]
-    assert (first.gpu, first.driver, first.code, first.rounds, len(first.cells)) == ("abc", "580", "c0de", 2, 2)
+    assert (first.gpu, first.driver, first.rounds, len(first.cells)) == ("abc", "580", 2, 2)
+    assert first.codes == {CELL.backend: "c0de"}
+
+
+def test_cells_of_other_code_are_other_cells_and_packages_have_versions(tmp_path):
+    rival = replace(CELL, backend="rival")
+
+    def both(hour, code):
+        return [a + b for a, b in zip(taken(hour, 1 + hour / 100, hour, code), taken(hour, cell=rival), strict=True)]
+
+    path, packages = tmp_path / "h200.json", {"rival": ("fla-core", "triton")}
+    versions = {"triton": "3", "fla-core": "1"}
+    for hour, code in enumerate(("c0de", "0ther", "n3w")):
+        found, _ = add_occasion(both(hour, code), [{**H200, "packages": versions}], packages, path)
+    assert found.occasions[1].codes == {CELL.backend: "0ther", "rival": "fla-core 1, triton 3"}
+    assert found.spread().cells == 2  # those of the rival, which differ by noise alone
+    assert found.spread().shift < 1e-3
+    with pytest.raises(UsageError, match="fewer than two cells, of the same code, are common"):
+        add_occasion(both(9, "c0de"), [{**H200, "packages": {**versions, "triton": "4"}}], packages, path)
 
 
 @pytest.mark.parametrize(
     ("rounds", "environments", "words"),
     [
         (taken(0), [H200, H200], "less than an hour from the known occasion"),
-        (taken(9, code="0ther"), [H200, H200], r"its code \(0ther\) is not that of the known occasions \(c0de\)"),
+        (taken(9, code="0ther"), [H200, H200], "fewer than two cells, of the same code, are common"),
+        (taken(9, code=None), [H200, H200], "fewer than two cells, of the same code, are common"),
         (taken(9), [{"settings": {"timing": "cold"}}], "whose identity is recorded"),
         (taken(9), [H200, {**H200, "gpu": {"name": "NVIDIA H200", "id": "xyz"}}], "an occasion is of one GPU"),
         (taken(9), [{**H200, "settings": {"timing": "hot"}}], "cold ones"),
@@ -46,17 +65,17 @@ def test_occasions_are_added_to_the_file_of_their_device_and_count_from_three_on
         (
             measured(STEADY, 0, started_at="2026-01-01T09:00:00+00:00", code="c0de"),
             [H200],
-            "fewer than two cells are common",
+            "fewer than two cells, of the same code, are common",
         ),
         (taken(9), [{**H200, "gpu": {"name": "NVIDIA H100", "id": "xyz"}}], "holds occasions of NVIDIA H200"),
     ],
 )
 def test_what_is_no_further_occasion_is_refused_and_the_file_stays(tmp_path, rounds, environments, words):
     path = tmp_path / "h200.json"
-    add_occasion(taken(0), [H200], path)
+    add_occasion(taken(0), [H200], {}, path)
     before = path.read_bytes()
     with pytest.raises(UsageError, match=words):
-        add_occasion(rounds, environments, path)
+        add_occasion(rounds, environments, {}, path)
     assert path.read_bytes() == before
 
 
@@ -75,7 +94,7 @@ def test_a_file_that_is_missing_huge_or_of_another_device_is_not_counted_with(tm
     for each in (path, tmp_path, tmp_path / "pipe"):
         with pytest.raises(UsageError, match=r"^--occasions: there is no file '"):
             Occasions.load(each, "NVIDIA H200")
-    add_occasion(taken(0), [H200], path)
+    add_occasion(taken(0), [H200], {}, path)
     assert len(Occasions.load(path, "NVIDIA H200").occasions) == 1
     with pytest.raises(UsageError, match=r"^--occasions: .* holds occasions of NVIDIA H200, not NVIDIA B200"):
         Occasions.load(path, "NVIDIA B200")

@@ -185,7 +185,10 @@ def known(scatter=0.003, shift=0.003, count=8, cells=24):
     generator = np.random.default_rng(0)
     logs = generator.normal(0, shift, (count, 1)) + generator.normal(0, scatter, (count, cells))
     times = [{f"cell {n}": float(np.exp(x)) for n, x in enumerate(row)} for row in logs]
-    found = [Occasion(f"2026-01-0{n + 1}T00:00:00+00:00", "a", None, None, 1, each) for n, each in enumerate(times)]
+    found = [
+        Occasion(f"2026-01-0{n + 1}T00:00:00+00:00", "a", None, {"cell": "c0de"}, 1, each)
+        for n, each in enumerate(times)
+    ]
     return Occasions("an unknown machine", found)
 
 
