@@ -15,8 +15,8 @@ def peak_resident_mib(call: Callable[[], object]) -> float | None:
     """MiB by which `call` raises this process's resident memory at its peak, its result included.
 
     Returns None without calling if this cannot be measured: outside of Linux, without glibc, or in a sandbox. Run the
-    call once before, because loaded code and started threads are counted, too. Freed blocks of up to 32 MiB that the C
-    library keeps are also counted. Linux counts per core; some versions are off by up to a MiB for each core in use.
+    call once before, because loaded code and started threads are counted, too. So are freed blocks that the C library
+    keeps. Linux counts per core; some versions are off by up to a MiB for each core in use.
     """
     before = _reset_peak()
     if before is None:
