@@ -33,6 +33,11 @@ _ROW_NAMES = {"seqlen": "token", "documents": "document"}
 # Errors are relative to at least this share of the usual part, and to numbers of at least these sizes: of T tokens,
 # 2 / T. Inputs are about 1; the gradients of the first few tokens of attention are small differences of such numbers.
 _LEAST_SHARE, _LEAST, _LEAST_BY_TOKENS = 0.3, 1e-4, 2.0
+# Those of rows, to this share of the same row of the usual part. Of 60,000 heads whose second token's dq was computed
+# as FlashAttention-2 does, in bf16, the largest error was 0.027 of the usual norm.
+_LEAST_SHARE_OF_ROW = 0.5
+# What is usual is found from about so many parts.
+_USUAL_PARTS = 64
 # Bytes for the reference: on a CPU at most, and if it is not known how much is free.
 _CPU_MEMORY, _UNKNOWN_MEMORY = 2**30, 2**28
 
@@ -314,29 +319,41 @@ def least_number(cell: Cell) -> float:
 
 @dataclass(frozen=True)
 class _Usual:
-    """The root mean square norms of a tensor's parts and, if it has rows, of each row (T) over the parts."""
+    """What a tensor's parts usually are: the median norm of a part and, if it has rows, of each row (T)."""
 
     part: float
     rows: Tensor | None
 
     @classmethod
     def of(cls, x: Tensor, op: Op, spec: Spec) -> _Usual:
-        """Of all parts of a result. What is not finite counts as 0."""
+        """Of some parts of a result, because all may be many. What is not finite counts as 0.
+
+        Medians, because the result may be wrong: a few huge parts must not hide what is wrong in others.
+        """
         import torch
 
-        parts = math.prod(size for name, size in zip(spec.dims, x.shape, strict=True) if name in op.independent)
+        x = x.detach()
+        own = [name for name in spec.dims if name in op.independent]
+        most = max(1, int(_USUAL_PARTS ** (1 / max(1, len(own)))))
+        for dim, name in enumerate(spec.dims):
+            if name in own:
+                indices = torch.linspace(0, x.shape[dim] - 1, min(most, x.shape[dim]), device=x.device)
+                x = x.index_select(dim, indices.long())
+        row = _row_of(op, spec)
+        inner = [dim for dim, name in enumerate(spec.dims) if name not in own and name != row]
         wide = torch.promote_types(x.dtype, torch.float32)
-        row = _row_of(spec)
-        others = None if row is None else [dim for dim, name in enumerate(spec.dims) if name != row]
-        norms = torch.linalg.vector_norm(x.detach(), dim=others, dtype=wide).double() / math.sqrt(parts)
-        part = float(norms.norm())
-        rows = None if row is None else norms.nan_to_num(nan=0.0, posinf=0.0)
-        return cls(part if math.isfinite(part) else 0.0, rows)
+        norms = torch.linalg.vector_norm(x, dim=inner, keepdim=True, dtype=wide) if inner else x.to(wide).abs()
+        norms = norms.double().nan_to_num(nan=0.0, posinf=0.0)
+        if row is None:
+            return cls(float(norms.median()), None)
+        at = spec.dims.index(row)
+        rows = norms.movedim(at, -1).reshape(-1, x.shape[at])
+        return cls(float(rows.norm(dim=-1).median()), rows.median(dim=0).values)
 
 
-def _row_of(spec: Spec) -> str | None:
-    """The dimension whose indices are a tensor's rows."""
-    return next((name for name in _ROW_NAMES if name in spec.dims), None)
+def _row_of(op: Op, spec: Spec) -> str | None:
+    """The dimension whose indices are the rows of a tensor's parts."""
+    return next((name for name in _ROW_NAMES if name in spec.dims and name not in op.independent), None)
 
 
 def _find_worst(
@@ -344,8 +361,8 @@ def _find_worst(
 ) -> Worst:
     """The worst part of a tensor: by its own error, or by a `ROWS`th of that of its worst row (token).
 
-    Errors of parts that are much smaller than usual, in which larger numbers may cancel, are relative to a share of the
-    usual part; those of rows, to the usual one of that token.
+    Errors of parts and of rows that are much smaller than usual, in which larger numbers may cancel, are relative to a
+    share of the usual part, or of what is usual for that token.
     """
     import torch
 
@@ -355,13 +372,14 @@ def _find_worst(
     least = (_LEAST_SHARE * usual.part) ** 2 + least_number(cell) ** 2 * math.prod(expected.shape[dim] for dim in inner)
     size = size.clamp(min=least)
     errors = [_relative(whole, size)]
-    row = _row_of(spec)
+    row = _row_of(op, spec)
     if row is not None and usual.rows is not None:
         T = expected.shape[spec.dims.index(row)]
         of_row = [dim for dim in inner if spec.dims[dim] != row]
-        # If a row is larger than most, its own norm counts, because rounding is relative to that. So does the usual
-        # norm of that row: in a few heads the terms of an early token of attention cancel, but not their rounding.
-        there = usual.rows.to(squares.dtype).square().view([T if name == row else 1 for name in spec.dims])
+        # If a row is larger than most, its own norm counts, because rounding is relative to that. So does what is usual
+        # there: in a few heads the terms of an early token of attention cancel, but not their rounding.
+        there = (_LEAST_SHARE_OF_ROW * usual.rows.to(squares.dtype)).square()
+        there = there.view([T if name == row else 1 for name in spec.dims])
         rows = torch.maximum(torch.maximum(_sum(squares, of_row), size / T), there)
         errors.append(_relative(_sum(missed, of_row), rows) / ROWS)
     whole_error, row_errors = errors[0], errors[-1]

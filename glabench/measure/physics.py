@@ -45,9 +45,10 @@ class Physics:
                 return f"{short}: only to copy as many bytes takes {significant(copy_ms)} ms"
         elif ceiling is not None and gbps > _MARGIN * ceiling:
             return f"{short}: {gbps:.0f} GB/s, but a copy reaches {ceiling:.0f} GB/s"
-        if self._tflops is None and self._device == "cpu" and tflops > _SLOWEST_TFLOPS:
-            self._tflops = product_tflops(self._median_ms, "cpu", _CPU_PRODUCT)
-        if self._tflops is not None and tflops > _MARGIN * self._tflops:
+        if self._device == "cpu" and tflops > max(_SLOWEST_TFLOPS, _MARGIN * (self._tflops or 0)):
+            # Again for every doubtful cell, because the machine may have been busy before.
+            self._tflops = max(self._tflops or 0, product_tflops(self._median_ms, "cpu", _CPU_PRODUCT) or 0)
+        if self._tflops and tflops > _MARGIN * self._tflops:
             most = significant(self._tflops)
             return f"{short}: {significant(tflops)} TFLOP/s, but a large product reaches {most} TFLOP/s"
         return None

@@ -107,6 +107,35 @@ def test_a_token_that_is_small_by_chance_is_compared_with_the_same_token_elsewhe
     assert [name for name, error in worst.items() if error.excess > 1] == found
 
 
+@pytest.mark.parametrize("factor", [10, 40, 1000])
+def test_a_token_that_is_lost_in_most_parts_is_not_hidden_by_a_few_huge_ones(factor):
+    cell, results = results_of("linear", batch=2, seqlen=4096)
+    wrong = spoiled(results, "o", (slice(None), 1500), factor=0.0)
+    for part in ((0, 1500, 1), (1, 1500, 0)):
+        wrong = spoiled(wrong, "o", part, add=factor * results.outputs["o"][part])
+    for seed in range(3):
+        assert check_parts(OPS["linear"], cell, wrong, BOUND, seed)["o"].excess > 1
+
+
+def test_a_lost_token_of_a_small_part_is_found():
+    cell, results = results_of("linear", batch=1, seqlen=4096)
+    inputs = {**results.inputs, "v": results.inputs["v"].detach() * torch.tensor([0.2, 1, 1])[:, None]}
+    small = replace(results, inputs=inputs, gradients={}, outputs={"o": as_tuple(OPS["linear"].reference(inputs))[0]})
+    assert check_parts(OPS["linear"], cell, small, BOUND, 0)["o"].excess < 1
+    assert check_parts(OPS["linear"], cell, spoiled(small, "o", (0, 1500, 0), 0.0), BOUND, 0)["o"].excess > 1
+
+
+def test_parts_without_rows_and_rows_without_more_are_compared(monkeypatch):
+    cell, results = results_of("linear")
+    op = OPS["linear"]
+    monkeypatch.setattr(type(op), "independent", ("batch", "seqlen", "heads"))
+    assert at_size._Usual.of(results.outputs["o"], op, op.output(cell)).rows is None
+    monkeypatch.setattr(type(op), "independent", ())
+    usual = at_size._Usual.of(torch.arange(1.0, 5), op, replace(op.output(cell), shape=(4,), dims=("seqlen",)))
+    assert usual.rows.tolist() == [1, 2, 3, 4]
+    assert usual.part == pytest.approx(30**0.5)
+
+
 @pytest.mark.parametrize("op", list(OPS))
 @pytest.mark.parametrize("start", [64, 512])
 def test_what_is_lost_after_some_tokens_is_found(op, start):
