@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glabench.backends import load_registry
 from glabench.devices.provenance import describe_code
 from glabench.errors import NothingToRunError, UsageError, count_of, did_you_mean
 from glabench.measure.settings import Settings
@@ -293,8 +292,7 @@ def save_baseline(request: Request, out: Path, rounds: Rounds, observer: Observe
 def save_occasion(runs: Sequence[Path], path: Path | None) -> tuple[Occasions, Path]:
     """Adds runs, the rounds of one occasion, to a file: by default that of the device. Raises UsageError."""
     folders = [folder for run in runs for folder in rounds_in(run)]
-    packages = {name: backend.packages for name, backend in load_registry().items()}
-    return add_occasion(records_of(folders), [folder.environment() for folder in folders], packages, path)
+    return add_occasion(records_of(folders), [folder.environment() for folder in folders], path)
 
 
 def _revision(plan: Plan) -> str | None:

@@ -59,8 +59,10 @@ class Backend(ABC):
     # What the implementation can be told besides its op's parameters: axes of a sweep.
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     requires: ClassVar[tuple[Requirement, ...]] = ()
-    # The installed packages whose code is measured, as `pip` names them; none if it is this project's or the plugin's.
+    # The installed packages, as `pip` names them, that decide its times; and whether code of this project, or of a
+    # plugin, does so too.
     packages: ClassVar[tuple[str, ...]] = ()
+    has_own_code: ClassVar[bool] = True
     devices: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32", "fp64"})
     # The parameters of its op that are features (`packed`, `state`) and that it has.

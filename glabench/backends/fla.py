@@ -19,6 +19,7 @@ class _Fla(Backend):
 
     requires: ClassVar[tuple[Requirement, ...]] = (Requirement("fla", "pip install 'glabench[fla]'"),)
     packages: ClassVar[tuple[str, ...]] = ("fla-core", "triton")
+    has_own_code: ClassVar[bool] = False
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32"})
     features: ClassVar[frozenset[str]] = frozenset({"packed", "state"})

@@ -26,6 +26,7 @@ class _Sdpa(Backend):
 
     op: ClassVar[str] = "softmax"
     packages: ClassVar[tuple[str, ...]] = ("torch",)
+    has_own_code: ClassVar[bool] = False
     kernel: ClassVar[str]
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
@@ -101,6 +102,7 @@ class FlashAttn(Backend):
     title: ClassVar[str] = "FlashAttention-2, the flash-attn package"
     requires: ClassVar[tuple[Requirement, ...]] = (Requirement("flash_attn", "pip install 'glabench[flash-attn]'"),)
     packages: ClassVar[tuple[str, ...]] = ("flash-attn",)
+    has_own_code: ClassVar[bool] = False
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     dtypes: ClassVar[frozenset[str]] = _HALF
 

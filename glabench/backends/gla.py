@@ -40,6 +40,7 @@ class _Ours(Backend):
 
     parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK, _MATERIALIZE)
     requires = (_TRITON,)
+    packages = ("triton",)
     devices = frozenset({"cuda"})
     dtypes = frozenset({"bf16", "fp16", "fp32"})
     features = frozenset({"packed", "state"})
@@ -102,6 +103,7 @@ class GlaTorch(Backend):
     """`gla_kernels.two_level_chunk_gla`."""
 
     name: ClassVar[str] = "gla-torch"
+    packages: ClassVar[tuple[str, ...]] = ("torch",)
     op: ClassVar[str] = "gla"
     title: ClassVar[str] = "GLA, two-level chunks in PyTorch"
     features: ClassVar[frozenset[str]] = frozenset({"state"})
@@ -126,6 +128,7 @@ class GlaRecurrentTorch(Backend):
     """`gla_kernels.naive_recurrent_gla`."""
 
     name: ClassVar[str] = "gla-recurrent-torch"
+    packages: ClassVar[tuple[str, ...]] = ("torch",)
     op: ClassVar[str] = "gla"
     title: ClassVar[str] = "GLA, token by token in PyTorch"
     features: ClassVar[frozenset[str]] = frozenset({"state"})
@@ -145,6 +148,7 @@ class LinearTorch(Backend):
     """`gla_kernels.unaware_chunk_linear_attn`."""
 
     name: ClassVar[str] = "linear-torch"
+    packages: ClassVar[tuple[str, ...]] = ("torch",)
     op: ClassVar[str] = "linear"
     title: ClassVar[str] = "linear attention, chunks in plain PyTorch"
     features: ClassVar[frozenset[str]] = frozenset({"state"})

@@ -20,6 +20,7 @@ class Mamba1(Backend):
     title: ClassVar[str] = "Mamba-1 selective scan, the mamba-ssm package"
     requires: ClassVar[tuple[Requirement, ...]] = (Requirement("mamba_ssm", "pip install 'glabench[mamba]'"),)
     packages: ClassVar[tuple[str, ...]] = ("mamba-ssm",)
+    has_own_code: ClassVar[bool] = False
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32"})
 

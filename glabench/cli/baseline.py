@@ -52,7 +52,7 @@ def occasion(
     """Add the times of some rounds, measured within minutes on one GPU, to the known occasions of its model.
 
     Comparisons of runs that were not taken in turns count with the spread between occasions. It is assumed until there
-    are three, an hour or more apart, with cells of the same code; measure on other GPUs of the model, too.
+    are three that share two cells of the same code, an hour or more apart; measure on other GPUs of the model, too.
 
     Example: glabench baseline occasion runs/baseline-20260101-120000
     """

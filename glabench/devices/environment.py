@@ -61,7 +61,7 @@ def collect(device_text: str = "auto") -> dict[str, Any]:
         "gpus": gpus,
         "gpu": _describe_gpu(nvml) if gpus else None,
         "busy": _describe_use(nvml) if nvml is not None else None,
-        "packages": {package: _version(package) for package in _PACKAGES},
+        "packages": {package: package_version(package) for package in _PACKAGES},
     }
 
 
@@ -101,7 +101,8 @@ def _cpu_name() -> str | None:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """The version of an installed package; None if it is missing."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from glabench.measure.memory import free_memory_bytes
+from glabench.measure.usual import ROW_NAMES, Usual, row_of
 from glabench.measure.workload import Workload
 from glabench.ops import Op
 from glabench.ops.base import Spec, as_tuple
@@ -28,16 +29,12 @@ COARSE = 5e-2
 # A row may have this many times the error of its whole part; see `_find_worst` for what it is relative to.
 ROWS = 10.0
 DRAWN = 4
-# What a row is, by its dimension.
-_ROW_NAMES = {"seqlen": "token", "documents": "document"}
 # Errors are relative to at least this share of the usual part, and to numbers of at least these sizes: of T tokens,
 # 2 / T. Inputs are about 1; the gradients of the first few tokens of attention are small differences of such numbers.
 _LEAST_SHARE, _LEAST, _LEAST_BY_TOKENS = 0.3, 1e-4, 2.0
 # Those of rows, to this share of the same row of the usual part. Of 60,000 heads whose second token's dq was computed
 # as FlashAttention-2 does, in bf16, the largest error was 0.027 of the usual norm.
 _LEAST_SHARE_OF_ROW = 0.5
-# What is usual is found from about so many parts.
-_USUAL_PARTS = 64
 # Bytes for the reference: on a CPU at most, and if it is not known how much is free.
 _CPU_MEMORY, _UNKNOWN_MEMORY = 2**30, 2**28
 
@@ -140,7 +137,7 @@ def check_drawn(
     import torch
 
     named = _named(op, cell, results)
-    usual = {name: _Usual.of(x, op, spec) for name, (x, spec) in named.items()}
+    usual = {name: Usual.of(x, op, spec) for name, (x, spec) in named.items()}
     at_once = _parts_at_once(op, cell, torch.float64) if _can_join(op, cell) else 1
     groups = [regions[at : at + at_once] for at in range(0, len(regions), at_once)]
     parts = [part for group in groups for part in _differentiate(op, cell, results, group, torch.float64)]
@@ -220,7 +217,7 @@ def _compare(
     import torch
 
     sizes, named = sizes_of(op, cell), _named(op, cell, results)
-    usual = {name: _Usual.of(x, op, spec) for name, (x, spec) in named.items()}
+    usual = {name: Usual.of(x, op, spec) for name, (x, spec) in named.items()}
     complete = {
         name: (x, spec)
         for name, (x, spec) in named.items()
@@ -317,47 +314,8 @@ def least_number(cell: Cell) -> float:
     return max(_LEAST, _LEAST_BY_TOKENS / cell.seqlen)
 
 
-@dataclass(frozen=True)
-class _Usual:
-    """What a tensor's parts usually are: the median norm of a part and, if it has rows, of each row (T)."""
-
-    part: float
-    rows: Tensor | None
-
-    @classmethod
-    def of(cls, x: Tensor, op: Op, spec: Spec) -> _Usual:
-        """Of some parts of a result, because all may be many. What is not finite counts as 0.
-
-        Medians, because the result may be wrong: a few huge parts must not hide what is wrong in others.
-        """
-        import torch
-
-        x = x.detach()
-        own = [name for name in spec.dims if name in op.independent]
-        most = max(1, int(_USUAL_PARTS ** (1 / max(1, len(own)))))
-        for dim, name in enumerate(spec.dims):
-            if name in own:
-                indices = torch.linspace(0, x.shape[dim] - 1, min(most, x.shape[dim]), device=x.device)
-                x = x.index_select(dim, indices.long())
-        row = _row_of(op, spec)
-        inner = [dim for dim, name in enumerate(spec.dims) if name not in own and name != row]
-        wide = torch.promote_types(x.dtype, torch.float32)
-        norms = torch.linalg.vector_norm(x, dim=inner, keepdim=True, dtype=wide) if inner else x.to(wide).abs()
-        norms = norms.double().nan_to_num(nan=0.0, posinf=0.0)
-        if row is None:
-            return cls(float(norms.median()), None)
-        at = spec.dims.index(row)
-        rows = norms.movedim(at, -1).reshape(-1, x.shape[at])
-        return cls(float(rows.norm(dim=-1).median()), rows.median(dim=0).values)
-
-
-def _row_of(op: Op, spec: Spec) -> str | None:
-    """The dimension whose indices are the rows of a tensor's parts."""
-    return next((name for name in _ROW_NAMES if name in spec.dims and name not in op.independent), None)
-
-
 def _find_worst(
-    op: Op, cell: Cell, found: Tensor, expected: Tensor, spec: Spec, region: Region, bound: float, usual: _Usual
+    op: Op, cell: Cell, found: Tensor, expected: Tensor, spec: Spec, region: Region, bound: float, usual: Usual
 ) -> Worst:
     """The worst part of a tensor: by its own error, or by a `ROWS`th of that of its worst row (token).
 
@@ -372,7 +330,7 @@ def _find_worst(
     least = (_LEAST_SHARE * usual.part) ** 2 + least_number(cell) ** 2 * math.prod(expected.shape[dim] for dim in inner)
     size = size.clamp(min=least)
     errors = [_relative(whole, size)]
-    row = _row_of(op, spec)
+    row = row_of(op, spec)
     if row is not None and usual.rows is not None:
         T = expected.shape[spec.dims.index(row)]
         of_row = [dim for dim in inner if spec.dims[dim] != row]
@@ -391,7 +349,7 @@ def _find_worst(
         if name in region:
             words.append(f"{name} {int(index) + region[name][0]}")
         elif by_row and name == row:
-            words.append(f"{_ROW_NAMES[name]} {int(index)}")
+            words.append(f"{ROW_NAMES[name]} {int(index)}")
     return Worst(float(chosen.max()), bound, ", ".join(words))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from glabench.plain import Amount, Name, Whole, read_as, read_text
 
 # Keys that differ from moment to moment, or that were not asked for: no difference between machines.
-MOMENTARY = frozenset({"busy", "ceilings", "cells", "command", "gpus", "plugins", "version"})
+MOMENTARY = frozenset({"busy", "ceilings", "cells", "command", "gpus", "implementations", "plugins", "version"})
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,12 @@ class _Ceilings:
 
 
 @dataclass(frozen=True)
+class _Implementation:
+    own_code: bool
+    packages: dict[str, Name | None]
+
+
+@dataclass(frozen=True)
 class _Environment:
     """The keys that are used after reading; others are kept as they are."""
 
@@ -30,6 +36,7 @@ class _Environment:
     gpu: _Gpu | None = None
     ceilings: _Ceilings | None = None
     packages: Mapping[str, str | None] = field(default_factory=dict)
+    implementations: dict[str, _Implementation] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     plugins: list[str] = field(default_factory=list)
     cells: Whole | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from glabench.backends import Registry, load_registry
 from glabench.backends.base import faults_of, refusal
-from glabench.devices.environment import probe
+from glabench.devices.environment import package_version, probe
 from glabench.devices.provenance import command_line, describe_code, relevant_variables
 from glabench.errors import NothingToRunError, UsageError
 from glabench.measure.outcome import one_line
@@ -84,9 +84,18 @@ class Plan:
             "settings": self.settings.to_json(),
             "cells": len(self.cells),
             "plugins": [Path(plugin).name for plugin in self.place.plugins],
+            "implementations": self._implementations(),
             "code": describe_code(self.place.plugins),
             "variables": relevant_variables(),
             "command": command_line(self.arguments) if self.arguments else None,
+        }
+
+    def _implementations(self) -> dict[str, Any]:
+        """Whether each backend has code of its own, and the versions of the packages that decide its times."""
+        backends = {name: self.place.registry[name] for name in dict.fromkeys(cell.backend for cell in self.cells)}
+        return {
+            name: {"own_code": each.has_own_code, "packages": {p: package_version(p) for p in each.packages}}
+            for name, each in backends.items()
         }
 
 

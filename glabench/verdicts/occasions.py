@@ -37,7 +37,7 @@ class Occasion:
     # The anonymous identity of the GPU.
     gpu: Name
     driver: Name | None
-    # What each backend's times are of: the hash of kernels and plugins, or installed packages with their versions.
+    # Of each backend whose code is known: the hash of its own code, if any, and the versions of what it is built on.
     codes: dict[str, Name]
     rounds: Count
     # Milliseconds: geometric means of the rounds' medians.
@@ -48,11 +48,10 @@ class Occasion:
         cls,
         rounds: Sequence[Sequence[Record]],
         environments: Sequence[Mapping[str, Any]],
-        packages: Mapping[str, Sequence[str]],
     ) -> "Occasion":
-        """The occasion of some rounds. `packages` has the installed packages that backends' code comes from.
+        """The occasion of some rounds.
 
-        Raises UsageError if the rounds do not name one GPU, are not cold, or have no time.
+        Raises UsageError if they do not name one GPU, are not cold, or have no two times of known code.
         """
         gpus = {(_gpu(each).get("id"), _gpu(each).get("driver")) for each in environments}
         ((gpu, driver),) = gpus if len(gpus) == 1 else ((None, None),)
@@ -68,10 +67,9 @@ class Occasion:
             times.setdefault(str(record.cell), []).append(record.time_ms or 0)
         codes: dict[str, set[str | None]] = {}
         for record in timed:
-            own = packages.get(record.cell.backend)
-            found = {_versions(own, each) for each in environments} if own else {record.code}
-            codes.setdefault(record.cell.backend, set()).update(found)
-        return cls(
+            backend = record.cell.backend
+            codes.setdefault(backend, set()).update(_code(backend, record.code, each) for each in environments)
+        occasion = cls(
             started_at=min(record.started_at or "" for record in timed),
             gpu=str(gpu),
             driver=driver,
@@ -79,17 +77,34 @@ class Occasion:
             rounds=len(rounds),
             cells={cell: round(geometric_mean(found), 6) for cell, found in times.items()},
         )
+        if len(occasion.comparable) < 2:
+            unknown = ", ".join(sorted(codes.keys() - occasion.codes.keys())) or "none"
+            raise UsageError(
+                "RUN: fewer than two cells have a time and code whose version is known and the same in all rounds "
+                f"(not known of: {unknown}); measure with this version of glabench"
+            )
+        return occasion
 
     @property
-    def comparable(self) -> dict[str, float]:
-        """The times of the cells whose code is known, by cell and code: with other code, a cell is another one."""
-        codes = {cell: self.codes.get(cell.split(" ", 1)[0]) for cell in self.cells}
-        return {f"{cell} ({codes[cell]})": ms for cell, ms in self.cells.items() if codes[cell] is not None}
+    def comparable(self) -> dict[tuple[str, str, str], float]:
+        """The times of the cells whose code is known, by backend, cell and code: with other code, a cell is another."""
+        found = {}
+        for cell, ms in self.cells.items():
+            backend = max((name for name in self.codes if cell.startswith(f"{name} ")), key=len, default=None)
+            if backend is not None:
+                found[backend, cell, self.codes[backend]] = ms
+        return found
 
 
-def _versions(packages: Sequence[str], environment: Mapping[str, Any]) -> str | None:
-    known = environment.get("packages") or {}
-    return ", ".join(f"{name} {known[name]}" for name in packages) if all(map(known.get, packages)) else None
+def _code(backend: str, own: str | None, environment: Mapping[str, Any]) -> str | None:
+    """What a backend's times in a run are of; None if it is not known. `own`: the hash of kernels and plugins."""
+    recorded = (environment.get("implementations") or {}).get(backend)
+    if not recorded:
+        return None
+    versions = {**recorded["packages"], "CUDA": _gpu(environment).get("cuda")}
+    parts = [own] if recorded["own_code"] else []
+    parts += [version and f"{name} {version}" for name, version in versions.items()]
+    return ", ".join(map(str, parts)) if all(parts) else None
 
 
 def _gpu(environment: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -146,7 +161,8 @@ class Occasions:
     def adding(self, new: Occasion) -> "Occasions":
         """With one more.
 
-        Raises UsageError if it is less than an hour from a known one, or if all have no two cells of the same code.
+        Raises UsageError if it is less than an hour from a known one, or if fewer than two cells of the same code are
+        common to all.
         """
         begun = datetime.fromisoformat(new.started_at)
         for known in self.occasions:
@@ -158,7 +174,8 @@ class Occasions:
         found = replace(self, occasions=sorted([*self.occasions, new], key=lambda each: each.started_at))
         if self.occasions and found.measured() is None:
             raise UsageError(
-                "RUN: fewer than two cells, of the same code, are common to the known occasions; measure the same sweep"
+                "RUN: fewer than two cells with the same code are common to all known occasions; measure the same "
+                "sweep with the same versions, or begin a new file with --out"
             )
         return found
 
@@ -175,7 +192,9 @@ class Occasions:
         spread = self.spread()
         if spread.occasions:
             parts = f"{spread.shift:.2%} in common, {spread.scatter:.2%} per cell"
-            counted = f"{spread.occasions} occasions, so {spread.total:.2%} counts"
+            common = set.intersection(*(set(each.comparable) for each in self.occasions))
+            cells = f"{spread.cells} cells of {', '.join(sorted({backend for backend, *_ in common}))}"
+            counted = f"{spread.occasions} occasions of {cells}, so {spread.total:.2%} counts"
             return f"spread between occasions: {spread.measured:.2%} ({parts}; {counted})"
         few = f"{len(self.occasions)} of at least {LEAST} occasions known on {self.device}"
         return f"spread between occasions assumed: {spread.measured:.1%} ({few})"
@@ -188,15 +207,9 @@ def file_of(device: str) -> Path:
 
 
 def add_occasion(
-    rounds: Sequence[Sequence[Record]],
-    environments: Sequence[Mapping[str, Any]],
-    packages: Mapping[str, Sequence[str]],
-    path: Path | None,
+    rounds: Sequence[Sequence[Record]], environments: Sequence[Mapping[str, Any]], path: Path | None
 ) -> tuple[Occasions, Path]:
-    """Adds the occasion of some rounds to its device's file; for `packages` see `Occasion.of`.
-
-    Returns all occasions, and the file. Raises UsageError.
-    """
-    new = Occasion.of(rounds, environments, packages)
+    """Adds the occasion of some rounds to its device's file. Returns all occasions, and the file. Raises UsageError."""
+    new = Occasion.of(rounds, environments)
     found = Occasions.of(device_name(environments[0]), path).adding(new)
     return found, found.save(path)

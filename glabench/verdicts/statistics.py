@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from glabench.correlation import correlation_length
 
@@ -95,7 +95,7 @@ class Spread:
         return math.exp(math.sqrt(2) * self.shift * _student(freedom, 0.99))
 
 
-def spread_over(occasions: Sequence[Mapping[str, float]]) -> Spread | None:
+def spread_over(occasions: Sequence[Mapping[Any, float]]) -> Spread | None:
     """The spread over two or more occasions, each the times of its cells; None if no two cells are common to all."""
     import numpy as np
 

@@ -105,7 +105,7 @@ def test_the_spread_between_occasions_may_come_from_a_file_of_ones_own(here):
     one, two = (glabench.run("cpu-smoke", backend="steady", plugins="steady.py", out=n, **TINY) for n in ("one", "two"))
     device = device_name(one.environment)
     each = [
-        Occasion(f"2026-01-0{n}T00:00:00", "gpu", None, {"a": "c", "b": "c"}, 1, {"a": n, "b": n}) for n in (1, 2, 3)
+        Occasion(f"2026-01-0{n}T00:00:00", "gpu", None, {"a": "c"}, 1, {"a 1": n, "a 2": n}) for n in (1, 2, 3)
     ]
     Occasions(device, each).save(here / "mine.json")
     found, assumed = glabench.compare(one, two, occasions="mine.json"), glabench.compare(one, two)

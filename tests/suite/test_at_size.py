@@ -7,6 +7,7 @@ import torch
 
 from glabench.measure import at_size
 from glabench.measure.at_size import Results, check_everything, check_parts, worst_of
+from glabench.measure.usual import Usual
 from glabench.measure.workload import Workload
 from glabench.ops import BUILTIN
 from glabench.ops.base import as_tuple
@@ -129,9 +130,9 @@ def test_parts_without_rows_and_rows_without_more_are_compared(monkeypatch):
     cell, results = results_of("linear")
     op = OPS["linear"]
     monkeypatch.setattr(type(op), "independent", ("batch", "seqlen", "heads"))
-    assert at_size._Usual.of(results.outputs["o"], op, op.output(cell)).rows is None
+    assert Usual.of(results.outputs["o"], op, op.output(cell)).rows is None
     monkeypatch.setattr(type(op), "independent", ())
-    usual = at_size._Usual.of(torch.arange(1.0, 5), op, replace(op.output(cell), shape=(4,), dims=("seqlen",)))
+    usual = Usual.of(torch.arange(1.0, 5), op, replace(op.output(cell), shape=(4,), dims=("seqlen",)))
     assert usual.rows.tolist() == [1, 2, 3, 4]
     assert usual.part == pytest.approx(30**0.5)
 
