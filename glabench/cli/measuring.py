@@ -21,8 +21,8 @@ from glabench.records.metrics import known, parse_metrics, significant
 from glabench.report.series import rows_of_runs
 from glabench.report.tables import render_tables
 from glabench.report.write import write_report
-from glabench.scheduling.plan import estimate_cells
-from glabench.scheduling.runs import Request, measure_run, resume_run
+from glabench.scheduling.plan import Plan, estimate_cells
+from glabench.scheduling.runs import measure_run, plan_rest, resume_run
 
 
 def measure(sweep: str, options: SweepOptions, folder: Path | None = None, sweep_on_cpu: str | None = None) -> None:
@@ -32,26 +32,30 @@ def measure(sweep: str, options: SweepOptions, folder: Path | None = None, sweep
     """
     check_targets({"--json": options.json_to, "--csv": options.csv_to})
     parse_metrics(options.metric)  # finds mistakes before anything is measured
-    if folder is not None and not (options.resume or options.retry_failed):
+    is_resuming = options.resume or options.retry_failed
+    if folder is not None and not is_resuming:
         raise UsageError(f"RUN: '{folder}' needs --resume; leave it out to start a new run")
+    if folder is not None and options.out is not None:
+        raise UsageError(f"--out: '{folder}' is continued in its own folder; leave out --out")
     request = options.request(sweep, sweep_on_cpu)
     messages = Messages(options.quiet, options.verbose)
     if options.dry_run:
-        _list_cells(request, options)
-    elif options.resume or options.retry_failed:
+        rest = plan_rest(request, folder or options.out, options.retry_failed) if is_resuming else request.plan()
+        _list_cells(rest, options)
+    elif is_resuming:
         _show(resume_run(request, folder or options.out, messages, options.retry_failed), options, messages)
     else:
         _show(measure_run(request, options.out, messages), options, messages)
 
 
-def _list_cells(request: Request, options: SweepOptions) -> None:
+def _list_cells(plan: Plan, options: SweepOptions) -> None:
     """Prints every cell with its estimated memory and time, or why it cannot run; then the totals.
 
     Backends that can run no cell follow in a line each.
     """
     if options.out is not None and not (options.resume or options.retry_failed):
         RunFolder.check_free(options.out)
-    estimates = estimate_cells(request.plan())
+    estimates = estimate_cells(plan)
     if options.json_to is not None:
         write_json([estimate.to_json() for estimate in estimates], options.json_to)
     if options.csv_to is not None:
@@ -62,7 +66,7 @@ def _list_cells(request: Request, options: SweepOptions) -> None:
     for each in estimates:
         reasons[each.cell.backend].add(each.unsupported)
     idle = {name: reason for name, (reason, *others) in reasons.items() if reason and not others}
-    print(f"{'memory':>12} {'time':>8}  cell")
+    print(f"{plan.sweep.title}: {count_of(len(plan.cells), 'cell')}\n{'memory':>12} {'time':>8}  cell")
     for each in estimates:
         if each.cell.backend not in idle:
             note = f"  unsupported: {each.unsupported}" if each.unsupported else ""

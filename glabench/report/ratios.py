@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _MARGIN = 1.01
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2)
 _MOST_TICKS = 10
+# Of a line of the heading, so that it fits the figure.
+_CHARACTERS = 130
 
 
 def draw_ratios(comparison: Comparison) -> Figure:
@@ -39,7 +42,8 @@ def draw_ratios(comparison: Comparison) -> Figure:
         _dress_ratio_axis(axes, ends, comparison.limits.time)
         axes.set_yticks(range(len(known)), [texts.name(finding) for finding, _ in known], fontsize=7.5)
         axes.set_ylim(-0.8, len(known) - 0.2)
-        figure.suptitle("\n".join([*texts.heading, comparison.summary()]), x=0.01, ha="left", fontsize=9)
+        heading = [line for text in (*texts.heading, comparison.summary()) for line in textwrap.wrap(text, _CHARACTERS)]
+        figure.suptitle("\n".join(heading), x=0.01, ha="left", fontsize=9)
         _add_legend(figure, {finding.verdict for finding, _ in known}, comparison.limits.time)
     return figure
 

@@ -43,8 +43,11 @@ def render_tables(runs: Sequence[Run], metrics: Sequence[Metric], width: int, ag
     heading.append("".join(f"\n{line}" for line in [view.shape, *surroundings_of(runs)] if line), "not bold dim")
     form = _Form(against or view.against, with_spread=True)
     grids = _make_grids(view, metrics, form, width, None if against else replace(form, against=None))
-    has_spread = any("±" in cell for grid in grids for row in grid.rows for cell in row)
-    notes = [*([_SPREAD_NOTE] if has_spread else []), *_list_notes(view, metrics, grids)]
+    cells = [cell for grid in grids for row in grid.rows for cell in row]
+    notes = [_SPREAD_NOTE] if any("±" in cell for cell in cells) else []
+    if not any("(×" in cell for cell in cells) and any(form.explain(panel) for panel in view.panels):
+        notes.append(f"left out here: how many times as fast as {form.against}; use a wider terminal, or --against")
+    notes += _list_notes(view, metrics, grids)
     return [heading.append("\n"), *(grid.to_text() for grid in grids), *([Text("\n".join(notes))] if notes else [])]
 
 

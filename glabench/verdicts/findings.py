@@ -61,7 +61,8 @@ class Limits:
         for time set to None.
         """
         for name, limit in changes.items():
-            is_share = name != TIME.name if limit is None else 0 <= limit < math.inf
+            is_number = isinstance(limit, int | float) and 0 <= limit < math.inf
+            is_share = name != TIME.name if limit is None else is_number
             if name not in BY_NAME or BY_NAME[name].better is None or not is_share:
                 names = ", ".join(metric.name for metric in METRICS if metric.better)
                 raise UsageError(

@@ -104,9 +104,7 @@ def test_the_spread_between_occasions_may_come_from_a_file_of_ones_own(here):
     """Here it is so large that even equal times are unclear."""
     one, two = (glabench.run("cpu-smoke", backend="steady", plugins="steady.py", out=n, **TINY) for n in ("one", "two"))
     device = device_name(one.environment)
-    each = [
-        Occasion(f"2026-01-0{n}T00:00:00", "gpu", None, {"a": "c"}, 1, {"a 1": n, "a 2": n}) for n in (1, 2, 3)
-    ]
+    each = [Occasion(f"2026-01-0{n}T00:00:00", "gpu", None, {"a": "c"}, 1, {"a 1": n, "a 2": n}) for n in (1, 2, 3)]
     Occasions(device, each).save(here / "mine.json")
     found, assumed = glabench.compare(one, two, occasions="mine.json"), glabench.compare(one, two)
     assert any(note.startswith("spread between occasions: ") and "3 occasions" in note for note in found.notes)

@@ -184,8 +184,9 @@ def test_where_no_cell_can_run_the_exit_code_is_3(run):
 
 def test_dry_run_lists_cells_memory_and_totals_and_measures_nothing(run, tmp_path):
     code, stdout, _ = run("run", "paper-fig2", *OF_THE_PAPER, "--dry-run", "--device", "cpu")
-    *cells, totals = stdout.splitlines()[1:]
+    title, _, *cells, totals = stdout.splitlines()
     assert code == 0
+    assert title.endswith(": 110 cells")
     assert len(cells) == 3 * 5 * 2 + 7
     assert "1020 MiB" in cells[0]
     assert "linear-torch fwd B=32 T=1024 H=16 K=64 V=64 bf16" in cells[0]

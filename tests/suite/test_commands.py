@@ -83,7 +83,8 @@ def test_a_dry_run_refuses_a_folder_that_holds_a_run(run):
 
 def test_a_dry_run_has_a_line_for_each_backend_that_cannot_run(run):
     chosen = ["--backend", "flash-attn,linear-torch", "--device", "cpu", "--dry-run"]
-    head, first, second, idle, totals = run("run", "paper-fig2", *TINY, *chosen)[1].splitlines()
+    title, head, first, second, idle, totals = run("run", "paper-fig2", *TINY, *chosen)[1].splitlines()
+    assert title.endswith("against sequence length (CPU sizes): 4 cells")
     assert head.split() == ["memory", "time", "cell"]
     assert [first.split()[4], second.split()[4]] == ["linear-torch"] * 2
     assert idle.startswith("flash-attn, 2 cells: unsupported: needs a GPU")
@@ -97,6 +98,23 @@ def test_a_run_at_sizes_for_a_cpu_says_so_and_is_resumed_by_its_sweep(run):
     assert "(CPU sizes)" in stdout
     assert run("run", "paper-fig2", "--resume", "--out", "here")[0] == 0
     assert run("run", "chunk-sweep", "--resume", "--out", "here")[0] == 2
+
+
+def test_a_dry_run_of_a_resumed_run_lists_what_is_left(run, tmp_path):
+    assert run("run", "cpu-smoke", *MADE_UP, "--out", "here")[0] == 0
+    records = tmp_path / "here/records.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    records.write_text(lines[0])
+    for arguments in (("run", "here"), ("speed", "here"), ("run", "--out", "here")):
+        code, stdout, _ = run(*arguments, "--resume", "--dry-run")
+        assert (code, len(lines) - 1) == (0, len(stdout.splitlines()) - 3)
+    assert records.read_text() == lines[0]
+    for name in ("run", "speed"):
+        code, _, stderr = run(name, "here", "--resume", "--out", "there")
+        assert (code, last_line(stderr)) == (
+            2,
+            "glabench: error: --out: 'here' is continued in its own folder; leave out --out",
+        )
 
 
 @pytest.mark.parametrize("command", ["report here", "run --resume here", "speed --resume here", "compare here here"])

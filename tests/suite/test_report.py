@@ -251,6 +251,8 @@ def test_ratios_refer_to_the_sweeps_backend_unless_a_table_is_too_wide_with_them
     assert markdown(run) == markdown(run, against="sdpa-flash")
     without = shown([run], width=80)
     assert "×" not in without
+    assert "left out here: how many times as fast as sdpa-flash" in without
+    assert "left out here" not in shown([run])
     assert "\n  1k" not in without
     assert "×" in shown([run], width=80, against="sdpa-flash")  # asked for, even in the vertical form
 

@@ -184,7 +184,7 @@ def test_an_interrupted_run_can_be_reported_and_says_how_much_of_it_there_is(beg
 
 def test_a_dry_run_lists_what_each_cell_may_take_and_ends_with_totals(command, tmp_path):
     code, stdout, _ = command(*BEGUN, "--backend", "fake-good,fake-picky", "--plugin", FAKES, "--dry-run")
-    head, *cells, totals = stdout.splitlines()
+    _, head, *cells, totals = stdout.splitlines()
     assert (code, head.split(), len(cells)) == (0, ["memory", "time", "cell"], 20)
     assert "4 s  fake-good fwd B=1 T=16" in cells[0]
     assert cells[11].endswith("unsupported: 32 tokens are too many")
