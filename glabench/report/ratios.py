@@ -67,13 +67,17 @@ def _dress_ratio_axis(axes: Axes, ends: Sequence[float], limit: float) -> None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round ratios from `low` to `high`: even steps if a few cover the range, else 1, 2, 5 per decade."""
+    """Round ratios from `low` to `high`: even steps if a few cover the range, else 1, 2, 5 per decade, or fewer."""
     for step in _STEPS:
         first, last = math.ceil(low / step), math.floor(high / step)
         if last - first < _MOST_TICKS:
             return [round(step * n, 10) for n in range(first, last + 1)]
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [digit * 10.0**power for power in decades for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
+    for digits in ((1, 2, 5), (1,)):
+        ticks = [digit * 10.0**power for power in decades for digit in digits if low <= digit * 10.0**power <= high]
+        if len(ticks) <= _MOST_TICKS:
+            return ticks
+    return ticks[:: math.ceil(len(ticks) / _MOST_TICKS)]
 
 
 def _add_legend(figure: Figure, verdicts: Collection[Verdict], limit: float) -> None:

@@ -107,12 +107,12 @@ def test_the_readmes_plugin_is_one(tmp_path):
     assert load_registry([str(file)])["mine"].op == "softmax"
 
 
-def test_the_plugin_pages_parameter_is_an_axis(tmp_path):
-    file = tmp_path / "windowed.py"
-    file.write_text(
-        re.search(r"```python\n(.*?)```", TEXTS["docs/plugins.md"], re.DOTALL)[1] + "\nBACKENDS = [Windowed]\n"
-    )
-    assert "window" in load_registry([str(file)]).traits()["windowed"].parameters
+def test_the_plugin_pages_parameter_is_an_axis_and_a_short_window_is_found_out(command, tmp_path):
+    (tmp_path / "windowed.py").write_text(re.search(r"```python\n(.*?)```", TEXTS["docs/plugins.md"], re.DOTALL)[1])
+    chosen = ["--plugin", "windowed.py", "--backend", "windowed", "--device", "cpu", "--seqlen", "64", "--pass", "fwd"]
+    done = command("run", "cpu-smoke", *chosen, "--window", "16,64", "--time-limit", "0.02", "--json", "-")
+    found = {record["window"]: record["status"] for record in json.loads(done[1])}
+    assert found == {16: "inaccurate", 64: "ok"}, done
 
 
 def test_the_plugin_pages_op_runs_as_printed(command, tmp_path):
