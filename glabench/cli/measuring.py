@@ -77,9 +77,12 @@ def _list_cells(plan: Plan, options: SweepOptions) -> None:
     most = max((estimate.estimate_mib for estimate in can_run), default=0.0)
     seconds = sum(estimate.seconds for estimate in can_run)
     time = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    if seconds > 2 * 3600:
+        time = f"{seconds / 3600:.1f} hours"
+    memory = f"{most:.0f} MiB" if most < 10 * 1024 else f"{most / 1024:.0f} GiB"
     print(
         f"{len(estimates)} cells, {len(estimates) - len(can_run)} skipped as unsupported; "
-        f"up to about {most:.0f} MiB at a time, up to about {time}"
+        f"up to about {memory} at a time, up to about {time}"
     )
 
 
