@@ -89,6 +89,8 @@ class Registry(Mapping[str, Backend]):
         _check_texts(backend, ("name", "op", "title"), origin)
         _check_each(backend, "requires", Requirement, "Requirement objects", origin)
         _check_each(backend, "packages", str, "names of packages", origin)
+        if not isinstance(backend.has_own_code, bool):  # a run's environment holds it
+            raise UsageError(f"{origin}: {backend.name} needs `has_own_code` to be True or False")
         _check_each(backend, "devices", str, ", ".join(get_args(DeviceKind)), origin, get_args(DeviceKind))
         _check_each(backend, "dtypes", str, ", ".join(DTYPES), origin, DTYPES)
         if backend.op not in self._ops:

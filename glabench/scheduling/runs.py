@@ -78,23 +78,23 @@ def resume_run(request: Request, path: Path | None, observer: Observer, retry_fa
     `path` None stands for the latest run of the request's sweep. Apart from time-outs, the request must not change
     anything; raises UsageError for the first difference.
     """
-    folder = _folder_to_resume(request, path)
-    plan = plan_to_resume(folder, request)
-    # What failed may have been mended; each record keeps the hash of the code that it was measured with.
-    check_same_machine(folder, plan, may_differ=("code",) if retry_failed else ())
+    folder, plan = _open_to_resume(request, path, retry_failed)
     announce(_rest(folder, plan, retry_failed), observer, 1)
     return _measure(folder, plan, request, observer, retry_failed)
 
 
 def plan_rest(request: Request, path: Path | None, retry_failed: bool = False) -> Plan:
     """The plan of the cells that `resume_run` would measure. Raises UsageError as that does."""
-    folder = _folder_to_resume(request, path)
-    return _rest(folder, plan_to_resume(folder, request), retry_failed)
+    return _rest(*_open_to_resume(request, path, retry_failed), retry_failed)
 
 
-def _folder_to_resume(request: Request, path: Path | None) -> RunFolder:
+def _open_to_resume(request: Request, path: Path | None, retry_failed: bool) -> tuple[RunFolder, Plan]:
     names = [Path(str(name)).stem for name in (request.sweep, request.sweep_on_cpu) if name]
-    return RunFolder.open(path or latest_run(names))
+    folder = RunFolder.open(path or latest_run(names))
+    plan = plan_to_resume(folder, request)
+    # What failed may have been mended; each record keeps the hash of the code that it was measured with.
+    check_same_machine(folder, plan, may_differ=("code",) if retry_failed else ())
+    return folder, plan
 
 
 def _rest(folder: RunFolder, plan: Plan, retry_failed: bool) -> Plan:

@@ -242,6 +242,8 @@ def test_what_a_plugin_prints_is_no_data(plugin, capsys):
         ),
         (BACKEND + "Mine.requires = ('torch',)\nBACKENDS = [Mine]", "`requires` to be a tuple of Requirement objects"),
         (BACKEND + "Mine.devices = 'cuda'\nBACKENDS = [Mine]", "`devices` to be a tuple of cuda, cpu, not 'cuda'"),
+        (BACKEND + "Mine.packages = 'torch'\nBACKENDS = [Mine]", "`packages` to be a tuple of names of packages"),
+        (BACKEND + "Mine.has_own_code = 'no'\nBACKENDS = [Mine]", "needs `has_own_code` to be True or False"),
         (BACKEND + "Mine.dtypes = {'int8'}\nBACKENDS = [Mine]", "`dtypes` to be a tuple of bf16, .*, not {'int8'}"),
         (
             BACKEND + "Mine.parameters = 'chunk'\nBACKENDS = [Mine]",
