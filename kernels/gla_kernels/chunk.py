@@ -108,7 +108,7 @@ def chunk_gla(
             may have any strides.
         v: values, [B, T, H, V], q's dtype; V <= 512.
         g: gates, [B, T, H, K], natural logarithm, <= 0, in any of the dtypes above (float32 is best). 0, very negative
-            values and -inf (a reset) are valid. A gate below -32 acts as -32: 1.4e-14 of the state is left.
+            values and -inf (a reset) are valid. A gate below -23.5 acts as -23.5: 6e-11 of the state is left.
         scale: factor on q; K ** -0.5 if None.
         initial_state: the state before the first token of each of N sequences, [N, H, K, V] float32; zero if None.
             N is B, or the number of packed sequences.

@@ -287,7 +287,7 @@ def exact_backward_row(
             for before in range(0, C // R):
                 row = (chunk * C + before * R) * g_t
                 frame += tl.sum(plain_gates(load_tile(g + row, steps, kcols, g_t, chunk_rows - before * R, K)), 0)
-            frame = frame_of(frame)
+            frame = frame_of(frame, DOT)
         for back_in_chunk in range(0, C // R):
             sub = C // R - 1 - back_in_chunk
             row = chunk * C + sub * R

@@ -6,16 +6,16 @@
 The plain form computes a chunk from scaled operands. With a_i the gates up to token i of the chunk and b_j those after
 token j (sums per key channel, in log2, both at most 0), their total a_last, and a reference r:
 
-    Q~ = scale q 2^(a - r),   K~ = k 2^(b - r),   r = max(a_last, -SPAN_LIMIT) / 2
+    Q~ = scale q 2^(a - r),   K~ = k 2^(b - r),   r = max(a_last, -limit) / 2
     O  = Q~ (2^r S) + tril(Q~ K~^T) V,        S' = 2^r ((2^r S) + K~^T V)
 
 Q~ and K~ are q and k "in the chunk's frame", and 2^r S is the state in the chunk's frame. No operand is scaled by more
-than 2^(SPAN_LIMIT / 2).
+than 2^(limit / 2).
 
-A channel is mild in this chunk if |a_last| is at most SPAN_LIMIT. Then a_i + b_j - 2r = a_i - a_j, and all of it is
-exact. In a strong channel, what passes between the state and a token is exact too, and the state that passes through
-the whole chunk is 2^-SPAN_LIMIT of what it was, in place of still less. But what passes from token to token is too
-small by the factor 2^(a_last + SPAN_LIMIT). So a chunk with a strong channel is marked, and `strong.py` adds what is
+A channel is mild in this chunk if |a_last| is at most the limit (`span_limit`). Then a_i + b_j - 2r = a_i - a_j, and
+all of it is exact. In a strong channel, what passes between the state and a token is exact too, and the state that
+passes through the whole chunk is 2^-limit of what it was, in place of still less. But what passes from token to token
+is too small by the factor 2^(a_last + limit). So a chunk with a strong channel is marked, and `strong.py` adds what is
 missing. A token's gate counts as at least LEAST_GATE, so that a few resets leave a chunk mild.
 
 The scaled operands, and what is computed from them, may be beyond their dtype's range. If a result of a head of a
@@ -27,7 +27,7 @@ There are no variants without initial or final states, or for full tiles only: s
 import triton
 import triton.language as tl
 
-from gla_kernels.tiles import SPAN_LIMIT, checkpoint_slot, first_slot, gate_frame, load_tile, locate, store_tile
+from gla_kernels.tiles import checkpoint_slot, first_slot, gate_frame, load_tile, locate, span_limit, store_tile
 
 
 @triton.jit(do_not_specialize=["T", "H", "first", "count", "every"])
@@ -112,7 +112,7 @@ def gla_forward_kernel(
             half = tl.exp2(r)
             S *= half[:, None]
             if STORE_O:
-                tl.store(marks + i * H, n + 1, mask=tl.min(total, axis=0) < -SPAN_LIMIT)
+                tl.store(marks + i * H, n + 1, mask=tl.min(total, axis=0) < -span_limit(DOT))
         else:
             qs = bq.to(DOT)
             ks = bk.to(DOT)

@@ -1,10 +1,10 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
 """Kernels for chunks with strong gates: they add what the plain form leaves out, and nothing else is computed again.
 
-With the names of `forward.py`: in a strong channel of a chunk, whose total gate a_last is beyond -SPAN_LIMIT, the plain
-form has the score of every pair of tokens, but times 2^(a_last + SPAN_LIMIT). What is missing is the share
+With the names of `forward.py`: in a strong channel of a chunk, whose total gate a_last is beyond -limit (`span_limit`),
+the plain form has the score of every pair of tokens, but times 2^(a_last + limit). What is missing is the share
 
-    w = 1 - 2^min(0, a_last + SPAN_LIMIT)         (0 in a mild channel, so a mark that is raised in vain does no harm)
+    w = 1 - 2^min(0, a_last + limit)         (0 in a mild channel, so a mark that is raised in vain does no harm)
 
 of sum_k q_ik k_jk 2^(a_i - a_j), and it concerns the chunk's own tokens alone: neither a state nor another chunk. So
 all marked chunks are repaired at the same time: the missing scores P are computed as if q were w q, and
@@ -19,12 +19,12 @@ import triton
 import triton.language as tl
 
 from gla_kernels.tiles import (
-    SPAN_LIMIT,
     begin_behind,
     first_slot,
     load_tile,
     locate,
     plain_gates,
+    span_limit,
     store_tile,
     zero_state,
 )
@@ -35,10 +35,10 @@ MARKS_AT_ONCE = tl.constexpr(64)
 
 
 @triton.jit
-def load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K: tl.constexpr):
+def load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K: tl.constexpr, DOT: tl.constexpr):
     """q times the missing share and the scale, k and gates (C, BK) of key columns `cols`, and that factor of q (BK)."""
     gates = plain_gates(load_tile(g, steps, cols, g_t, rows_left, K))
-    weight = (1.0 - tl.exp2(tl.minimum(tl.sum(gates, axis=0) + SPAN_LIMIT, 0.0))) * scale
+    weight = (1.0 - tl.exp2(tl.minimum(tl.sum(gates, axis=0) + span_limit(DOT), 0.0))) * scale
     bq = load_tile(q, steps, cols, q_t, rows_left, K).to(tl.float32) * weight[None, :]
     return bq, load_tile(k, steps, cols, k_t, rows_left, K).to(tl.float32), gates, weight
 
@@ -53,7 +53,7 @@ def missing_scores(
     pairs = zero_state(scale, C, C)  # the scores and, above the diagonal, their mirror image
     for column in tl.range(0, K, BK):
         cols = column + tl.arange(0, BK)
-        bq, bk, gates, weight = load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K)
+        bq, bk, gates, weight = load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K, DOT)
         if tl.max(tl.abs(weight), axis=0) > 0.0:
             pairs += tl.where(steps[:, None] == steps[None, :], tl.sum(bq * bk, axis=1)[:, None], 0.0)
             size = 1
@@ -175,7 +175,7 @@ def add_gradients(
     dg is made of products of rounded operands, so that terms which cancel in exact arithmetic cancel here too.
     """
     steps = tl.arange(0, C)
-    bq, bk, gates, weight = load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K)
+    bq, bk, gates, weight = load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K, DOT)
     if tl.max(tl.abs(weight), axis=0) > 0.0:
         dA = zero_state(scale, C, C)
         dAt = zero_state(scale, C, C)

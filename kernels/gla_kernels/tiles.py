@@ -12,11 +12,9 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# In log2. Half of it is the largest exponent of a scaled operand, far below the 127 of bfloat16 and float32.
-SPAN_LIMIT = tl.constexpr(144.0)
-# The least gate of a token in the plain form, in log2: 2^-46 of a value is beyond float32's precision. Three such gates
-# (three resets in a chunk) do not reach SPAN_LIMIT.
-LEAST_GATE = tl.constexpr(-46.0)
+# The least gate of a token in the plain form, in log2: 2^-34 of a value is beyond float32's precision. Four such gates
+# (four resets in a chunk) do not reach the span limit of bfloat16, three not that of float32.
+LEAST_GATE = tl.constexpr(-34.0)
 # A gate below this resets the state exactly: 2**-10000 is 0 in every format, and 64 of them do not overflow in a sum.
 RESET_LOG2 = tl.constexpr(-10000.0)
 
@@ -124,9 +122,21 @@ def plain_gates(g):
 
 
 @triton.jit
-def frame_of(total):
-    """-r for a total gate of `total`, in log2: half of its size, but at most SPAN_LIMIT / 2; see `gate_frame`."""
-    return tl.minimum(-0.5 * total, 0.5 * SPAN_LIMIT, propagate_nan=tl.PropagateNan.ALL)
+def span_limit(DOT: tl.constexpr):
+    """The largest span of a chunk's gates in the plain form, in log2.
+
+    Half of it is the largest exponent of a scaled operand, far below the 127 of bfloat16 and float32. With float32
+    operands, sums of gates stay below 128, since their rounding, which doubles there, is a share of the results' error.
+    """
+    if tl.bfloat16 == DOT:
+        return 144.0
+    return 128.0
+
+
+@triton.jit
+def frame_of(total, DOT: tl.constexpr):
+    """-r for a total gate of `total`, in log2: half of its size, but at most half of the limit; see `gate_frame`."""
+    return tl.minimum(-0.5 * total, 0.5 * span_limit(DOT), propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -138,7 +148,7 @@ def gate_frame(g, steps, DOT: tl.constexpr):
     """
     step_gates = plain_gates(g)
     total = tl.sum(step_gates, axis=0)
-    half = frame_of(total)
+    half = frame_of(total, DOT)
     to_row = select_sum(steps[:, None] >= steps[None, :], step_gates, 2, DOT)
     to_end = select_sum(steps[:, None] < steps[None, :], step_gates, 2, DOT)
     return to_row + half[None, :], to_end + half[None, :], -half, total

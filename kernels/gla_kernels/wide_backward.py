@@ -173,17 +173,14 @@ def wide_backward(
         async_copy.wait_group(0)
         thread_barrier()
         if GATED:
-            fetch_rows(v_tile, v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
-            fetch_rows(do_tile, do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
-        else:
-            fetch_rows(q_and_v.index((j + 2) % ring), v, b, t - C, h, v_b, v_t, v_h, rows_later, V, 16)
-            fetch_rows(k_and_do.index((j + 2) % ring), do, b, t - C, h, do_b, do_t, do_h, rows_later, V, 16)
-        async_copy.commit_group()
-        if GATED:
             dA_tile.store(gl.where(triangle(C, True, True, WARPS), 0.5, -0.5).to(gl.bfloat16))
             halves, large = gate_halves(g_tile, g, words, C, BK)
             G = start_centred_gates(halves, dA_tile, C, BK)
             total = start_total_gate(halves, ones, BK)
+            # Behind the gates, because a load from shared memory waits for every copy that was started before it.
+            fetch_rows(v_tile, v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
+            fetch_rows(do_tile, do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
+            async_copy.commit_group()
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             half = frame_factor(last)
@@ -200,6 +197,9 @@ def wide_backward(
             q_tile.store((bq.to(gl.float32) * scale * gl.exp2(G)).to(gl.bfloat16))
             exponents.store(G)
         else:
+            fetch_rows(q_and_v.index((j + 2) % ring), v, b, t - C, h, v_b, v_t, v_h, rows_later, V, 16)
+            fetch_rows(k_and_do.index((j + 2) % ring), do, b, t - C, h, do_b, do_t, do_h, rows_later, V, 16)
+            async_copy.commit_group()
             store_scaled(q_tile, scale, C, BK)
         dS_tile.store(dS.to(gl.bfloat16))
         async_copy.wait_group(0 if GATED else 1)  # v and do

@@ -117,8 +117,8 @@ def test_narrow_heads_are_right_from_checkpoints(lengths, gate):
 @pytest.mark.parametrize(("K", "V"), HEADS)
 def test_exactly_the_chunks_with_a_strong_channel_are_marked(K, V):
     case = bfloat16_case("mild", B=2, T=200, H=2, K=K, V=V)
-    case.inputs["g"][1, 70:74, 1, K - 1] = -100.0  # each counts as -46 in log2; three of them leave the chunk mild
-    case.inputs["g"][0, 70:73, 0, K - 1] = -100.0
+    case.inputs["g"][1, 70:75, 1, K - 1] = -100.0  # each counts as -34 in log2; four of them leave the chunk mild
+    case.inputs["g"][0, 70:74, 0, K - 1] = -100.0
     q, k, v, g, initial = (case.inputs[name] for name in ("q", "k", "v", "g", "initial"))
     buffer = ops.chunk_forward(q, k, v, g, initial, None, 0.1, False, passes.KEEP_NOTHING, None, None)[3]
     flags = Flags.of(make_call(q, v, g, None, 0.1, None, None), buffer)
