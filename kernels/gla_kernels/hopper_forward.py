@@ -47,21 +47,6 @@ from gla_kernels.hopper_tiles import (
 
 
 @gluon.jit
-def fetch_chunk(
-    q_tile, k_tile, v_tile, g_tile, q, k, v, g, q_t, k_t, v_t, g_t, rows_left,
-    K: gl.constexpr, V: gl.constexpr, WITH_Q: gl.constexpr, GATED: gl.constexpr,
-):  # fmt: skip
-    """Starts copying the rows that q, k, v and g point to."""
-    if WITH_Q:
-        fetch(q_tile, q, q_t, rows_left, K, copy_layout(q_tile.shape[1], 16))
-    fetch(k_tile, k, k_t, rows_left, K, copy_layout(k_tile.shape[1], 16))
-    fetch(v_tile, v, v_t, rows_left, V, copy_layout(v_tile.shape[1], 16))
-    if GATED:
-        fetch_gates(g_tile, g, g_t, rows_left, K)
-    async_copy.commit_group()
-
-
-@gluon.jit
 def row_in(ptr, row, t, H, stride_b, stride_t, stride_h, VARLEN: gl.constexpr):
     """Pointer to token t of row `row`; here a row is a head of a sequence."""
     b = row * 0 if VARLEN else row // H
@@ -69,12 +54,24 @@ def row_in(ptr, row, t, H, stride_b, stride_t, stride_h, VARLEN: gl.constexpr):
 
 
 @gluon.jit
-def next_chunk(
-    row, i, chunks, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
-    C: gl.constexpr, GATED: gl.constexpr, VARLEN: gl.constexpr,
+def fetch_ahead(
+    q_tile, k_tile, v_tile, g_tile, row, i, rows, length, chunks, first, programs, start, H,
+    q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, WITH_Q: gl.constexpr, GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
 ):  # fmt: skip
-    """Row, chunk and input pointers of what follows chunk i of a row: its next chunk, or the program's next row."""
+    """Starts copying chunk i of a row, to which q_at, k_at, v_at and g_at point.
+
+    Returns row, chunk and pointers of what follows: the row's next chunk, or the program's next row.
+    """
+    rows_left = gl.where(row < rows, length - (first + i) * C, 0)
+    if WITH_Q:
+        fetch(q_tile, q_at, q_t, rows_left, K, copy_layout(q_tile.shape[1], 16))
+    fetch(k_tile, k_at, k_t, rows_left, K, copy_layout(k_tile.shape[1], 16))
+    fetch(v_tile, v_at, v_t, rows_left, V, copy_layout(v_tile.shape[1], 16))
+    if GATED:
+        fetch_gates(g_tile, g_at, g_t, rows_left, K)
+    async_copy.commit_group()
     i += 1
     q_at += C * q_t
     k_at += C * k_t
@@ -165,14 +162,10 @@ def gla_forward_hopper(
     v_at = row_in(v, ahead, start, H, v_b, v_t, v_h, VARLEN)
     g_at = row_in(g, ahead, start, H, g_b, g_t, g_h, VARLEN) if GATED else k_at
     for slot in gl.static_range(buffers - 1):
-        fetch_chunk(
+        ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
             q_tiles.index(slot), k_tiles.index(slot), v_tiles.index(slot), g_tiles.index(slot),
-            q_at, k_at, v_at, g_at, q_t, k_t, v_t, g_t,
-            gl.where(ahead < rows, length - (first + ahead_i) * C, 0), K, V, STORE_O, GATED,
-        )  # fmt: skip
-        ahead, ahead_i, q_at, k_at, v_at, g_at = next_chunk(
-            ahead, ahead_i, chunks, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
-            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, C, GATED, VARLEN,
+            ahead, ahead_i, rows, length, chunks, first, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
+            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, STORE_O, GATED, VARLEN,
         )  # fmt: skip
     now = ahead * 0
     for row in range(gl.program_id(0), rows, programs):
@@ -202,15 +195,12 @@ def gla_forward_hopper(
             async_copy.wait_group(buffers - 2)
             thread_barrier()
             later = (now + buffers - 1) % buffers
-            fetch_chunk(
-                q_tiles.index(later), k_tiles.index(later), v_tiles.index(later), g_tiles.index(later),
-                q_at, k_at, v_at, g_at, q_t, k_t, v_t, g_t,
-                gl.where(ahead < rows, length - (first + ahead_i) * C, 0), K, V, STORE_O, GATED,
-            )  # fmt: skip
-            ahead, ahead_i, q_at, k_at, v_at, g_at = next_chunk(
-                ahead, ahead_i, chunks, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
-                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, C, GATED, VARLEN,
-            )  # fmt: skip
+            if not GATED:
+                ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
+                    q_tiles.index(later), k_tiles.index(later), v_tiles.index(later), g_tiles.index(later),
+                    ahead, ahead_i, rows, length, chunks, first, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
+                    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, STORE_O, GATED, VARLEN,
+                )  # fmt: skip
 
             k_tile = k_tiles.index(now)
             v_tile = v_tiles.index(now)
@@ -230,6 +220,12 @@ def gla_forward_hopper(
                 fence_async_shared()
                 thread_barrier()
                 G, total = start_gate_frame(high_tile, low_tile, ones, C, BK)
+                # Behind the loads of gates, which would wait for every copy that was started before them.
+                ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
+                    q_tiles.index(later), k_tiles.index(later), v_tiles.index(later), g_tiles.index(later),
+                    ahead, ahead_i, rows, length, chunks, first, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
+                    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, STORE_O, GATED, VARLEN,
+                )  # fmt: skip
                 large = has_large(words)
                 G, total = warpgroup_mma_wait(0, deps=[G, total])
                 last = chunk_total(total, BV)

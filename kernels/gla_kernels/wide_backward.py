@@ -177,7 +177,7 @@ def wide_backward(
             halves, large = gate_halves(g_tile, g, words, C, BK)
             G = start_centred_gates(halves, dA_tile, C, BK)
             total = start_total_gate(halves, ones, BK)
-            # Behind the gates, because a load from shared memory waits for every copy that was started before it.
+            # Behind the loads of gates, which would wait for every copy that was started before them.
             fetch_rows(v_tile, v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
             fetch_rows(do_tile, do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
             async_copy.commit_group()
@@ -237,11 +237,6 @@ def wide_backward(
         out_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
         thread_barrier()
-        fetch_rows(v_tile, q, b, t - C, h, q_b, q_t, q_h, rows_later, K, 16)
-        fetch_rows(do_tile, k, b, t - C, h, k_b, k_t, k_h, rows_later, K, 16)
-        slot -= 1
-        fetch(S_tile, states + wide_product(slot * H + h, K * V), V, gl.where(rows_later > 0, K, 0), V, copy_v)
-        async_copy.commit_group()
         if GATED:
             balance += k_tile.load(key_tile).to(gl.float32) * bdk
             high, low = split(balance)
@@ -259,6 +254,12 @@ def wide_backward(
             suspect = add_product(sums.index(0).permute((1, 0)), ones, suspect)
         put_tile(dq + wide_product(token, K), out_tile, H * K, rows_left, K, copy_k, 0, True)
         put_tile(dk + wide_product(token, K), q_tile, H * K, rows_left, K, copy_k, 0, True)
+        # Behind the stores' loads from shared memory, which would wait for these copies.
+        fetch_rows(v_tile, q, b, t - C, h, q_b, q_t, q_h, rows_later, K, 16)
+        fetch_rows(do_tile, k, b, t - C, h, k_b, k_t, k_h, rows_later, K, 16)
+        slot -= 1
+        fetch(S_tile, states + wide_product(slot * H + h, K * V), V, gl.where(rows_later > 0, K, 0), V, copy_v)
+        async_copy.commit_group()
         if GATED:
             bdg, suspect = warpgroup_mma_wait(0, deps=[bdg, suspect])
             start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))

@@ -178,17 +178,10 @@ def wide_forward(
         S_tile.store(S.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
-        fetch_rows(v_tiles.index(later), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
-        if GATED:
-            fetch_gate_rows(g_tiles.index(now), g, b, t + 2 * C, h, g_b, g_t, g_h, rows_left - 2 * C, K)
-        async_copy.commit_group()
-
         P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
         O = product(q_tile, S_tile, C, BV, WARPS)
         S = add_product(k_tile.permute((1, 0)), v_tile, S)
         # Meanwhile, the next chunk's gates. Their products queue up behind these.
-        async_copy.wait_group(1)
-        thread_barrier()
         if GATED:
             G, total, large = start_frame(g_tiles.index(later), g, words, cumulative, ones, C, BK)
         P = warpgroup_mma_wait(6 if GATED else 2, deps=[P])
@@ -196,9 +189,15 @@ def wide_forward(
         P_tile.store(P.to(gl.bfloat16))
         if GATED:
             raise_where_not_finite(flags + n * H + h, P)
+        async_copy.wait_group(0)  # the next chunk's q and k
         fence_async_shared()
         thread_barrier()
         O = add_product(P_tile, v_tile, O)
+        # Behind the loads of gates, which would wait for these copies.
+        fetch_rows(v_tiles.index(later), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
+        if GATED:
+            fetch_gate_rows(g_tiles.index(now), g, b, t + 2 * C, h, g_b, g_t, g_h, rows_left - 2 * C, K)
+        async_copy.commit_group()
         if STORE_STATES:
             state = states + wide_product(chunk_slot * H + h, K * V) + v0
             put(state, S_tile.load(copy_v), V, K, V, copy_v, v0)
