@@ -237,6 +237,16 @@ def wide_recurrence(
         raise_where_state_not_finite(raised + n * H + h, S * 0.0, chunks)
 
 
+# Pieces whose states `scan_pieces` loads together.
+AT_ONCE = tl.constexpr(8)
+
+
+@triton.jit
+def scan_place(slot, i, pieces, H, h, REVERSE: tl.constexpr):
+    """Where the i-th piece of a scan has its state, among those of all pieces and heads (64 bits)."""
+    return (slot + (pieces - 1 - i if REVERSE else i)).to(tl.int64) * H + h
+
+
 @triton.jit(do_not_specialize=["T", "H", "rows"])
 def scan_pieces(
     local,  # [pieces, H, K, V] float32: the state after each piece if it starts from zero; in reverse before it
@@ -271,11 +281,21 @@ def scan_pieces(
     S = tl.zeros([BLOCK], dtype=tl.float32)
     if HAS_INITIAL:
         S = tl.load(initial + nh.to(tl.int64) * K * V + at, mask=inside)
-    for i in range(0, pieces):
-        place = (slot + (pieces - 1 - i if REVERSE else i)).to(tl.int64) * H + h
-        tl.store(borders + place * K * V + at, S, mask=inside)
-        if GATED:
-            S *= tl.exp2(tl.load(decays + place * K + at // V, mask=inside, other=0.0))
-        S += tl.load(local + place * K * V + at, mask=inside)
+    for start in range(0, pieces, AT_ONCE):
+        # No load depends on S: several at a time take as long as one.
+        added = ()
+        decay = ()
+        for j in tl.static_range(AT_ONCE):
+            place = scan_place(slot, start + j, pieces, H, h, REVERSE)
+            there = inside & (start + j < pieces)
+            added += (tl.load(local + place * K * V + at, mask=there, other=0.0),)
+            if GATED:
+                decay += (tl.load(decays + place * K + at // V, mask=there, other=0.0),)
+        for j in tl.static_range(AT_ONCE):
+            place = scan_place(slot, start + j, pieces, H, h, REVERSE)
+            tl.store(borders + place * K * V + at, S, mask=inside & (start + j < pieces))
+            if GATED:
+                S *= tl.exp2(decay[j])
+            S += added[j]
     if STORE_FINAL:
         tl.store(final + nh.to(tl.int64) * K * V + at, S, mask=inside)
