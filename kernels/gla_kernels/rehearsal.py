@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+from triton.runtime import driver
 from triton.runtime._async_compile import AsyncCompileMode, active_mode
 from triton.runtime.errors import OutOfResources
 
@@ -62,11 +63,11 @@ def rehearsing(call: Call, device: torch.device) -> Iterator[Call]:
     """Yields a version of `call` that compiles kernels instead of launching them; finally waits for the compilers."""
     rehearsal = _Rehearsal(**{each.name: getattr(call, each.name) for each in fields(call)})
 
-    def load(kernel: Any) -> None:
-        # If a kernel does not fit this GPU, its launch reports that, if it is launched at all.
-        with torch.cuda.device(device), suppress(OutOfResources):
-            # Loads the kernel and compiles its launcher, which is written in C.
-            _ = (kernel.result() if hasattr(kernel, "result") else kernel).run
+    def build(kernel: Any) -> Any:
+        """Compiles the kernel's launcher, which is written in C, and leaves it in Triton's cache."""
+        compiled = kernel.result() if hasattr(kernel, "result") else kernel
+        driver.active.launcher_cls(compiled.src, compiled.metadata)
+        return compiled
 
     # The caller may be in such a mode too, and a mode that ends with an error is not switched off.
     outer = active_mode.get()
@@ -75,6 +76,13 @@ def rehearsing(call: Call, device: torch.device) -> Iterator[Call]:
         with ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1)) as pool:
             with AsyncCompileMode(pool):
                 yield rehearsal
-            list(pool.map(load, {id(kernel): kernel for kernel in rehearsal.compiling}.values()))
+            compiled = list(pool.map(build, {id(kernel): kernel for kernel in rehearsal.compiling}.values()))
+        # Not in parallel: all launchers have the same module name, and if Python imports two of them at once that it
+        # has imported before, it may give one the contents of the other. So those that `build` imports are not used.
+        with torch.cuda.device(device):
+            for kernel in compiled:
+                # If a kernel does not fit this GPU, its launch reports that, if it is launched at all.
+                with suppress(OutOfResources):
+                    _ = kernel.run
     finally:
         active_mode.set(outer)

@@ -288,9 +288,9 @@ def scan_pieces(
         for j in tl.static_range(AT_ONCE):
             place = scan_place(slot, start + j, pieces, H, h, REVERSE)
             there = inside & (start + j < pieces)
-            added += (tl.load(local + place * K * V + at, mask=there, other=0.0),)
+            added += (tl.load(local + place * K * V + at, mask=there, other=0.0),)  # type: ignore[assignment]
             if GATED:
-                decay += (tl.load(decays + place * K + at // V, mask=there, other=0.0),)
+                decay += (tl.load(decays + place * K + at // V, mask=there, other=0.0),)  # type: ignore[assignment]
         for j in tl.static_range(AT_ONCE):
             place = scan_place(slot, start + j, pieces, H, h, REVERSE)
             tl.store(borders + place * K * V + at, S, mask=inside & (start + j < pieces))

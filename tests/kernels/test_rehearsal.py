@@ -1,7 +1,9 @@
 """What a first call compiles before it launches, without a GPU: kernels here only note what is asked of them."""
 
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +15,11 @@ from gla_kernels.rehearsal import active_mode, rehearsing, unrehearsed
 
 class Kernel:
     arg_names = ("x", "K", "BV")
+    metadata = "metadata"
 
     def __init__(self):
         self.asked = []
+        self.src = self
 
     def warmup(self, *arguments, **options):
         self.asked.append((arguments, options))
@@ -23,7 +27,7 @@ class Kernel:
 
     @property
     def run(self):
-        self.asked.append("loaded")
+        self.asked.append(("loaded", threading.current_thread()))
 
 
 def make_call(K=64):
@@ -36,6 +40,11 @@ def compiling(monkeypatch):
     monkeypatch.setattr(rehearsal, "interpreting", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
 
+    def launcher_cls(source, metadata):
+        source.asked.append(("launcher built", metadata))
+
+    monkeypatch.setattr(rehearsal, "driver", SimpleNamespace(active=SimpleNamespace(launcher_cls=launcher_cls)))
+
 
 def test_launches_compile_and_load_a_kernel_once_and_do_not_run_it():
     kernel = Kernel()
@@ -43,7 +52,17 @@ def test_launches_compile_and_load_a_kernel_once_and_do_not_run_it():
         call.launch(kernel, HOPPER.forward, (3,), ("x",), {})
         call.launch(kernel, HOPPER.forward, (3,), ("x",), {})
     options = {"grid": (3,), "K": 64, "BV": 64, "num_warps": 4, "launch_pdl": True}
-    assert kernel.asked == [(("x",), options)] * 2 + ["loaded"]
+    assert kernel.asked[:3] == [(("x",), options)] * 2 + [("launcher built", "metadata")]
+    assert [asked[0] for asked in kernel.asked[3:]] == ["loaded"]
+
+
+def test_launchers_are_loaded_by_one_thread():
+    """In several threads, Python gives a kernel another one's launcher now and then: they share a module's name."""
+    kernels = [Kernel() for _ in range(4)]
+    with rehearsing(make_call(), torch.device("cuda", 0)) as call:
+        for kernel in kernels:
+            call.launch(kernel, HOPPER.forward, (3,), ("x",), {})
+    assert [kernel.asked[-1] for kernel in kernels] == [("loaded", threading.current_thread())] * 4
 
 
 @pytest.mark.parametrize("early", [True, False])
