@@ -6,6 +6,7 @@ A file per device model holds the times of the same cells on several occasions. 
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -161,8 +162,8 @@ class Occasions:
     def adding(self, new: Occasion) -> "Occasions":
         """With one more.
 
-        Raises UsageError if it is less than an hour from a known one, or if fewer than two cells of the same code are
-        common to all.
+        Raises UsageError if it is less than an hour from a known one, or if it has fewer than two cells, of the same
+        code, in common with each of them.
         """
         begun = datetime.fromisoformat(new.started_at)
         for known in self.occasions:
@@ -172,15 +173,17 @@ class Occasions:
                     f"{known.started_at}; measure again later"
                 )
         found = replace(self, occasions=sorted([*self.occasions, new], key=lambda each: each.started_at))
-        if self.occasions and found.measured() is None:
+        if self.occasions and not any(
+            len(each.comparable.keys() & new.comparable.keys()) > 1 for each in self.occasions
+        ):
             raise UsageError(
-                "RUN: fewer than two cells with the same code are common to all known occasions; measure the same "
-                "sweep with the same versions, or begin a new file with --out"
+                "RUN: no known occasion has two of its cells with the same code; measure the same sweep with the same "
+                "versions, or begin a new file with --out"
             )
         return found
 
     def measured(self) -> Spread | None:
-        """The spread over all known occasions, by their common cells; None if there are fewer than two."""
+        """The spread over all known occasions, by the cells that two or more have; None if there are fewer than two."""
         return spread_over([each.comparable for each in self.occasions])
 
     def spread(self) -> Spread:
@@ -192,8 +195,9 @@ class Occasions:
         spread = self.spread()
         if spread.occasions:
             parts = f"{spread.shift:.2%} in common, {spread.scatter:.2%} per cell"
-            common = set.intersection(*(set(each.comparable) for each in self.occasions))
-            cells = f"{spread.cells} cells of {', '.join(sorted({backend for backend, *_ in common}))}"
+            counts = Counter(cell for each in self.occasions for cell in each.comparable)
+            backends = sorted({backend for (backend, *_), count in counts.items() if count > 1})
+            cells = f"{spread.cells} cells of {', '.join(backends)}"
             counted = f"{spread.occasions} occasions of {cells}, so {spread.total:.2%} counts"
             return f"spread between occasions: {spread.measured:.2%} ({parts}; {counted})"
         few = f"{len(self.occasions)} of at least {LEAST} occasions known on {self.device}"

@@ -11,6 +11,7 @@ more rounds do not make smaller.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -72,6 +73,8 @@ class Spread:
     # How many it was measured on; 0: assumed.
     occasions: int = 0
     cells: int = 0
+    # The degrees of freedom of the scatter.
+    freedom: int = 0
 
     @property
     def measured(self) -> float:
@@ -84,8 +87,7 @@ class Spread:
         if self.occasions == 0 or self.measured == 0:
             return self.measured
         shift, scatter = self.shift**2 / self.measured**2, self.scatter**2 / self.measured**2
-        few = self.occasions - 1
-        freedom = 1 / (shift**2 / few + scatter**2 / (few * max(1, self.cells - 1)))
+        freedom = 1 / (shift**2 / (self.occasions - 1) + scatter**2 / max(1, self.freedom))
         return self.measured * max(1.0, _student(freedom, 0.99) / _student(math.inf, 0.99))
 
     @property
@@ -96,18 +98,29 @@ class Spread:
 
 
 def spread_over(occasions: Sequence[Mapping[Any, float]]) -> Spread | None:
-    """The spread over two or more occasions, each the times of its cells; None if no two cells are common to all."""
+    """The spread over two or more occasions, each the times of its cells, by all cells that two or more have.
+
+    Logarithms of times are a cell's, plus an occasion's, plus the scatter: fitted by least squares. None if the cells
+    that occasions share do not connect all of them, or leave no degree of freedom for the scatter.
+    """
     import numpy as np
 
-    common = sorted(set.intersection(*map(set, occasions))) if len(occasions) > 1 else []
-    if len(common) < 2:
+    counts = Counter(cell for times in occasions for cell in times)
+    shared = {cell: n for n, cell in enumerate(cell for cell, count in counts.items() if count > 1)}
+    found = [(n, shared[cell], ms) for n, times in enumerate(occasions) for cell, ms in times.items() if cell in shared]
+    design = np.zeros((len(found), len(occasions) + len(shared)))
+    for row, (occasion, cell, _) in enumerate(found):
+        design[row, [occasion, len(occasions) + cell]] = 1
+    logs = np.log([ms for *_, ms in found])
+    rank = int(np.linalg.matrix_rank(design)) if found else 0
+    freedom = len(found) - rank
+    if len(occasions) < 2 or rank < len(occasions) + len(shared) - 1 or freedom < 1:
         return None
-    logs = np.log([[times[cell] for cell in common] for times in occasions])
-    apart = logs - logs.mean(axis=0)
-    shifts = apart.mean(axis=1, keepdims=True)
-    few = len(occasions) - 1
-    scatter = float(((apart - shifts) ** 2).sum()) / (few * (len(common) - 1))
-    return Spread(math.sqrt(float((shifts**2).sum()) / few), math.sqrt(scatter), len(occasions), len(common))
+    effects = np.linalg.lstsq(design, logs, rcond=None)[0]
+    shifts = effects[: len(occasions)] - effects[: len(occasions)].mean()
+    shift = math.sqrt(float((shifts**2).sum()) / (len(occasions) - 1))
+    scatter = math.sqrt(float(((logs - design @ effects) ** 2).sum()) / freedom)
+    return Spread(shift, scatter, len(occasions), len(shared), freedom)
 
 
 def compare_samples(

@@ -58,8 +58,8 @@ def test_cells_of_other_code_are_other_cells_and_packages_have_versions(tmp_path
     assert found.occasions[1].codes[CELL.backend].startswith("0ther, ")
     assert found.spread().cells == 2  # those of the rival, which differ by noise alone
     assert found.spread().shift < 1e-3
-    with pytest.raises(UsageError, match="fewer than two cells with the same code are common"):
-        add_occasion(both(9, "c0de"), built_on(triton="4"), path)
+    with pytest.raises(UsageError, match="no known occasion has two of its cells with the same code"):
+        add_occasion(both(9, "f0urth"), built_on(triton="4"), path)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_an_occasion_of_unknown_code_is_refused_at_once(tmp_path, code, environm
     ("rounds", "environments", "words"),
     [
         (taken(0), [H200, H200], "less than an hour from the known occasion"),
-        (taken(9, code="0ther"), [H200, H200], "fewer than two cells with the same code are common"),
+        (taken(9, code="0ther"), [H200, H200], "no known occasion has two of its cells with the same code"),
         (taken(9), [{"settings": {"timing": "cold"}}], "whose identity is recorded"),
         (taken(9), [H200, {**H200, "gpu": {**H200["gpu"], "id": "xyz"}}], "an occasion is of one GPU"),
         (taken(9), [{**H200, "settings": {"timing": "hot"}}], "cold ones"),

@@ -117,14 +117,27 @@ def test_few_occasions_count_for_more_than_they_show():
     scattered = spread_over(simulated_occasions(3, 0, 0.01))
     assert scattered.measured <= scattered.total < 1.1 * scattered.measured
     assert Spread(0.01, 0.01).total == Spread(0.01, 0.01).measured
-    assert Spread(0.01, 0.0, 3, 24).largest_shift > Spread(0.01, 0.0, 30, 24).largest_shift > 1.03
-    assert Spread(0, 0, 3, 24).total == 0
+    assert Spread(0.01, 0.0, 3, 24, 46).largest_shift > Spread(0.01, 0.0, 30, 24, 667).largest_shift > 1.03
+    assert Spread(0, 0, 3, 24, 46).total == 0
 
 
-def test_only_cells_of_all_occasions_tell_their_spread():
+def test_cells_of_some_occasions_tell_their_spread_too():
+    """One backend's code changes half-way, and its new cells are others: no cell of one occasion alone counts."""
+    before, after = simulated_occasions(90, 0.02, 0.005), simulated_occasions(90, 0.02, 0.005, seed=1)
+    changed = [{n if int(n) < 4 else f"new {n}": t for n, t in each.items()} for each in after]
+    found = spread_over([*before, *changed, {"0": 1.0, "1": 1.0, "alone": 9.0}])
+    assert (found.shift, found.scatter) == (pytest.approx(0.02, rel=0.15), pytest.approx(0.005, rel=0.05))
+    assert (found.occasions, found.cells, found.freedom) == (181, 44, 180 * 24 + 2 - 44 - 181 + 1)
+
+
+def test_occasions_that_share_too_few_cells_have_no_spread():
+    assert spread_over([]) is None
     assert spread_over([{"a": 1.0, "b": 2.0}]) is None
     assert spread_over([{"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 2.0}]) is None
-    assert spread_over([{"a": 1.0, "b": 2.0, "c": 9.0}, {"a": 1.0, "b": 2.0}]) == Spread(0, 0, 2, 2)
+    apart = [{"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 2.0}, {"c": 1.0, "d": 2.0}, {"c": 1.0, "d": 2.0}]
+    assert spread_over(apart) is None
+    alike = spread_over([{"a": 1.0, "b": 2.0, "c": 9.0}, {"a": 1.0, "b": 2.0}])
+    assert (alike.measured, alike.occasions, alike.cells, alike.freedom) == (pytest.approx(0, abs=1e-12), 2, 2, 1)
 
 
 def test_samples_that_remember_are_seen():
