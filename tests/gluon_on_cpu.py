@@ -34,8 +34,9 @@ import triton.language as tl
 OURS = tuple(
     f"gla_kernels.{name}"
     for name in (
-        "hopper_tiles", "hopper_forward", "hopper_backward", "wide_tiles", "wide_frames", "wide_walk", "wide_forward",
-        "wide_forward_pair", "wide_recurrence", "wide_readout", "wide_gradients", "wide_backward", "hopper_strong",
+        "hopper_tiles", "hopper_forward", "hopper_backward", "hopper_recurrence", "wide_tiles", "wide_frames",
+        "wide_walk", "wide_forward", "wide_forward_pair", "wide_recurrence", "wide_readout", "wide_gradients",
+        "wide_backward", "hopper_strong",
     )
 )  # fmt: skip
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}

@@ -23,8 +23,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gla_kernels import wide
+from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.call import Call, named
 from gla_kernels.exact import gla_backward_exact, gla_forward_exact
+from gla_kernels.forward import gla_forward_kernel
 from gla_kernels.launch import (
     WIDE_BACKWARD,
     LaunchPlan,
@@ -38,7 +40,7 @@ from gla_kernels.launch import (
     wide_readout_tile,
     wide_recurrence_tile,
 )
-from gla_kernels.launches import backward_kernel, forward_kernel, strong_kernel
+from gla_kernels.launches import strong_kernel
 from gla_kernels.limits import CHUNK_SIZES
 from gla_kernels.ptx import overflowing_pairs, waits_first
 from gla_kernels.sass import disassemble, faulty_descriptors
@@ -83,9 +85,11 @@ def variants(call: Call) -> Iterator[Variant]:
     backward = {"FROM_CHECKPOINT": False, "HAS_DFINAL": True, "STORE_DINITIAL": True}
     if call.plan.family == "wide":
         yield from _wide_variants(call, forward)
+    elif call.plan.family == "hopper":
+        yield from _narrow_variants(call, forward, backward)
     else:
-        yield Variant("forward", "plain", forward_kernel(call), call.plan.forward, forward)
-        yield Variant("backward", "plain", backward_kernel(call), call.plan.backward, backward)
+        yield Variant("forward", "plain", gla_forward_kernel, call.plan.forward, forward)
+        yield Variant("backward", "plain", gla_backward_kernel, call.plan.backward, backward)
     if call.gated:
         for name in ("forward", "backward"):
             reverse = name == "backward"
@@ -94,6 +98,22 @@ def variants(call: Call) -> Iterator[Variant]:
         tile = exact_tile(call.K, call.V, call.dtype)
         yield Variant("forward", "exact", gla_forward_exact, tile, forward)
         yield Variant("backward", "exact", gla_backward_exact, tile, backward)
+
+
+def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, bool]) -> Iterator[Variant]:
+    from gla_kernels.hopper_backward import gla_backward_hopper
+    from gla_kernels.hopper_forward import gla_forward_hopper
+    from gla_kernels.hopper_recurrence import gla_recurrence_hopper
+
+    for of_pieces in (False, True):
+        name, pieces = ", pieces" * of_pieces, {"PIECES": of_pieces}
+        forwards = forward | pieces | {"STORE_FINAL": not of_pieces}
+        yield Variant(f"forward{name}", "plain", gla_forward_hopper, call.plan.forward, forwards)
+        backwards = backward | pieces | {"STORE_DINITIAL": not of_pieces}
+        yield Variant(f"backward{name}", "plain", gla_backward_hopper, call.plan.backward, backwards)
+    for reverse in (False, True):
+        name = "reverse recurrence" if reverse else "recurrence"
+        yield Variant(name, "plain", gla_recurrence_hopper, call.plan.forward, {"REVERSE": reverse})
 
 
 def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:

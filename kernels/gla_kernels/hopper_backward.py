@@ -37,6 +37,7 @@ from gla_kernels.hopper_tiles import (
     fetch,
     fetch_gate_rows,
     fetch_rows,
+    find_piece,
     first_slot,
     frame_factor,
     gate_layout,
@@ -58,7 +59,7 @@ from gla_kernels.hopper_tiles import (
 )
 
 
-@gluon.jit(do_not_specialize=["T", "H", "first", "count"])
+@gluon.jit(do_not_specialize=["T", "H", "first", "count", "N", "base"])
 def gla_backward_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
@@ -67,20 +68,22 @@ def gla_backward_hopper(
     do,  # [B, T, H, V]
     states,  # [slots, H, K, V] bfloat16, as the forward stored them
     flags,  # [N, H] int32: 1 if a result of the forward is not finite
-    failed,  # [N, H] int32: 1 if this kernel's results are not finite
-    dfinal,  # [N, H, K, V] float32: gradient of the states after the last chunk
+    failed,  # [N, H] int32: set to 1 if this kernel's results are not finite
+    dfinal,  # [N or pieces, H, K, V] float32: gradient of the states after the last chunk
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]
     dg,  # [B, T, H, K] in g's dtype
-    dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk
+    dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk; not of pieces
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T,
     H,
-    first,  # the first chunk of each sequence to process
-    count,  # the most chunks of a sequence to process
+    first,  # the first chunk of each sequence to process; of a piece its own
+    count,  # the most chunks of a sequence, or a piece, to process
+    N,
+    base,  # the first of this launch's pieces
     K: gl.constexpr,
     V: gl.constexpr,
     BK: gl.constexpr,
@@ -91,8 +94,12 @@ def gla_backward_hopper(
     FROM_CHECKPOINT: gl.constexpr,
     HAS_DFINAL: gl.constexpr,
     STORE_DINITIAL: gl.constexpr,
+    PIECES: gl.constexpr,
 ):  # fmt: skip
-    """A program handles one sequence and head, chunks first + count - 1 back to first."""
+    """A program handles one sequence and head, chunks first + count - 1 back to first; or a piece of it, and a head.
+
+    FROM_CHECKPOINT: `states` has room for `count` chunks of every sequence, or of this launch's pieces.
+    """
     key_tile: gl.constexpr = accumulator(BK)
     copy_k: gl.constexpr = copy_layout(BK, 16)
     copy_v: gl.constexpr = copy_layout(BV, 16)
@@ -100,17 +107,21 @@ def gla_backward_hopper(
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
     begin_behind()
     pid = gl.program_id(0)
-    n = pid // H
     h = pid % H
+    if PIECES:
+        n, nth, b, begin, length = find_piece(cu, base + pid // H, N, T, count * C, VARLEN)
+        first = nth * count
+    else:
+        n = pid // H
+        b, begin, length = locate(cu, n, T, VARLEN)
     if GATED:
-        if gl.load(flags + pid) != 0:
+        if gl.load(flags + n * H + h) != 0:
             return
-    b, begin, length = locate(cu, n, T, VARLEN)
     chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, count), 0)
     rows_left = gl.minimum(length - (first + chunks - 1) * C, chunks * C)
     t = begin + (first + chunks - 1) * C
     b = n * 0 if VARLEN else b
-    slot = (n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)) + chunks - 1
+    slot = (pid // H * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN) + first) + chunks - 1
 
     buffers: gl.constexpr = 2
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
@@ -248,4 +259,5 @@ def gla_backward_hopper(
     if GATED:
         # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison.
         finite = (gl.sum(suspect, axis=0) + gl.sum(gl.sum(dS * 0.0, axis=1), axis=0)) == 0.0
-        gl.store(failed + pid, gl.where(finite, 0, 1))
+        if finite == 0:
+            gl.store(failed + n * H + h, 1)

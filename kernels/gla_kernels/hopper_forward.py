@@ -24,6 +24,7 @@ from gla_kernels.hopper_tiles import (
     excess,
     fetch,
     fetch_gates,
+    find_piece,
     first_slot,
     frame_factor,
     gate_layout,
@@ -43,14 +44,14 @@ from gla_kernels.hopper_tiles import (
     start_gate_frame,
     thread_barrier,
     triangle,
+    wide_product,
 )
 
 
 @gluon.jit
-def row_in(ptr, row, t, H, stride_b, stride_t, stride_h, VARLEN: gl.constexpr):
-    """Pointer to token t of row `row`; here a row is a head of a sequence."""
-    b = row * 0 if VARLEN else row // H
-    return ptr + b.to(gl.int64) * stride_b + t.to(gl.int64) * stride_t + (row % H).to(gl.int64) * stride_h
+def row_in(ptr, b, t, h, stride_b, stride_t, stride_h):
+    """Pointer to token t of batch row b and head h."""
+    return ptr + b.to(gl.int64) * stride_b + t.to(gl.int64) * stride_t + h.to(gl.int64) * stride_h
 
 
 @gluon.jit
@@ -81,23 +82,25 @@ def fetch_ahead(
     if i >= chunks:
         i = row * 0
         row += programs
-        q_at = row_in(q, row, start, H, q_b, q_t, q_h, VARLEN)
-        k_at = row_in(k, row, start, H, k_b, k_t, k_h, VARLEN)
-        v_at = row_in(v, row, start, H, v_b, v_t, v_h, VARLEN)
+        b = row * 0 if VARLEN else row // H
+        h = row % H
+        q_at = row_in(q, b, start, h, q_b, q_t, q_h)
+        k_at = row_in(k, b, start, h, k_b, k_t, k_h)
+        v_at = row_in(v, b, start, h, v_b, v_t, v_h)
         if GATED:
-            g_at = row_in(g, row, start, H, g_b, g_t, g_h, VARLEN)
+            g_at = row_in(g, b, start, h, g_b, g_t, g_h)
     return row, i, q_at, k_at, v_at, g_at
 
 
-@gluon.jit(do_not_specialize=["T", "H", "first", "count", "every", "rows"])
+@gluon.jit(do_not_specialize=["T", "H", "first", "count", "every", "rows", "N", "base"])
 def gla_forward_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     o,  # [B, T, H, V], contiguous
-    initial,  # [N, H, K, V] float32: the states before the first chunk; checkpoints if FROM_CHECKPOINT
-    final,  # [N, H, K, V] float32: the states after the last chunk
+    initial,  # [N or pieces, H, K, V] float32: the states before the first chunk; checkpoints if FROM_CHECKPOINT
+    final,  # [N, H, K, V] float32: the states after the last chunk; not of pieces
     states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
     checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
     flags,  # [N, H] int32: 1 if a result is not finite
@@ -107,10 +110,12 @@ def gla_forward_hopper(
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     T,
     H,
-    first,  # the first chunk of each sequence to process
-    count,  # the most chunks of a sequence to process
+    first,  # the first chunk of each sequence to process; of a piece its own
+    count,  # the most chunks of a sequence, or a piece, to process
     every,
-    rows,  # sequences times heads
+    rows,  # sequences, or pieces, times heads
+    N,
+    base,  # the first of this launch's pieces
     K: gl.constexpr,
     V: gl.constexpr,
     BK: gl.constexpr,
@@ -124,18 +129,27 @@ def gla_forward_hopper(
     STORE_FINAL: gl.constexpr,
     STORE_STATES: gl.constexpr,
     STORE_CHECKPOINTS: gl.constexpr,
+    PIECES: gl.constexpr,
 ):  # fmt: skip
     """A program handles a row (a sequence and head) and every `programs`-th after it: `count` chunks from `first` on.
 
     Copies run ahead of the computation, also across the end of a row. All rows of a program are taken to have as many
     chunks as its first, so packed sequences need one program per row.
+
+    PIECES: rows are pieces of `count` chunks (a multiple of `every` if checkpoints are kept) and a head, with a program
+    each. If FROM_CHECKPOINT too, `initial` and `states` have room for this launch's pieces only.
     """
     copy_v: gl.constexpr = copy_layout(BV, 16)
     state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
     begin_behind()
     programs = gl.num_programs(0)
-    _, begin, length = locate(cu, gl.program_id(0) // H, T, VARLEN)
+    if PIECES:
+        n, nth, _, begin, length = find_piece(cu, base + gl.program_id(0) // H, N, T, count * C, VARLEN)
+        first = nth * count
+    else:
+        n = gl.program_id(0) // H
+        _, begin, length = locate(cu, n, T, VARLEN)
     chunks = gl.minimum(gl.cdiv(length, C) - first, count)
     start = begin + first * C
 
@@ -157,10 +171,12 @@ def gla_forward_hopper(
     # What is fetched next: row, chunk, and input pointers.
     ahead = gl.program_id(0)
     ahead_i = ahead * 0
-    q_at = row_in(q, ahead, start, H, q_b, q_t, q_h, VARLEN)
-    k_at = row_in(k, ahead, start, H, k_b, k_t, k_h, VARLEN)
-    v_at = row_in(v, ahead, start, H, v_b, v_t, v_h, VARLEN)
-    g_at = row_in(g, ahead, start, H, g_b, g_t, g_h, VARLEN) if GATED else k_at
+    b = n * 0 if VARLEN else n
+    h = ahead % H
+    q_at = row_in(q, b, start, h, q_b, q_t, q_h)
+    k_at = row_in(k, b, start, h, k_b, k_t, k_h)
+    v_at = row_in(v, b, start, h, v_b, v_t, v_h)
+    g_at = row_in(g, b, start, h, g_b, g_t, g_h) if GATED else k_at
     for slot in gl.static_range(buffers - 1):
         ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
             q_tiles.index(slot), k_tiles.index(slot), v_tiles.index(slot), g_tiles.index(slot),
@@ -169,16 +185,15 @@ def gla_forward_hopper(
         )  # fmt: skip
     now = ahead * 0
     for row in range(gl.program_id(0), rows, programs):
-        n = row // H
+        if not PIECES:
+            n = row // H
         h = row % H
         b = n * 0 if VARLEN else n
-        if STORE_O and GATED:
-            gl.store(flags + row, 0)
         if STORE_O:
-            mark = marks + first_slot(n, begin, length, C, VARLEN) * H + h
+            mark = marks + (first_slot(n, begin, length, C, VARLEN) + first) * H + h
             o_at = o + ((b.to(gl.int64) * T + start) * H + h) * V
         if STORE_STATES:
-            chunk_slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
+            chunk_slot = row // H * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN) + first
             states_at = states + (chunk_slot.to(gl.int64) * H + h) * K * V
         rows_left = length - first * C
         # If a packed sequence ends before `first`, its last checkpoint: it is read, but not used.
@@ -186,8 +201,8 @@ def gla_forward_hopper(
         checkpoint = first_slot(n, begin, length, every * C, VARLEN) + gl.minimum(first // every, last_checkpoint)
         leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the last chunk: takes its state out of its frame
         if HAS_INITIAL:
-            at = checkpoint if FROM_CHECKPOINT else n
-            S = load_state(initial + (at.to(gl.int64) * H + h) * K * V, K, V, state_layout, BK, BV)
+            at = checkpoint * H + h if FROM_CHECKPOINT and not PIECES else row
+            S = load_state(initial + wide_product(at, K * V), K, V, state_layout, BK, BV)
         else:
             S = gl.zeros([BK, BV], gl.float32, state_layout)
         suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, accumulator(BV)))
@@ -275,5 +290,5 @@ def gla_forward_hopper(
         if STORE_O and GATED:
             # Infinity times 0 is NaN, which stays NaN in every sum and differs from 0.
             nothing = suspect + gl.sum(S * 0.0, axis=1)
-            raise_where(flags + row, (nothing != 0.0) & (chunks > 0))
+            raise_where(flags + n * H + h, (nothing != 0.0) & (chunks > 0))
     async_copy.wait_group(0)

@@ -401,6 +401,31 @@ def first_slot(n, begin, length, rows, VARLEN: gl.constexpr):
 
 
 @gluon.jit
+def find_piece(cu, slot, N, T, rows, VARLEN: gl.constexpr):
+    """For piece `slot`: its sequence, its number there, and the sequence's batch row, first token and length.
+
+    A piece is `rows` consecutive tokens of one sequence (its last piece may be shorter). Pieces are numbered across all
+    sequences, packed or not, by the rule of `first_slot`. Kernels are launched over pieces; a number that belongs to no
+    piece of its sequence has no work.
+    """
+    if VARLEN:
+        # Binary search for the last sequence whose first slot is not beyond `slot`: cu[n] // rows + n increases with n.
+        n = slot * 0
+        beyond = n + N
+        while beyond - n > 1:
+            middle = (n + beyond) // 2
+            late = gl.load(cu + middle).to(gl.int32) // rows + middle > slot
+            beyond = gl.where(late, middle, beyond)
+            n = gl.where(late, n, middle)
+        b, begin, length = locate(cu, n, T, VARLEN)
+        return n, slot - begin // rows - n, b, begin, length
+    per_sequence = gl.cdiv(T, rows)
+    n = slot // per_sequence
+    b, begin, length = locate(cu, n, T, VARLEN)
+    return n, slot % per_sequence, b, begin, length
+
+
+@gluon.jit
 def load_state(
     ptr, K, V: gl.constexpr, layout: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, column=0
 ):  # fmt: skip

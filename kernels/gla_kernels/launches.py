@@ -1,9 +1,10 @@
-"""The launches of both passes, except those of the plain form for wide heads, which are in `wide.py`."""
+"""The launches of both passes, except those of the plain form on Hopper, which are in `narrow.py` and `wide.py`."""
 
 from typing import Any
 
 import torch
 
+from gla_kernels import narrow
 from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.buffers import Flags, Gradients, Inputs
 from gla_kernels.call import Call
@@ -11,30 +12,11 @@ from gla_kernels.exact import gla_backward_exact, gla_forward_exact
 from gla_kernels.forward import gla_forward_kernel
 from gla_kernels.launch import (
     EXACT_PROGRAMS,
-    HOPPER_PROGRAMS,
     STRONG_PROGRAMS,
     exact_tile,
     strong_tile,
 )
 from gla_kernels.strong import gla_backward_strong, gla_forward_strong
-
-
-def forward_kernel(call: Call) -> Any:
-    """The kernel of the plain form in the call's family; for wide heads on Hopper see `wide.py`."""
-    if call.plan.family == "hopper":
-        from gla_kernels.hopper_forward import gla_forward_hopper
-
-        return gla_forward_hopper
-    return gla_forward_kernel
-
-
-def backward_kernel(call: Call) -> Any:
-    """The kernel of the plain form in the call's family; for wide heads on Hopper see `wide.py`."""
-    if call.plan.family == "hopper":
-        from gla_kernels.hopper_backward import gla_backward_hopper
-
-        return gla_backward_hopper
-    return gla_backward_kernel
 
 
 def run_forward(
@@ -50,21 +32,25 @@ def run_forward(
     final: torch.Tensor | None = None,
     states: torch.Tensor | None = None,
     checkpoints: torch.Tensor | None = None,
+    plain: bool = True,
 ) -> None:
     """Runs the forward over `count` chunks of every sequence, from chunk `first` on. An output of None is not computed.
 
     Flags and marks are raised only if o is computed. `from_checkpoint`: `initial` holds checkpoints, and `states` has
-    room for `count` chunks of every sequence. For wide heads on Hopper this launches only the kernels that repair what
-    the plain form cannot do (see `wide.py`).
+    room for `count` chunks of every sequence. `plain`: with the plain form, not only the kernels that repair what it
+    cannot do; for wide heads on Hopper it is in `wide.py`.
     """
     if call.plan.family == "triton":
         initial = call.new_states(inputs.q, zero=True) if initial is None else initial
         final = call.new_states(inputs.q) if final is None else final
+    count = call.chunks if count is None else count
+    if plain and call.plan.family == "hopper":
+        narrow.run_forward(
+            call, inputs, flags, first=first, count=count, from_checkpoint=from_checkpoint, o=o, initial=initial,
+            final=final, states=states, checkpoints=checkpoints,
+        )  # fmt: skip
     tensors = (inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows)
-    numbers = (
-        inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H, first,
-        call.chunks if count is None else count, call.every,
-    )  # fmt: skip
+    numbers = (inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H, first, count, call.every)
     switches = {
         "HAS_INITIAL": initial is not None,
         "FROM_CHECKPOINT": from_checkpoint,
@@ -74,16 +60,9 @@ def run_forward(
         "STORE_CHECKPOINTS": checkpoints is not None,
     }
     rows = call.sequences * call.H
-    tile = call.plan.forward
-    if call.plan.family == "hopper":
-        # A program assumes one length for all its rows (a row is a head of a sequence), so packed rows need a program
-        # each. Without gates, and if only states are computed, a program per row was faster.
-        several = call.gated and o is not None and not call.varlen
-        programs = min(rows, HOPPER_PROGRAMS) if several else rows
-        call.launch(forward_kernel(call), tile, (programs,), (*tensors, flags.marks, *numbers, rows), switches)
-    elif call.plan.family == "triton":
-        programs = rows * call.parts(tile)
-        call.launch(forward_kernel(call), tile, (programs,), (*tensors, flags.marks, *numbers), switches)
+    if plain and call.plan.family == "triton":
+        tile = call.plan.forward
+        call.launch(gla_forward_kernel, tile, (rows * call.parts(tile),), (*tensors, flags.marks, *numbers), switches)
     if call.gated and o is not None:
         _launch_strong(
             call,
@@ -130,18 +109,26 @@ def run_backward(
     from_checkpoint: bool = False,
     dfinal: torch.Tensor | None = None,
     dinitial: torch.Tensor | None = None,
+    plain: bool = True,
 ) -> None:
     """Runs the backward over `count` chunks of every sequence, from chunk `first` on, whose states are in `states`.
 
-    With gates `dinitial` is needed. For wide heads on Hopper this launches the exact kernel only (see `wide.py`).
+    With gates `dinitial` is needed. `plain`: with the plain form, not only the exact kernel; for wide heads on Hopper
+    it is in `wide.py`.
     """
     if call.plan.family == "triton":
         dfinal = call.new_states(inputs.q, zero=True) if dfinal is None else dfinal
         dinitial = call.new_states(inputs.q) if dinitial is None else dinitial
+    count = call.chunks if count is None else count
+    if plain and call.plan.family == "hopper":
+        narrow.run_backward(
+            call, inputs, do, states, flags, failed, gradients, first=first, count=count,
+            from_checkpoint=from_checkpoint, dfinal=dfinal, dinitial=dinitial,
+        )  # fmt: skip
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags.rows, failed, dfinal,
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
-        call.scale, *inputs.strides(do), call.T, call.H, first, call.chunks if count is None else count,
+        call.scale, *inputs.strides(do), call.T, call.H, first, count,
     )  # fmt: skip
     switches = {
         "FROM_CHECKPOINT": from_checkpoint,
@@ -149,8 +136,8 @@ def run_backward(
         "STORE_DINITIAL": dinitial is not None,
     }
     rows = call.sequences * call.H
-    if call.plan.family != "wide":
-        call.launch(backward_kernel(call), call.plan.backward, (rows * call.gradient_parts,), arguments, switches)
+    if plain and call.plan.family == "triton":
+        call.launch(gla_backward_kernel, call.plan.backward, (rows * call.gradient_parts,), arguments, switches)
     if call.gated:
         tile = exact_tile(call.K, call.V, call.dtype)
         call.launch(gla_backward_exact, tile, (min(rows, EXACT_PROGRAMS),), (*arguments, rows), switches)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from gla_kernels import wide, wide_pieces
+from gla_kernels import narrow, wide, wide_pieces
 from gla_kernels.buffers import Flags, Gradients, Inputs, failure_flags, flag_buffer, on_meta, readable
 from gla_kernels.call import Call, make_call
 from gla_kernels.launches import run_backward, run_forward, run_strong_backward
@@ -132,8 +132,10 @@ def _launch_backward(
     gradients = Gradients.empty(call, inputs)
     materialized = keep == KEEP_STATES
     wide_heads = call.plan.family == "wide"
-    # Wide heads are done in one go; the pieces below are those of the exact kernels alone.
-    count = call.chunks if materialized or wide_heads else call.every
+    groups = () if materialized or call.plan.family != "hopper" else narrow.recomputed_groups(call)
+    # These are done in one go; the pieces below are those of the exact kernels alone.
+    at_once = wide_heads or bool(groups)
+    count = call.chunks if materialized or at_once else call.every
     flags, failed = Flags.of(call, buffer), failure_flags(call, q, -(-call.chunks // count))
     dinitial = call.new_states(q) if has_initial or call.gated else None
     if wide_heads:
@@ -141,19 +143,24 @@ def _launch_backward(
             call, inputs, do, kept, flags, failed[0], gradients, dfinal=dfinal, dinitial=dinitial,
             materialized=materialized,
         )  # fmt: skip
+    elif groups:
+        narrow.run_backward_in_groups(
+            call, inputs, do, kept, flags, failed[0], gradients, dfinal=dfinal, dinitial=dinitial
+        )
     if materialized:
         run_backward(call, inputs, do, kept, flags, failed[0], gradients, dfinal=dfinal, dinitial=dinitial)
-    elif wide_heads and call.gated:
+    elif at_once and call.gated:
         # The exact kernels recompute the states of heads that either pass has flagged.
         failed = torch.maximum(flags.rows, failed)
         flags = flags._replace(rows=failed[0])
         # As many chunks at a time as the plain form had scratch memory for, which is free again.
-        several = max(1, wide_pieces.scratch_slots(call) // (call.sequences * call.every))
+        room = groups[0].count * groups[0].chunks if groups else wide_pieces.scratch_slots(call)
+        several = max(1, room // (call.sequences * call.every))
         _backward_by_pieces(
             call, inputs, do, kept, flags, failed.expand(-(-call.chunks // (call.every * several)), -1, -1), gradients,
-            call.every * several, dfinal, dinitial,
+            call.every * several, dfinal, dinitial, plain=False,
         )  # fmt: skip
-    elif not wide_heads:
+    elif not at_once:
         _backward_by_pieces(call, inputs, do, kept, flags, failed, gradients, count, dfinal, dinitial)
     if call.gated:
         run_strong_backward(call, inputs, do, flags, failed, gradients, count)
@@ -163,12 +170,13 @@ def _launch_backward(
 def _backward_by_pieces(
     call: Call, inputs: Inputs, do: torch.Tensor, checkpoints: torch.Tensor, flags: Flags, failed: torch.Tensor,
     gradients: Gradients, count: int, dfinal: torch.Tensor | None, dinitial: torch.Tensor | None,
+    plain: bool = True,
 ) -> None:  # fmt: skip
     """The backward of pieces of `count` chunks, the last first, whose states are recomputed from checkpoints."""
     scratch = inputs.q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
     dafter = dfinal
     for first in reversed(range(0, call.chunks, count)):
-        piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True}
+        piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True, "plain": plain}
         run_forward(call, inputs, flags, initial=checkpoints, states=scratch, **piece)
         dbefore = call.new_states(inputs.q) if first > 0 else dinitial
         run_backward(

@@ -18,7 +18,7 @@ from triton.runtime import driver
 from triton.runtime._async_compile import AsyncCompileMode, active_mode
 from triton.runtime.errors import OutOfResources
 
-from gla_kernels import wide_pieces
+from gla_kernels import narrow, wide_pieces
 from gla_kernels.call import Call, named
 from gla_kernels.checks import interpreting
 from gla_kernels.launch import Tile
@@ -50,7 +50,8 @@ def unrehearsed(call: Call, *kind: object) -> bool:
         return False
     call.decisions[known] = True
     # What the sizes decide: how sequences are cut, and which kernels that takes.
-    form = wide_pieces.form(call) if call.plan.family == "wide" else ()
+    forms = {"wide": wide_pieces.form, "hopper": narrow.form}
+    form = forms[call.plan.family](call) if call.plan.family in forms else ()
     key = (call.K, call.V, call.dtype, call.gated, call.bfloat16_gates, call.varlen, call.plan, form, *kind)
     if key in _rehearsed or interpreting():
         return False

@@ -95,17 +95,25 @@ def _borders(
     final: torch.Tensor | None,
 ) -> None:  # fmt: skip
     """Fills `borders` with the state before each piece (in reverse its gradient after it), and `final`."""
-    from gla_kernels.wide_recurrence import scan_pieces
-
     local = torch.empty_like(borders)
     decays = borders.new_empty(borders.shape[:3]) if call.gated else None
     _recurrence(call, inputs, way, run, end=local, decays=decays)
+    scan(call, inputs, run, local, decays, borders, initial, final, reverse=way.reverse)
+
+
+def scan(
+    call: Call, inputs: Inputs, run: Run, local: torch.Tensor, decays: torch.Tensor | None, borders: torch.Tensor,
+    initial: torch.Tensor | None, final: torch.Tensor | None, *, reverse: bool,
+) -> None:  # fmt: skip
+    """Fills `borders` and `final` from what each piece adds to the state, `local`, and its total gates, `decays`."""
+    from gla_kernels.wide_recurrence import scan_pieces
+
     arguments = (
         local, decays, initial, borders, final, inputs.cu_seqlens, call.T, call.H, run.chunks * call.plan.chunk_size,
     )  # fmt: skip
     switches = {
         "BLOCK": _SCAN_BLOCK,
-        "REVERSE": way.reverse,
+        "REVERSE": reverse,
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,
     }

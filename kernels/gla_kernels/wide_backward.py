@@ -25,6 +25,7 @@ from gla_kernels.hopper_tiles import (
     fetch,
     fetch_gate_rows,
     fetch_rows,
+    find_piece,
     first_slot,
     frame_factor,
     gate_layout,
@@ -43,7 +44,6 @@ from gla_kernels.hopper_tiles import (
 from gla_kernels.wide_tiles import (
     WARPS,
     excess_row,
-    find_piece,
     gate_halves,
     make_ones_columns,
     put_tile,

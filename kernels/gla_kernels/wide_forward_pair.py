@@ -23,6 +23,7 @@ from gla_kernels.hopper_tiles import (
     copy_layout,
     fetch_gate_rows,
     fetch_rows,
+    find_piece,
     first_slot,
     frame_factor,
     gate_layout,
@@ -40,7 +41,6 @@ from gla_kernels.hopper_tiles import (
 from gla_kernels.wide_tiles import (
     WARPS,
     cumulative_tile,
-    find_piece,
     gate_halves,
     make_ones_columns,
     put_tile,

@@ -96,6 +96,15 @@ def cut(call: Call, chunks: int) -> Run:
     return Run(0, 1, call.slots(chunks), chunks, False)
 
 
+def cut_into(call: Call, wanted: int, multiple: int = 1) -> Run:
+    """All sequences cut into at most `wanted` pieces of a multiple of `multiple` chunks, or whole if they are short."""
+    # The last piece of a packed sequence may be nearly empty.
+    pieces = wanted - call.sequences if call.varlen else wanted // call.sequences
+    chunks = max(-(-call.chunks // pieces), MIN_PIECE_CHUNKS)
+    chunks = -(-chunks // multiple) * multiple
+    return cut(call, chunks) if chunks < call.chunks else whole(call)
+
+
 def half_occupied(call: Call, tile: Tile) -> bool:
     """Whether programs for whole sequences, with the narrower form of `tile`, occupy more than half of the GPU."""
     return 2 * call.sequences * programs_a_piece(call, narrower_state_tile(tile)) > MULTIPROCESSORS
@@ -106,11 +115,7 @@ def choose_pieces(call: Call) -> Run:
     """Whole sequences or, if these leave half of the multiprocessors idle, pieces that just occupy all."""
     if half_occupied(call, call.plan.forward):
         return whole(call)
-    wanted = MULTIPROCESSORS // programs_a_piece(call, call.plan.forward)
-    # The last piece of a packed sequence may be nearly empty.
-    pieces = wanted - call.sequences if call.varlen else wanted // call.sequences
-    chunks = max(-(-call.chunks // pieces), MIN_PIECE_CHUNKS)
-    return cut(call, chunks) if chunks < call.chunks else whole(call)
+    return cut_into(call, MULTIPROCESSORS // programs_a_piece(call, call.plan.forward))
 
 
 def is_whole(call: Call, run: Run) -> bool:

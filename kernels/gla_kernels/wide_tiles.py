@@ -1,10 +1,5 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
-"""Building blocks of the Gluon kernels for wide heads: two warpgroups, key columns in blocks of 128, time in pieces.
-
-A piece is `rows` consecutive tokens of one sequence (its last piece may be shorter). Pieces are numbered across all
-sequences, packed or not, by the rule of `tiles.first_slot`. Kernels are launched over pieces; a number that belongs to
-no piece of its sequence has no work.
-"""
+"""Building blocks of the Gluon kernels for wide heads: two warpgroups, key columns in blocks of 128, time in pieces."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -15,6 +10,7 @@ from gla_kernels.hopper_tiles import (
     add_product,
     copy_layout,
     excess,
+    find_piece,
     first_slot,
     has_large,
     keep_bits,
@@ -33,26 +29,6 @@ from gla_kernels.hopper_tiles import (
 )
 
 WARPS = gl.constexpr(8)
-
-
-@gluon.jit
-def find_piece(cu, slot, N, T, rows, VARLEN: gl.constexpr):
-    """For piece `slot`: its sequence, its number there, and the sequence's batch row, first token and length."""
-    if VARLEN:
-        # Binary search for the last sequence whose first slot is not beyond `slot`: cu[n] // rows + n increases with n.
-        n = slot * 0
-        beyond = n + N
-        while beyond - n > 1:
-            middle = (n + beyond) // 2
-            late = gl.load(cu + middle).to(gl.int32) // rows + middle > slot
-            beyond = gl.where(late, middle, beyond)
-            n = gl.where(late, n, middle)
-        b, begin, length = locate(cu, n, T, VARLEN)
-        return n, slot - begin // rows - n, b, begin, length
-    per_sequence = gl.cdiv(T, rows)
-    n = slot // per_sequence
-    b, begin, length = locate(cu, n, T, VARLEN)
-    return n, slot % per_sequence, b, begin, length
 
 
 @gluon.jit

@@ -21,6 +21,7 @@ from gla_kernels.hopper_tiles import (
     begin_behind,
     copy_layout,
     fetch,
+    find_piece,
     first_slot,
     left_operand,
     load_state,
@@ -31,7 +32,7 @@ from gla_kernels.hopper_tiles import (
     put,
     thread_barrier,
 )
-from gla_kernels.wide_tiles import WARPS, find_piece, put_tile, raise_where_state_not_finite, zeros
+from gla_kernels.wide_tiles import WARPS, put_tile, raise_where_state_not_finite, zeros
 
 
 @gluon.jit

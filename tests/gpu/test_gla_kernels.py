@@ -119,7 +119,7 @@ def test_two_runs_give_the_same_bits(K, V, gate, materialize):
 
 @pytest.mark.parametrize("materialize", MODES)
 @pytest.mark.parametrize("gate", ["mild", "resets"])
-@pytest.mark.parametrize("lengths", [[300, 1, 64, 500], [0, 16], [65, 0, 0, 130, 0]], ids=str)
+@pytest.mark.parametrize("lengths", [[300, 1, 64, 500], [0, 16], [65, 0, 0, 130, 0], [3000, 1, 1200]], ids=str)
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (256, 64), (60, 100)])
 def test_packed_sequences_are_right(K, V, lengths, gate, materialize):
     case = make_case(gate, K=K, V=V, lengths=lengths, dtype=torch.bfloat16, device="cuda")
@@ -130,7 +130,16 @@ def test_packed_sequences_are_right(K, V, lengths, gate, materialize):
 @pytest.mark.parametrize("materialize", MODES)
 @pytest.mark.parametrize("gate", ["mild", "logsigmoid", "resets", None])
 @pytest.mark.parametrize(
-    ("K", "V", "T"), [(128, 256, 2500), (128, 256, 2560), (128, 192, 2560), (256, 128, 2500), (320, 64, 2500)]
+    ("K", "V", "T"),
+    [
+        (64, 64, 2500),
+        (48, 16, 2560),
+        (128, 256, 2500),
+        (128, 256, 2560),
+        (128, 192, 2560),
+        (256, 128, 2500),
+        (320, 64, 2500),
+    ],
 )
 def test_a_long_sequence_with_few_heads_is_right(K, V, T, gate, materialize):
     """Sequences are cut into pieces, which run in parallel. If all chunks are full, gradients' memory holds states."""

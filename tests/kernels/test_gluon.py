@@ -1,9 +1,11 @@
 """The Gluon kernels for Hopper end to end on a CPU (`gluon_on_cpu.py`), in bfloat16, against the float64 recurrence."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from gla_cases import Case, assert_close, cumulative, make_case, run, truth
-from gla_kernels import call, chunk_gla, chunk_linear_attn, ops, passes, wide, wide_pieces
+from gla_kernels import call, chunk_gla, chunk_linear_attn, narrow, ops, passes, wide, wide_pieces
 from gla_kernels.buffers import Flags
 from gla_kernels.call import Call, make_call
 from gla_kernels.launch import hopper_plan
@@ -114,6 +116,24 @@ def test_narrow_heads_are_right_from_checkpoints(lengths, gate):
     assert_close(attend(case, materialize=False, **options), case, BOUND)
 
 
+@product(
+    lambda gate, packed, materialize: (gate in ("strong", None)) == (packed == materialize),
+    gate=["mild", "strong", "resets", None],
+    packed=[False, True],
+    materialize=[True, False],
+)
+def test_narrow_heads_are_right_in_pieces(gate, packed, materialize, monkeypatch):
+    """As with few heads of a long sequence."""
+    monkeypatch.setattr(narrow, "_LEAST_PIECES", 1)
+    cut = Mock(side_effect=narrow._borders)
+    monkeypatch.setattr(narrow, "_borders", cut)
+    lengths = (700, 0, 1, 350)
+    case = bfloat16_case(gate, H=1, K=48, V=64, **({"lengths": lengths} if packed else {"B": 2, "T": 600}))
+    options = {"cu_seqlens": cumulative(lengths)} if packed else {}
+    assert_close(attend(case, gated=gate is not None, materialize=materialize, **options), case, BOUND)
+    assert cut.call_count == 2
+
+
 @pytest.mark.parametrize(("K", "V"), HEADS)
 def test_exactly_the_chunks_with_a_strong_channel_are_marked(K, V):
     case = bfloat16_case("mild", B=2, T=200, H=2, K=K, V=V)
@@ -151,13 +171,17 @@ def test_gates_that_are_nan_reach_the_results_and_the_flags(K, V):
     assert o[1, 70:].isnan().all()
 
 
-@pytest.mark.parametrize(("K", "V"), [(64, 64), (144, 32)])
-def test_values_beyond_the_scaled_operands_range_go_to_the_exact_kernels(K, V):
-    case = bfloat16_case("zero", T=100, H=1, K=K, V=V, initial=False)
+@pytest.mark.parametrize(
+    ("K", "V", "T", "materialize"),
+    [(64, 64, 100, True), (64, 64, 300, True), (64, 64, 600, False), (144, 32, 100, True)],
+)
+def test_values_beyond_the_scaled_operands_range_go_to_the_exact_kernels(K, V, T, materialize, monkeypatch):
+    monkeypatch.setattr(narrow, "_LEAST_PIECES", 1)  # two pieces of 300 or 600 tokens, of which the first is flagged
+    case = bfloat16_case("zero", T=T, H=1, K=K, V=V, initial=False)
     case.inputs["g"][...] = -1.2
-    case.inputs["q"] *= 1e25
+    case.inputs["q"][:, :256] *= 1e25
     case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
-    found = attend(case)
+    found = attend(case, materialize=materialize)
     assert_close({name: found[name] for name in ("o", "dq", "dv", "final")}, case, BOUND)
 
 

@@ -1,0 +1,164 @@
+"""The launches of the plain form for narrow heads on Hopper: over whole sequences, or over pieces of them.
+
+Few heads of a long sequence would leave most of the GPU idle. So sequences are cut: first the state that each piece
+adds is computed, a scan gives the states at the borders, and then pieces are independent (see `wide_pieces.py`, which
+does the same for wide heads).
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from gla_kernels import wide
+from gla_kernels.buffers import Flags, Gradients, Inputs, strides_of
+from gla_kernels.call import Call, decided_once
+from gla_kernels.launch import HOPPER_PROGRAMS
+from gla_kernels.wide_pieces import MIN_PIECE_CHUNKS, Run, cut, cut_into, groups, is_whole, whole
+
+# The fewest pieces of a sequence, on average. With fewer, the borders cost what more programs save (by count).
+_LEAST_PIECES = 4
+
+
+@decided_once
+def choose_pieces(call: Call, multiple: int = 1) -> Run:
+    """Whole sequences or, if these occupy too little of the GPU, pieces of a multiple of `multiple` chunks."""
+    few = _LEAST_PIECES * call.sequences * call.H <= HOPPER_PROGRAMS
+    if few and call.chunks >= _LEAST_PIECES * MIN_PIECE_CHUNKS * (call.sequences if call.varlen else 1):
+        return cut_into(call, HOPPER_PROGRAMS // call.H, multiple)
+    return whole(call)
+
+
+@decided_once
+def recomputed_groups(call: Call) -> Sequence[Run]:
+    """Runs of pieces of `call.every` chunks for a backward from checkpoints; none if it does not cut sequences."""
+    return () if is_whole(call, choose_pieces(call)) else tuple(groups(call))
+
+
+@decided_once
+def form(call: Call) -> tuple[object, ...]:
+    """The part of a call's sizes that decides which kernels it launches."""
+    return tuple(is_whole(call, choose_pieces(call, multiple)) for multiple in (1, call.every))
+
+
+def _borders(
+    call: Call, inputs: Inputs, x: torch.Tensor, y: torch.Tensor, run: Run, initial: torch.Tensor | None,
+    final: torch.Tensor | None, *, reverse: bool,
+) -> torch.Tensor:  # fmt: skip
+    """The state before each piece, from k and v; in reverse its gradient after it, from q and do. Fills `final`."""
+    from gla_kernels.hopper_recurrence import gla_recurrence_hopper
+
+    local, borders = call.new_states(inputs.q, run.count), call.new_states(inputs.q, run.count)
+    decays = borders.new_empty(borders.shape[:3]) if call.gated else None
+    arguments = (
+        x, y, inputs.g, local, decays, inputs.cu_seqlens, call.scale, *strides_of(x, y, inputs.g),
+        call.T, call.H, call.sequences, run.chunks,
+    )  # fmt: skip
+    programs = (run.count * call.H,)
+    call.launch(gla_recurrence_hopper, call.plan.forward, programs, arguments, {"REVERSE": reverse})
+    wide.scan(call, inputs, run, local, decays, borders, initial, final, reverse=reverse)
+    return borders
+
+
+def run_forward(
+    call: Call, inputs: Inputs, flags: Flags, *, first: int, count: int, from_checkpoint: bool,
+    o: torch.Tensor | None, initial: torch.Tensor | None, final: torch.Tensor | None, states: torch.Tensor | None,
+    checkpoints: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """Runs the forward as `launches.run_forward` says. Sequences are cut only if o is computed."""
+    run = choose_pieces(call, 1 if checkpoints is None else call.every)
+    if o is None or is_whole(call, run):
+        _forward(
+            call, inputs, flags, None, first=first, count=count, from_checkpoint=from_checkpoint, o=o, initial=initial,
+            final=final, states=states, checkpoints=checkpoints,
+        )  # fmt: skip
+        return
+    borders = _borders(call, inputs, inputs.k, inputs.v, run, initial, final, reverse=False)
+    _forward(call, inputs, flags, run, o=o, initial=borders, states=states, checkpoints=checkpoints)
+
+
+def _forward(
+    call: Call, inputs: Inputs, flags: Flags, pieces: Run | None, *, first: int = 0, count: int = 0,
+    from_checkpoint: bool = False, o: torch.Tensor | None = None, initial: torch.Tensor | None = None,
+    final: torch.Tensor | None = None, states: torch.Tensor | None = None, checkpoints: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Runs the kernel over `pieces`; if None, over `count` chunks of every sequence from chunk `first` on."""
+    from gla_kernels.hopper_forward import gla_forward_hopper
+
+    rows = (call.sequences if pieces is None else pieces.count) * call.H
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, flags.marks,
+        inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H, first,
+        count if pieces is None else pieces.chunks, call.every, rows, call.sequences,
+        0 if pieces is None else pieces.base,
+    )  # fmt: skip
+    switches = {
+        "HAS_INITIAL": initial is not None,
+        "FROM_CHECKPOINT": from_checkpoint,
+        "STORE_O": o is not None,
+        "STORE_FINAL": final is not None,
+        "STORE_STATES": states is not None,
+        "STORE_CHECKPOINTS": checkpoints is not None,
+        "PIECES": pieces is not None,
+    }
+    # A program assumes one length for all its rows (a row is a head of a sequence), so packed rows need a program each,
+    # and pieces too. Without gates, and if only states are computed, a program per row was faster.
+    several = call.gated and o is not None and not call.varlen and pieces is None
+    programs = min(rows, HOPPER_PROGRAMS) if several else rows
+    call.launch(gla_forward_hopper, call.plan.forward, (programs,), arguments, switches)
+
+
+def run_backward(
+    call: Call, inputs: Inputs, do: torch.Tensor, states: torch.Tensor, flags: Flags, failed: torch.Tensor,
+    gradients: Gradients, *, first: int, count: int, from_checkpoint: bool, dfinal: torch.Tensor | None,
+    dinitial: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """Runs the backward as `launches.run_backward` says. Sequences are cut only if all states are kept."""
+    run = choose_pieces(call)
+    if from_checkpoint or is_whole(call, run):
+        _backward(
+            call, inputs, do, states, flags, failed, gradients, None, first=first, count=count,
+            from_checkpoint=from_checkpoint, dfinal=dfinal, dinitial=dinitial,
+        )  # fmt: skip
+        return
+    after = _borders(call, inputs, inputs.q, do, run, dfinal, dinitial, reverse=True)
+    _backward(call, inputs, do, states, flags, failed, gradients, run, dfinal=after)
+
+
+def run_backward_in_groups(
+    call: Call, inputs: Inputs, do: torch.Tensor, checkpoints: torch.Tensor, flags: Flags, failed: torch.Tensor,
+    gradients: Gradients, *, dfinal: torch.Tensor | None, dinitial: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """Runs the backward from checkpoints over `recomputed_groups`, whose states are recomputed."""
+    first, *others = recomputed_groups(call)
+    states = inputs.q.new_empty(call.state_shape(first.count * first.chunks))
+    after = _borders(call, inputs, inputs.q, do, cut(call, call.every), dfinal, dinitial, reverse=True)
+    for run in (first, *others):
+        here = slice(run.base, run.base + run.count)
+        _forward(call, inputs, flags, run, from_checkpoint=True, initial=checkpoints[here], states=states)
+        _backward(
+            call, inputs, do, states, flags, failed, gradients, run, from_checkpoint=True, dfinal=after[here]
+        )  # fmt: skip
+
+
+def _backward(
+    call: Call, inputs: Inputs, do: torch.Tensor, states: torch.Tensor, flags: Flags, failed: torch.Tensor,
+    gradients: Gradients, pieces: Run | None, *, first: int = 0, count: int = 0, from_checkpoint: bool = False,
+    dfinal: torch.Tensor | None = None, dinitial: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Runs the kernel over `pieces`; if None, over `count` chunks of every sequence from chunk `first` on."""
+    from gla_kernels.hopper_backward import gla_backward_hopper
+
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags.rows, failed, dfinal,
+        gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens, call.scale,
+        *inputs.strides(do), call.T, call.H, first, count if pieces is None else pieces.chunks, call.sequences,
+        0 if pieces is None else pieces.base,
+    )  # fmt: skip
+    switches = {
+        "FROM_CHECKPOINT": from_checkpoint,
+        "HAS_DFINAL": dfinal is not None,
+        "STORE_DINITIAL": dinitial is not None,
+        "PIECES": pieces is not None,
+    }
+    rows = (call.sequences if pieces is None else pieces.count) * call.H
+    call.launch(gla_backward_hopper, call.plan.backward, (rows,), arguments, switches)
