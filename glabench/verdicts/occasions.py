@@ -27,6 +27,7 @@ LEAST = 3
 _APART = timedelta(hours=1)
 # Of a file: far more than years of occasions need.
 _MOST_BYTES = 2**24
+_MOST_OCCASIONS = 500
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,8 @@ class Occasions:
             if len(data) > _MOST_BYTES:
                 raise ValueError(f"too large; allowed are {_MOST_BYTES // 2**20} MiB")
             found = read_as(cls, read_text(read_json(data)))
+            if len(found.occasions) > _MOST_OCCASIONS:
+                raise ValueError(f"too many; allowed are {_MOST_OCCASIONS}")
             for each in found.occasions:
                 datetime.fromisoformat(each.started_at)
         except (OSError, ValueError) as problem:
@@ -162,8 +165,8 @@ class Occasions:
     def adding(self, new: Occasion) -> "Occasions":
         """With one more.
 
-        Raises UsageError if it is less than an hour from a known one, or if it has fewer than two cells, of the same
-        code, in common with each of them.
+        Raises UsageError if it is less than an hour from a known one, or if no known one has two of its cells, of the
+        same code.
         """
         begun = datetime.fromisoformat(new.started_at)
         for known in self.occasions:

@@ -11,7 +11,6 @@ more rounds do not make smaller.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -101,26 +100,31 @@ def spread_over(occasions: Sequence[Mapping[Any, float]]) -> Spread | None:
     """The spread over two or more occasions, each the times of its cells, by all cells that two or more have.
 
     Logarithms of times are a cell's, plus an occasion's, plus the scatter: fitted by least squares. None if the cells
-    that occasions share do not connect all of them, or leave no degree of freedom for the scatter.
+    that occasions share do not connect all of them, or leave no degree of freedom for the scatter. The shift contains
+    the error of its estimate, so it is too large if few cells connect the occasions.
     """
     import numpy as np
 
-    counts = Counter(cell for times in occasions for cell in times)
-    shared = {cell: n for n, cell in enumerate(cell for cell, count in counts.items() if count > 1)}
-    found = [(n, shared[cell], ms) for n, times in enumerate(occasions) for cell, ms in times.items() if cell in shared]
-    design = np.zeros((len(found), len(occasions) + len(shared)))
-    for row, (occasion, cell, _) in enumerate(found):
-        design[row, [occasion, len(occasions) + cell]] = 1
-    logs = np.log([ms for *_, ms in found])
-    rank = int(np.linalg.matrix_rank(design)) if found else 0
-    freedom = len(found) - rank
-    if len(occasions) < 2 or rank < len(occasions) + len(shared) - 1 or freedom < 1:
+    times_of: dict[Any, dict[int, float]] = {}
+    for n, times in enumerate(occasions):
+        for cell, ms in times.items():
+            times_of.setdefault(cell, {})[n] = math.log(ms)
+    shared = [(list(each), np.array(list(each.values()))) for each in times_of.values() if len(each) > 1]
+    # Normal equations for the occasions alone: a cell's own share is the mean of what is left of its times.
+    size = len(occasions)
+    left, right = np.zeros((size, size)), np.zeros(size)
+    for places, logs in shared:
+        left[np.ix_(places, places)] += np.eye(len(places)) - 1 / len(places)
+        right[places] += logs - logs.mean()
+    freedom = sum(len(places) for places, _ in shared) - len(shared) - (size - 1)
+    if size < 2 or freedom < 1 or np.linalg.matrix_rank(left) < size - 1:
         return None
-    effects = np.linalg.lstsq(design, logs, rcond=None)[0]
-    shifts = effects[: len(occasions)] - effects[: len(occasions)].mean()
-    shift = math.sqrt(float((shifts**2).sum()) / (len(occasions) - 1))
-    scatter = math.sqrt(float(((logs - design @ effects) ** 2).sum()) / freedom)
-    return Spread(shift, scatter, len(occasions), len(shared), freedom)
+    shifts = np.linalg.lstsq(left, right, rcond=None)[0]
+    shifts -= shifts.mean()
+    rest = [logs - logs.mean() - (shifts[places] - shifts[places].mean()) for places, logs in shared]
+    shift = math.sqrt(float((shifts**2).sum()) / (size - 1))
+    scatter = math.sqrt(sum(float((each**2).sum()) for each in rest) / freedom)
+    return Spread(shift, scatter, size, len(shared), freedom)
 
 
 def compare_samples(

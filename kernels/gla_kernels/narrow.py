@@ -13,7 +13,7 @@ from gla_kernels import wide
 from gla_kernels.buffers import Flags, Gradients, Inputs, strides_of
 from gla_kernels.call import Call, decided_once
 from gla_kernels.launch import HOPPER_PROGRAMS
-from gla_kernels.wide_pieces import MIN_PIECE_CHUNKS, Run, cut, cut_into, groups, is_whole, whole
+from gla_kernels.wide_pieces import Run, cut, cut_into, groups, is_whole, whole
 
 # The fewest pieces of a sequence, on average. With fewer, the borders cost what more programs save (by count).
 _LEAST_PIECES = 4
@@ -23,15 +23,18 @@ _LEAST_PIECES = 4
 def choose_pieces(call: Call, multiple: int = 1) -> Run:
     """Whole sequences or, if these occupy too little of the GPU, pieces of a multiple of `multiple` chunks."""
     few = _LEAST_PIECES * call.sequences * call.H <= HOPPER_PROGRAMS
-    if few and call.chunks >= _LEAST_PIECES * MIN_PIECE_CHUNKS * (call.sequences if call.varlen else 1):
-        return cut_into(call, HOPPER_PROGRAMS // call.H, multiple)
-    return whole(call)
+    if not few:
+        return whole(call)
+    run = cut_into(call, HOPPER_PROGRAMS // call.H, multiple)
+    # Of packed sequences, as many pieces as sequences may be nearly empty.
+    pieces = run.count - call.sequences if call.varlen else run.count
+    return run if pieces >= _LEAST_PIECES * call.sequences else whole(call)
 
 
 @decided_once
 def recomputed_groups(call: Call) -> Sequence[Run]:
     """Runs of pieces of `call.every` chunks for a backward from checkpoints; none if it does not cut sequences."""
-    return () if is_whole(call, choose_pieces(call)) else tuple(groups(call))
+    return () if is_whole(call, choose_pieces(call, call.every)) else tuple(groups(call))
 
 
 @decided_once

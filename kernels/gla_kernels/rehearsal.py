@@ -23,7 +23,7 @@ from gla_kernels.call import Call, named
 from gla_kernels.checks import interpreting
 from gla_kernels.launch import Tile
 
-# Kernels that are compiled at once: most calls have no more.
+# Kernels that are compiled at once: most calls have few more.
 _COMPILERS = 9
 # The kinds of forward and backward passes that this process has compiled.
 _rehearsed: set[tuple[object, ...]] = set()

@@ -122,6 +122,10 @@ def test_a_file_that_is_missing_huge_or_of_another_device_is_not_counted_with(tm
     assert len(Occasions.load(path, "NVIDIA H200").occasions) == 1
     with pytest.raises(UsageError, match=r"^--occasions: .* holds occasions of NVIDIA H200, not NVIDIA B200"):
         Occasions.load(path, "NVIDIA B200")
+    with monkeypatch.context() as patch:
+        patch.setattr("glabench.verdicts.occasions._MOST_OCCASIONS", 0)
+        with pytest.raises(UsageError, match=r"^--occasions: .* is not a file of occasions .*too many"):
+            Occasions.load(path, "NVIDIA H200")
     monkeypatch.setattr("glabench.verdicts.occasions._MOST_BYTES", 2**6)
     with pytest.raises(UsageError, match=r"^--occasions: .* is not a file of occasions .*too large"):
         Occasions.load(path, "NVIDIA H200")
