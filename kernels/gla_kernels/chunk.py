@@ -117,8 +117,7 @@ def chunk_gla(
             tokens cu_seqlens[n] to cu_seqlens[n + 1]. A sequence may be empty.
         materialize: keep the state before every chunk for the backward pass (paper, Alg. 3 and 4). If false, keep only
             a state every 8 chunks or more and recompute the others (the trade of Alg. 5 and 6: less memory, more
-            work); the gradients are the same up to float32 rounding. While a backward of few heads runs, it may need
-            room for most of the states.
+            work); the gradients are the same up to float32 rounding.
         chunk_size: tokens per chunk: 16, 32, 64 or 128, if shared memory allows it; chosen by shape if None.
         check: also check the values of g and cu_seqlens, which waits for the GPU.
         autotune: on the first call of its kind, time all candidate launch plans and store the fastest on disk
