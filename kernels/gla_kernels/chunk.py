@@ -4,9 +4,12 @@ import torch
 
 from gla_kernels import eager
 from gla_kernels.checks import check_inputs, check_values
+from gla_kernels.kinds import kind_of, known, note
 from gla_kernels.limits import MAX_KEY_DIM_FLOAT32
-from gla_kernels.passes import KEEP_CHECKPOINTS, KEEP_NOTHING, KEEP_STATES
+from gla_kernels.passes import keeps
 from gla_kernels.tuning import autotuning, plan_for
+
+_compiling = torch.compiler.is_compiling
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -32,6 +35,16 @@ def _chunk(
     check: bool,
     autotune: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    kind, tunes = None, chunk_size is None and (autotune or autotuning()) and not _compiling()
+    if chunk_size is None and not check and not tunes and not _compiling():
+        kind = kind_of(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, materialize)
+    found = None if kind is None else known(kind)
+    if found is not None:
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        keep = keeps(q, k, v, g, initial_state, materialize)
+        return eager.chunk(
+            q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep, None, None, known=found
+        )
     q, k, v = _autocast(q, k, v)
     check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size)
     if check:
@@ -40,23 +53,18 @@ def _chunk(
     scale = K**-0.5 if scale is None else float(scale)
     if K > MAX_KEY_DIM_FLOAT32 and q.dtype != torch.bfloat16:
         return _in_pieces(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, materialize, chunk_size)
-    keep = KEEP_NOTHING
-    if torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (g is not None and g.requires_grad)
-        or (initial_state is not None and initial_state.requires_grad)
-    ):
-        keep = KEEP_STATES if materialize else KEEP_CHECKPOINTS
+    keep = keeps(q, k, v, g, initial_state, materialize)
     if g is not None and g.dtype == torch.float16:  # which no kernel reads
         g = g.float()
     initial_state = None if initial_state is None else initial_state.contiguous()
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
     tuned = None
-    if chunk_size is None and (autotune or autotuning()) and not torch.compiler.is_compiling():
+    if tunes:
         tuned = plan_for(q, k, v, g, cu_seqlens, keep, materialize)
-    return eager.chunk(q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep, chunk_size, tuned)
+    outputs = eager.chunk(q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep, chunk_size, tuned)
+    if kind is not None:
+        note(kind)
+    return outputs
 
 
 def _in_pieces(

@@ -30,18 +30,35 @@ _LAUNCHER_MODULE = "triton.backends.nvidia.driver"
 _LAUNCHES, _LAUNCHERS = 256, 1024
 
 
+def is_watched() -> bool:
+    """Whether Triton reports launches, or the stages of its compiler, to somebody."""
+    runtime = knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    # A hook that does nothing is none, or a chain without functions.
+    return (
+        not (enter is None or (type(enter) is knobs.HookChain and not enter.calls))
+        or not (leave is None or (type(leave) is knobs.HookChain and not leave.calls))
+        or runtime.add_stages_inspection_hook is not None
+    )
+
+
+def switches() -> tuple[Any, ...]:
+    """Triton's knobs that change what a kernel is compiled to."""
+    return knobs.runtime.debug, knobs.compilation.instrumentation_mode
+
+
 class Launcher:
     """Launches one kernel with one set of constants and options."""
 
     def __init__(self, kernel: Any, constants: dict[str, Any], options: dict[str, Any]) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self._keywords = constants | options
         names = list(kernel.arg_names)
         # The constants as the last parameters, in their order.
-        self._last = [constants[name] for name in names if name in constants]
-        self._arguments = len(names) - len(self._last)
+        self.constants = [constants[name] for name in names if name in constants]
+        self._arguments = len(names) - len(self.constants)
         self._tensors = 0
-        self._remembered: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
+        self._remembered: dict[tuple[Any, ...], Any] = {}
         self._direct = (
             triton.__version__.startswith(_KNOWN)
             and getattr(type(kernel), "run", None) is JITFunction.run
@@ -50,37 +67,32 @@ class Launcher:
 
     def __call__(self, programs: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         """Launches so many programs. `arguments`: tensors or None first, then numbers."""
-        runtime = knobs.runtime
-        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-        # A hook that does nothing is none, or a chain without functions.
-        if (
-            not self._direct
-            or not (enter is None or (type(enter) is knobs.HookChain and not enter.calls))
-            or not (leave is None or (type(leave) is knobs.HookChain and not leave.calls))
-            or runtime.add_stages_inspection_hook is not None
-            or self._kernel.pre_run_hooks
-        ):
-            self._kernel[programs](*arguments, **self._keywords)
+        if not self._direct or is_watched() or self.kernel.pre_run_hooks:
+            self.kernel[programs](*arguments, **self._keywords)
             return
         if not self._remembered and not self._understand(arguments):
             self._direct = False
-            self._kernel[programs](*arguments, **self._keywords)
+            self.kernel[programs](*arguments, **self._keywords)
             return
         tensors, numbers = arguments[: self._tensors], arguments[self._tensors :]
         addresses = [0 if x is None else x.data_ptr() for x in tensors]
-        dtypes = tuple([None if x is None else x.dtype for x in tensors])
         low = reduce(or_, addresses, 0) & 15 and tuple([address & 15 for address in addresses])
         active = driver.active
         device = active.get_current_device()
-        key = (device, dtypes, low, numbers, runtime.debug, knobs.compilation.instrumentation_mode)
+        key = (device, _dtypes(tensors), low, numbers, switches())
         found = self._remembered.get(key)
         if found is None:
-            self._remember(key, self._kernel[programs](*arguments, **self._keywords))
+            self._remember(key, self.kernel[programs](*arguments, **self._keywords))
             return
-        run, function, metadata = found
         x, y, z = (*programs, 1, 1)[:3]
         stream = active.get_current_stream(device)
-        run(x, y, z, stream, function, metadata, None, None, None, *addresses, *numbers, *self._last)
+        metadata = found.packed_metadata
+        found.run(x, y, z, stream, found.function, metadata, None, None, None, *addresses, *numbers, *self.constants)
+
+    def remembered(self, device: int, arguments: tuple[Any, ...]) -> Any:
+        """The compiled kernel that has run on the device with such arguments at aligned addresses, or None."""
+        tensors, numbers = arguments[: self._tensors], arguments[self._tensors :]
+        return self._remembered.get((device, _dtypes(tensors), 0, numbers, switches()))
 
     def _understand(self, arguments: tuple[Any, ...]) -> bool:
         """Finds how many of the arguments are tensors or None. Whether only numbers follow, and none is missing."""
@@ -98,7 +110,11 @@ class Launcher:
             return
         if len(self._remembered) >= _LAUNCHES:
             self._remembered.clear()
-        self._remembered[key] = compiled.run, compiled.function, compiled.packed_metadata
+        self._remembered[key] = compiled
+
+
+def _dtypes(tensors: tuple[torch.Tensor | None, ...]) -> tuple[torch.dtype | None, ...]:
+    return tuple([None if x is None else x.dtype for x in tensors])
 
 
 @lru_cache(_LAUNCHERS)

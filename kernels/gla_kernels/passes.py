@@ -28,6 +28,23 @@ def _device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device_of(x)
 
 
+def keeps(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial_state: torch.Tensor | None,
+    materialize: bool,
+) -> int:  # fmt: skip
+    """What a forward has to keep for the backward of these tensors."""
+    trains = torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (g is not None and g.requires_grad)
+        or (initial_state is not None and initial_state.requires_grad)
+    )
+    if not trains:
+        return KEEP_NOTHING
+    return KEEP_STATES if materialize else KEEP_CHECKPOINTS
+
+
 def forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -47,10 +64,10 @@ def forward(
     with _device_of(q):
         if unrehearsed(call, "forward", initial_state is None, output_final_state, keep):
             _rehearse_forward(call, inputs, initial_state, output_final_state, keep)
-        return _launch_forward(call, inputs, initial_state, output_final_state, keep)
+        return launch_forward(call, inputs, initial_state, output_final_state, keep)
 
 
-def _launch_forward(
+def launch_forward(
     call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
 ) -> Outputs:
     """Launches the plain and the exact kernels of the forward, and returns their outputs."""
@@ -75,10 +92,10 @@ def _rehearse_forward(
     """Compiles the kernels of a forward and, if it keeps anything, those of a backward without `dfinal`."""
     with rehearsing(call, inputs.q.device) as rehearsal:
         like, initial = inputs.on_meta(), on_meta(initial_state)
-        o, _, kept, flags = _launch_forward(rehearsal, like, initial, output_final_state, keep)
+        o, _, kept, flags = launch_forward(rehearsal, like, initial, output_final_state, keep)
         has_initial = initial is not None
         if kept is not None and unrehearsed(call, "backward", True, has_initial, keep):
-            _launch_backward(rehearsal, like, torch.empty_like(o), None, kept, flags, has_initial, keep)
+            launch_backward(rehearsal, like, torch.empty_like(o), None, kept, flags, has_initial, keep)
 
 
 def forward_outputs(call: Call, q: torch.Tensor, v: torch.Tensor, output_final_state: bool, keep: int) -> Outputs:
@@ -117,13 +134,13 @@ def backward(
         if unrehearsed(call, "backward", dfinal is None, has_initial, keep):
             with rehearsing(call, q.device) as rehearsal:
                 like, after = inputs.on_meta(), on_meta(dfinal)
-                _launch_backward(
+                launch_backward(
                     rehearsal, like, do.to("meta"), after, kept.to("meta"), flags.to("meta"), has_initial, keep
                 )
-        return _launch_backward(call, inputs, do, dfinal, kept, flags, has_initial, keep)
+        return launch_backward(call, inputs, do, dfinal, kept, flags, has_initial, keep)
 
 
-def _launch_backward(
+def launch_backward(
     call: Call, inputs: Inputs, do: torch.Tensor, dfinal: torch.Tensor | None, kept: torch.Tensor,
     buffer: torch.Tensor, has_initial: bool, keep: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip

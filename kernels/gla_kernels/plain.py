@@ -1,0 +1,26 @@
+"""Whether tensors are plain: nothing but autograd has to see what is done with them."""
+
+import torch
+from torch.autograd import forward_ad
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # by `torch.autograd.grad(..., is_grads_batched=True)`
+_traced = torch._C._get_tracing_state  # torch.jit.trace
+
+
+def is_plain(*tensors: torch.Tensor | None) -> bool:
+    """Whether nothing but autograd has to see what is done with these tensors."""
+    # Compilers stop at the first condition.
+    if _compiling() or _dispatch_modes() or _function_modes() or _transform() is not None or _traced() is not None:
+        return False
+    # Which level of forward-mode derivatives is entered; there is no public function that tells.
+    if forward_ad._current_level >= 0:
+        return False
+    for x in tensors:
+        if x is not None and (type(x) not in _PLAIN or not (x.is_cuda or x.is_cpu) or _is_batched(x)):
+            return False
+    return True

@@ -1,0 +1,234 @@
+"""What a pass allocates and launches, written down once per kind of call, so that it can be repeated without Python.
+
+The pass runs with tensors on the meta device, whose addresses stand for those of later calls. Only memory that is
+allocated, set to 0 or seen through views, and launches of kernels that have been compiled can be repeated; a pass that
+does anything else is not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gla_kernels.call import Call, named
+from gla_kernels.direct import Launcher, launcher
+from gla_kernels.launch import Tile
+
+# The most launches of a pass that is recorded. With more, the device takes longer than the host anyway.
+_MOST_LAUNCHES = 48
+# Of buffers in scratch memory, in bytes.
+_ALIGNMENT = 256
+# How `struct` packs numbers of Triton's types.
+NUMBERS = {"i32": "i", "i64": "q", "fp32": "f"}
+
+_aten = torch.ops.aten
+_ALLOCATE = {_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default}
+_ZEROS = {_aten.new_zeros.default}
+_VIEWS = {
+    _aten.as_strided.default, _aten.expand.default, _aten.select.int, _aten.slice.Tensor, _aten.view.default,
+    _aten.view.dtype, _aten.unbind.int, _aten.detach.default, _aten.alias.default,
+}  # fmt: skip
+
+
+class Place(NamedTuple):
+    """An address: of an input, an output or the scratch memory (in this order, absent ones left out), and an offset."""
+
+    base: int
+    offset: int = 0
+
+
+class Launch(NamedTuple):
+    """One launch: what `Launcher.remembered` returns for it, its programs, and all parameters of the kernel."""
+
+    kernel: Any
+    compiled: Any
+    programs: tuple[int, int, int]
+    # Triton's type of each parameter, and a place if it is an address, else its value.
+    parameters: tuple[tuple[str, Place | float], ...]
+
+
+class Output(NamedTuple):
+    """An output to allocate."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a pass allocates and launches."""
+
+    inputs: int  # that are not None
+    outputs: tuple[Output | None, ...]
+    scratch_bytes: int
+    zeros: tuple[tuple[Place, int], ...]  # and numbers of 32-bit words
+    launches: tuple[Launch, ...]
+
+
+class _UnrecordableError(Exception):
+    """The pass does what cannot be repeated."""
+
+
+@dataclass
+class _Buffer:
+    """Memory that a pass allocates; launches from number `first` to before `end` may use it."""
+
+    bytes: int
+    first: int
+    end: int = 0
+    offset: int = 0
+    zero: bool = False
+
+
+@dataclass(frozen=True)
+class _Recorder(Call):
+    """A call whose launches are noted, not made."""
+
+    notes: list[tuple[Launcher, tuple[int, ...], tuple[Any, ...]]] = field(
+        default_factory=list, hash=False, compare=False
+    )
+
+    def launch(
+        self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any],
+        *, early: bool = True,
+    ) -> None:  # fmt: skip
+        if len(self.notes) == _MOST_LAUNCHES:
+            raise _UnrecordableError
+        constants = named(kernel, self.constants(tile) | switches)
+        found = launcher(kernel, tuple(constants.items()), tuple(self.options(tile, early).items()))
+        self.notes.append((found, programs, arguments))
+
+
+class _Allocations(TorchDispatchMode):
+    """Notes which tensors a pass allocates, and when; refuses all other work."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self.buffers: dict[int, _Buffer] = {}
+        self._alive: list[torch.Tensor] = []  # so that no storage takes the identity of another
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if function in _ALLOCATE or function in _ZEROS:
+            zero = function in _ZEROS
+            self._alive.append(found)
+            # What is set to 0 is so before the first launch.
+            first = 0 if zero else len(self._recorder.notes)
+            self.buffers[_identity(found)] = _Buffer(found.untyped_storage().nbytes(), first, zero=zero)
+        elif function not in _VIEWS:
+            raise _UnrecordableError
+        return found
+
+
+def _identity(x: torch.Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+def _offset(x: torch.Tensor) -> int:
+    return int(x.storage_offset()) * x.element_size()
+
+
+def _like(x: torch.Tensor | None) -> torch.Tensor | None:
+    return None if x is None else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def record(
+    call: Call, device: int, tensors: Sequence[torch.Tensor | None],
+    run: Callable[..., Sequence[torch.Tensor | None]],
+) -> Recording | None:  # fmt: skip
+    """Records `run(a version of call, *meta tensors like tensors)`, which returns its outputs; None if it cannot be.
+
+    Its kernels must have been launched on the device with arguments of the same kinds, at aligned addresses.
+    """
+    recorder = _Recorder(**{each.name: getattr(call, each.name) for each in fields(call)})
+    like = [_like(x) for x in tensors]
+    allocations = _Allocations(recorder)
+    try:
+        with torch.no_grad(), allocations:
+            outputs = run(recorder, *like)
+        return _written_down(recorder, allocations, device, [x for x in like if x is not None], outputs)
+    except _UnrecordableError:
+        return None
+
+
+def _written_down(
+    recorder: _Recorder, allocations: _Allocations, device: int, inputs: list[torch.Tensor],
+    outputs: Sequence[torch.Tensor | None],
+) -> Recording:  # fmt: skip
+    """Raises _UnrecordableError."""
+    present = [x for x in outputs if x is not None]
+    scratch = dict(allocations.buffers)
+    places = {_identity(x): Place(base) for base, x in enumerate(inputs)}
+    for base, x in enumerate(present, len(inputs)):
+        buffer = scratch.pop(_identity(x), None)
+        # An output must be a whole buffer of its own.
+        if buffer is None or not x.is_contiguous() or buffer.bytes != x.nbytes:
+            raise _UnrecordableError
+        places[_identity(x)] = Place(base)
+    for number, (_, _, arguments) in enumerate(recorder.notes):
+        for x in arguments:
+            if isinstance(x, torch.Tensor) and (buffer := scratch.get(_identity(x))) is not None:
+                buffer.end = number + 1
+    used = {identity: buffer for identity, buffer in scratch.items() if buffer.end}
+    scratch_bytes = _pack(list(used.values()))
+    for identity, buffer in used.items():
+        places[identity] = Place(len(inputs) + len(present), buffer.offset)
+    return Recording(
+        len(inputs),
+        tuple([None if x is None else Output(tuple(x.shape), x.dtype) for x in outputs]),
+        scratch_bytes,
+        tuple([
+            (places[identity], buffer.bytes // 4)
+            for identity, buffer in allocations.buffers.items() if buffer.zero and identity in places
+        ]),
+        tuple([_launch(found, programs, arguments, device, places) for found, programs, arguments in recorder.notes]),
+    )  # fmt: skip
+
+
+def _pack(buffers: list[_Buffer]) -> int:
+    """Gives buffers offsets at which no two that are needed at once overlap, and returns the bytes of all together."""
+    placed: list[_Buffer] = []
+    for buffer in sorted(buffers, key=lambda buffer: -buffer.bytes):
+        offset = 0
+        for other in sorted(placed, key=lambda other: other.offset):
+            both = other.first < buffer.end and buffer.first < other.end
+            if both and other.offset < offset + buffer.bytes and offset < other.offset + other.bytes:
+                offset = -(-(other.offset + other.bytes) // _ALIGNMENT) * _ALIGNMENT
+        buffer.offset = offset
+        placed.append(buffer)
+    return max([buffer.offset + buffer.bytes for buffer in placed], default=0)
+
+
+def _launch(
+    found: Launcher, programs: tuple[int, ...], arguments: tuple[Any, ...], device: int, places: dict[int, Place]
+) -> Launch:
+    """Raises _UnrecordableError."""
+    compiled = found.remembered(device, arguments)
+    if compiled is None:
+        raise _UnrecordableError
+    metadata = compiled.metadata
+    special = metadata.num_ctas != 1 or metadata.launch_cooperative_grid
+    if special or metadata.global_scratch_size or metadata.profile_scratch_size:
+        raise _UnrecordableError
+    parameters: list[tuple[str, Place | float]] = []
+    for kind, value in zip(compiled.src.signature.values(), (*arguments, *found.constants), strict=True):
+        if kind == "constexpr":
+            continue
+        if kind[0] == "*" and value is not None:
+            base = places.get(_identity(value))
+            if base is None:
+                raise _UnrecordableError
+            parameters.append((kind, Place(base.base, base.offset + _offset(value))))
+        elif kind[0] == "*":
+            parameters.append(("i64", 0))
+        elif kind in NUMBERS:
+            parameters.append((kind, value))
+        else:
+            raise _UnrecordableError
+    x, y, z = (*programs, 1, 1)[:3]
+    return Launch(found.kernel, compiled, (x, y, z), tuple(parameters))
