@@ -1,4 +1,4 @@
-"""What a replay calls of the CUDA driver, through ctypes: the structures of cuda.h, launches and fills."""
+"""What a replay calls of the CUDA driver, through ctypes: the structures of cuda.h, launches, fills, copies."""
 
 import ctypes
 from collections.abc import Callable
@@ -41,6 +41,8 @@ class Functions(NamedTuple):
     """cuLaunchKernelEx: addresses of a LaunchConfig, a function and an array of the parameters' addresses; None."""
     fill: Callable[[int, int, int, int], int]
     """cuMemsetD32Async: address, value, number of 32-bit words, stream."""
+    copy: Callable[[int, int, int, int], int]
+    """cuMemcpyDtoDAsync: addresses of the copy and of the original, bytes, stream."""
     name_of: Callable[[int], str]
     """The name of an error code."""
 
@@ -52,13 +54,14 @@ def functions() -> Functions | None:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    launch, fill = library.cuLaunchKernelEx, library.cuMemsetD32Async
+    launch, fill, copy = library.cuLaunchKernelEx, library.cuMemsetD32Async, library.cuMemcpyDtoDAsync_v2
     launch.argtypes = [ctypes.c_void_p] * 4
     fill.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p]
+    copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
     def name_of(code: int) -> str:
         name = ctypes.c_char_p()
         library.cuGetErrorName(code, ctypes.byref(name))
         return (name.value or b"unknown").decode()
 
-    return Functions(launch, fill, name_of)
+    return Functions(launch, fill, copy, name_of)

@@ -153,7 +153,12 @@ def launch_backward(
     # These are done in one go; the pieces below are those of the exact kernels alone.
     at_once = wide_heads or bool(groups)
     count = call.chunks if materialized or at_once else call.every
-    flags, failed = Flags.of(call, buffer), failure_flags(call, q, -(-call.chunks // count))
+    flags = Flags.of(call, buffer)
+    if at_once and call.gated and not materialized:
+        # The exact kernels recompute the states of heads that either pass has flagged.
+        failed = flags.rows.clone().unsqueeze(0)
+    else:
+        failed = failure_flags(call, q, -(-call.chunks // count))
     dinitial = call.new_states(q) if has_initial or call.gated else None
     if wide_heads:
         wide.run_backward(
@@ -167,8 +172,6 @@ def launch_backward(
     if materialized:
         run_backward(call, inputs, do, kept, flags, failed[0], gradients, dfinal=dfinal, dinitial=dinitial)
     elif at_once and call.gated:
-        # The exact kernels recompute the states of heads that either pass has flagged.
-        failed = torch.maximum(flags.rows, failed)
         flags = flags._replace(rows=failed[0])
         # As many chunks at a time as the plain form had scratch memory for, which is free again.
         room = groups[0].count * groups[0].chunks if groups else wide_pieces.scratch_slots(call)

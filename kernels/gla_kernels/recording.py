@@ -1,8 +1,8 @@
 """What a pass allocates and launches, written down once per kind of call, so that it can be repeated without Python.
 
-The pass runs with tensors on the meta device, whose addresses stand for those of later calls. Only memory that is
-allocated, set to 0 or seen through views, and launches of kernels that have been compiled can be repeated; a pass that
-does anything else is not.
+The pass runs with tensors on the meta device, which stand for those of later calls. What can be repeated is memory that
+is allocated, set to 0, copied from an input or seen through views, and launches of kernels that have been launched
+before. A pass that does anything else is not recorded.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ _ALLOCATE = {_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empt
 _ZEROS = {_aten.new_zeros.default}
 _VIEWS = {
     _aten.as_strided.default, _aten.expand.default, _aten.select.int, _aten.slice.Tensor, _aten.view.default,
-    _aten.view.dtype, _aten.unbind.int, _aten.detach.default, _aten.alias.default,
+    _aten.view.dtype, _aten.unbind.int, _aten.unsqueeze.default, _aten.detach.default, _aten.alias.default,
 }  # fmt: skip
 
 
@@ -63,7 +63,8 @@ class Recording:
     inputs: int  # that are not None
     outputs: tuple[Output | None, ...]
     scratch_bytes: int
-    zeros: tuple[tuple[Place, int], ...]  # and numbers of 32-bit words
+    zeros: tuple[tuple[Place, int], ...]  # and numbers of 32-bit words; set before the first launch
+    copies: tuple[tuple[Place, Place, int], ...]  # copy, original, bytes; made before the first launch
     launches: tuple[Launch, ...]
 
 
@@ -80,6 +81,7 @@ class _Buffer:
     end: int = 0
     offset: int = 0
     zero: bool = False
+    original: torch.Tensor | None = None  # of a copy
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,13 @@ class _Allocations(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         found = function(*args, **(kwargs or {}))
-        if function in _ALLOCATE or function in _ZEROS:
-            zero = function in _ZEROS
+        zero, original = function in _ZEROS, args[0] if function == _aten.clone.default else None
+        if zero or original is not None or function in _ALLOCATE:
             self._alive.append(found)
-            # What is set to 0 is so before the first launch.
-            first = 0 if zero else len(self._recorder.notes)
-            self.buffers[_identity(found)] = _Buffer(found.untyped_storage().nbytes(), first, zero=zero)
+            # What has values at once has them before the first launch.
+            first = len(self._recorder.notes) if function in _ALLOCATE else 0
+            size = found.untyped_storage().nbytes()
+            self.buffers[_identity(found)] = _Buffer(size, first, zero=zero, original=original)
         elif function not in _VIEWS:
             raise _UnrecordableError
         return found
@@ -127,10 +130,6 @@ class _Allocations(TorchDispatchMode):
 
 def _identity(x: torch.Tensor) -> int:
     return int(x.untyped_storage()._cdata)
-
-
-def _offset(x: torch.Tensor) -> int:
-    return int(x.storage_offset()) * x.element_size()
 
 
 def _like(x: torch.Tensor | None) -> torch.Tensor | None:
@@ -178,16 +177,34 @@ def _written_down(
     scratch_bytes = _pack(list(used.values()))
     for identity, buffer in used.items():
         places[identity] = Place(len(inputs) + len(present), buffer.offset)
+    values = {identity: buffer for identity, buffer in allocations.buffers.items() if identity in places}
     return Recording(
         len(inputs),
         tuple([None if x is None else Output(tuple(x.shape), x.dtype) for x in outputs]),
         scratch_bytes,
+        tuple([(places[identity], buffer.bytes // 4) for identity, buffer in values.items() if buffer.zero]),
         tuple([
-            (places[identity], buffer.bytes // 4)
-            for identity, buffer in allocations.buffers.items() if buffer.zero and identity in places
+            (places[identity], _original(buffer, inputs, places), buffer.bytes)
+            for identity, buffer in values.items() if buffer.original is not None
         ]),
         tuple([_launch(found, programs, arguments, device, places) for found, programs, arguments in recorder.notes]),
     )  # fmt: skip
+
+
+def _original(copy: _Buffer, inputs: list[torch.Tensor], places: dict[int, Place]) -> Place:
+    """Where a copy comes from. Raises _UnrecordableError if not from an input, as it is."""
+    x = copy.original
+    if x is None or not x.is_contiguous() or x.nbytes != copy.bytes or _identity(x) not in map(_identity, inputs):
+        raise _UnrecordableError
+    return _place(x, places)
+
+
+def _place(x: torch.Tensor, places: dict[int, Place]) -> Place:
+    """Raises _UnrecordableError if x is not of this pass."""
+    base = places.get(_identity(x))
+    if base is None:
+        raise _UnrecordableError
+    return Place(base.base, base.offset + int(x.storage_offset()) * x.element_size())
 
 
 def _pack(buffers: list[_Buffer]) -> int:
@@ -220,10 +237,7 @@ def _launch(
         if kind == "constexpr":
             continue
         if kind[0] == "*" and value is not None:
-            base = places.get(_identity(value))
-            if base is None:
-                raise _UnrecordableError
-            parameters.append((kind, Place(base.base, base.offset + _offset(value))))
+            parameters.append((kind, _place(value, places)))
         elif kind[0] == "*":
             parameters.append(("i64", 0))
         elif kind in NUMBERS:

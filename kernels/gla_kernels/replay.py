@@ -42,10 +42,12 @@ class Replay:
         bases = recording.inputs + len(self._new)
         places = [x for launch in recording.launches for _, x in launch.parameters if isinstance(x, Place)]
         places += [place for place, _ in recording.zeros]
+        places += [place for *both, _ in recording.copies for place in both]
         self._moved = list(dict.fromkeys(place for place in places if place.offset))
         cells = {Place(base): base for base in range(bases)}
         cells |= {place: bases + number for number, place in enumerate(self._moved)}
         self._zeros = [(cells[place], words) for place, words in recording.zeros]
+        self._copies = [(cells[place], cells[original], size) for place, original, size in recording.copies]
         self._pack = struct.Struct(f"{len(cells)}Q").pack_into
         constants = sum(not isinstance(x, Place) for launch in recording.launches for _, x in launch.parameters)
         self._cells = (ctypes.c_uint64 * (len(cells) + constants + 1))()
@@ -96,7 +98,7 @@ class Replay:
 
     def _launch(self, addresses: list[int], stream: int) -> bool:
         """Whether this thread can launch at all."""
-        launch, fill, _ = self._functions
+        launch, fill, copy, _ = self._functions
         self._pack(self._cells, 0, *addresses)
         if stream != self._stream:
             for config in self._configs:
@@ -105,6 +107,8 @@ class Replay:
         code = 0
         for cell, words in self._zeros:
             code = code or fill(addresses[cell], 0, words, stream)
+        for cell, original, size in self._copies:
+            code = code or copy(addresses[cell], addresses[original], size, stream)
         for function, settings, parameters in self._steps:
             if code:
                 break

@@ -171,9 +171,9 @@ def test_while_a_launch_is_watched_it_goes_through_the_jit(launch, monkeypatch, 
 
 def test_hooks_of_the_kernel_or_of_the_compilers_stages_are_honoured(launch, monkeypatch):
     launch(tensor(), None, 0.5, 33)
-    launch.launcher._kernel.pre_run_hooks.append(print)
+    launch.launcher.kernel.pre_run_hooks.append(print)
     assert launch(tensor(), None, 0.5, 33) == "jit"
-    launch.launcher._kernel.pre_run_hooks.clear()
+    launch.launcher.kernel.pre_run_hooks.clear()
     assert launch(tensor(), None, 0.5, 33) == "direct"
     monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", lambda: ("", ""))
     assert launch(tensor(), None, 0.5, 33) == "jit"
@@ -228,12 +228,14 @@ notes = []
 
 class Launch:
     def __init__(self, src, metadata):
-        self.pdl = metadata.launch_pdl
+        self.pdl, self.kinds = metadata.launch_pdl, list(src.signature.values())
 
     def __call__(self, x, y, z, stream, function, metadata, note, enter, leave, *arguments):
         through = "direct" if enter is None else "jit"
         addresses = [a.data_ptr() if isinstance(a, torch.Tensor) else a or 0 for a in arguments]
-        notes.append((through, [x, y, z, stream, function, metadata, self.pdl, *map(str, addresses)]))
+        # What a kernel gets of them: not what it is compiled for.
+        given = [str(a) for a, kind in zip(addresses, self.kinds, strict=True) if kind != "constexpr"]
+        notes.append((through, [x, y, z, stream, function, metadata, self.pdl, *map(str, addresses)], given))
 
 class Driver:
     class utils:
@@ -251,6 +253,7 @@ from gla_kernels.buffers import Flags, Inputs, flag_buffer
 from gla_kernels.call import Call
 from gla_kernels.launches import run_forward
 from gla_kernels.launch import HOPPER, triton_plan
+from gla_kernels.recording import Place, record
 
 for plan in (HOPPER, triton_plan(64, 64, torch.bfloat16, None)):
     q = torch.zeros(1, 100, 1, 64, dtype=torch.bfloat16)
@@ -261,6 +264,21 @@ for plan in (HOPPER, triton_plan(64, 64, torch.bfloat16, None)):
     initial, final, o = call.new_states(q), call.new_states(q), torch.empty_like(q)
     for _ in range(2):
         run_forward(call, inputs, flags, o=o, initial=initial, final=final, states=states)
+
+    def run(call, q, g, buffer, o, initial, final, states):
+        inputs, flags = Inputs.of(call, q, q, q, g, None), Flags.of(call, buffer)
+        run_forward(call, inputs, flags, o=o, initial=initial, final=final, states=states)
+        return []
+
+    tensors = q, g, flags.rows._base, o, initial, final, states
+    for launch in record(call, 0, tensors, run).launches:
+        metadata = launch.compiled.metadata
+        values = [
+            x if type(x) is not Place else tensors[x.base].data_ptr() + x.offset for _, x in launch.parameters
+        ]
+        packed = (metadata.num_warps, metadata.num_ctas, metadata.shared)
+        settings = [*launch.programs, 5, launch.compiled.function, packed, metadata.launch_pdl]
+        notes.append(("recorded", settings, list(map(str, values))))
 json.dump(notes, sys.stdout)
 """
 
@@ -270,8 +288,14 @@ def test_a_direct_launch_passes_what_tritons_own_passes():
     done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     notes = json.loads(done.stdout)
-    assert [through for through, _ in notes] == ["jit"] * 3 + ["direct"] * 3 + ["jit"] * 3 + ["direct"] * 3
-    for first in (0, 6):
+    kinds = [through for through, *_ in notes]
+    assert kinds == (["jit"] * 3 + ["direct"] * 3 + ["recorded"] * 3) * 2
+    for first in (0, 9):
         assert notes[first][1][6] == (first == 0)  # only the Gluon kernels begin early
-        for (_, jit), (_, direct_) in zip(notes[first : first + 3], notes[first + 3 : first + 6], strict=True):
-            assert jit == direct_
+        by_jit, direct_, recorded = (notes[first + i : first + i + 3] for i in (0, 3, 6))
+        for (_, one, given), (_, other, _), (_, (*settings, pdl), parameters) in zip(
+            by_jit, direct_, recorded, strict=True
+        ):
+            assert one == other
+            assert [*settings, pdl] == one[:7]
+            assert parameters == given

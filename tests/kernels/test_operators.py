@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from gla_cases import cumulative, make_case
-from gla_kernels import chunk_gla, chunk_linear_attn, eager, ops, passes
+from gla_kernels import chunk_gla, chunk_linear_attn, eager, kinds, ops, passes
 from torch import library
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,15 +20,17 @@ def leaves_of(case):
     return [case.inputs[name].clone().requires_grad_() for name in NAMES]
 
 
-def through_operators(*tensors):
-    return False
+def through_operators(monkeypatch):
+    """Lets calls on plain tensors go through the operators too."""
+    for module in (eager, kinds):
+        monkeypatch.setattr(module, "is_plain", lambda *tensors: False)
 
 
 @pytest.fixture(params=["eager", "operators"])
 def path(request, monkeypatch):
     """Both ways of a call: around the operators, as calls on plain tensors go, and through them."""
     if request.param == "operators":
-        monkeypatch.setattr(eager, "is_plain", through_operators)
+        through_operators(monkeypatch)
     return request.param
 
 
@@ -120,7 +122,7 @@ def test_both_ways_give_the_same_bits(materialize, packed, gated, monkeypatch):
         return o, final, *grads
 
     around = results()
-    monkeypatch.setattr(eager, "is_plain", through_operators)
+    through_operators(monkeypatch)
     through = results()
     assert "Chunk" in around[0].grad_fn.name() != through[0].grad_fn.name()
     assert all(torch.equal(x, y) for x, y in zip(around, through, strict=True))
