@@ -22,7 +22,7 @@ Kind = tuple[object, ...]
 
 # Kinds that are remembered.
 _KINDS = 512
-# Attempts to record a pass, whose launches have to have been seen, at aligned addresses. Should be 3; 0 records nothing,
+# Attempts to record a pass, whose launches have to have been seen, at aligned addresses. Should be 3; 0 records none,
 # until a GPU has run tests/gpu with it.
 _ATTEMPTS = 0
 
