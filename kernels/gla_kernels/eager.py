@@ -15,9 +15,12 @@ from gla_kernels.kinds import Passes
 from gla_kernels.plain import is_plain
 
 
-def _forward(known: Passes | None, tensors: tuple[Any, ...], settings: tuple[Any, ...]) -> passes.Outputs:
-    made = None if known is None else known.forward(tensors, settings)
-    return passes.forward(*tensors, *settings) if made is None else made
+def _forward(
+    known: Passes | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
+    initial_state: torch.Tensor | None, cu_seqlens: torch.Tensor | None, settings: tuple[Any, ...],
+) -> passes.Outputs:  # fmt: skip
+    made = None if known is None else known.forward(q, k, v, g, initial_state, cu_seqlens, settings)
+    return passes.forward(q, k, v, g, initial_state, cu_seqlens, *settings) if made is None else made
 
 
 class _Chunk(torch.autograd.Function):
@@ -35,7 +38,7 @@ class _Chunk(torch.autograd.Function):
         settings: tuple[Any, ...],
         known: Passes | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        o, final, kept, flags = _forward(known, (q, k, v, g, initial_state, cu_seqlens), settings)
+        o, final, kept, flags = _forward(known, q, k, v, g, initial_state, cu_seqlens, settings)
         scale, _, keep, chunk_size, plan = settings
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, g, cu_seqlens, kept, flags)
@@ -78,7 +81,7 @@ def chunk(
         o, final, _, _ = ops.chunk_forward(q, k, v, g, initial_state, cu_seqlens, *settings)
         return o, final if output_final_state else None
     if keep == passes.KEEP_NOTHING:
-        return _forward(known, (q, k, v, g, initial_state, cu_seqlens), settings)[:2]
+        return _forward(known, q, k, v, g, initial_state, cu_seqlens, settings)[:2]
     found: tuple[torch.Tensor, torch.Tensor | None] = _Chunk.apply(
         q, k, v, g, initial_state, cu_seqlens, settings, known
     )

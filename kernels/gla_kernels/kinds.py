@@ -35,27 +35,27 @@ class _Pass:
         self._replay: Replay | None = None
 
     def repeat(
-        self, call: Callable[[], Call], tensors: Sequence[torch.Tensor | None],
-        run: Callable[..., Sequence[torch.Tensor | None]],
+        self, run: Callable[..., Sequence[torch.Tensor | None]], tensors: Sequence[torch.Tensor | None],
+        settings: tuple[Any, ...],
     ) -> tuple[torch.Tensor | None, ...] | None:  # fmt: skip
-        """Outputs of the pass on these tensors, or None. `run`: see `record`."""
-        if self._replay is None and not self._record(call, tensors, run):
-            return None
+        """Outputs of `run(call, settings, *tensors)`, or None."""
+        if self._replay is None:
+            self._record(run, tensors, settings)
         return None if self._replay is None else self._replay(tensors)
 
     def _record(
-        self, call: Callable[[], Call], tensors: Sequence[torch.Tensor | None],
-        run: Callable[..., Sequence[torch.Tensor | None]],
-    ) -> bool:  # fmt: skip
+        self, run: Callable[..., Sequence[torch.Tensor | None]], tensors: Sequence[Any], settings: tuple[Any, ...]
+    ) -> None:
         functions = cuda.functions()
         if functions is None or self._attempts >= _ATTEMPTS:
-            return False
+            return
         self._attempts += 1
-        device = next(x.device for x in tensors if x is not None)
-        recording = record(call(), -1 if device.index is None else device.index, tensors, run)
+        q, _, v, g, cu_seqlens = tensors[:5]
+        scale, _, _, chunk_size, plan = settings
+        call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
+        recording = record(call, q.get_device(), tensors, lambda call, *like: run(call, settings, *like))
         if recording is not None:
-            self._replay = Replay(recording, device, functions)
-        return recording is not None
+            self._replay = Replay(recording, q.device, functions)
 
 
 class Passes:
@@ -65,18 +65,13 @@ class Passes:
         self._forward = _Pass()
         self._backwards: dict[Kind, _Pass] = {}
 
-    def forward(self, tensors: tuple[torch.Tensor | None, ...], settings: tuple[Any, ...]) -> Any:
-        """Repeats a forward: its outputs as `passes.forward` returns them, or None. Arguments: see there."""
-
-        def run(
-            call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
-            initial_state: torch.Tensor | None, cu_seqlens: torch.Tensor | None,
-        ) -> passes.Outputs:  # fmt: skip
-            _, output_final_state, keep, _, _ = settings
-            inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
-            return passes.launch_forward(call, inputs, initial_state, output_final_state, keep)
-
-        return self._forward.repeat(lambda: _call(tensors, settings), tensors, run)
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
+        initial_state: torch.Tensor | None, cu_seqlens: torch.Tensor | None, settings: tuple[Any, ...],
+    ) -> passes.Outputs | None:  # fmt: skip
+        """Repeats a forward: its outputs as `passes.forward` returns them, or None. `settings`: its other arguments."""
+        made: Any = self._forward.repeat(_run_forward, (q, k, v, g, cu_seqlens, initial_state), settings)
+        return made
 
     def backward(
         self, saved: tuple[torch.Tensor | None, ...], settings: tuple[Any, ...], do: torch.Tensor,
@@ -90,29 +85,32 @@ class Passes:
         # Hooks on saved tensors may have given them other strides.
         kind = tuple([None if x is None else x.stride() for x in tensors])
         known = self._backwards.get(kind)
-        if known is None:
-            # The next one: the kernels of this one may not have been launched yet.
-            if len(self._backwards) < _KINDS:
-                self._backwards[kind] = _Pass()
-            return None
-
-        def run(
-            call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
-            cu_seqlens: torch.Tensor | None, kept: torch.Tensor, flags: torch.Tensor, do: torch.Tensor,
-            dfinal: torch.Tensor | None,
-        ) -> Sequence[torch.Tensor | None]:  # fmt: skip
-            _, has_initial, keep, _, _ = settings
-            after = None if dfinal is None else dfinal.contiguous()
-            inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
-            return passes.launch_backward(call, inputs, readable(call, do), after, kept, flags, has_initial, keep)
-
-        return known.repeat(lambda: _call((*saved[:4], None, saved[4]), settings), tensors, run)
+        if known is not None:
+            return known.repeat(_run_backward, tensors, settings)
+        # The next one: the kernels of this one may not have been launched yet.
+        if len(self._backwards) < _KINDS:
+            self._backwards[kind] = _Pass()
+        return None
 
 
-def _call(tensors: Sequence[Any], settings: tuple[Any, ...]) -> Call:
-    q, _, v, g, _, cu_seqlens = tensors
-    scale, _, _, chunk_size, plan = settings
-    return make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
+def _run_forward(
+    call: Call, settings: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None, initial_state: torch.Tensor | None,
+) -> passes.Outputs:  # fmt: skip
+    _, output_final_state, keep, _, _ = settings
+    inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
+    return passes.launch_forward(call, inputs, initial_state, output_final_state, keep)
+
+
+def _run_backward(
+    call: Call, settings: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None, kept: torch.Tensor, flags: torch.Tensor, do: torch.Tensor,
+    dfinal: torch.Tensor | None,
+) -> Sequence[torch.Tensor | None]:  # fmt: skip
+    _, has_initial, keep, _, _ = settings
+    after = None if dfinal is None else dfinal.contiguous()
+    inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
+    return passes.launch_backward(call, inputs, readable(call, do), after, kept, flags, has_initial, keep)
 
 
 _known: dict[Kind, Passes] = {}

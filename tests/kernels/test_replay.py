@@ -182,10 +182,10 @@ def test_a_replay_launches_what_the_pass_has_launched(shape, gated, states, pack
     )
     q, k, v, g, _, cu_seqlens = tensors
     known, settings = kinds.Passes(), (0.125, states, keep, None, None)
-    assert known.forward(tensors, settings) is None  # nothing has been launched yet
+    assert known.forward(*tensors, settings) is None  # nothing has been launched yet
     with Keeping():
         outputs = passes.forward(*tensors, *settings)
-    again = known.forward(tensors, settings)
+    again = known.forward(*tensors, settings)
     same_outputs(again, outputs)
     assert not again[-1].any()  # flags
     moved = same_launches(driver.launched, log)
@@ -214,7 +214,7 @@ def repeat():
     passes.forward(*tensors, *settings)
 
     def repeat(*others):
-        return known.forward((*others, *tensors[len(others) :]), settings)
+        return known.forward(*others, *tensors[len(others) :], settings)
 
     repeat.known = known
     assert repeat() is not None
@@ -282,7 +282,7 @@ def test_partial_sums_are_not_repeated():
     q, k, v, g, _, cu_seqlens = tensors
     passes.backward(q, k, v, g, cu_seqlens, do, None, *outputs[2:], *settings)
     known = kinds.Passes()
-    assert known.forward(tensors, settings) is not None
+    assert known.forward(*tensors, settings) is not None
     assert [known.backward((q, k, v, g, None, *outputs[2:]), settings, do, None) for _ in range(3)] == [None] * 3
 
 
@@ -291,7 +291,7 @@ def test_too_many_launches_are_not_recorded(monkeypatch):
     settings = 0.125, False, passes.KEEP_NOTHING, None, None
     passes.forward(*tensors, *settings)
     monkeypatch.setattr(recording, "_MOST_LAUNCHES", 2)
-    assert kinds.Passes().forward(tensors, settings) is None
+    assert kinds.Passes().forward(*tensors, settings) is None
 
 
 @pytest.mark.parametrize("seed", range(5))
