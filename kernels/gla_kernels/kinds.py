@@ -6,7 +6,7 @@ call is recorded: the kernels have been compiled and launched by then, and a sha
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -70,8 +70,8 @@ class Passes:
         initial_state: torch.Tensor | None, cu_seqlens: torch.Tensor | None, settings: tuple[Any, ...],
     ) -> passes.Outputs | None:  # fmt: skip
         """Repeats a forward: its outputs as `passes.forward` returns them, or None. `settings`: its other arguments."""
-        made: Any = self._forward.repeat(_run_forward, (q, k, v, g, cu_seqlens, initial_state), settings)
-        return made
+        made = self._forward.repeat(_run_forward, (q, k, v, g, cu_seqlens, initial_state), settings)
+        return cast("passes.Outputs | None", made)
 
     def backward(
         self, saved: tuple[torch.Tensor | None, ...], settings: tuple[Any, ...], do: torch.Tensor,
