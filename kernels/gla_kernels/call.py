@@ -1,7 +1,7 @@
 """One call of the kernels: its sizes, its launch plan, what has been decided for it, and how it launches a kernel."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache, wraps
 from types import NoneType
 from typing import Any, ParamSpec, TypeVar
@@ -40,6 +40,9 @@ def chunks_per_checkpoint(chunks: int) -> int:
         if chunks <= limit:
             return every
     return 64
+
+
+_OtherCall = TypeVar("_OtherCall", bound="Call")
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,11 @@ class Call:
             options = self.options(tile, early)
             found = self._launchers[key] = launcher(kernel, tuple(constants.items()), tuple(options.items()))
         found(programs, arguments)
+
+
+def version_of(call: Call, kind: type[_OtherCall]) -> _OtherCall:
+    """A call of a kind with other launches, with the same sizes and options."""
+    return kind(**{each.name: getattr(call, each.name) for each in fields(call)})
 
 
 def named(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:

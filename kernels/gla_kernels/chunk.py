@@ -4,7 +4,7 @@ import torch
 
 from gla_kernels import eager
 from gla_kernels.checks import check_inputs, check_values
-from gla_kernels.kinds import kind_of, known, note
+from gla_kernels.kinds import keep_of, kind_of, known, note
 from gla_kernels.limits import MAX_KEY_DIM_FLOAT32
 from gla_kernels.passes import keeps
 from gla_kernels.tuning import autotuning, plan_for
@@ -38,12 +38,10 @@ def _chunk(
     kind, tunes = None, chunk_size is None and (autotune or autotuning()) and not _compiling()
     if chunk_size is None and not check and not tunes and not _compiling():
         kind = kind_of(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, materialize)
-    found = None if kind is None else known(kind)
-    if found is not None:
+    if kind is not None and (found := known(kind)) is not None:
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        keep = keeps(q, k, v, g, initial_state, materialize)
         return eager.chunk(
-            q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep, None, None, known=found
+            q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep_of(kind), None, None, known=found
         )
     q, k, v = _autocast(q, k, v)
     check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size)

@@ -5,9 +5,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-# A thread in which nothing has set up the device yet.
-INVALID_CONTEXT = 201
-
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 

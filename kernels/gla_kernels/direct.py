@@ -57,7 +57,7 @@ class Launcher:
         # The constants as the last parameters, in their order.
         self.constants = [constants[name] for name in names if name in constants]
         self._arguments = len(names) - len(self.constants)
-        self._tensors = 0
+        self.tensor_count = 0  # of the first arguments, which are tensors or None
         self._remembered: dict[tuple[Any, ...], Any] = {}
         self._direct = (
             triton.__version__.startswith(_KNOWN)
@@ -74,9 +74,9 @@ class Launcher:
             self._direct = False
             self.kernel[programs](*arguments, **self._keywords)
             return
-        tensors, numbers = arguments[: self._tensors], arguments[self._tensors :]
+        tensors, numbers = arguments[: self.tensor_count], arguments[self.tensor_count :]
         addresses = [0 if x is None else x.data_ptr() for x in tensors]
-        low = reduce(or_, addresses, 0) & 15 and tuple([address & 15 for address in addresses])
+        low = reduce(or_, addresses, 0) & 15 > 0 and tuple([address & 15 for address in addresses])
         active = driver.active
         device = active.get_current_device()
         key = (device, _dtypes(tensors), low, numbers, switches())
@@ -89,16 +89,19 @@ class Launcher:
         metadata = found.packed_metadata
         found.run(x, y, z, stream, found.function, metadata, None, None, None, *addresses, *numbers, *self.constants)
 
-    def remembered(self, device: int, arguments: tuple[Any, ...]) -> Any:
-        """The compiled kernel that has run on the device with such arguments at aligned addresses, or None."""
-        tensors, numbers = arguments[: self._tensors], arguments[self._tensors :]
-        return self._remembered.get((device, _dtypes(tensors), 0, numbers, switches()))
+    def remembered(self, device: int, arguments: tuple[Any, ...], low: list[int]) -> Any:
+        """The compiled kernel that has run on the device with such arguments, or None. `low`: of addresses, modulo 16.
+
+        Addresses that are not given are multiples of 16.
+        """
+        tensors, numbers = arguments[: self.tensor_count], arguments[self.tensor_count :]
+        return self._remembered.get((device, _dtypes(tensors), any(low) and tuple(low), numbers, switches()))
 
     def _understand(self, arguments: tuple[Any, ...]) -> bool:
         """Finds how many of the arguments are tensors or None. Whether only numbers follow, and none is missing."""
         kinds = [type(x) for x in arguments]
-        self._tensors = next((i for i, kind in enumerate(kinds) if kind in (int, float)), len(kinds))
-        first, others = arguments[: self._tensors], kinds[self._tensors :]
+        self.tensor_count = next((i for i, kind in enumerate(kinds) if kind in (int, float)), len(kinds))
+        first, others = arguments[: self.tensor_count], kinds[self.tensor_count :]
         tensors = all(x is None or isinstance(x, torch.Tensor) for x in first)
         return tensors and all(kind in (int, float) for kind in others) and len(kinds) == self._arguments
 

@@ -2,7 +2,8 @@
 
 A kind is all that checks and decisions read: shapes, strides, dtypes, devices and options, but no values of tensors. So
 a call of a kind that has succeeded before needs no checks, and its passes can be repeated (see `replay.py`). Its second
-call is recorded: the kernels have been compiled and launched by then, and a shape that occurs once costs nothing.
+call is recorded: the kernels have been compiled and launched by then, and a shape that occurs once costs nothing. The
+backwards of a kind of call have kinds of their own.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from gla_kernels.buffers import Inputs, readable
 from gla_kernels.call import Call, make_call
 from gla_kernels.limits import MAX_KEY_DIM_FLOAT32
 from gla_kernels.plain import is_plain
-from gla_kernels.recording import record
+from gla_kernels.recording import UnrecordableError, record
 from gla_kernels.replay import Replay
 
 Kind = tuple[object, ...]
@@ -53,9 +54,13 @@ class _Pass:
         q, _, v, g, cu_seqlens = tensors[:5]
         scale, _, _, chunk_size, plan = settings
         call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
-        recording = record(call, q.get_device(), tensors, lambda call, *like: run(call, settings, *like))
-        if recording is not None:
-            self._replay = Replay(recording, q.device, functions)
+        try:
+            recording = record(call, q.get_device(), tensors, lambda call, *like: run(call, settings, *like))
+        except UnrecordableError as error:
+            if not error.for_now:
+                self._attempts = _ATTEMPTS
+            return
+        self._replay = Replay(recording, q, functions)
 
 
 class Passes:
@@ -82,8 +87,8 @@ class Passes:
         `saved`, `settings`: what the forward of `eager.py` has left.
         """
         tensors = (*saved, do, dfinal)
-        # Hooks on saved tensors may have given them other strides.
-        kind = tuple([None if x is None else x.stride() for x in tensors])
+        # Of saved tensors too: hooks may have changed them.
+        kind = tuple([None if x is None else (x.dtype, x.shape, x.stride(), x.get_device()) for x in tensors])
         known = self._backwards.get(kind)
         if known is not None:
             return known.repeat(_run_backward, tensors, settings)
@@ -146,6 +151,11 @@ def kind_of(
 
 def _is_whole(x: torch.Tensor | None) -> bool:
     return x is None or x.is_contiguous()
+
+
+def keep_of(kind: Kind) -> int:
+    """What a forward of this kind keeps; see `passes.keeps`."""
+    return cast("int", kind[0])
 
 
 def known(kind: Kind) -> Passes | None:

@@ -6,13 +6,14 @@ before. A pass that does anything else is not recorded.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gla_kernels.call import Call, named
+from gla_kernels.call import Call, named, version_of
 from gla_kernels.direct import Launcher, launcher
 from gla_kernels.launch import Tile
 
@@ -68,8 +69,12 @@ class Recording:
     launches: tuple[Launch, ...]
 
 
-class _UnrecordableError(Exception):
-    """The pass does what cannot be repeated."""
+class UnrecordableError(Exception):
+    """The pass cannot be repeated. `for_now`: because a kernel has not been launched with such arguments yet."""
+
+    def __init__(self, for_now: bool = False) -> None:
+        super().__init__()
+        self.for_now = for_now
 
 
 @dataclass
@@ -97,7 +102,7 @@ class _Recorder(Call):
         *, early: bool = True,
     ) -> None:  # fmt: skip
         if len(self.notes) == _MOST_LAUNCHES:
-            raise _UnrecordableError
+            raise UnrecordableError
         constants = named(kernel, self.constants(tile) | switches)
         found = launcher(kernel, tuple(constants.items()), tuple(self.options(tile, early).items()))
         self.notes.append((found, programs, arguments))
@@ -124,7 +129,7 @@ class _Allocations(TorchDispatchMode):
             size = found.untyped_storage().nbytes()
             self.buffers[_identity(found)] = _Buffer(size, first, zero=zero, original=original)
         elif function not in _VIEWS:
-            raise _UnrecordableError
+            raise UnrecordableError
         return found
 
 
@@ -136,30 +141,31 @@ def _like(x: torch.Tensor | None) -> torch.Tensor | None:
     return None if x is None else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
+# A dispatch mode sets flags of the process, and restores what it has found.
+_one_at_a_time = Lock()
+
+
 def record(
     call: Call, device: int, tensors: Sequence[torch.Tensor | None],
     run: Callable[..., Sequence[torch.Tensor | None]],
-) -> Recording | None:  # fmt: skip
-    """Records `run(a version of call, *meta tensors like tensors)`, which returns its outputs; None if it cannot be.
+) -> Recording:  # fmt: skip
+    """Records `run(a version of call, *meta tensors like tensors)`, which returns its outputs.
 
-    Its kernels must have been launched on the device with arguments of the same kinds, at aligned addresses.
+    Its kernels must have been launched on the device with the same dtypes and numbers, and with inputs at multiples of
+    16 bytes. Raises UnrecordableError.
     """
-    recorder = _Recorder(**{each.name: getattr(call, each.name) for each in fields(call)})
+    recorder = version_of(call, _Recorder)
     like = [_like(x) for x in tensors]
-    allocations = _Allocations(recorder)
-    try:
-        with torch.no_grad(), allocations:
-            outputs = run(recorder, *like)
-        return _written_down(recorder, allocations, device, [x for x in like if x is not None], outputs)
-    except _UnrecordableError:
-        return None
+    with _one_at_a_time, torch.no_grad(), _Allocations(recorder) as allocations:
+        outputs = run(recorder, *like)
+    return _written_down(recorder, allocations, device, [x for x in like if x is not None], outputs)
 
 
 def _written_down(
     recorder: _Recorder, allocations: _Allocations, device: int, inputs: list[torch.Tensor],
     outputs: Sequence[torch.Tensor | None],
 ) -> Recording:  # fmt: skip
-    """Raises _UnrecordableError."""
+    """Raises UnrecordableError."""
     present = [x for x in outputs if x is not None]
     scratch = dict(allocations.buffers)
     places = {_identity(x): Place(base) for base, x in enumerate(inputs)}
@@ -167,7 +173,7 @@ def _written_down(
         buffer = scratch.pop(_identity(x), None)
         # An output must be a whole buffer of its own.
         if buffer is None or not x.is_contiguous() or buffer.bytes != x.nbytes:
-            raise _UnrecordableError
+            raise UnrecordableError
         places[_identity(x)] = Place(base)
     for number, (_, _, arguments) in enumerate(recorder.notes):
         for x in arguments:
@@ -192,18 +198,18 @@ def _written_down(
 
 
 def _original(copy: _Buffer, inputs: list[torch.Tensor], places: dict[int, Place]) -> Place:
-    """Where a copy comes from. Raises _UnrecordableError if not from an input, as it is."""
+    """Where a copy comes from. Raises UnrecordableError if not from an input, as it is."""
     x = copy.original
     if x is None or not x.is_contiguous() or x.nbytes != copy.bytes or _identity(x) not in map(_identity, inputs):
-        raise _UnrecordableError
+        raise UnrecordableError
     return _place(x, places)
 
 
 def _place(x: torch.Tensor, places: dict[int, Place]) -> Place:
-    """Raises _UnrecordableError if x is not of this pass."""
+    """Raises UnrecordableError if x is not of this pass."""
     base = places.get(_identity(x))
     if base is None:
-        raise _UnrecordableError
+        raise UnrecordableError
     return Place(base.base, base.offset + int(x.storage_offset()) * x.element_size())
 
 
@@ -224,25 +230,25 @@ def _pack(buffers: list[_Buffer]) -> int:
 def _launch(
     found: Launcher, programs: tuple[int, ...], arguments: tuple[Any, ...], device: int, places: dict[int, Place]
 ) -> Launch:
-    """Raises _UnrecordableError."""
-    compiled = found.remembered(device, arguments)
+    """Raises UnrecordableError."""
+    values = [_place(x, places) if isinstance(x, torch.Tensor) else x for x in arguments]
+    low = [x.offset % 16 if isinstance(x, Place) else 0 for x in values[: found.tensor_count]]
+    compiled = found.remembered(device, arguments, low)
     if compiled is None:
-        raise _UnrecordableError
+        raise UnrecordableError(for_now=True)
     metadata = compiled.metadata
     special = metadata.num_ctas != 1 or metadata.launch_cooperative_grid
     if special or metadata.global_scratch_size or metadata.profile_scratch_size:
-        raise _UnrecordableError
+        raise UnrecordableError
     parameters: list[tuple[str, Place | float]] = []
-    for kind, value in zip(compiled.src.signature.values(), (*arguments, *found.constants), strict=True):
+    for kind, value in zip(compiled.src.signature.values(), (*values, *found.constants), strict=True):
         if kind == "constexpr":
             continue
-        if kind[0] == "*" and value is not None:
-            parameters.append((kind, _place(value, places)))
-        elif kind[0] == "*":
-            parameters.append(("i64", 0))
+        if kind[0] == "*":
+            parameters.append((kind, value) if value is not None else ("i64", 0))
         elif kind in NUMBERS:
             parameters.append((kind, value))
         else:
-            raise _UnrecordableError
+            raise UnrecordableError
     x, y, z = (*programs, 1, 1)[:3]
     return Launch(found.kernel, compiled, (x, y, z), tuple(parameters))

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from triton.runtime._async_compile import AsyncCompileMode, active_mode
 from triton.runtime.errors import OutOfResources
 
 from gla_kernels import narrow, wide_pieces
-from gla_kernels.call import Call, named
+from gla_kernels.call import Call, named, version_of
 from gla_kernels.checks import interpreting
 from gla_kernels.launch import Tile
 
@@ -62,7 +62,7 @@ def unrehearsed(call: Call, *kind: object) -> bool:
 @contextmanager
 def rehearsing(call: Call, device: torch.device) -> Iterator[Call]:
     """Yields a version of `call` that compiles kernels instead of launching them; finally waits for the compilers."""
-    rehearsal = _Rehearsal(**{each.name: getattr(call, each.name) for each in fields(call)})
+    rehearsal = version_of(call, _Rehearsal)
 
     def build(kernel: Any) -> Any:
         """Compiles the kernel's launcher, which is written in C, and leaves it in Triton's cache."""

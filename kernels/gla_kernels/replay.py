@@ -18,16 +18,17 @@ from gla_kernels import cuda
 from gla_kernels.direct import is_watched, switches
 from gla_kernels.recording import NUMBERS, Launch, Place, Recording
 
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
-_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
+# Not in a torch without CUDA, where nothing is replayed.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", int)
 
 
 class Replay:
-    """Repeats a recording on a device. Threads may share it."""
+    """Repeats a recording on the device of `like`. Threads may share it."""
 
-    def __init__(self, recording: Recording, device: torch.device, functions: cuda.Functions) -> None:
-        outputs = [x for x in recording.outputs if x is not None]
-        self._device = -1 if device.index is None else device.index  # as torch numbers the CPU
+    def __init__(self, recording: Recording, like: torch.Tensor, functions: cuda.Functions) -> None:
+        outputs, device = [x for x in recording.outputs if x is not None], like.device
+        self._device = like.get_device()
         self._functions = functions
         self._launches = recording.launches  # which keep their kernels loaded
         self._kernels = list({id(launch.kernel): launch.kernel for launch in recording.launches}.values())
@@ -84,7 +85,10 @@ class Replay:
         addresses = [x.data_ptr() for x in inputs if x is not None]
         if reduce(or_, addresses, 0) & 15:
             return None
-        new = [make() for make in self._new]
+        try:
+            new = [make() for make in self._new]
+        except torch.OutOfMemoryError:
+            return None  # smaller blocks, one after the other, may still fit
         addresses += [x.data_ptr() for x in new]
         addresses += [addresses[base] + offset for base, offset in self._moved]
         # Another thread that is launching still needs its addresses in the cells.
@@ -97,27 +101,26 @@ class Replay:
         return tuple([None if number is None else new[number] for number in self._order]) if started else None
 
     def _launch(self, addresses: list[int], stream: int) -> bool:
-        """Whether this thread can launch at all."""
-        launch, fill, copy, _ = self._functions
+        """Whether anything was launched. Nothing is, for example, in a thread that has not used the device yet."""
+        launch, fill, copy, name_of = self._functions
         self._pack(self._cells, 0, *addresses)
         if stream != self._stream:
             for config in self._configs:
                 config.stream = stream
             self._stream = stream
-        code = 0
+        code, done = 0, 0
         for cell, words in self._zeros:
             code = code or fill(addresses[cell], 0, words, stream)
+            done += not code
         for cell, original, size in self._copies:
             code = code or copy(addresses[cell], addresses[original], size, stream)
+            done += not code
         for function, settings, parameters in self._steps:
-            if code:
-                break
-            code = launch(settings, function, parameters, None)
-        if code == cuda.INVALID_CONTEXT:
-            return False
-        if code:
-            raise RuntimeError(f"CUDA error {code} ({self._functions.name_of(code)}) while launching gla_kernels")
-        return True
+            code = code or launch(settings, function, parameters, None)
+            done += not code
+        if code and done:
+            raise RuntimeError(f"CUDA error {code} ({name_of(code)}) while launching gla_kernels")
+        return not code
 
 
 def _config(launch: Launch) -> cuda.LaunchConfig:

@@ -1,14 +1,17 @@
 """Passes that are recorded and repeated, without a GPU: kernels and the driver only note what is asked of them."""
 
 import ctypes
+import itertools
 import random
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
-from gla_kernels import call, chunk_gla, cuda, kinds, passes, recording, replay
-from gla_kernels.launch import hopper_plan, triton_plan
-from gla_kernels.recording import _Buffer, _pack
+from gla_kernels import call, checks, chunk_gla, cuda, kinds, passes, recording, replay
+from gla_kernels.launch import HOPPER, hopper_plan, triton_plan
+from gla_kernels.recording import UnrecordableError, _Buffer, _pack
+from gla_kernels.replay import Replay
 from torch.utils._python_dispatch import TorchDispatchMode
 
 C_TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
@@ -24,14 +27,16 @@ def kind_of_argument(x):
 class FakeLauncher:
     """Notes launches: grid, function, warps, early start, and the parameters that are not constants."""
 
+    special: ClassVar[dict[str, object]] = {}
+
     def __init__(self, driver, log, kernel, constants, options):
         self._driver = driver
         self.kernel, self._log = SimpleNamespace(pre_run_hooks=[], name=kernel.__name__), log
         self.constants = list(constants.values())
-        self._metadata = SimpleNamespace(
-            num_warps=options["num_warps"], shared=100, launch_pdl=options.get("launch_pdl", False), num_ctas=1,
-            launch_cooperative_grid=False, global_scratch_size=0, profile_scratch_size=0,
-        )  # fmt: skip
+        self._metadata = {
+            "num_warps": options["num_warps"], "shared": 100, "launch_pdl": options.get("launch_pdl", False),
+            "num_ctas": 1, "launch_cooperative_grid": False, "global_scratch_size": 0, "profile_scratch_size": 0,
+        }  # fmt: skip
         self._seen = {}
 
     def __call__(self, programs, arguments):
@@ -41,14 +46,20 @@ class FakeLauncher:
         function = 1000 + len(self._driver.parameters)
         self._driver.parameters[function] = [name for name in names if name != "constexpr"]
         self._seen[tuple(names), numbers] = SimpleNamespace(
-            metadata=self._metadata, src=SimpleNamespace(signature=signature), function=function
+            metadata=SimpleNamespace(**self._metadata | self.special),
+            src=SimpleNamespace(signature=signature),
+            function=function,
         )
         values = [x.data_ptr() if name[0] == "*" else x for name, x in zip(names, arguments, strict=True)]
         given = [(name, x) for name, x in zip(names, values, strict=True) if name != "constexpr"]
         grid = [*programs, 1, 1][:3]
-        self._log.append((grid, function, self._metadata.num_warps, self._metadata.launch_pdl, given))
+        self._log.append((grid, function, self._metadata["num_warps"], self._metadata["launch_pdl"], given))
 
-    def remembered(self, device, arguments):
+    @property
+    def tensor_count(self):
+        return 1000
+
+    def remembered(self, device, arguments, low):
         names = tuple([kind_of_argument(x) for x in arguments])
         return self._seen.get((names, tuple([x for x in arguments if not isinstance(x, torch.Tensor)])))
 
@@ -57,12 +68,17 @@ class FakeDriver:
     """CUDA's functions on the CPU's memory. `parameters`: the types of each function's."""
 
     def __init__(self):
-        self.launched, self.parameters, self.code, self.on_launch = [], {}, 0, lambda: None
+        self.launched, self.parameters, self.on_launch = [], {}, lambda: None
+        self.asked, self.codes = 0, {}  # error codes by the number of the call
+
+    def _code(self):
+        self.asked += 1
+        return self.codes.get(self.asked, 0)
 
     def launch(self, config, function, parameters, extra):
         self.on_launch()
-        if self.code:
-            return self.code
+        if code := self._code():
+            return code
         settings = cuda.LaunchConfig.from_address(config)
         kinds_ = self.parameters[function]
         cells = (ctypes.c_void_p * (len(kinds_) + 2)).from_address(parameters)
@@ -75,17 +91,24 @@ class FakeDriver:
         assert list(settings.block)[1:] == [1, 1]
         early = settings.attribute_count == 1
         if early:
-            assert cuda.LaunchAttribute.from_address(settings.attributes).flag == 1
+            attribute = cuda.LaunchAttribute.from_address(settings.attributes)
+            assert (attribute.id, attribute.flag) == (6, 1)  # programmatic stream serialization in cuda.h
         self.launched.append((list(settings.grid), function, settings.block[0] // 32, early, values, settings.stream))
         return 0
 
     def fill(self, address, value, words, stream):
+        assert stream == replay._current_stream(-1)
+        if code := self._code():
+            return code
         ctypes.memset(address, value, 4 * words)
-        return self.code
+        return 0
 
     def copy(self, address, original, size, stream):
+        assert stream == replay._current_stream(-1)
+        if code := self._code():
+            return code
         ctypes.memmove(address, original, size)
-        return self.code
+        return 0
 
 
 class Keeping(TorchDispatchMode):
@@ -93,11 +116,11 @@ class Keeping(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self._kept = []
+        self.kept = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
-        self._kept.append(found)
+        self.kept.append(found)
         return found
 
 
@@ -158,6 +181,30 @@ def same_launches(found, expected):
     return moved
 
 
+def blocks_of(tensors):
+    """First and last address of the memory of each tensor."""
+    storages = {
+        x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors if isinstance(x, torch.Tensor)
+    }
+    return [(start, start + size) for start, size in storages.items() if size]
+
+
+def assert_scratch_does_not_collide(log, moved, kept):
+    """Blocks of an ordinary pass that are needed at the same time have places of their own in the replay."""
+    used = []
+    for start, end in blocks_of(kept):
+        uses = [
+            (number, x) for number, (*_, given) in enumerate(log)
+            for kind, x in given if kind[0] == "*" and start <= x < end
+        ]  # fmt: skip
+        if uses:
+            place = moved[uses[0][1]] - (uses[0][1] - start)
+            used.append((min(n for n, _ in uses), max(n for n, _ in uses), place, place + end - start))
+    for x, y in itertools.combinations(used, 2):
+        apart = x[1] < y[0] or y[1] < x[0]
+        assert apart or x[3] <= y[2] or y[3] <= x[2]
+
+
 def same_outputs(found, expected):
     assert len(found) == len(expected)
     for x, y in zip(found, expected, strict=True):
@@ -168,8 +215,22 @@ def same_outputs(found, expected):
 # B, T, H, K, V: heads narrow, in pieces, wide in several ways, and for the portable kernels.
 SHAPES = [
     (2, 100, 2, 64, 64), (1, 3000, 2, 64, 64), (2, 500, 4, 128, 128), (2, 500, 64, 128, 128), (1, 4000, 4, 128, 256),
-    (2, 700, 4, 256, 512), (2, 300, 3, 60, 60),
+    (2, 700, 4, 256, 512), (2, 300, 3, 384, 64), (2, 300, 4, 60, 60),
 ]  # fmt: skip
+
+
+def like_these(tensors):
+    """Others of the same kinds."""
+    return tuple([None if x is None else x.clone() for x in tensors])
+
+
+def assert_addresses(driver, log, moved, before, now):
+    """The launches' addresses of inputs and outputs are those of the tensors that were given and returned."""
+    again = same_launches(driver.launched, log)
+    assert again.keys() == moved.keys()
+    for x, y in zip(before, now, strict=True):
+        assert x is None or again.get(x.data_ptr(), y.data_ptr()) == y.data_ptr()
+    driver.launched.clear()
 
 
 @pytest.mark.parametrize("keep", [passes.KEEP_STATES, passes.KEEP_CHECKPOINTS])
@@ -183,27 +244,71 @@ def test_a_replay_launches_what_the_pass_has_launched(shape, gated, states, pack
     q, k, v, g, _, cu_seqlens = tensors
     known, settings = kinds.Passes(), (0.125, states, keep, None, None)
     assert known.forward(*tensors, settings) is None  # nothing has been launched yet
-    with Keeping():
+    with Keeping() as all_tensors:
         outputs = passes.forward(*tensors, *settings)
     again = known.forward(*tensors, settings)
+    if shape[3] == 384 and gated and states and keep == passes.KEEP_CHECKPOINTS:
+        assert again is None  # torch copies states between launches
+        return
     same_outputs(again, outputs)
     assert not again[-1].any()  # flags
     moved = same_launches(driver.launched, log)
-    for x, y in zip((*tensors, *again), (*tensors, *outputs), strict=True):
-        assert x is None or moved.get(y.data_ptr(), x.data_ptr()) == x.data_ptr()
+    assert_scratch_does_not_collide(log, moved, [*tensors, *all_tensors.kept])
+    assert_addresses(driver, log, moved, (*tensors, *outputs), (*tensors, *again))
+    others = like_these(tensors)
+    assert_addresses(driver, log, moved, (*tensors, *outputs), (*others, *known.forward(*others, settings)))
+    driver.launched.clear()
 
-    settings = 0.125, states, keep, None, None
     saved = (q, k, v, g, cu_seqlens, *outputs[2:])
     log.clear()
-    with Keeping():
+    with Keeping() as all_tensors:
         gradients = passes.backward(q, k, v, g, cu_seqlens, do, dfinal, *outputs[2:], *settings)
-    driver.launched.clear()
     assert known.backward(saved, settings, do, dfinal) is None  # the first of its kind may not have been launched
     again = known.backward(saved, settings, do, dfinal)
     same_outputs(again, gradients)
     moved = same_launches(driver.launched, log)
-    for x, y in zip((*saved, do, dfinal, *again), (*saved, do, dfinal, *gradients), strict=True):
-        assert x is None or moved.get(y.data_ptr(), x.data_ptr()) == x.data_ptr()
+    given = (*saved, do, dfinal)
+    assert_scratch_does_not_collide(log, moved, [*given, *all_tensors.kept])
+    assert_addresses(driver, log, moved, (*given, *gradients), (*given, *again))
+    *saved, do, dfinal = like_these(given)
+    again = known.backward(tuple(saved), settings, do, dfinal)
+    assert_addresses(driver, log, moved, (*given, *gradients), (*saved, do, dfinal, *again))
+
+
+def test_inputs_may_be_slices_of_one_projection(driver, log):
+    both = torch.ones(1, 100, 2, 192, dtype=torch.bfloat16)
+    q, k, v = both.split(64, -1)
+    tensors, settings = (q, k, v, torch.zeros(1, 100, 2, 64), None, None), (0.125, False, 0, None, None)
+    passes.forward(*tensors, *settings)
+    assert kinds.Passes().forward(*tensors, settings) is not None
+    same_launches(driver.launched, log)
+
+
+def test_a_chain_from_the_entry_point_is_repeated(driver, monkeypatch):
+    """As users call it, forward and backward."""
+    monkeypatch.setattr(checks, "interpreting", lambda: True)
+    (q, k, v, g, _, _), do, _ = inputs_of(1, 100, 2, 64, 64, True, False, None)
+    leaves = [x.requires_grad_() for x in (q, k, v, g)]
+    launches = []
+    for _ in range(4):
+        driver.launched.clear()
+        torch.autograd.grad(chunk_gla(*leaves)[0], leaves, do)
+        launches.append(len(driver.launched))
+    assert launches == [0, 3, 6, 6]
+
+
+def test_hooks_on_saved_tensors_may_change_their_dtype(driver, monkeypatch):
+    """Which makes the backward one of another kind."""
+    monkeypatch.setattr(checks, "interpreting", lambda: True)
+    (q, k, v, g, _, _), do, _ = inputs_of(1, 100, 2, 64, 64, True, False, None)
+    leaves = [x.requires_grad_() for x in (q, k, v, g)]
+    for _ in range(3):
+        torch.autograd.grad(chunk_gla(*leaves)[0], leaves, do)
+    driver.launched.clear()
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x.bfloat16() if x is g else x, lambda x: x)
+    with hooks:
+        torch.autograd.grad(chunk_gla(*leaves)[0], leaves, do)
+    assert len(driver.launched) == 3  # the forward's
 
 
 @pytest.fixture
@@ -225,7 +330,7 @@ def unaligned(x):
     return torch.ones(x.numel() + 64, dtype=x.dtype)[1:][: x.numel()].view(x.shape)
 
 
-@pytest.mark.parametrize("what", ["address", "device", "watched", "switches", "hook", "launching", "context"])
+@pytest.mark.parametrize("what", ["address", "device", "watched", "switches", "hook", "launching", "driver"])
 def test_a_replay_leaves_alone_what_differs(what, repeat, driver, monkeypatch):
     others = []
     if what == "address":
@@ -242,9 +347,19 @@ def test_a_replay_leaves_alone_what_differs(what, repeat, driver, monkeypatch):
     elif what == "launching":
         repeat.known._forward._replay._lock.acquire()
     else:
-        driver.code = cuda.INVALID_CONTEXT
+        driver.codes = {driver.asked + 1: 201}  # as in a thread that has not used the device yet
     driver.launched.clear()
     assert repeat(*others) is None
+    assert driver.launched == []
+
+
+def test_too_little_memory_in_one_piece_is_left_to_the_pass(repeat, driver, monkeypatch):
+    def full():
+        raise torch.OutOfMemoryError
+
+    repeat.known._forward._replay._new[0] = full
+    driver.launched.clear()
+    assert repeat() is None
     assert driver.launched == []
 
 
@@ -256,11 +371,14 @@ def test_a_replay_in_another_thread_meanwhile_does_not_change_addresses(repeat, 
     assert found == [None] * 3
 
 
-def test_an_error_of_the_driver_is_raised_by_name(repeat, driver):
-    driver.code = 700
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_an_error_of_the_driver_in_the_middle_is_raised_by_name(number, repeat, driver):
+    """A fill and three launches."""
+    driver.codes = {driver.asked + number: 700}
+    asked = driver.asked
     with pytest.raises(RuntimeError, match=r"CUDA_ERROR_700"):
         repeat()
-    driver.code = 0
+    assert driver.asked == asked + number
     assert repeat() is not None
 
 
@@ -284,6 +402,85 @@ def test_partial_sums_are_not_repeated():
     known = kinds.Passes()
     assert known.forward(*tensors, settings) is not None
     assert [known.backward((q, k, v, g, None, *outputs[2:]), settings, do, None) for _ in range(3)] == [None] * 3
+
+
+def recorded(run, *inputs):
+    return recording.record(
+        call._call(1, 64, 1, 64, 64, None, torch.float32, 1.0, torch.bfloat16, None, None, None), -1, inputs, run
+    )
+
+
+def test_values_before_the_first_launch_are_repeated(driver):
+    """Zeros and copies, in outputs and in scratch memory, from the middle of an input."""
+
+    def run(call, x):
+        zeros, copy, last = x.new_zeros(8), x[4:].clone(), x.new_empty(300)
+        outputs = x.new_zeros(6), x[:4].clone()
+        call.launch(kernel, HOPPER.forward, (1,), (zeros, copy, last), {})
+        return outputs
+
+    def kernel():
+        pass
+
+    kernel.arg_names = ()
+    x = torch.arange(16.0)
+    call._call(1, 64, 1, 64, 64, None, torch.float32, 1.0, torch.bfloat16, None, None, None).launch(
+        kernel, HOPPER.forward, (1,), (x, x, x), {}
+    )
+    again = Replay(recorded(run, x), x, kinds.cuda.functions())
+    for y in (x, x + 100):
+        zeros, copy = again((y,))
+        assert torch.equal(zeros, torch.zeros(6))
+        assert torch.equal(copy, y[:4])
+        *_, ((_, at_zeros), (_, at_copy), _), _ = driver.launched[-1]
+        assert list((ctypes.c_float * 8).from_address(at_zeros)) == [0.0] * 8
+        assert list((ctypes.c_float * 12).from_address(at_copy)) == y[4:].tolist()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda call, x: [x.new_empty(4).add_(1)],
+        lambda call, x: [x],
+        lambda call, x: [x.new_empty(4, 4).t()],
+        lambda call, x: [x.new_empty(8)[:4]],
+        lambda call, x: [x[::2].clone()],
+        lambda call, x: [x.new_empty(16).clone()],
+    ],
+    ids=["arithmetic", "an input", "transposed", "a part", "a copy with gaps", "a copy of no input"],
+)
+def test_what_cannot_be_repeated_is_not_recorded(run):
+    with pytest.raises(UnrecordableError) as refused:
+        recorded(run, torch.zeros(16))
+    assert not refused.value.for_now
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_ctas", 2), ("launch_cooperative_grid", True), ("global_scratch_size", 8), ("profile_scratch_size", 8)],
+)
+def test_kernels_that_need_more_than_parameters_are_not_recorded(name, value, monkeypatch):
+    tensors, _, _ = inputs_of(1, 100, 1, 64, 64, True, False, None)
+    settings = 0.125, False, passes.KEEP_NOTHING, None, None
+    passes.forward(*tensors, *settings)
+    monkeypatch.setattr(FakeLauncher, "special", {name: value})
+    passes.forward(*tensors, *settings)
+    assert kinds.Passes().forward(*tensors, settings) is None
+
+
+def test_a_pass_that_cannot_be_repeated_is_not_tried_again(monkeypatch):
+    tried, refusals = [], [UnrecordableError(for_now=True), UnrecordableError()]
+
+    def refuse(*_):
+        tried.append(1)
+        raise refusals[len(tried) - 1]
+
+    monkeypatch.setattr(kinds, "record", refuse)
+    tensors, _, _ = inputs_of(1, 100, 1, 64, 64, True, False, None)
+    known = kinds.Passes()
+    for _ in range(4):
+        assert known.forward(*tensors, (0.125, False, passes.KEEP_NOTHING, None, None)) is None
+    assert len(tried) == 2
 
 
 def test_too_many_launches_are_not_recorded(monkeypatch):
@@ -322,6 +519,11 @@ def plain_inputs(**changes):
     names = ("q", "k", "v", "g", "initial_state", "cu_seqlens")
     options = {"scale": None, "output_final_state": True, "materialize": True}
     return dict(zip(names, tensors, strict=True)) | options | changes
+
+
+def test_under_autocast_calls_have_no_kind():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert kinds.kind_of(**plain_inputs()) is None
 
 
 def test_calls_that_checks_and_decisions_cannot_tell_apart_are_of_one_kind():
