@@ -404,16 +404,19 @@ def test_partial_sums_are_not_repeated():
     assert [known.backward((q, k, v, g, None, *outputs[2:]), settings, do, None) for _ in range(3)] == [None] * 3
 
 
+SIZES = (1, 64, 1, 64, 64, None, torch.float32, 1.0, torch.bfloat16, None, None, None)
+
+
 def recorded(run, *inputs):
-    return recording.record(
-        call._call(1, 64, 1, 64, 64, None, torch.float32, 1.0, torch.bfloat16, None, None, None), -1, inputs, run
-    )
+    return recording.record(call._call(*SIZES), -1, inputs, run)
 
 
 def test_values_before_the_first_launch_are_repeated(driver):
-    """Zeros and copies, in outputs and in scratch memory, from the middle of an input."""
+    """Zeros and copies, in outputs and in scratch memory that no launch before them may use."""
 
     def run(call, x):
+        before = x.new_empty(300)
+        call.launch(kernel, HOPPER.forward, (1,), (before,), {})
         zeros, copy, last = x.new_zeros(8), x[4:].clone(), x.new_empty(300)
         outputs = x.new_zeros(6), x[:4].clone()
         call.launch(kernel, HOPPER.forward, (1,), (zeros, copy, last), {})
@@ -424,15 +427,16 @@ def test_values_before_the_first_launch_are_repeated(driver):
 
     kernel.arg_names = ()
     x = torch.arange(16.0)
-    call._call(1, 64, 1, 64, 64, None, torch.float32, 1.0, torch.bfloat16, None, None, None).launch(
-        kernel, HOPPER.forward, (1,), (x, x, x), {}
-    )
+    call._call(*SIZES).launch(kernel, HOPPER.forward, (1,), (x,), {})
+    call._call(*SIZES).launch(kernel, HOPPER.forward, (1,), (x, x, x), {})
     again = Replay(recorded(run, x), x, kinds.cuda.functions())
     for y in (x, x + 100):
         zeros, copy = again((y,))
         assert torch.equal(zeros, torch.zeros(6))
         assert torch.equal(copy, y[:4])
-        *_, ((_, at_zeros), (_, at_copy), _), _ = driver.launched[-1]
+        (*_, [(_, at_before)], _), (*_, [(_, at_zeros), (_, at_copy), (_, at_last)], _) = driver.launched[-2:]
+        assert at_last == at_before
+        assert all(not at_before <= x < at_before + 1200 for x in (at_zeros, at_copy))
         assert list((ctypes.c_float * 8).from_address(at_zeros)) == [0.0] * 8
         assert list((ctypes.c_float * 12).from_address(at_copy)) == y[4:].tolist()
 
