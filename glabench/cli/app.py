@@ -5,7 +5,6 @@ from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from glabench import __version__
@@ -24,7 +23,7 @@ from glabench.cli import (
     sweeps,
     validate,
 )
-from glabench.cli.options import with_options
+from glabench.cli.options import help_has_tables, in_help, with_options
 from glabench.sweeps.parameters import Parameter
 
 _EXIT_CODES = (
@@ -95,7 +94,7 @@ def _glabench(
 
 def _help(command: Callable[..., None]) -> str:
     """The docstring with one line per paragraph, because Typer keeps line breaks after the first paragraph."""
-    paragraphs = escape(cleandoc(command.__doc__ or "")).split("\n\n")
+    paragraphs = in_help(cleandoc(command.__doc__ or "")).split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
@@ -114,7 +113,7 @@ def make_app(axes: Mapping[str, Parameter]) -> typer.Typer:
         epilog=_EXIT_CODES,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
+        rich_markup_mode="rich" if help_has_tables() else None,
     )
     app.callback()(_glabench)
     for name, command in _MEASURING.items():

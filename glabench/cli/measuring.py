@@ -21,7 +21,7 @@ from glabench.records.metrics import known, parse_metrics, significant
 from glabench.report.series import rows_of_runs
 from glabench.report.tables import render_tables
 from glabench.report.write import write_report
-from glabench.scheduling.plan import Plan, estimate_cells
+from glabench.scheduling.plan import Plan, Totals, estimate_cells
 from glabench.scheduling.runs import measure_run, plan_rest, resume_run
 
 
@@ -73,17 +73,7 @@ def _list_cells(plan: Plan, options: SweepOptions) -> None:
             print(f"{significant(each.estimate_mib):>8} MiB {each.seconds:>6.0f} s  {each.cell}{note}")
     for name, reason in idle.items():
         print(f"{name}, {count_of(cells[name], 'cell')}: unsupported: {reason}")
-    can_run = [estimate for estimate in estimates if not estimate.unsupported]
-    most = max((estimate.estimate_mib for estimate in can_run), default=0.0)
-    seconds = sum(estimate.seconds for estimate in can_run)
-    time = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
-    if seconds > 2 * 3600:
-        time = f"{seconds / 3600:.1f} hours"
-    memory = f"{most:.0f} MiB" if most < 10 * 1024 else f"{most / 1024:.0f} GiB"
-    print(
-        f"{len(estimates)} cells, {len(estimates) - len(can_run)} skipped as unsupported; "
-        f"up to about {memory} at a time, up to about {time}"
-    )
+    print(Totals.of(estimates))
 
 
 def _show(run: Run, options: SweepOptions, messages: Messages) -> None:

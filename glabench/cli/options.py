@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -26,6 +27,18 @@ from glabench.sweeps.parameters import Parameter, parse_names
 
 # The default preset for revisions and baselines.
 GUARD = "guard"
+# Columns that rich's tables of options need; with fewer they cut names.
+_LEAST_COLUMNS = 80
+
+
+def help_has_tables() -> bool:
+    """Whether help texts are rich's tables, in which square brackets are markup, and not plain."""
+    return get_terminal_size().columns >= _LEAST_COLUMNS
+
+
+def in_help(text: str) -> str:
+    """A text as a help shows it as it is."""
+    return escape(text) if help_has_tables() else text
 
 
 def find_axes(arguments: list[str]) -> Mapping[str, Parameter]:
@@ -101,7 +114,7 @@ def _axis_option(axis: Parameter) -> Any:
     return typer.Option(
         axis.option,
         callback=check,
-        help=escape(axis.help + values),
+        help=in_help(axis.help + values),
         rich_help_panel="Axes",
         metavar="VALUES",
         autocompletion=complete_list(axis.choices) if axis.choices else None,

@@ -30,8 +30,10 @@ def run(
     Example: glabench run paper-fig2 --seqlen 1k..4k
     """
     is_resuming = options.resume or options.retry_failed
-    if is_resuming and sweep and RunFolder(Path(sweep)).records_file.exists():
-        measure("", options, Path(sweep))
+    path = Path(sweep)
+    is_folder = RunFolder(path).records_file.exists() or (len(path.parts) > 1 and path.suffix != ".toml")
+    if is_resuming and sweep and is_folder:
+        measure("", options, path)
         return
     if not sweep and not is_resuming:
         raise UsageError(f"SWEEP: name a preset ({', '.join(preset_names())}) or a .toml file")

@@ -1,7 +1,8 @@
 """Ops, which define what is computed. Importing this package does not import torch."""
 
 from glabench.ops.base import BYTES, Op, Spec
-from glabench.ops.gla import GLA, LINEAR
+from glabench.ops.gla import GLA
+from glabench.ops.linear import LINEAR
 from glabench.ops.mamba1 import MAMBA1
 from glabench.ops.softmax import SOFTMAX
 

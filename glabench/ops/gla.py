@@ -1,147 +1,17 @@
-"""Gated linear attention, and linear attention without gates (GLA paper, final version, section 4.1)."""
+"""Gated linear attention (GLA paper, final version, section 4.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.ops.base import Op, Spec, wide
+from glabench.ops.base import Spec, wide
 from glabench.ops.gates import GATES
+from glabench.ops.linear import KINDS, SIZES, Linear
 from glabench.sweeps.model import Cell
-from glabench.sweeps.parameters import Parameter, Value, choices, extra, integers
+from glabench.sweeps.parameters import Parameter, choices
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
-
-_HEADS = ("batch", "seqlen", "heads")
-# Tokens of a packed document, on average.
-_DOCUMENT = 700
-
-
-_SIZES = (
-    integers("heads", "Heads H.", 4),
-    integers("key_dim", "Key head dim K.", 128),
-    integers("value_dim", "Value head dim V.", 256),
-)
-_KINDS = (
-    extra("inputs", "Kind of q, k, v and of the output's gradient.", "normal", ("correlated", "orthogonal")),
-    extra("packed", "All tokens of the batch in one row, as documents of 700 on average.", "off", ("on",), True),
-    extra("state", "Whether a call takes initial states and returns final ones.", "none", ("in", "out", "both"), True),
-)
-
-
-class Linear(Op):
-    """Linear attention with matrix-valued states, without normalization: q, k [B, T, H, K]; v, o [B, T, H, V].
-
-    If packed, the tensors are [1, B T, H, ...], and `cu_seqlens` [N + 1] has the borders of N documents. `initial` and
-    `final` are states [N, H, K, V] in float32, one per sequence or document.
-    """
-
-    name: ClassVar[str] = "linear"
-    equation: ClassVar[str] = "S_t = S_{t-1} + k_t^T v_t,  o_t = q_t S_t / sqrt(K)"
-    parameters: ClassVar[tuple[Parameter, ...]] = (*_SIZES, *_KINDS)
-    aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {"head_dim": ("key_dim", "value_dim")}
-    independent: ClassVar[tuple[str, ...]] = ("batch", "heads")
-    reference_name: ClassVar[str] = "chunked recurrence without a gate"
-
-    def published(self, width: int) -> dict[str, Value]:
-        """Four heads; their keys have half the width in total, their values all of it (version 3, section 4.2)."""
-        return {"heads": 4, "key_dim": max(1, width // 8), "value_dim": max(1, width // 4)}
-
-    def inputs(self, cell: Cell) -> dict[str, Spec]:
-        K = cell.sizes("key_dim")[0]
-        values = self.output(cell)
-        keys = Spec((*_HEADS, "key_dim"), (*values.shape[:3], K))
-        tensors = {"q": keys, "k": keys, "v": values}
-        if cell.get("state") in ("in", "both"):
-            tensors["initial"] = self._states(cell)
-        if cell.get("packed"):
-            tensors["cu_seqlens"] = Spec(("borders",), (_documents(cell) + 1,), "int64")
-        return tensors
-
-    def output(self, cell: Cell) -> Spec:
-        H, V = cell.sizes("heads", "value_dim")
-        lead = (1, cell.tokens) if cell.get("packed") else (cell.batch, cell.seqlen)
-        return Spec((*_HEADS, "value_dim"), (*lead, H, V))
-
-    def outputs(self, cell: Cell) -> dict[str, Spec]:
-        found = super().outputs(cell)
-        return found | ({"final": self._states(cell)} if cell.get("state") in ("out", "both") else {})
-
-    def _states(self, cell: Cell) -> Spec:
-        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        first = ("documents", _documents(cell)) if cell.get("packed") else ("batch", cell.batch)
-        return Spec((first[0], "heads", "key_dim", "value_dim"), (first[1], H, K, V), wide(cell))
-
-    def make_indices(self, cell: Cell) -> dict[str, Tensor]:
-        """The borders of documents, drawn from the cell's seed: every place in the row is as likely as any other."""
-        if not cell.get("packed"):
-            return {}
-        import torch
-
-        draw = Random(f"documents {cell.seed}")
-        borders = [0, *sorted(draw.sample(range(1, cell.tokens), _documents(cell) - 1)), cell.tokens]
-        return {"cu_seqlens": torch.tensor(borders, device=cell.device)}
-
-    def make(self, name: str, x: Tensor, cell: Cell, generator: Generator) -> Tensor:  # noqa: ARG002
-        """Correlated: channels of q sum to 0, those of k share a mean. Orthogonal: q and k are positive, v mostly."""
-        kind = cell.get("inputs")
-        if kind == "correlated":
-            return x - x.mean(-1, keepdim=True) if name == "q" else x + 3 if name == "k" else x
-        if kind == "orthogonal":
-            return x.abs() if name in ("q", "k") else x + 3 if name == "v" else x
-        return x
-
-    def make_grad_outputs(self, cell: Cell, other: int = 0) -> dict[str, Tensor]:
-        """Orthogonal: every row is orthogonal to that of the output, as behind a norm."""
-        made = super().make_grad_outputs(cell, other)
-        if cell.get("inputs") == "orthogonal" and cell.has_backward:
-            import torch
-
-            inputs = self.make_inputs(cell, other)
-            borders = inputs.pop("cu_seqlens", None)
-            packed = {} if borders is None else {"cu_seqlens": borders}
-            rows = made["o"]
-            # One row of the batch at a time, because a reference needs memory.
-            for number in range(len(rows)):
-                own = slice(number, number + 1)
-                states = slice(None) if packed else own
-                wider = {n: x[states if n == "initial" else own].float() for n, x in inputs.items()}
-                with torch.no_grad():
-                    o = self.reference(wider | packed)[0]
-                share = (rows[own] * o).sum(-1, keepdim=True) / o.square().sum(-1, keepdim=True).clamp(min=1e-30)
-                rows[own] = (rows[own] - share * o).to(rows.dtype)
-        return made
-
-    def forward_flops(self, cell: Cell) -> int:
-        """Per token and head: 2KV to add k^T v to the state, 2KV for q times the state."""
-        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        return cell.tokens * H * 4 * K * V
-
-    def least_flops(self, cell: Cell) -> int:
-        """Of a short sequence, scores between all pairs of tokens take fewer operations than states."""
-        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        shortest = 1 if cell.get("packed") else cell.seqlen
-        forward = cell.tokens * H * min(4 * K * V, (shortest + 1) * (K + V))
-        return forward * self.flops(cell) // self.forward_flops(cell)
-
-    def reference_numbers(self, cell: Cell) -> int:
-        """Besides the tensors, pairs of rows in a chunk, for each key channel."""
-        (K,) = cell.sizes("key_dim")
-        return (
-            super().reference_numbers(cell) // 2
-            + 8 * min(cell.tokens if cell.get("packed") else cell.seqlen, 1024) * 16 * K
-        )
-
-    def reference(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The output, and the states after the last token of each sequence."""
-        from glabench.ops.recurrence import gated_recurrence, packed_recurrence
-
-        q, k, v, g = inputs["q"], inputs["k"], inputs["v"], inputs.get("g")
-        if "cu_seqlens" in inputs:
-            return packed_recurrence(q, k, v, g, inputs["cu_seqlens"].tolist(), inputs.get("initial"))
-        return gated_recurrence(q, k, v, g, inputs.get("initial"))
 
 
 class Gla(Linear):
@@ -150,9 +20,9 @@ class Gla(Linear):
     name: ClassVar[str] = "gla"
     equation: ClassVar[str] = "S_t = diag(exp g_t) S_{t-1} + k_t^T v_t,  o_t = q_t S_t / sqrt(K)"
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        *_SIZES,
+        *SIZES,
         choices("gate", "Distribution of the gates; the default is GLA's own.", tuple(GATES), next(iter(GATES))),
-        *_KINDS,
+        *KINDS,
     )
     reference_name: ClassVar[str] = "chunked recurrence"
 
@@ -170,10 +40,4 @@ class Gla(Linear):
         return cell.tokens * H * 5 * K * V
 
 
-def _documents(cell: Cell) -> int:
-    """How many documents a packed row has."""
-    return min(cell.tokens, max(2, round(cell.tokens / _DOCUMENT)))
-
-
-LINEAR = Linear()
 GLA = Gla()

@@ -121,7 +121,8 @@ def _explain_shared(found: Sequence[Record]) -> str:
 
 def _explain_outliers(found: Sequence[Record]) -> str:
     samples = _worst(found, _count_outliers)
-    return f"{samples} samples took more than {_FAR} times the median. Look for other work on the machine."
+    word = "sample" if samples == "1" else "samples"
+    return f"{samples} {word} took more than {_FAR} times the median. Look for other work on the machine."
 
 
 def _explain_drift(found: Sequence[Record]) -> str:

@@ -92,6 +92,7 @@ class RunFolder:
         folder = cls(path)
         if not folder.records_file.is_file():
             why = "its records.jsonl is no regular file" if folder.records_file.exists() else "it has no records.jsonl"
+            why = why if path.exists() else "it does not exist"
             raise UsageError(f"RUN: '{path}' is not a run folder ({why})")
         return folder
 

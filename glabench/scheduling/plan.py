@@ -10,7 +10,7 @@ from glabench.backends import Registry, load_registry
 from glabench.backends.base import faults_of, refusal
 from glabench.devices.environment import package_version, probe
 from glabench.devices.provenance import command_line, describe_code, relevant_variables
-from glabench.errors import NothingToRunError, UsageError
+from glabench.errors import NothingToRunError, UsageError, count_of
 from glabench.measure.outcome import one_line
 from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
@@ -154,6 +154,33 @@ def _estimate(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> Estimate:
         return Estimate(cell, 0.0, 0.0, 0.0, one_line(str(problem)))
     seconds = 0.0 if reason else _bound_seconds(cell, plan, stored)
     return Estimate(cell, least / 2**20, (least + working) / 2**20, seconds, reason)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of estimates: cells, those that cannot run, the most memory at a time, and the seconds of all."""
+
+    cells: int
+    unsupported: int
+    most_mib: float
+    seconds: float
+
+    @classmethod
+    def of(cls, estimates: Sequence[Estimate]) -> "Totals":
+        """The totals of these estimates."""
+        can_run = [each for each in estimates if not each.unsupported]
+        most = max((each.estimate_mib for each in can_run), default=0.0)
+        return cls(len(estimates), len(estimates) - len(can_run), most, sum(each.seconds for each in can_run))
+
+    def __str__(self) -> str:
+        skipped = f"{count_of(self.cells, 'cell')}, {self.unsupported} skipped as unsupported"
+        if self.unsupported == self.cells:
+            return f"{skipped}: none can run here"
+        time = f"{self.seconds:.0f} s" if self.seconds < 100 else f"{self.seconds / 60:.0f} minutes"
+        if self.seconds > 2 * 3600:
+            time = f"{self.seconds / 3600:.1f} hours"
+        memory = f"{max(1, self.most_mib):.0f} MiB" if self.most_mib < 10 * 1024 else f"{self.most_mib / 1024:.0f} GiB"
+        return f"{skipped}; up to about {memory} at a time, up to about {time}"
 
 
 def expected_seconds(plan: Plan) -> float:

@@ -12,12 +12,10 @@ _NO_DIFFERENCE = MOMENTARY | {"code", "glabench"}
 
 def differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """What differs between two environments: a name, and both values."""
+    flat_base, flat_new = dict(_flat(base)), dict(_flat(new))
     # What one side did not keep is not known to differ.
-    common = base.keys() & new.keys()
-    flat_base, flat_new = (dict(_flat({k: v for k, v in side.items() if k in common})) for side in (base, new))
-    names = dict.fromkeys([*flat_base, *flat_new])
-    pairs = [(name, flat_base.get(name), flat_new.get(name)) for name in names]
-    return [(name, was, now) for name, was, now in pairs if was != now]
+    common = [name for name in flat_base if name in flat_new]
+    return [(name, flat_base[name], flat_new[name]) for name in common if flat_base[name] != flat_new[name]]
 
 
 def _flat(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

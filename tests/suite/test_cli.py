@@ -237,7 +237,8 @@ def test_dry_run_as_json_is_data(run):
         ("speed --json - --csv -", ["--csv", "--json"]),
         ("speed --json nowhere/x.json", ["--json", "'nowhere/x.json'"]),
         ("speed --resume", ["--resume", "no run"]),
-        ("speed --resume nowhere", ["'nowhere' is not a run folder"]),
+        ("speed --resume nowhere", ["'nowhere' is not a run folder (it does not exist)"]),
+        ("run --resume no/where", ["'no/where' is not a run folder (it does not exist)"]),
         ("speed run1", ["RUN: 'run1' needs --resume"]),
         ("run cpu-smoke --out steady.py", ["--out", "it is not a folder"]),
         ("run paper-fig3", ["'paper-fig3'", "did you mean 'paper-fig2'?"]),
@@ -386,6 +387,12 @@ def test_every_preset_is_planned_on_a_cpu_at_sizes_of_its_own(run, name):
     assert stdout.splitlines()[-1].split(" cells")[0].isdecimal()
 
 
+def test_a_dry_run_says_if_nothing_can_run_here(run):
+    code, stdout, _ = run("run", "gates", "--dry-run", "--device", "cpu")
+    assert code == 0
+    assert stdout.splitlines()[-1].endswith("skipped as unsupported: none can run here")
+
+
 def test_names_of_one_version_ago_work_with_a_notice(run, tmp_path):
     code, stdout, stderr = run("sweeps", "gate")
     assert code == 0
@@ -515,6 +522,16 @@ def test_help_says_what_an_option_takes(run):
     assert "logsigmoid/16, logsigmoid, slow, strong" in text
     assert "bf16, fp16, fp32, fp64" in text
     assert all(metric.name in text for metric in METRICS)
+
+
+@pytest.mark.parametrize("columns", ["40", "60", "80", "120"])
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_help_shows_names_of_options_whole(run, command, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    stdout = run(command, "--help")[1]
+    named = ["--max-slowdown", "--max-first-call"] if command == "check" else ["--cell-timeout", "--retry-failed"]
+    assert all(name in stdout for name in named)
+    assert "\\" not in stdout
 
 
 def test_no_command_shows_the_help_and_is_wrong_usage(run):

@@ -188,5 +188,5 @@ def test_a_dry_run_lists_what_each_cell_may_take_and_ends_with_totals(command, t
     assert (code, head.split(), len(cells)) == (0, ["memory", "time", "cell"], 20)
     assert "4 s  fake-good fwd B=1 T=16" in cells[0]
     assert cells[11].endswith("unsupported: 32 tokens are too many")
-    assert totals == "20 cells, 1 skipped as unsupported; up to about 0 MiB at a time, up to about 78 s"
+    assert totals == "20 cells, 1 skipped as unsupported; up to about 1 MiB at a time, up to about 78 s"
     assert not (tmp_path / "runs").exists()

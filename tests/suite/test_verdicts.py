@@ -482,5 +482,6 @@ def test_other_devices_are_refused_unless_asked_for():
 
 def test_what_differs_between_environments_is_listed_and_what_passes_is_not():
     a = {"gpu": {"name": "H200", "driver": "1"}, "busy": {"utilization_pct": 0}, "packages": {"torch": "2.11"}}
+    a["gpu"]["ecc"] = True  # which b did not keep
     b = {"gpu": {"name": "H200", "driver": "2"}, "busy": {"utilization_pct": 9}, "packages": {"torch": "2.13"}}
     assert differences(a, b) == [("gpu driver", "1", "2"), ("packages torch", "2.11", "2.13")]
