@@ -70,4 +70,5 @@ def _explained(read: Callable[[], _Read]) -> _Read:
         what, _, where = printable(str(problem)).replace("`", "").partition(" - at $")
         key = where.lstrip(".")
         words = what[:1].lower() + what[1:] if what[1:2].islower() else what
+        words = words.replace("object missing required field", "it has no")
         raise ValueError(f"{key}: {words}" if key else words) from None

@@ -41,7 +41,7 @@ class Run:
     records: Sequence[Record]
 
     def __repr__(self) -> str:
-        return f"<Run {self.name}: {len(self.records)} of {self.cells} cells of {self.sweep.name}>"
+        return f"<Run {self.name}: {self.sweep.title}, {len(self.records)} of {self.cells} cells>"
 
     @property
     def name(self) -> str:

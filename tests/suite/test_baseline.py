@@ -46,7 +46,7 @@ def test_a_baseline_of_the_first_format_takes_the_base_of_a_comparison():
         (lambda text: "", "truncated"),
         (lambda text: "[" * 100_000, "nested too deeply"),
         (lambda text: "9" * 5000, "not a baseline"),
-        (lambda text: json.dumps({"format": 1}), "missing required field environment"),
+        (lambda text: json.dumps({"format": 1}), "it has no environment"),
         (lambda text: json.dumps(json.loads(text) | {"format": 3}), "its format is 3; known are 1, 2"),
         (lambda text: json.dumps(json.loads(text) | {"rounds": []}), "it holds no records"),
         (lambda text: json.dumps(json.loads(text) | {"rounds": [[]]}), "it holds no records"),
