@@ -1,0 +1,84 @@
+"""Which calls are of one kind, and so need no checks again."""
+
+import pytest
+import torch
+from fake_cuda import inputs_of
+from gla_kernels import chunk_gla, kinds
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch):
+    monkeypatch.setattr(kinds, "_known", {})
+
+
+def plain_inputs(**changes):
+    tensors, _, _ = inputs_of(1, 20, 1, 16, 16, True, True, None)
+    names = ("q", "k", "v", "g", "initial_state", "cu_seqlens")
+    options = {"scale": None, "output_final_state": True, "materialize": True}
+    return dict(zip(names, tensors, strict=True)) | options | changes
+
+
+def test_under_autocast_calls_have_no_kind():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert kinds.kind_of(**plain_inputs()) is None
+
+
+def test_calls_that_checks_and_decisions_cannot_tell_apart_are_of_one_kind():
+    assert kinds.kind_of(**plain_inputs()) == kinds.kind_of(**plain_inputs(q=torch.zeros(1, 20, 1, 16).bfloat16()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"q": torch.zeros(1, 21, 1, 16, dtype=torch.bfloat16)},
+        {"k": torch.zeros(1, 20, 1, 32, dtype=torch.bfloat16)[..., :16]},
+        {"v": torch.zeros(1, 20, 1, 16)},
+        {"g": torch.zeros(1, 20, 1, 16, dtype=torch.bfloat16)},
+        {"g": None},
+        {"initial_state": None},
+        {"initial_state": torch.zeros(2, 1, 16, 16)},
+        {"cu_seqlens": torch.tensor([0, 20])},
+        {"scale": 0.5},
+        {"output_final_state": False},
+        {"q": torch.zeros(1, 20, 1, 16, dtype=torch.bfloat16, requires_grad=True)},
+        {"k": torch.zeros(1, 20, 1, 16, dtype=torch.bfloat16, device="cpu").requires_grad_(), "materialize": False},
+    ],
+    ids=str,
+)
+def test_whatever_is_checked_or_decides_makes_another_kind(changes):
+    assert kinds.kind_of(**plain_inputs(**changes)) not in (None, kinds.kind_of(**plain_inputs()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scale": 1},
+        {"scale": torch.tensor(1.0)},
+        {"g": torch.zeros(1, 20, 1, 16, dtype=torch.float16)},
+        {"initial_state": torch.zeros(1, 1, 16, 32)[..., :16]},
+        {"cu_seqlens": torch.tensor([0, 1, 20, 1])[::2]},
+        {"q": torch.zeros(1, 20, 1, 512)},
+        {"q": torch.zeros(3)},
+        {"q": "not a tensor"},
+    ],
+    ids=str,
+)
+def test_calls_that_have_to_be_changed_or_refused_have_no_kind(changes):
+    assert kinds.kind_of(**plain_inputs(**changes)) is None
+
+
+def test_kinds_are_known_once_a_call_has_succeeded_and_bounded(monkeypatch):
+    monkeypatch.setattr(kinds, "_KINDS", 2)
+    for name in ("a", "b", "c"):
+        assert kinds.known((name,)) is None
+        kinds.note((name,))
+        assert kinds.known((name,)) is kinds.known((name,)) is not None
+    assert len(kinds._known) == 1
+
+
+def test_a_refused_call_is_refused_again():
+    wrong = dict.fromkeys(("q", "k", "v", "g"), torch.zeros(1, 20, 1, 16, dtype=torch.bfloat16))
+    wrong["k"] = torch.zeros(1, 20, 2, 16, dtype=torch.bfloat16)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^k: "):
+            chunk_gla(**wrong)
