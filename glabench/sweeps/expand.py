@@ -81,26 +81,35 @@ def resolve(sweep: Sweep, device: str, changes: Mapping[str, Any], traits: Mappi
 
     `changes` maps axes to text in the grammar or to Python values. The axis `backend` selects backends: the sweep's
     variants of that name, or the plain backend if the sweep has none. If CPU values count, title and description say
-    so. Raises UsageError for an axis that no backend of
-    the sweep has, and for an unknown backend.
+    so. Raises UsageError for an axis that no backend of the sweep has, and for an unknown backend.
     """
     changes = {name: _text(name, value) for name, value in changes.items()}
-    own = [_find(v.backend, traits, f"sweep {sweep.name}") for v in sweep.variants]
-    for table in (sweep.axes, sweep.on_cpu):
-        _check_owned(table, own, traits.values(), lambda axis: f"sweep {sweep.name}: {shown(axis)}")
-    variants = sweep.variants
+    on_cpu, where = dict(sweep.on_cpu), f"sweep {sweep.name}"
+    variants, own = sweep.variants, [_find(v.backend, traits, where) for v in sweep.variants]
+    of_cpu = f"{where}: [cpu] {_BACKEND}"
+    cpu_variants = _named(variants, on_cpu.pop(_BACKEND, None), of_cpu)
+    cpu_own = [_find(v.backend, traits, of_cpu) for v in cpu_variants]
+    for table, owners in ((sweep.axes, own), (on_cpu, cpu_own)):
+        _check_owned(table, owners, traits.values(), lambda axis: f"{where}: {shown(axis)}")
     if _BACKEND in changes:
-        names = parse_axis(option_of(_BACKEND), changes.pop(_BACKEND), parse_names, "names of backends")
-        variants = tuple(v for n in names for v in [o for o in variants if o.backend == n] or [Variant(n)])
-        own = [_find(v.backend, traits, option_of(_BACKEND)) for v in variants]
-    _check_owned(changes, own, traits.values(), option_of)
-    narrowed = replace(sweep, variants=variants, on_cpu={})
-    resolved = _changed(narrowed, [changes], traits)
-    if device == "cpu" and resolved != (small := _changed(narrowed, [sweep.on_cpu, changes], traits)):
+        variants = cpu_variants = _named(variants, changes.pop(_BACKEND), option_of(_BACKEND))
+        own = cpu_own = [_find(v.backend, traits, option_of(_BACKEND)) for v in variants]
+    _check_owned(changes, cpu_own if device == "cpu" else own, traits.values(), option_of)
+    resolved = _changed(replace(sweep, variants=variants, on_cpu={}), [changes], traits)
+    small = _changed(replace(sweep, variants=cpu_variants, on_cpu={}), [on_cpu, changes], traits)
+    if device == "cpu" and resolved != small:
         description = f"{sweep.description} {_CPU_DESCRIPTION}".strip()
         resolved = replace(small, title=sweep.title + CPU_TITLE, description=description)
-    against = sweep.against if any(v.backend == sweep.against for v in variants) else None
+    against = sweep.against if any(v.backend == sweep.against for v in resolved.variants) else None
     return replace(resolved, against=against)
+
+
+def _named(variants: tuple[Variant, ...], names: str | None, where: str) -> tuple[Variant, ...]:
+    """The variants of the named backends, or plain ones; without names all of them."""
+    if names is None:
+        return variants
+    found = parse_axis(where, names, parse_names, "names of backends")
+    return tuple(v for name in found for v in [each for each in variants if each.backend == name] or [Variant(name)])
 
 
 def _changed(sweep: Sweep, layers: Iterable[Mapping[str, str]], traits: Mapping[str, Traits]) -> Sweep:

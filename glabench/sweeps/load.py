@@ -11,6 +11,7 @@ batch = 32
 
 [cpu]                         # axes that replace those above, and backends' own, on a CPU (optional)
 batch = 1
+backend = "gla-torch"         # backends that take the place of those below, on a CPU
 
 [[backends]]                  # one table per backend, with axes for this backend only
 name = "gla-triton"

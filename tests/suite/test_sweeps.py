@@ -275,6 +275,16 @@ def test_a_sweep_with_its_sizes_for_a_cpu_says_so_once(device, changes, says):
     assert resolve(found, device, {}, TRAITS) == found
 
 
+def test_other_backends_may_take_the_place_of_a_sweeps_on_a_cpu():
+    original = replace(sweep(Variant(LINEAR, {"batch": "2"})), on_cpu={"backend": f"{GLA},{LINEAR}", "heads": "3"})
+    assert values(cells(original, "cpu"), "backend", "batch", "heads") == {(GLA, 1, 3), (LINEAR, 2, 3)}
+    assert values(cells(original), "backend") == {(LINEAR,)}
+    assert values(cells(original, "cpu", backend=LINEAR), "backend", "heads") == {(LINEAR, 3)}
+    assert resolve(original, "cpu", {}, TRAITS).title.endswith("(CPU sizes)")
+    with pytest.raises(UsageError, match=r"sweep .*\[cpu\] backend: 'nothing' is not a backend"):
+        resolve(replace(original, on_cpu={"backend": "nothing"}), "cpu", {}, TRAITS)
+
+
 def test_the_backend_of_the_ratios_is_dropped_if_it_is_not_measured():
     preset = load_sweep("paper-fig2")
     assert resolve(preset, "cuda", {"backend": GLA}, TRAITS).against is None
@@ -332,13 +342,17 @@ def test_a_list_within_itself_is_a_mistake_too():
             {"inner": "64"},
             r"sweep a\{b\}: 'inner': no backend of this sweep has this parameter \(only backends of mamba1",
         ),
-        ({"backend": "gla-triton"}, r"sweep a\{b\}: 'backend': there is no such axis"),
     ],
 )
 def test_an_axis_of_a_sweep_that_no_backend_of_it_has_is_a_mistake(axes, message, table):
     wrong = replace(sweep(GLA), name="a{b}", **{table: COMMON | axes})
     with pytest.raises(UsageError, match=message):
         resolve(wrong, "cuda", {}, TRAITS)
+
+
+def test_backends_are_no_axis_of_a_sweep():
+    with pytest.raises(UsageError, match="'backend': there is no such axis"):
+        resolve(sweep(GLA, backend="gla-triton"), "cuda", {}, TRAITS)
 
 
 @pytest.mark.parametrize(
