@@ -1,11 +1,16 @@
-"""Launches and CUDA's driver as fakes that note what is asked of them, and inputs for passes on them."""
+"""Launches and CUDA's driver as fakes that note what is asked of them, fixtures that put them in place, and inputs.
+
+A test module takes the fixtures by name: `driver, log = fake_cuda.driver, fake_cuda.log`.
+"""
 
 import ctypes
 from types import SimpleNamespace
 from typing import ClassVar
 
+import pytest
 import torch
-from gla_kernels import cuda, replay
+from gla_kernels import call, cuda, kinds, passes, recording, replay
+from gla_kernels.launch import hopper_plan, triton_plan
 from torch.utils._python_dispatch import TorchDispatchMode
 
 C_TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
@@ -127,3 +132,36 @@ def inputs_of(B, T, H, K, V, gated, states, lengths, dtype=torch.bfloat16):
     initial, dfinal = (torch.ones(N, H, K, V) if states else None for _ in range(2))
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0) if lengths else None
     return (q, k, v, g, initial, cu_seqlens), do, dfinal
+
+
+@pytest.fixture
+def driver():
+    return FakeDriver()
+
+
+@pytest.fixture
+def log(driver, monkeypatch):
+    """What passes launch themselves."""
+    notes, launchers = [], {}
+
+    def launcher(kernel, constants, options):
+        key = (kernel.__name__, constants, options)
+        if key not in launchers:
+            launchers[key] = FakeLauncher(driver, notes, kernel, dict(constants), dict(options))
+        return launchers[key]
+
+    def plan(K, V, dtype, chunk_size=None, device=None, gated=True):
+        return hopper_plan(K, V, dtype, chunk_size) or triton_plan(K, V, dtype, chunk_size, gated)
+
+    monkeypatch.setattr(call, "launcher", launcher)
+    monkeypatch.setattr(recording, "launcher", launcher)
+    monkeypatch.setattr(call, "plan", plan)
+    monkeypatch.setattr(call, "_remembered_call", call._call)  # calls of other tests have other launchers
+    monkeypatch.setattr(passes, "unrehearsed", lambda *kind: False)
+    functions = cuda.Functions(driver.launch, driver.fill, driver.copy, lambda code: f"CUDA_ERROR_{code}")
+    monkeypatch.setattr(kinds.cuda, "functions", lambda: functions)
+    monkeypatch.setattr(kinds, "_ATTEMPTS", 3)
+    monkeypatch.setattr(kinds, "_known", {})
+    monkeypatch.setattr(replay, "_current_device", lambda: -1)
+    monkeypatch.setattr(replay, "_current_stream", lambda device: 77)
+    return notes

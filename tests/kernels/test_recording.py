@@ -3,6 +3,7 @@
 import ctypes
 import random
 
+import fake_cuda
 import pytest
 import torch
 from fake_cuda import FakeLauncher, inputs_of
@@ -11,6 +12,7 @@ from gla_kernels.launch import HOPPER
 from gla_kernels.recording import UnrecordableError, _Buffer, _pack
 from gla_kernels.replay import Replay
 
+driver, log = fake_cuda.driver, fake_cuda.log
 pytestmark = pytest.mark.usefixtures("log")
 
 

@@ -2,11 +2,13 @@
 
 import itertools
 
+import fake_cuda
 import pytest
 import torch
 from fake_cuda import Keeping, inputs_of
 from gla_kernels import checks, chunk_gla, kinds, passes, replay
 
+driver, log = fake_cuda.driver, fake_cuda.log
 pytestmark = pytest.mark.usefixtures("log")
 
 
