@@ -84,7 +84,8 @@ class Machine:
         word = "slower" if share > 0 else "faster"
         if not self.differs:
             explained = f"occasions explain up to {self.explained - 1:.1%}"
-            change = f"{abs(share):.1%} {word}" if f"{abs(share):.1%}" != "0.0%" else "the same"
+            size = f"{abs(share):.1%}"
+            change = "the same" if size == "0.0%" else f"{size} {word}"
             return f"the median cell is {change} (×{self.whole}); {explained}"
         return (
             f"the machine as a whole, or most of the code, is {abs(share):.1%} {word} (×{self.whole}), more than the "

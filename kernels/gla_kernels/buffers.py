@@ -32,8 +32,8 @@ def strides_of(*tensors: torch.Tensor | None) -> tuple[int, ...]:
 
 
 def on_meta(x: torch.Tensor | None) -> torch.Tensor | None:
-    """A tensor like x on the meta device, without data."""
-    return None if x is None else x.to("meta")
+    """A tensor like x on the meta device, without data. Its strides are x's, even if x is a slice."""
+    return None if x is None else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 @dataclass(eq=False)

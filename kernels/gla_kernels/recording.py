@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gla_kernels.buffers import on_meta
 from gla_kernels.call import Call, named, version_of
 from gla_kernels.direct import Launcher, launcher
 from gla_kernels.launch import Tile
@@ -137,10 +138,6 @@ def _identity(x: torch.Tensor) -> int:
     return int(x.untyped_storage()._cdata)
 
 
-def _like(x: torch.Tensor | None) -> torch.Tensor | None:
-    return None if x is None else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-
-
 # A dispatch mode sets flags of the process, and restores what it has found.
 _one_at_a_time = Lock()
 
@@ -155,7 +152,7 @@ def record(
     16 bytes. Raises UnrecordableError.
     """
     recorder = version_of(call, _Recorder)
-    like = [_like(x) for x in tensors]
+    like = [on_meta(x) for x in tensors]
     with _one_at_a_time, torch.no_grad(), _Allocations(recorder) as allocations:
         outputs = run(recorder, *like)
     return _written_down(recorder, allocations, device, [x for x in like if x is not None], outputs)
