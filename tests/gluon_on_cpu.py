@@ -146,7 +146,8 @@ class Shared:
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.data.permute(order))
 
-    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
+    def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Shared:
+        dtype = dtype.dtype if isinstance(dtype, _Element) else dtype
         return Shared(self.data.reshape(-1).view(dtype)[: _size(shape)].view(shape))
 
     def load(self, layout: Any) -> Any:

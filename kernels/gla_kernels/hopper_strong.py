@@ -25,7 +25,6 @@ from gla_kernels.hopper_tiles import (
     locate,
     masked_operand,
     not_less,
-    offsets_and_mask,
     opaque,
     operand_layout,
     product,
@@ -324,11 +323,30 @@ def gradients_of_pairs(tiles, v, do, v_t, do_t, rows_left, scale, C: gl.constexp
 
 
 @gluon.jit
-def add_to(ptr, x, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column):
-    """Adds x to the first rows_left rows and N columns of what ptr points to."""
-    offsets, mask = offsets_and_mask(x.shape[0], x.shape[1], stride, rows_left, N, layout, column)
-    before = gl.load(ptr + offsets, mask=mask, other=0.0).to(gl.float32)
-    put(ptr, x + before, stride, rows_left, N, layout, column)
+def rows_tile(tile, ptr, BK: gl.constexpr):
+    """A shared tile's memory as [C, BK] of what ptr points to."""
+    layout: gl.constexpr = gate_layout() if ptr.dtype.element_ty == gl.float32 else operand_layout(tile.shape[0], BK)
+    return tile._reinterpret(ptr.dtype.element_ty, [tile.shape[0], BK], layout)
+
+
+@gluon.jit
+def fetch_rows(tile, ptr, stride, rows_left, column, N: gl.constexpr):
+    """Starts copying what `add_rows` will add to. `tile`: see `rows_tile`."""
+    layout: gl.constexpr = copy_layout(tile.shape[1], ptr.dtype.element_ty.primitive_bitwidth)
+    fetch(tile, ptr + column, stride, rows_left, N, layout, column)
+
+
+@gluon.jit
+def add_rows(tile, x):
+    """Adds x to a tile."""
+    tile.store((tile.load(accumulator(tile.shape[1])).to(gl.float32) + x).to(tile.dtype))
+
+
+@gluon.jit
+def put_rows(tile, ptr, stride, rows_left, column, N: gl.constexpr):
+    """Writes a tile to where it came from."""
+    layout: gl.constexpr = copy_layout(tile.shape[1], ptr.dtype.element_ty.primitive_bitwidth)
+    put(ptr + column, tile.load(layout), stride, rows_left, N, layout, column)
 
 
 @gluon.jit
@@ -343,6 +361,14 @@ def add_gradients(
     fetch_values(tiles, v, do, v_t, do_t, rows_left, 0, V)
     async_copy.commit_group()
     pairs = gradients_of_pairs(tiles, v, do, v_t, do_t, rows_left, scale, C, V)
+    # What will be added to comes while the levels are computed.
+    dq_tile, dk_tile = rows_tile(tiles.index(0), dq, BK), rows_tile(tiles.index(1), dk, BK)
+    dg_tile = rows_tile(tiles.index(2), dg, BK)
+    thread_barrier()
+    fetch_rows(dq_tile, dq, grad_t, rows_left, column, K)
+    fetch_rows(dk_tile, dk, grad_t, rows_left, column, K)
+    fetch_rows(dg_tile, dg, grad_t, rows_left, column, K)
+    async_copy.commit_group()
     bq, bk, weight, gates, halves = load_keys(q_tile, k_tile, g_tile, g, sums, scale, C)
     own = gl.sum(gl.where(diagonal(C), pairs.to(gl.float32), 0.0), axis=1)
     own = gl.convert_layout(own, gl.SliceLayout(1, key_tile))[:, None]
@@ -376,10 +402,16 @@ def add_gradients(
     before = gl.convert_layout(gl.where(triangle(C, True, False), 1.0, 0.0).to(gl.bfloat16), left_operand(C))
     bdg = product(before, halves.index(0), C, BK)
     bdg = add_product(before, halves.index(1), bdg)
-    add_to(dq + column, bdq * weight, grad_t, rows_left, K, key_tile, column)
-    add_to(dk + column, bdk, grad_t, rows_left, K, key_tile, column)
+    async_copy.wait_group(0)
+    thread_barrier()
+    add_rows(dq_tile, bdq * weight)
+    add_rows(dk_tile, bdk)
     bdg = warpgroup_mma_wait(0, deps=[bdg])
-    add_to(dg + column, bdg, grad_t, rows_left, K, key_tile, column)
+    add_rows(dg_tile, bdg)
+    thread_barrier()
+    put_rows(dq_tile, dq, grad_t, rows_left, column, K)
+    put_rows(dk_tile, dk, grad_t, rows_left, column, K)
+    put_rows(dg_tile, dg, grad_t, rows_left, column, K)
 
 
 @gluon.jit(do_not_specialize=["N", "T", "H", "count", "items"])

@@ -25,7 +25,7 @@ Kind = tuple[object, ...]
 _KINDS = 512
 # Attempts to record a pass, whose launches have to have been seen, at aligned addresses. Should be 3; 0 records none,
 # until a GPU has run tests/gpu with it.
-_ATTEMPTS = 0
+_ATTEMPTS = 3
 
 
 class _Pass:
