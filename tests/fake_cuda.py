@@ -63,12 +63,28 @@ class FakeLauncher:
         return self._seen.get((names, tuple([x for x in arguments if not isinstance(x, torch.Tensor)])))
 
 
+_POINTER, _SIZE = ctypes.c_uint64, ctypes.c_size_t
+_SIGNATURES = {
+    "launch": (_POINTER, _POINTER, _POINTER, _POINTER),
+    "fill": (_POINTER, ctypes.c_uint, _SIZE, _POINTER),
+    "copy": (_POINTER, _POINTER, _SIZE, _POINTER),
+}
+
+
 class FakeDriver:
     """CUDA's functions on the CPU's memory. `parameters`: the types of each function's."""
 
     def __init__(self):
         self.launched, self.parameters, self.on_launch = [], {}, lambda: None
         self.asked, self.codes = 0, {}  # error codes by the number of the call
+        self._callbacks = {
+            name: ctypes.CFUNCTYPE(ctypes.c_int, *types)(getattr(self, name)) for name, types in _SIGNATURES.items()
+        }
+
+    def functions(self):
+        """Their addresses, for C."""
+        addresses = (ctypes.cast(self._callbacks[name], ctypes.c_void_p).value for name in _SIGNATURES)
+        return cuda.Functions(*addresses, lambda code: f"CUDA_ERROR_{code}")
 
     def _code(self):
         self.asked += 1
@@ -134,6 +150,12 @@ def inputs_of(B, T, H, K, V, gated, states, lengths, dtype=torch.bfloat16):
     return (q, k, v, g, initial, cu_seqlens), do, dfinal
 
 
+def forward_of(tensors):
+    """The tensors of `inputs_of` in the order of a pass: states last."""
+    q, k, v, g, initial, cu_seqlens = tensors
+    return q, k, v, g, cu_seqlens, initial
+
+
 @pytest.fixture
 def driver():
     return FakeDriver()
@@ -158,9 +180,7 @@ def log(driver, monkeypatch):
     monkeypatch.setattr(call, "plan", plan)
     monkeypatch.setattr(call, "_remembered_call", call._call)  # calls of other tests have other launchers
     monkeypatch.setattr(passes, "unrehearsed", lambda *kind: False)
-    functions = cuda.Functions(driver.launch, driver.fill, driver.copy, lambda code: f"CUDA_ERROR_{code}")
-    monkeypatch.setattr(kinds.cuda, "functions", lambda: functions)
-    monkeypatch.setattr(kinds, "_ATTEMPTS", 3)
+    monkeypatch.setattr(kinds.cuda, "functions", driver.functions)
     monkeypatch.setattr(kinds, "_known", {})
     monkeypatch.setattr(replay, "_current_device", lambda: -1)
     monkeypatch.setattr(replay, "_current_stream", lambda device: 77)

@@ -4,7 +4,7 @@ import torch
 
 from gla_kernels import eager
 from gla_kernels.checks import check_inputs, check_values
-from gla_kernels.kinds import keep_of, kind_of, known, note
+from gla_kernels.kinds import keep_of, kind_of, known, launches_on_its_inputs, note
 from gla_kernels.limits import MAX_KEY_DIM_FLOAT32
 from gla_kernels.passes import keeps
 from gla_kernels.tuning import autotuning, plan_for
@@ -45,6 +45,8 @@ def _chunk(
         )
     q, k, v = _autocast(q, k, v)
     check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size)
+    if kind is not None and not launches_on_its_inputs(q, g, initial_state, cu_seqlens):
+        kind = None
     if check:
         check_values(g, q.shape[1], cu_seqlens)
     K = q.shape[-1]

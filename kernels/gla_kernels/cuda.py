@@ -1,4 +1,4 @@
-"""What a replay calls of the CUDA driver, through ctypes: the structures of cuda.h, launches, fills, copies."""
+"""What a replay calls of the CUDA driver: functions for launches, fills and copies, and structures of cuda.h."""
 
 import ctypes
 from collections.abc import Callable
@@ -32,16 +32,15 @@ EARLY = LaunchAttribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, flag=1)
 
 
 class Functions(NamedTuple):
-    """Functions of the driver. All but the last return CUDA's error code, 0 for success."""
+    """Addresses of functions of the driver, which return CUDA's error code, and the names of these codes."""
 
-    launch: Callable[[int, int, int, None], int]
-    """cuLaunchKernelEx: addresses of a LaunchConfig, a function and an array of the parameters' addresses; None."""
-    fill: Callable[[int, int, int, int], int]
+    launch: int
+    """cuLaunchKernelEx: a LaunchConfig, a function, an array of the parameters' addresses, NULL."""
+    fill: int
     """cuMemsetD32Async: address, value, number of 32-bit words, stream."""
-    copy: Callable[[int, int, int, int], int]
+    copy: int
     """cuMemcpyDtoDAsync: addresses of the copy and of the original, bytes, stream."""
     name_of: Callable[[int], str]
-    """The name of an error code."""
 
 
 @lru_cache(1)
@@ -51,14 +50,12 @@ def functions() -> Functions | None:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    launch, fill, copy = library.cuLaunchKernelEx, library.cuMemsetD32Async, library.cuMemcpyDtoDAsync_v2
-    launch.argtypes = [ctypes.c_void_p] * 4
-    fill.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p]
-    copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
     def name_of(code: int) -> str:
         name = ctypes.c_char_p()
         library.cuGetErrorName(code, ctypes.byref(name))
         return (name.value or b"unknown").decode()
 
+    names = "cuLaunchKernelEx", "cuMemsetD32Async", "cuMemcpyDtoDAsync_v2"
+    launch, fill, copy = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names)
     return Functions(launch, fill, copy, name_of)

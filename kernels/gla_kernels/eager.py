@@ -12,15 +12,18 @@ import torch
 
 from gla_kernels import ops, passes
 from gla_kernels.kinds import Passes
-from gla_kernels.plain import is_plain
+from gla_kernels.plain import is_plain, is_unwatched
 
 
 def _forward(
     known: Passes | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
     initial_state: torch.Tensor | None, cu_seqlens: torch.Tensor | None, settings: tuple[Any, ...],
 ) -> passes.Outputs:  # fmt: skip
-    made = None if known is None else known.forward(q, k, v, g, initial_state, cu_seqlens, settings)
-    return passes.forward(q, k, v, g, initial_state, cu_seqlens, *settings) if made is None else made
+    if known is not None:
+        made: passes.Outputs | None = known.forward(settings, q, k, v, g, cu_seqlens, initial_state)
+        if made is not None:
+            return made
+    return passes.forward(q, k, v, g, initial_state, cu_seqlens, *settings)
 
 
 class _Chunk(torch.autograd.Function):
@@ -50,12 +53,18 @@ class _Chunk(torch.autograd.Function):
     def backward(ctx: Any, do: torch.Tensor | None, dfinal: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         saved, settings, known = ctx.saved_tensors, ctx.settings, ctx.known
         # Gradients are recorded if they are to be differentiated again, which the operator refuses.
-        direct = not torch.is_grad_enabled() and is_plain(do, dfinal, *saved)
-        made = known.backward(saved, settings, do, dfinal) if direct and known is not None and do is not None else None
-        if made is not None:
-            return *made, None, None, None
+        recorded = torch.is_grad_enabled()
+        if known is not None and do is not None and not recorded and is_unwatched():
+            made = known.backward(settings, *saved, do, dfinal)
+            if made is not None:
+                return *made, None, None, None
+        direct = not recorded and is_plain(do, dfinal, *saved)
         run = passes.backward if direct else ops.chunk_backward
         return *ops.gradients(run, saved, settings, do, dfinal), None, None, None
+
+
+# What `_Chunk.apply` comes to if no transform of functorch is active, without its questions.
+_apply_unwatched = super(torch.autograd.Function, _Chunk).apply
 
 
 def chunk(
@@ -82,7 +91,6 @@ def chunk(
         return o, final if output_final_state else None
     if keep == passes.KEEP_NOTHING:
         return _forward(known, q, k, v, g, initial_state, cu_seqlens, settings)[:2]
-    found: tuple[torch.Tensor, torch.Tensor | None] = _Chunk.apply(
-        q, k, v, g, initial_state, cu_seqlens, settings, known
-    )
+    apply = _Chunk.apply if known is None else _apply_unwatched
+    found: tuple[torch.Tensor, torch.Tensor | None] = apply(q, k, v, g, initial_state, cu_seqlens, settings, known)
     return found

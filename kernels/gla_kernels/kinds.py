@@ -11,90 +11,79 @@ from typing import Any, cast
 
 import torch
 
-from gla_kernels import cuda, passes
+from gla_kernels import cuda, native, passes
 from gla_kernels.buffers import Inputs, readable
 from gla_kernels.call import Call, make_call
 from gla_kernels.limits import MAX_KEY_DIM_FLOAT32
-from gla_kernels.plain import is_plain
+from gla_kernels.plain import is_unwatched
 from gla_kernels.recording import UnrecordableError, record
 from gla_kernels.replay import Replay
 
 Kind = tuple[object, ...]
+_Run = Callable[..., Sequence[torch.Tensor | None]]
 
 # Kinds that are remembered.
 _KINDS = 512
-# Attempts to record a pass, whose launches have to have been seen, at aligned addresses. Should be 3; 0 records none,
-# until a GPU has run tests/gpu with it.
+# Attempts to record a pass, whose launches have to have been seen, at aligned addresses.
 _ATTEMPTS = 3
 
 
-class _Pass:
-    """A pass that is recorded when it is first repeated; it may turn out that it cannot be."""
+class Pass:
+    """A pass that is recorded when it is first repeated; it may turn out that it cannot be.
 
-    def __init__(self) -> None:
+    `run(call, settings, *tensors)` makes its launches and returns its outputs.
+    """
+
+    def __init__(self, run: _Run) -> None:
+        self._run = run
         self._attempts = 0
         self._replay: Replay | None = None
 
-    def repeat(
-        self, run: Callable[..., Sequence[torch.Tensor | None]], tensors: Sequence[torch.Tensor | None],
-        settings: tuple[Any, ...],
-    ) -> tuple[torch.Tensor | None, ...] | None:  # fmt: skip
-        """Outputs of `run(call, settings, *tensors)`, or None."""
+    def __call__(self, settings: tuple[Any, ...], *tensors: torch.Tensor | None) -> Any:
+        """Repeats the pass: its outputs, or None if it cannot be repeated."""
         if self._replay is None:
-            self._record(run, tensors, settings)
-        return None if self._replay is None else self._replay(tensors)
+            self._record(settings, tensors)
+        return None if self._replay is None else self._replay(*tensors)
 
-    def _record(
-        self, run: Callable[..., Sequence[torch.Tensor | None]], tensors: Sequence[Any], settings: tuple[Any, ...]
-    ) -> None:
-        functions = cuda.functions()
-        if functions is None or self._attempts >= _ATTEMPTS:
+    def _record(self, settings: tuple[Any, ...], tensors: Sequence[Any]) -> None:
+        functions, helpers = cuda.functions(), native.functions()
+        if functions is None or helpers is None or self._attempts >= _ATTEMPTS:
             return
         self._attempts += 1
         q, _, v, g, cu_seqlens = tensors[:5]
         scale, _, _, chunk_size, plan = settings
         call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
         try:
-            recording = record(call, q.get_device(), tensors, lambda call, *like: run(call, settings, *like))
+            recording = record(call, q.get_device(), tensors, lambda call, *like: self._run(call, settings, *like))
         except UnrecordableError as error:
             if not error.for_now:
                 self._attempts = _ATTEMPTS
             return
-        self._replay = Replay(recording, q, functions)
+        self._replay = Replay(recording, q, functions, helpers.repeat)
 
 
 class Passes:
-    """The passes of one kind of call: its forward, and a backward for each kind of output gradients."""
+    """The passes of one kind of call: its forward, and a backward for each kind of output gradients.
+
+    Called with settings and tensors, which are the arguments of `_run_forward` and `_run_backward`.
+    """
 
     def __init__(self) -> None:
-        self._forward = _Pass()
-        self._backwards: dict[Kind, _Pass] = {}
+        self.forward = Pass(_run_forward)
+        self._backwards: dict[bytes, Pass] = {}
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
-        initial_state: torch.Tensor | None, cu_seqlens: torch.Tensor | None, settings: tuple[Any, ...],
-    ) -> passes.Outputs | None:  # fmt: skip
-        """Repeats a forward: its outputs as `passes.forward` returns them, or None. `settings`: its other arguments."""
-        made = self._forward.repeat(_run_forward, (q, k, v, g, cu_seqlens, initial_state), settings)
-        return cast("passes.Outputs | None", made)
-
-    def backward(
-        self, saved: tuple[torch.Tensor | None, ...], settings: tuple[Any, ...], do: torch.Tensor,
-        dfinal: torch.Tensor | None,
-    ) -> tuple[torch.Tensor | None, ...] | None:  # fmt: skip
-        """Repeats a backward: dq, dk, dv, dg and the gradient of the initial states, or None.
-
-        `saved`, `settings`: what the forward of `eager.py` has left.
-        """
-        tensors = (*saved, do, dfinal)
+    def backward(self, settings: tuple[Any, ...], *tensors: torch.Tensor | None) -> Any:
+        """Repeats a backward: dq, dk, dv, dg and the gradient of the initial states, or None."""
         # Of saved tensors too: hooks may have changed them.
-        kind = tuple([None if x is None else (x.dtype, x.shape, x.stride(), x.get_device()) for x in tensors])
-        known = self._backwards.get(kind)
-        if known is not None:
-            return known.repeat(_run_backward, tensors, settings)
+        kind = _describe(*tensors)
+        if kind is None:
+            return None
+        found = self._backwards.get(kind)
+        if found is not None:
+            return found(settings, *tensors)
         # The next one: the kernels of this one may not have been launched yet.
         if len(self._backwards) < _KINDS:
-            self._backwards[kind] = _Pass()
+            self._backwards[kind] = Pass(_run_backward)
         return None
 
 
@@ -118,6 +107,12 @@ def _run_backward(
     return passes.launch_backward(call, inputs, readable(call, do), after, kept, flags, has_initial, keep)
 
 
+def _describe(*tensors: Any) -> bytes | None:
+    """Shapes, strides, dtypes and devices of tensors or None; None if one is not plain, or no tensor."""
+    helpers = native.functions()
+    return None if helpers is None else helpers.describe(*tensors)
+
+
 _known: dict[Kind, Passes] = {}
 
 
@@ -125,32 +120,13 @@ def kind_of(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, scale: float | None,
     initial_state: torch.Tensor | None, output_final_state: bool, cu_seqlens: torch.Tensor | None, materialize: bool,
 ) -> Kind | None:  # fmt: skip
-    """The kind of a call whose tensors are plain and need no change of dtype or layout; None for other calls.
-
-    The arguments need not have been checked.
-    """
-    if not is_plain(q, k, v, g, initial_state, cu_seqlens) or torch.is_autocast_enabled(q.device.type):
+    """The kind of an eager call on plain tensors; None for other calls. The arguments need not have been checked."""
+    tensors = _describe(q, k, v, g, initial_state, cu_seqlens)
+    if tensors is None or not is_unwatched() or torch.is_autocast_enabled(q.device.type):
         return None
     if scale is not None and type(scale) is not float:
         return None
-    # What a call changes before it launches: K in pieces, gates and states copied.
-    dtype, shape = q.dtype, q.shape
-    if dtype != torch.bfloat16 and (dtype != torch.float32 or len(shape) != 4 or shape[-1] > MAX_KEY_DIM_FLOAT32):
-        return None
-    kind: Kind = (
-        passes.keeps(q, k, v, g, initial_state, materialize), bool(output_final_state), scale,
-        dtype, shape, q.stride(), q.get_device(),
-        k.dtype, k.shape, k.stride(), k.get_device(),
-        v.dtype, v.shape, v.stride(), v.get_device(),
-    )  # fmt: skip
-    for x in (g, initial_state, cu_seqlens):
-        kind += (None,) if x is None else (x.dtype, x.shape, x.stride(), x.get_device())
-    changed = (g is not None and g.dtype == torch.float16) or not (_is_whole(initial_state) and _is_whole(cu_seqlens))
-    return None if changed else kind
-
-
-def _is_whole(x: torch.Tensor | None) -> bool:
-    return x is None or x.is_contiguous()
+    return passes.keeps(q, k, v, g, initial_state, materialize), bool(output_final_state), scale, tensors
 
 
 def keep_of(kind: Kind) -> int:
@@ -163,8 +139,17 @@ def known(kind: Kind) -> Passes | None:
     return _known.get(kind)
 
 
+def launches_on_its_inputs(
+    q: torch.Tensor, g: torch.Tensor | None, initial_state: torch.Tensor | None, cu_seqlens: torch.Tensor | None
+) -> bool:
+    """Whether a call gives its tensors to the operator as they are: K in one piece, no dtype or layout changed."""
+    whole = all(x is None or x.is_contiguous() for x in (initial_state, cu_seqlens))
+    in_one_piece = q.dtype == torch.bfloat16 or (q.dtype == torch.float32 and q.shape[-1] <= MAX_KEY_DIM_FLOAT32)
+    return whole and in_one_piece and (g is None or g.dtype != torch.float16)
+
+
 def note(kind: Kind) -> None:
-    """Notes that a call of this kind has succeeded."""
+    """Notes that a call of this kind, which launches on its inputs, has succeeded."""
     if len(_known) >= _KINDS:
         _known.clear()
     _known.setdefault(kind, Passes())

@@ -12,15 +12,26 @@ _is_batched = torch._C._functorch.is_legacy_batchedtensor  # by `torch.autograd.
 _traced = torch._C._get_tracing_state  # torch.jit.trace
 
 
+def is_unwatched() -> bool:
+    """Whether no compiler, mode, transform or trace has to see what is done with any tensor now."""
+    # Compilers stop at the first condition. No public function tells the level of forward-mode derivatives.
+    return not (
+        _compiling()
+        or _dispatch_modes()
+        or _function_modes()
+        or _transform() is not None
+        or _traced() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
 def is_plain(*tensors: torch.Tensor | None) -> bool:
-    """Whether nothing but autograd has to see what is done with these tensors."""
-    # Compilers stop at the first condition.
-    if _compiling() or _dispatch_modes() or _function_modes() or _transform() is not None or _traced() is not None:
-        return False
-    # Which level of forward-mode derivatives is entered; there is no public function that tells.
-    if forward_ad._current_level >= 0:
+    """Whether nothing but autograd has to see what is done with these tensors, whose memory holds their values."""
+    if not is_unwatched():
         return False
     for x in tensors:
-        if x is not None and (type(x) not in _PLAIN or not (x.is_cuda or x.is_cpu) or _is_batched(x)):
+        if x is None:
+            continue
+        if type(x) not in _PLAIN or not (x.is_cuda or x.is_cpu) or _is_batched(x) or x.is_neg():
             return False
     return True

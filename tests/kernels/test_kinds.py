@@ -49,22 +49,54 @@ def test_whatever_is_checked_or_decides_makes_another_kind(changes):
     assert kinds.kind_of(**plain_inputs(**changes)) not in (None, kinds.kind_of(**plain_inputs()))
 
 
+class Subclass(torch.Tensor):
+    pass
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"scale": 1},
         {"scale": torch.tensor(1.0)},
-        {"g": torch.zeros(1, 20, 1, 16, dtype=torch.float16)},
-        {"initial_state": torch.zeros(1, 1, 16, 32)[..., :16]},
-        {"cu_seqlens": torch.tensor([0, 1, 20, 1])[::2]},
-        {"q": torch.zeros(1, 20, 1, 512)},
-        {"q": torch.zeros(3)},
         {"q": "not a tensor"},
+        {"q": torch.zeros(1, 20, 1, 16, dtype=torch.bfloat16, device="meta")},
+        {"q": torch.zeros(1, 20, 1, 16, dtype=torch.bfloat16).as_subclass(Subclass)},
+        {"g": torch._neg_view(torch.ones(1, 20, 1, 16))},
+        {"g": torch.zeros(1, 1, 20, 1, 16)},
     ],
     ids=str,
 )
-def test_calls_that_have_to_be_changed_or_refused_have_no_kind(changes):
+def test_calls_on_anything_but_plain_tensors_have_no_kind(changes):
     assert kinds.kind_of(**plain_inputs(**changes)) is None
+
+
+def test_tensors_of_a_batch_and_inside_transforms_have_no_kind():
+    found = []
+
+    def look(q):
+        found.append(kinds.kind_of(**plain_inputs(q=q)))
+        return q.sum()
+
+    batch = torch.zeros(2, 1, 20, 1, 16)
+    torch.vmap(look)(batch)
+    torch.func.grad(look)(batch[0])
+    assert found == [None, None]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"g": torch.zeros(1, 20, 1, 16, dtype=torch.float16)},
+        {"initial_state": torch.zeros(1, 1, 16, 32)[..., :16]},
+        {"cu_seqlens": torch.tensor([0, 1, 20, 1])[::2]},
+        {"q": torch.zeros(1, 20, 1, 512), "k": torch.zeros(1, 20, 1, 512)},
+        {"q": torch.zeros(1, 20, 1, 16, dtype=torch.float16)},
+    ],
+    ids=str,
+)
+def test_calls_that_change_their_inputs_first_are_not_repeated(changes):
+    inputs = plain_inputs(**changes)
+    assert not kinds.launches_on_its_inputs(*(inputs[name] for name in ("q", "g", "initial_state", "cu_seqlens")))
 
 
 def test_kinds_are_known_once_a_call_has_succeeded_and_bounded(monkeypatch):

@@ -22,8 +22,9 @@ def leaves_of(case):
 
 def through_operators(monkeypatch):
     """Lets calls on plain tensors go through the operators too."""
+    monkeypatch.setattr(eager, "is_plain", lambda *tensors: False)
     for module in (eager, kinds):
-        monkeypatch.setattr(module, "is_plain", lambda *tensors: False)
+        monkeypatch.setattr(module, "is_unwatched", lambda: False)
 
 
 @pytest.fixture(params=["eager", "operators"])

@@ -6,8 +6,8 @@ import random
 import fake_cuda
 import pytest
 import torch
-from fake_cuda import FakeLauncher, inputs_of
-from gla_kernels import call, kinds, passes, recording
+from fake_cuda import FakeLauncher, forward_of, inputs_of
+from gla_kernels import call, kinds, native, passes, recording
 from gla_kernels.launch import HOPPER
 from gla_kernels.recording import UnrecordableError, _Buffer, _pack
 from gla_kernels.replay import Replay
@@ -24,8 +24,8 @@ def test_partial_sums_are_not_repeated():
     q, k, v, g, _, cu_seqlens = tensors
     passes.backward(q, k, v, g, cu_seqlens, do, None, *outputs[2:], *settings)
     known = kinds.Passes()
-    assert known.forward(*tensors, settings) is not None
-    assert [known.backward((q, k, v, g, None, *outputs[2:]), settings, do, None) for _ in range(3)] == [None] * 3
+    assert known.forward(settings, *forward_of(tensors)) is not None
+    assert [known.backward(settings, q, k, v, g, None, *outputs[2:], do, None) for _ in range(3)] == [None] * 3
 
 
 SIZES = (1, 64, 1, 64, 64, None, torch.float32, 1.0, torch.bfloat16, None, None, None)
@@ -53,9 +53,9 @@ def test_values_before_the_first_launch_are_repeated(driver):
     x = torch.arange(16.0)
     call._call(*SIZES).launch(kernel, HOPPER.forward, (1,), (x,), {})
     call._call(*SIZES).launch(kernel, HOPPER.forward, (1,), (x, x, x), {})
-    again = Replay(recorded(run, x), x, kinds.cuda.functions())
+    again = Replay(recorded(run, x), x, kinds.cuda.functions(), native.functions().repeat)
     for y in (x, x + 100):
-        zeros, copy = again((y,))
+        zeros, copy = again(y)
         assert torch.equal(zeros, torch.zeros(6))
         assert torch.equal(copy, y[:4])
         (*_, [(_, at_before)], _), (*_, [(_, at_zeros), (_, at_copy), (_, at_last)], _) = driver.launched[-2:]
@@ -93,7 +93,7 @@ def test_kernels_that_need_more_than_parameters_are_not_recorded(name, value, mo
     passes.forward(*tensors, *settings)
     monkeypatch.setattr(FakeLauncher, "special", {name: value})
     passes.forward(*tensors, *settings)
-    assert kinds.Passes().forward(*tensors, settings) is None
+    assert kinds.Passes().forward(settings, *forward_of(tensors)) is None
 
 
 def test_a_pass_that_cannot_be_repeated_is_not_tried_again(monkeypatch):
@@ -107,7 +107,7 @@ def test_a_pass_that_cannot_be_repeated_is_not_tried_again(monkeypatch):
     tensors, _, _ = inputs_of(1, 100, 1, 64, 64, True, False, None)
     known = kinds.Passes()
     for _ in range(4):
-        assert known.forward(*tensors, (0.125, False, passes.KEEP_NOTHING, None, None)) is None
+        assert known.forward((0.125, False, passes.KEEP_NOTHING, None, None), *forward_of(tensors)) is None
     assert len(tried) == 2
 
 
@@ -116,7 +116,7 @@ def test_too_many_launches_are_not_recorded(monkeypatch):
     settings = 0.125, False, passes.KEEP_NOTHING, None, None
     passes.forward(*tensors, *settings)
     monkeypatch.setattr(recording, "_MOST_LAUNCHES", 2)
-    assert kinds.Passes().forward(*tensors, settings) is None
+    assert kinds.Passes().forward(settings, *forward_of(tensors)) is None
 
 
 @pytest.mark.parametrize("seed", range(5))

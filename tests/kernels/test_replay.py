@@ -5,7 +5,7 @@ import itertools
 import fake_cuda
 import pytest
 import torch
-from fake_cuda import Keeping, inputs_of
+from fake_cuda import Keeping, forward_of, inputs_of
 from gla_kernels import checks, chunk_gla, kinds, passes, replay
 
 driver, log = fake_cuda.driver, fake_cuda.log
@@ -87,10 +87,10 @@ def test_a_replay_launches_what_the_pass_has_launched(shape, gated, states, pack
     )
     q, k, v, g, _, cu_seqlens = tensors
     known, settings = kinds.Passes(), (0.125, states, keep, None, None)
-    assert known.forward(*tensors, settings) is None  # nothing has been launched yet
+    assert known.forward(settings, *forward_of(tensors)) is None  # nothing has been launched yet
     with Keeping() as all_tensors:
         outputs = passes.forward(*tensors, *settings)
-    again = known.forward(*tensors, settings)
+    again = known.forward(settings, *forward_of(tensors))
     if shape[3] == 384 and gated and states and keep == passes.KEEP_CHECKPOINTS:
         assert again is None  # torch copies states between launches
         return
@@ -100,22 +100,22 @@ def test_a_replay_launches_what_the_pass_has_launched(shape, gated, states, pack
     assert_scratch_does_not_collide(log, moved, [*tensors, *all_tensors.kept])
     assert_addresses(driver, log, moved, (*tensors, *outputs), (*tensors, *again))
     others = like_these(tensors)
-    assert_addresses(driver, log, moved, (*tensors, *outputs), (*others, *known.forward(*others, settings)))
+    assert_addresses(driver, log, moved, (*tensors, *outputs), (*others, *known.forward(settings, *forward_of(others))))
     driver.launched.clear()
 
     saved = (q, k, v, g, cu_seqlens, *outputs[2:])
     log.clear()
     with Keeping() as all_tensors:
         gradients = passes.backward(q, k, v, g, cu_seqlens, do, dfinal, *outputs[2:], *settings)
-    assert known.backward(saved, settings, do, dfinal) is None  # the first of its kind may not have been launched
-    again = known.backward(saved, settings, do, dfinal)
+    assert known.backward(settings, *saved, do, dfinal) is None  # the first of its kind may not have been launched
+    again = known.backward(settings, *saved, do, dfinal)
     same_outputs(again, gradients)
     moved = same_launches(driver.launched, log)
     given = (*saved, do, dfinal)
     assert_scratch_does_not_collide(log, moved, [*given, *all_tensors.kept])
     assert_addresses(driver, log, moved, (*given, *gradients), (*given, *again))
     *saved, do, dfinal = like_these(given)
-    again = known.backward(tuple(saved), settings, do, dfinal)
+    again = known.backward(settings, *saved, do, dfinal)
     assert_addresses(driver, log, moved, (*given, *gradients), (*saved, do, dfinal, *again))
 
 
@@ -124,7 +124,7 @@ def test_inputs_may_be_slices_of_one_projection(driver, log):
     q, k, v = both.split(64, -1)
     tensors, settings = (q, k, v, torch.zeros(1, 100, 2, 64), None, None), (0.125, False, 0, None, None)
     passes.forward(*tensors, *settings)
-    assert kinds.Passes().forward(*tensors, settings) is not None
+    assert kinds.Passes().forward(settings, *forward_of(tensors)) is not None
     same_launches(driver.launched, log)
 
 
@@ -163,7 +163,7 @@ def repeat():
     passes.forward(*tensors, *settings)
 
     def repeat(*others):
-        return known.forward(*others, *tensors[len(others) :], settings)
+        return known.forward(settings, *forward_of((*others, *tensors[len(others) :])))
 
     repeat.known = known
     assert repeat() is not None
@@ -187,9 +187,9 @@ def test_a_replay_leaves_alone_what_differs(what, repeat, driver, monkeypatch):
     elif what == "switches":
         monkeypatch.setattr(replay, "switches", lambda: ("debug",))
     elif what == "hook":
-        repeat.known._forward._replay._kernels[0].pre_run_hooks.append(print)
+        repeat.known.forward._replay._kernels[0].pre_run_hooks.append(print)
     elif what == "launching":
-        repeat.known._forward._replay._lock.acquire()
+        repeat.known.forward._replay._plan.busy = 1
     else:
         driver.codes = {driver.asked + 1: 201}  # as in a thread that has not used the device yet
     driver.launched.clear()
@@ -201,7 +201,8 @@ def test_too_little_memory_in_one_piece_is_left_to_the_pass(repeat, driver, monk
     def full():
         raise torch.OutOfMemoryError
 
-    repeat.known._forward._replay._new[0] = full
+    made = repeat.known.forward._replay
+    made._new = (full, *made._new[1:])
     driver.launched.clear()
     assert repeat() is None
     assert driver.launched == []
