@@ -15,6 +15,7 @@ from glabench.errors import GlabenchError, printable
 
 _SUITE = Path(__file__).parent.parent
 _HASH_DIGITS = 16
+_CODE = (".py", ".c")
 # How hashes of syntax trees begin; those of bytes have no prefix.
 TREE = "tree:"
 _GIT_TIMEOUT_S = 10
@@ -28,7 +29,7 @@ _LONGEST_VALUE = 100
 
 
 def describe_code(plugins: Sequence[str] = (), kernels: Path | None = None) -> dict[str, Any]:
-    """The commit of the code, and hashes of the .py files of the suite, the kernels and each plugin.
+    """The commit of the code, and hashes of the code of the suite, the kernels and each plugin.
 
     The suite's is of its bytes, the others are of syntax trees (see `hash_code`). `kernels` is the folder of the
     package gla_kernels; by default the one that would be imported. Of a plugin only its own file is hashed, not the
@@ -47,12 +48,12 @@ def describe_code(plugins: Sequence[str] = (), kernels: Path | None = None) -> d
 
 
 def hash_package(folder: Path) -> str:
-    """A hash of the .py files in a folder: of their bytes and of their paths relative to the folder."""
+    """A hash of the code in a folder: of the bytes of .py and .c files, and of their paths relative to the folder."""
     return _hash(_modules(folder))
 
 
 def hash_code(folder: Path) -> str:
-    """A hash of the code in a folder: of the syntax trees of its .py files, without docstrings, and of their paths.
+    """A hash of the code in a folder: syntax trees of .py files, without docstrings; bytes of .c files; their paths.
 
     It begins with `tree:`. Records of version 0.2 before this have the hash of the bytes instead, without a prefix, so
     that neither is taken for the other. Triton compiles from the tree, so two equal hashes are the same kernels. A file
@@ -75,7 +76,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
-    return sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*.py"))
+    return sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.suffix in _CODE)
 
 
 def _hash_trees(files: Iterable[tuple[str, Path]]) -> str:

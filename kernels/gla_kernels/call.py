@@ -12,6 +12,8 @@ import triton.language as tl
 from gla_kernels.direct import Launcher, launcher
 from gla_kernels.launch import (
     EXACT_ROWS,
+    HOPPER_PROGRAMS,
+    LEAST_NARROW_PIECES,
     LaunchPlan,
     Operands,
     Tile,
@@ -22,6 +24,8 @@ from gla_kernels.launch import (
 
 # Calls whose decisions are remembered: at most this many different shapes.
 _CALLS = 512
+# With 4, checkpoints of heads of 64 x 64 are 3 % of all tensors of a call; shorter pieces cost more than they save.
+_LEAST_CHUNKS_PER_CHECKPOINT = 4
 
 _Result = TypeVar("_Result")
 _Numbers = ParamSpec("_Numbers")
@@ -86,9 +90,20 @@ class Call:
         return (self.T + self.plan.chunk_size - 1) // self.plan.chunk_size
 
     @cached_property
+    def has_few_narrow_heads(self) -> bool:
+        """Whether sequences that are long enough are cut into pieces, as `narrow.py` does."""
+        few = LEAST_NARROW_PIECES * self.sequences * self.H <= HOPPER_PROGRAMS
+        return self.plan.family == "hopper" and few
+
+    @cached_property
     def every(self) -> int:
         """Chunks from one checkpoint to the next, for sequences of average length."""
-        return chunks_per_checkpoint(self.chunks // self.sequences if self.varlen else self.chunks)
+        every = chunks_per_checkpoint(self.chunks // self.sequences if self.varlen else self.chunks)
+        if self.has_few_narrow_heads:
+            # A backward cuts sequences at their checkpoints, so these have to be enough for the GPU's programs.
+            while every > _LEAST_CHUNKS_PER_CHECKPOINT and self.slots(every) * self.H < HOPPER_PROGRAMS * 3 // 4:
+                every //= 2
+        return every
 
     def slots(self, chunks: int) -> int:
         """Slots of a buffer with one per piece of `chunks` chunks, in all sequences; see `tiles.first_slot`."""

@@ -12,24 +12,19 @@ import torch
 from gla_kernels import wide
 from gla_kernels.buffers import Flags, Gradients, Inputs, strides_of
 from gla_kernels.call import Call, decided_once
-from gla_kernels.launch import HOPPER_PROGRAMS
+from gla_kernels.launch import HOPPER_PROGRAMS, LEAST_NARROW_PIECES
 from gla_kernels.wide_pieces import Run, cut, cut_into, groups, is_whole, whole
-
-# The fewest pieces of a sequence, on average. With two, the states at the borders cost what more programs save; with
-# three, 88 heads of 8192 tokens took 0.71 ms in place of 0.95 forward + backward.
-_LEAST_PIECES = 3
 
 
 @decided_once
 def choose_pieces(call: Call, multiple: int = 1) -> Run:
     """Whole sequences or, if these occupy too little of the GPU, pieces of a multiple of `multiple` chunks."""
-    few = _LEAST_PIECES * call.sequences * call.H <= HOPPER_PROGRAMS
-    if not few:
+    if not call.has_few_narrow_heads:
         return whole(call)
     run = cut_into(call, HOPPER_PROGRAMS // call.H, multiple)
     # Of packed sequences, as many pieces as sequences may be nearly empty.
     pieces = run.count - call.sequences if call.varlen else run.count
-    return run if pieces >= _LEAST_PIECES * call.sequences else whole(call)
+    return run if pieces >= LEAST_NARROW_PIECES * call.sequences else whole(call)
 
 
 @decided_once

@@ -124,7 +124,7 @@ def test_narrow_heads_are_right_from_checkpoints(lengths, gate):
 )
 def test_narrow_heads_are_right_in_pieces(gate, packed, materialize, monkeypatch):
     """As with few heads of a long sequence."""
-    monkeypatch.setattr(narrow, "_LEAST_PIECES", 0)
+    monkeypatch.setattr(narrow, "LEAST_NARROW_PIECES", 0)
     cut = Mock(side_effect=narrow._borders)
     monkeypatch.setattr(narrow, "_borders", cut)
     made = []
@@ -180,7 +180,7 @@ def test_gates_that_are_nan_reach_the_results_and_the_flags(K, V):
     [(64, 64, 100, True), (64, 64, 300, True), (64, 64, 600, False), (144, 32, 100, True)],
 )
 def test_values_beyond_the_scaled_operands_range_go_to_the_exact_kernels(K, V, T, materialize, monkeypatch):
-    monkeypatch.setattr(narrow, "_LEAST_PIECES", 0)  # two pieces of 300 or 600 tokens, of which the first is flagged
+    monkeypatch.setattr(narrow, "LEAST_NARROW_PIECES", 0)  # two pieces of 300 or 600 tokens, of which the first is flagged
     case = bfloat16_case("zero", T=T, H=1, K=K, V=V, initial=False)
     case.inputs["g"][...] = -1.2
     case.inputs["q"][:, :256] *= 1e25

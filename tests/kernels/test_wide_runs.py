@@ -132,3 +132,13 @@ def test_what_copies_of_16_bytes_cannot_read_is_copied_although_contiguous(make)
     assert x.data_ptr() % 16 == 0
     assert all(stride % 16 == 0 for stride in x.stride()[:3])
     assert x.shape == (2, 64, 1, 128)
+
+
+@pytest.mark.parametrize(
+    ("B", "T", "H", "every"),
+    [(1, 4096, 16, 4), (1, 32768, 16, 32), (1, 32768, 4, 8), (2, 300, 2, 4), (32, 4096, 16, 16), (1, 8192, 89, 16)],
+)
+def test_checkpoints_of_few_narrow_heads_fill_the_gpu(B, T, H, every):
+    call = make_call(B, T, H, 64, 64)
+    assert call.every == every
+    assert call.slots(every) * H >= 256 or every == 4

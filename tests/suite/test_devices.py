@@ -400,6 +400,8 @@ def test_the_hash_of_a_package_tells_names_and_folders_and_passes_over_other_fil
         hashes.append(hashed(folder))
         (folder / "x.pyc").write_text("compiled")
         assert hashed(folder) == hashes[-1]
+        (folder / "x.c").write_text("int x;")
+        assert hashed(folder) != hashes[-1]
     assert len(set(hashes)) == 3
 
 
