@@ -180,7 +180,8 @@ def test_gates_that_are_nan_reach_the_results_and_the_flags(K, V):
     [(64, 64, 100, True), (64, 64, 300, True), (64, 64, 600, False), (144, 32, 100, True)],
 )
 def test_values_beyond_the_scaled_operands_range_go_to_the_exact_kernels(K, V, T, materialize, monkeypatch):
-    monkeypatch.setattr(narrow, "LEAST_NARROW_PIECES", 0)  # two pieces of 300 or 600 tokens, of which the first is flagged
+    # Two pieces of 300 or 600 tokens, of which the first is flagged.
+    monkeypatch.setattr(narrow, "LEAST_NARROW_PIECES", 0)
     case = bfloat16_case("zero", T=T, H=1, K=K, V=V, initial=False)
     case.inputs["g"][...] = -1.2
     case.inputs["q"][:, :256] *= 1e25

@@ -150,6 +150,15 @@ def test_inputs_without_a_gradient_get_none(path):
     assert q.grad is v.grad is g.grad is None
 
 
+def test_the_sign_that_a_view_only_notes_counts(path):
+    """`torch._neg_view` negates no memory; such are imaginary parts of conjugated tensors."""
+    q, k, v, g = (x.detach() for x in leaves_of(make_case("mild", T=20, K=16, V=16)))
+    conjugated = torch.complex(g, -v).conj()
+    assert conjugated.imag.is_neg()
+    for _ in range(2):
+        assert torch.equal(chunk_gla(q, k, conjugated.imag, g)[0], chunk_gla(q, k, v, g)[0])
+
+
 def test_gradients_cannot_be_differentiated_again(path):
     leaves = leaves_of(make_case("mild", T=20, K=16, V=16))
     grads = torch.autograd.grad(chunk_gla(*leaves)[0].square().sum(), leaves, create_graph=True)
