@@ -145,6 +145,7 @@ static PyObject *repeat(PyObject *module, PyObject *const *objects, Py_ssize_t c
     PyObject *makers = objects[1];
     void *stream = PyLong_AsVoidPtr(objects[2]);
     if (PyErr_Occurred()) return NULL;
+    if (plan->made > MOST_TENSORS) Py_RETURN_NONE;
     if (plan->busy) Py_RETURN_NONE;  // another thread is in the driver, and needs the cells as they are
     plan->busy = 1;
     PyObject *made[MOST_TENSORS], *found = NULL;
