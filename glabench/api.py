@@ -87,7 +87,7 @@ def compare(
     `occasions` is a file that `glabench baseline occasion` made; by default that of the device that ships with
     glabench. Raises UsageError for runs without a common cell, or from different devices unless `any_device`.
     """
-    limits = Limits.of(time=same_within, first_call=None)
+    limits = Limits.of_comparison(same_within)
     return compare_folders(_folder(a), _folder(b), limits, any_device, _path(occasions))
 
 
@@ -110,7 +110,7 @@ def compare_versions(
     Other arguments and errors are those of `run`.
     """
     request = _request(sweep, axes, settings, device, plugins)
-    limits = Limits.of(time=same_within, first_call=None)
+    limits = Limits.of_comparison(same_within)
     return compare_revisions(request, rev, Rounds(rounds, _path(out), resume), limits, _observer(on_record))
 
 

@@ -136,7 +136,7 @@ def _check_baseline(
     trial = _Trial(plan, {"new": new}, rounds, rounds.folder("check"), observer, request.show_errors)
     look = _Look(trial, limits, held.side, expects_all=True, occasions=known)
     found = look.first()
-    if not found.suspects() and not found.slow_first_calls():
+    if not found.suspects() and not found.worse_sums():
         return found
     with ExitStack() as stack:
         if held.revision is not None and repository_with(held.revision) is not None:
@@ -224,10 +224,11 @@ class _Look:
         if suspects := found.suspects():
             say(f"measuring {count_of(len(suspects), 'cell')} once more")
             found = found.confirmed(self._look_at(suspects, "again", CONFIRMING_ROUNDS, found), f"measured {how}")
-        if slow := found.slow_first_calls():
-            say(f"first calls of {', '.join(slow)} are measured once more")
-            cells = [cell for cell in self.trial.plan.cells if cell.backend in slow]
-            found = found.confirmed_first_calls(self._look_at(cells, "first-calls", 1, found), f"compiled {how}")
+        if worse := found.worse_sums():
+            say(f"{', '.join(finding.name for finding in worse)} are measured once more")
+            backends = {finding.backend for finding in worse}
+            cells = [cell for cell in self.trial.plan.cells if cell.backend in backends]
+            found = found.confirmed_sums(self._look_at(cells, "first-calls", 1, found), f"compiled {how}")
         return found
 
     def _look_at(self, cells: Sequence[Cell], folder: str, rounds: int, before: Comparison) -> Comparison:

@@ -18,7 +18,7 @@ from glabench.backends.base import Backend, Requirement, faults_of, sentence
 from glabench.errors import UsageError, did_you_mean
 from glabench.ops import Op
 from glabench.plain import shown
-from glabench.records.metrics import METRICS
+from glabench.records.metrics import LIMITED, METRICS
 from glabench.records.record import Measured
 from glabench.sweeps.expand import Traits
 from glabench.sweeps.parameters import COMMON, DTYPES, WIDTH, DeviceKind, Parameter, check_name, is_word
@@ -27,23 +27,12 @@ ENTRY_POINTS = "glabench.backends"
 _PREFIX = "glabench_plugin_"
 # The options of all commands, as the names that parameters with these options would have.
 OPTIONS = {
-    *(
-        "against",
-        "any_device",
-        "autotune",
-        "baseline",
-        "cell_timeout",
-        "check",
-        "csv",
-        "device",
-        "dry_run",
-        "energy",
-        "fail_on",
-    ),
-    *("figure", "help", "install_completion", "json", "junit", "markdown", "max_error", "max_first_call", "max_memory"),
-    *("max_slowdown", "metric", "no_energy", "occasions", "out", "plugin", "precision", "processes", "quiet", "resume"),
-    *("retry_failed", "rev", "rounds", "runs", "same_within", "show_completion", "strict", "sweep", "time_limit"),
-    *("timing", "verbose", "version"),
+    *"""
+    against any_device autotune baseline cell_timeout check csv device dry_run energy fail_on figure help
+    install_completion json junit markdown metric no_energy occasions out plugin precision processes quiet resume
+    retry_failed rev rounds runs same_within show_completion strict sweep time_limit timing verbose version
+    """.split(),  # noqa: SIM905 - a list would have a line per word
+    *(metric.option.removeprefix("--").replace("-", "_") for metric in LIMITED),
 }
 # Names that no parameter may have, because they are options, fields of records or columns of tables.
 _TAKEN = {

@@ -8,23 +8,17 @@ import typer
 
 from glabench.checking import Rounds
 from glabench.checking import check as measure_and_check
-from glabench.cli.options import GUARD, MeasuringOptions, OccasionsOption, RevisedSweepOption, between, share
+from glabench.cli.options import GUARD, LimitOptions, MeasuringOptions, OccasionsOption, RevisedSweepOption, between
 from glabench.cli.output import Messages
 from glabench.cli.verdicts import OutputOptions, tell_github
 from glabench.errors import UsageError
-from glabench.records.metrics import BY_NAME
 from glabench.verdicts import FAILING, Limits, Verdict
-
-
-def _limit(name: str) -> float:
-    limit = BY_NAME[name].limit
-    assert limit is not None
-    return limit
 
 
 def check(
     options: MeasuringOptions,
     outputs: OutputOptions,
+    limits: LimitOptions,
     rev: Annotated[
         str | None, typer.Option(help="The git revision to compare with, measured in turns: main, HEAD~3, a commit.")
     ] = None,
@@ -32,12 +26,6 @@ def check(
         Path | None, typer.Option(help="The baseline file to compare with, from `glabench baseline save`.")
     ] = None,
     sweep: RevisedSweepOption = None,
-    max_slowdown: Annotated[float, share("--max-slowdown", "How much a cell's time may grow.")] = _limit("time"),
-    max_memory: Annotated[float, share("--max-memory", "How much a cell's peak memory may grow.")] = _limit("peak"),
-    max_error: Annotated[float, share("--max-error", "How much the error of a tensor may grow.")] = _limit("error"),
-    max_first_call: Annotated[
-        float, share("--max-first-call", "How much a backend's first calls may grow, in addition to one second.")
-    ] = _limit("first_call"),
     rounds: Annotated[
         int, between("--rounds", 1, 100, "How many times to measure every cell, in fresh processes.")
     ] = 2,
@@ -56,12 +44,12 @@ def check(
     """
     fail_on = FAILING | {Verdict.UNCLEAR} if strict else FAILING
     outputs.check()
-    limits = Limits.of(time=max_slowdown, peak=max_memory, error=max_error, first_call=max_first_call)
+    allowed = Limits.of(**limits.by_metric)
     messages = Messages(options.quiet, options.verbose)
     request = options.request(sweep or GUARD)
     if baseline is not None:
         _refuse_what_the_baseline_holds(options, sweep)
-    found = measure_and_check(request, rev, baseline, Rounds(rounds, out, resume), limits, messages, occasions)
+    found = measure_and_check(request, rev, baseline, Rounds(rounds, out, resume), allowed, messages, occasions)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         tell_github(found, "glabench check")
     outputs.show(found, "check", fail_on, options.quiet)

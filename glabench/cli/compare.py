@@ -52,8 +52,7 @@ def compare(
     """
     failing = parse_fail_on(fail_on)
     outputs.check()
-    # The time of a first call depends on which kernels were in the compile cache, and stored runs do not record that.
-    limits = Limits.of(time=same_within, first_call=None)
+    limits = Limits.of_comparison(same_within)
     if rev is not None:
         if runs:
             raise UsageError("RUN_A RUN_B: give either run folders or --rev, not both")

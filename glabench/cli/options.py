@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import wraps
@@ -18,7 +18,7 @@ from glabench.backends import Registry, load_registry
 from glabench.errors import UsageError, did_you_mean
 from glabench.measure.settings import CHECKS, TIMINGS
 from glabench.records import RunFolder
-from glabench.records.metrics import BY_NAME
+from glabench.records.metrics import BY_NAME, LIMITED
 from glabench.scheduling.runs import Request
 from glabench.sweeps import preset_names
 from glabench.sweeps.axis import parse_axis
@@ -312,37 +312,61 @@ class SweepOptions(MeasuringOptions):
     ] = None
 
 
+@dataclass(frozen=True)
+class LimitOptions:
+    """The limits of a check, by the metric's name."""
+
+    by_metric: Mapping[str, float] = field(default_factory=dict)
+
+
 def with_options(command: Callable[..., None], axes: Mapping[str, Parameter]) -> Callable[..., None]:
-    """The command with one option per field of the dataclasses that annotate its parameters, and one per axis."""
-    keyword = inspect.Parameter.KEYWORD_ONLY
+    """The command with one option per field of the dataclasses that annotate its parameters.
+
+    A field `axes` has one option per axis, a field `by_metric` one per metric with a limit that has an option.
+    """
     hints = get_type_hints(command, include_extras=True)
     kinds: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     # With a prefix, because `pass` cannot be a parameter in Python.
-    dests = {f"axis_{name}": name for name in axes}
+    many = {
+        "axes": {
+            name: _option(f"axis_{name}", Annotated[str | None, _axis_option(axis)]) for name, axis in axes.items()
+        },
+        "by_metric": {
+            m.name: _option(f"limit_{m.name}", Annotated[float | None, share(m.option, m.help)], m.limit)
+            for m in LIMITED
+        },
+    }
     own = [
-        p.replace(kind=keyword, annotation=hints[p.name])
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name])
         for p in inspect.signature(command).parameters.values()
         if p.name not in kinds
     ]
-    shown = [
-        inspect.Parameter(dest, keyword, default=None, annotation=Annotated[str | None, _axis_option(axes[name])])
-        for dest, name in dests.items()
-    ]
-    named: dict[str, list[str]] = {}
-    for name, kind in kinds.items():
-        of_kind = get_type_hints(kind, include_extras=True)
-        listed = [each for each in fields(kind) if each.name != "axes"]
-        named[name] = [each.name for each in listed]
-        shown += [inspect.Parameter(f.name, keyword, default=f.default, annotation=of_kind[f.name]) for f in listed]
+    shown = [*own, *(option for kind in kinds.values() for option in _options_of(kind, many))]
 
     @wraps(command)
     def wrapper(**given: Any) -> None:
-        chosen = {name: text for dest, name in dests.items() if (text := given.pop(dest)) is not None}
         for name, kind in kinds.items():
-            values = {each: given.pop(each) for each in named[name]}
-            given[name] = kind(**values, axes=chosen) if issubclass(kind, MeasuringOptions) else kind(**values)
+            values = {each.name: given.pop(each.name) for each in fields(kind) if each.name not in many}
+            for each in many.keys() & {each.name for each in fields(kind)}:
+                found = {key: given.pop(option.name) for key, option in many[each].items()}
+                values[each] = {key: value for key, value in found.items() if value is not None}
+            given[name] = kind(**values)
         command(**given)
 
-    wrapper.__signature__ = inspect.Signature([*own, *shown])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in [*own, *shown]}
+    wrapper.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in shown}
     return wrapper
+
+
+def _options_of(kind: Any, many: Mapping[str, Mapping[str, inspect.Parameter]]) -> Iterator[inspect.Parameter]:
+    """The options of a dataclass; those in `many` for the fields that have several."""
+    hints = get_type_hints(kind, include_extras=True)
+    for each in fields(kind):
+        if each.name in many:
+            yield from many[each.name].values()
+        else:
+            yield _option(each.name, hints[each.name], each.default)
+
+
+def _option(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -2,16 +2,17 @@
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from glabench.cli.options import JsonOption, complete_list
+from glabench.cli.options import JsonOption, MetricOption, complete_list
 from glabench.cli.output import check_targets, data_console, to_json_text, write_text
 from glabench.errors import UsageError, did_you_mean
+from glabench.records.metrics import parse_compared
 from glabench.report.ci import github_annotations, junit
 from glabench.report.figures import check_format, save_figure
 from glabench.report.ratios import draw_ratios
@@ -30,18 +31,11 @@ FailOnOption = Annotated[
 ]
 
 
-# Formats of text, by the names of their options.
-_FORMATS: Mapping[str, Callable[[Comparison, str, Collection[Verdict]], str]] = {
-    "json": lambda found, *_: to_json_text(found.to_json()),
-    "markdown": lambda found, heading, _: markdown(found, heading),
-    "junit": lambda found, _, fail_on: junit(found, fail_on),
-}
-
-
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where a comparison is written besides the terminal."""
+    """What the table of a comparison shows, and where the comparison is written besides the terminal."""
 
+    metric: MetricOption = None
     json_to: JsonOption = None
     markdown_to: Annotated[
         str | None, typer.Option("--markdown", help="Write Markdown to this file, or - for stdout.")
@@ -53,26 +47,30 @@ class OutputOptions:
 
     @property
     def texts(self) -> dict[str, str | None]:
-        """The target of every format."""
-        return {name: getattr(self, f"{name}_to") for name in _FORMATS}
+        """The target of every format of text, by its option."""
+        return {"--json": self.json_to, "--markdown": self.markdown_to, "--junit": self.junit_to}
 
     def check(self) -> None:
-        """Raises UsageError, before anything is measured, for places that cannot be written to."""
+        """Raises UsageError, before anything is measured, for a wrong metric, and for places that cannot be written."""
+        parse_compared(self.metric)
         if self.figure is not None:
             check_format(self.figure)
-        targets = {f"--{name}": to for name, to in self.texts.items()}
-        check_targets({**targets, "--figure": None if self.figure is None else str(self.figure)})
+        check_targets({**self.texts, "--figure": None if self.figure is None else str(self.figure)})
 
     def show(self, found: Comparison, command: str, fail_on: Collection[Verdict], quiet: bool) -> NoReturn:
         """Writes and prints a comparison, and exits with its exit code."""
-        for name, to in self.texts.items():
-            if to is not None:
-                write_text(_FORMATS[name](found, f"glabench {command}", fail_on), to)
+        metrics = parse_compared(self.metric)
+        if self.json_to is not None:
+            write_text(to_json_text(found.to_json()), self.json_to)
+        if self.markdown_to is not None:
+            write_text(markdown(found, f"glabench {command}", metrics), self.markdown_to)
+        if self.junit_to is not None:
+            write_text(junit(found, fail_on), self.junit_to)
         if self.figure is not None:
             save_figure(draw_ratios(found), self.figure)
         if "-" not in self.texts.values() and not quiet:
             console = data_console()
-            console.print(terminal_report(found, console.width))
+            console.print(terminal_report(found, console.width, metrics))
         raise typer.Exit(found.exit_code(fail_on))
 
 

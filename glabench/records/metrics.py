@@ -1,14 +1,20 @@
-"""The table of metrics, used by terminal tables, Markdown, CSV, figures, comparisons and the check."""
+"""The table of metrics, used by terminal tables, Markdown, CSV, figures, comparisons and the check.
 
-from collections.abc import Callable, Iterable, Mapping
+A new row is all that a new metric needs. With a `limit` it is judged by `check`, with an `option` the limit has one.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from statistics import geometric_mean, median
 from typing import Any, Literal
 
 from glabench.errors import UsageError, did_you_mean
 
 Row = Mapping[str, Any]
 Better = Literal["lower", "higher"]
+# The verdicts on a metric that became worse.
+Worse = Literal["slower", "larger", "inaccurate"]
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -31,8 +37,7 @@ class Metric:
     """One quantity of a record.
 
     `name` is for `--metric`, `field` is the column of `Run.table()`. A metric with `better` None has no better or worse
-    direction and is never compared. `limit` is the share by which it may become worse in a check (0.05 is 5 %), `slack`
-    an amount in its unit that is allowed in addition. Without a limit the check ignores the metric.
+    direction and is never compared.
     """
 
     name: str
@@ -41,10 +46,23 @@ class Metric:
     unit: str
     better: Better | None
     format: Callable[[float], str] = significant
-    limit: float | None = None
-    slack: float = 0.0
     # What a value is multiplied with to be shown in `unit`.
     scale: float = 1.0
+    # The share by which it may become worse in a check (0.05 is 5 %), and an amount that is allowed in addition.
+    # Without a limit it is judged only if the user gives one.
+    limit: float | None = None
+    slack: float = 0.0
+    # The option of `check` that sets the limit, if there is one, and its help.
+    option: str = ""
+    help: str = ""
+    # The value of several rounds, from the rounds' values.
+    combine: Callable[[Sequence[float]], float] = median
+    # The columns that it is judged by, each for itself; by default `field`. `*` stands for any text.
+    judged_by: str = ""
+    # By default `larger` if lower is better, otherwise `slower`.
+    worse: Worse | None = None
+    # What the sum over a backend's cells in the first round is called, if that is judged and not single cells.
+    total: str = ""
 
     def show(self, value: float) -> str:
         """A value of the column as text, in `unit`."""
@@ -52,9 +70,17 @@ class Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("time", "time_ms", "median time", "ms", "lower", limit=0.05),
+    Metric(
+        "time", "time_ms", "median time", "ms", "lower",
+        limit=0.05, option="--max-slowdown", help="How much a cell's time may grow.", worse="slower",
+        combine=geometric_mean,  # as in the ratio of times
+    ),
     Metric("host", "host_ms", "host's time per call", "ms", "lower"),
-    Metric("peak", "peak_mib", "peak memory above the inputs", "MiB", "lower", _whole, limit=0.02),
+    Metric(
+        "peak", "peak_mib", "peak memory above the inputs", "MiB", "lower", _whole,
+        limit=0.02, option="--max-memory", help="How much a cell's peak memory may grow.",
+        judged_by="peak_allocated_mib",  # resident memory on a CPU is too noisy
+    ),
     Metric("roof", "roofline_pct", "share of the nearer roof", "%", "higher", _whole),
     Metric("floor", "floor_pct", "share of the memory's floor", "%", "higher", _whole),
     Metric("tokens", "tokens_per_s", "tokens per second", "million/s", "higher", scale=1e-6),
@@ -62,17 +88,28 @@ METRICS: tuple[Metric, ...] = (
     Metric("gbps", "gbps", "the equation's bytes", "GB/s", "higher", _whole),
     Metric("executed_tflops", "executed_tflops", "operations executed", "TFLOP/s", "higher"),
     Metric("executed_gbps", "executed_gbps", "bytes moved", "GB/s", "higher", _whole),
-    Metric("first_call", "first_call_s", "first call", "s", "lower", limit=0.5, slack=1.0),
+    Metric(
+        "first_call", "first_call_s", "first call", "s", "lower",
+        limit=0.5, slack=1.0, option="--max-first-call", worse="slower",
+        help="How much a backend's first calls may grow, in addition to one second.",
+        total="first calls",  # what a cell's first call compiles depends on the cells before it
+    ),
     Metric("saved", "saved_mib", "held between forward and backward", "MiB", "lower", _whole),
     Metric("reserved", "peak_reserved_mib", "peak memory taken from the device", "MiB", "lower", _whole),
     Metric("process", "process_memory_mib", "memory of the whole process", "MiB", "lower", _whole),
     Metric("energy", "energy_j", "energy per call", "J", "lower"),
     Metric("power", "power_w", "power", "W", None, _whole),
     Metric("clock", "sm_clock_mhz", "SM clock", "MHz", None, _whole),
-    Metric("error", "error", "largest relative error", "", "lower", _scientific, limit=0.5, slack=1e-6),
-)
+    Metric(
+        "error", "error", "largest relative error", "", "lower", _scientific,
+        limit=0.5, slack=1e-6, option="--max-error", help="How much the error of a tensor may grow.",
+        judged_by="rel_error_*", combine=max, worse="inaccurate",
+    ),
+)  # fmt: skip
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
-TIME, PEAK, FIRST_CALL, ERROR = (BY_NAME[name] for name in ("time", "peak", "first_call", "error"))
+TIME = BY_NAME["time"]
+# Those whose limit has an option.
+LIMITED = tuple(metric for metric in METRICS if metric.option)
 # What a report shows by default.
 USUAL = ("time", "peak", "roof")
 
@@ -86,6 +123,16 @@ def parse_metrics(text: str | None) -> tuple[Metric, ...]:
             raise UsageError(f"--metric: '{name}' is not a metric ({allowed})")
         found.append(BY_NAME[name])
     return tuple(found)
+
+
+def parse_compared(text: str | None) -> tuple[Metric, ...] | None:
+    """The metrics in a list, or None for None. Raises UsageError for one that is never compared, or unknown."""
+    metrics = None if text is None else parse_metrics(text)
+    for metric in metrics or ():
+        if metric.better is None:
+            allowed = ", ".join(each.name for each in METRICS if each.better)
+            raise UsageError(f"--metric: '{metric.name}' has no better and worse to compare (allowed: {allowed})")
+    return metrics
 
 
 def derived(row: Row) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from glabench.records.metrics import FIRST_CALL, TIME
+from glabench.records.metrics import METRICS, TIME, Metric
 from glabench.report.grid import Grid
 from glabench.verdicts.comparison import Comparison
 from glabench.verdicts.findings import Finding, Verdict
@@ -35,15 +35,18 @@ LOOKS = {
     Verdict.FAILED: _Look("#000000", "X", "red"),
     Verdict.INACCURATE: _Look("#000000", "*", "red"),
 }
-_HEADS = ("cell", "verdict", "base, ms", "new, ms", "new / base", "99 % interval")
+_TIME_HEADS = ("base, ms", "new, ms", "new / base", "99 % interval")
 _STYLES = {str(verdict): look.style for verdict, look in LOOKS.items()}
 _MOST_NAMED = 3
 
 
 class ComparisonTexts:
-    """A comparison as texts. Words that all cells have in common are in the heading only."""
+    """A comparison as texts. Words that all cells have in common are in the heading only.
 
-    def __init__(self, comparison: Comparison) -> None:
+    The table shows `metrics`, by default the time and what else is judged cell by cell.
+    """
+
+    def __init__(self, comparison: Comparison, metrics: Sequence[Metric] | None = None) -> None:
         self._comparison = comparison
         words = [finding.name.split() for finding in comparison.cells]
         # Backend and pass always stay in the name.
@@ -52,9 +55,14 @@ class ComparisonTexts:
         if self._common:
             self.heading.append(f"all cells: {' '.join(self._common)}")
         self.shown = [finding for finding in comparison.worst_first if finding.cell and not _is_left_out(finding)]
-        # Metrics with a ratio column; time and first calls are shown in other ways.
-        self._others = [name for name in comparison.limits.by_metric if name not in (TIME.name, FIRST_CALL.name)]
-        heads = [*_HEADS, *(f"{name} ×" for name in self._others)]
+        limits = comparison.limits.by_metric
+        self._is_chosen = metrics is not None
+        self._metrics = metrics or [each for each in METRICS if each.name in limits and not each.total]
+        # Metrics with a ratio column; the time has several columns.
+        self._others = [metric for metric in self._metrics if metric is not TIME]
+        heads = ["cell", "verdict"]
+        heads += [*_TIME_HEADS] if TIME in self._metrics else []
+        heads += [f"{metric.name.replace('_', ' ')} ×" for metric in self._others]
         rows = [self._row(finding) for finding in self.shown]
         kept = [place for place in range(len(heads)) if any(row[place] for row in rows)]
         picked = [[row[place] for place in kept] for row in [heads, *rows]]
@@ -68,19 +76,26 @@ class ComparisonTexts:
         return " ".join(words[:2] + [word for word in words[2:] if word not in self._common])
 
     def _row(self, finding: Finding) -> list[str]:
-        ratio = finding.ratio
-        interval = ("", "") if ratio is None else (f"{ratio.ratio:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}")
-        return [self.name(finding), str(finding.verdict), *_times(finding), *interval, *self._quotients(finding)]
+        times: list[str] = []
+        if TIME in self._metrics:
+            ratio = finding.ratio
+            interval = ("", "") if ratio is None else (f"{ratio.ratio:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}")
+            times = [*_times(finding), *interval]
+        return [self.name(finding), str(finding.verdict), *times, *self._quotients(finding)]
 
     def numbers(self, finding: Finding) -> str:
         """A row's numbers in one line."""
-        times = " -> ".join(time for time in _times(finding) if time)
+        parts = []
+        if TIME in self._metrics:
+            times = " -> ".join(time for time in _times(finding) if time)
+            parts += [f"{times} ms" if times else "", f"×{finding.ratio}" if finding.ratio else ""]
         quotients = zip(self._others, self._quotients(finding), strict=True)
-        parts = [f"{times} ms" if times else "", f"×{finding.ratio}" if finding.ratio else ""]
-        return ", ".join(filter(None, [*parts, *(f"{name} ×{text}" for name, text in quotients if text)]))
+        parts += [f"{metric.name.replace('_', ' ')} ×{text}" for metric, text in quotients if text]
+        return ", ".join(filter(None, parts))
 
     def _quotients(self, finding: Finding) -> list[str]:
-        return ["" if (share := finding.quotient(name)) is None else f"{share:.2f}" for name in self._others]
+        quotients = [finding.quotient(metric.name) for metric in self._others]
+        return ["" if quotient is None else f"{quotient:.2f}" for quotient in quotients]
 
     def surroundings(self) -> Iterator[str]:
         """Lines that say how the two sides were measured."""
@@ -91,6 +106,9 @@ class ComparisonTexts:
         if base is not None and new is not None:
             yield f"median SM clock while measured: {base:.0f} -> {new:.0f} MHz"
         yield f"allowed to become worse: {self._comparison.limits}"
+        there = {name for finding in self._comparison.cells for name in finding.values}
+        if self._is_chosen and (missing := [each.name for each in self._metrics if each.name not in there]):
+            yield f"no cell has these metrics: {', '.join(missing)}"
 
     def remarks(self) -> Iterator[str]:
         """One line per finding that has remarks, worst first; then one line per reason for cells that were left out."""
@@ -113,12 +131,12 @@ def _is_left_out(finding: Finding) -> bool:
     return finding.verdict is Verdict.NOT_COMPARED
 
 
-def terminal_report(comparison: Comparison, width: int) -> RenderableType:
+def terminal_report(comparison: Comparison, width: int, metrics: Sequence[Metric] | None = None) -> RenderableType:
     """One row per cell, worst first, with explanations below. If the table is too wide, two lines per cell."""
     from rich.console import Group
     from rich.text import Text
 
-    texts = ComparisonTexts(comparison)
+    texts = ComparisonTexts(comparison, metrics)
     lines = [*texts.surroundings(), *texts.remarks()]
     rows = [texts.grid.to_text()] if texts.grid.width <= width else [_two_lines(texts, each) for each in texts.shown]
     return Group(
@@ -137,9 +155,9 @@ def _two_lines(texts: ComparisonTexts, finding: Finding) -> RenderableType:
     return Text.assemble(*parts, overflow="fold")
 
 
-def markdown(comparison: Comparison, heading: str) -> str:
+def markdown(comparison: Comparison, heading: str, metrics: Sequence[Metric] | None = None) -> str:
     """The comparison as Markdown, for a step summary or a comment."""
-    texts = ComparisonTexts(comparison)
+    texts = ComparisonTexts(comparison, metrics)
     lines = [f"### {heading}", "", *(f"{line}  " for line in texts.heading), "", f"**{comparison.summary()}**", ""]
     if texts.shown:
         lines.append(texts.grid.to_markdown())

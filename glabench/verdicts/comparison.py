@@ -27,7 +27,7 @@ class Comparison:
     base: str
     new: str
     limits: Limits
-    # One per cell, then one per backend for its first calls.
+    # One per cell, then one per backend for what is judged by its sum, such as first calls.
     findings: tuple[Finding, ...]
     # Differences between the environments: name, base value, new value.
     differences: tuple[tuple[str, Any, Any], ...] = ()
@@ -71,15 +71,14 @@ class Comparison:
         }
 
     def summary(self) -> str:
-        """One line: the number of cells per verdict, backends with slower first calls, the median ratio of all cells.
+        """One line: the number of cells per verdict, sums that became worse, the median ratio of all cells.
 
         If that median is far from 1, the machine has probably changed, not a kernel. It is that of the first look, in
         which all cells were measured.
         """
         counts = Counter(finding.verdict for finding in self.cells)
         parts = [", ".join(f"{counts[verdict]} {verdict}" for verdict in _WORST_FIRST if counts[verdict])]
-        if self.slow_first_calls():
-            parts.append(f"first calls of {', '.join(self.slow_first_calls())} slower")
+        parts += [f"{finding.name} {finding.verdict}" for finding in self.worse_sums()]
         ratios = [finding.first_ratio or finding.ratio for finding in self.cells]
         middle = median_of_known(None if ratio is None else ratio.ratio for ratio in ratios)
         if middle is not None:
@@ -105,9 +104,9 @@ class Comparison:
         """The cells whose time is not shown to be within the limit; a second look may clear them."""
         return [finding.cell for finding in self.findings if finding.cell is not None and finding.is_suspect]
 
-    def slow_first_calls(self) -> list[str]:
-        """The backends whose first calls became slower; compiling everything once more may clear them."""
-        return [f.backend for f in self.findings if f.backend is not None and f.verdict is Verdict.SLOWER]
+    def worse_sums(self) -> list[Finding]:
+        """The sums of backends that became worse, such as first calls; a fresh first round may clear them."""
+        return [finding for finding in self.findings if finding.cell is None and finding.verdict in FAILING]
 
     def confirmed(self, again: Comparison, how: str) -> Comparison:
         """The comparison with the suspects' findings replaced by those of a second look, which `how` describes.
@@ -118,17 +117,15 @@ class Comparison:
         looked_at = {f.name: found.get(f.cell) for f in self.cells if f.is_suspect}
         return self._with_second_look(looked_at, how)
 
-    def confirmed_first_calls(self, again: Comparison, how: str) -> Comparison:
-        """As `confirmed`, for the first calls of backends.
+    def confirmed_sums(self, again: Comparison, how: str) -> Comparison:
+        """As `confirmed`, for the sums of backends.
 
-        A backend with a failed or inaccurate cell in the second look stays a suspect, because that cell may be the slow
-        one.
+        A backend with a failed or inaccurate cell in the second look stays a suspect, because that cell may be what
+        made its sum worse.
         """
         unsound = {f.cell.backend for f in again.cells if f.cell and f.verdict in _UNSOUND}
-        found = {f.backend: f for f in again.findings if f.backend is not None and f.backend not in unsound}
-        slow = self.slow_first_calls()
-        looked_at = {f.name: found.get(f.backend) for f in self.findings if f.backend in slow}
-        return self._with_second_look(looked_at, how)
+        found = {f.name: f for f in again.findings if f.backend is not None and f.backend not in unsound}
+        return self._with_second_look({f.name: found.get(f.name) for f in self.worse_sums()}, how)
 
     def _with_second_look(self, looked_at: Mapping[str, Finding | None], how: str) -> Comparison:
         findings = [_confirm(f, looked_at[f.name], how) if f.name in looked_at else f for f in self.findings]

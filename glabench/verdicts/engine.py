@@ -4,14 +4,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import geometric_mean, median
+from statistics import median
 from typing import Any, TypeAlias
 
 from glabench.errors import UsageError
 from glabench.records import WRONG, Record
 from glabench.records.diagnosis import Diagnosis, diagnose
 from glabench.records.environment import device_name, measured_code
-from glabench.records.metrics import ERROR, FIRST_CALL, METRICS, PEAK, TIME, Metric, Row
+from glabench.records.metrics import METRICS, TIME, Metric, Row
 from glabench.records.run import rows_of
 from glabench.sweeps.model import Cell
 from glabench.verdicts.comparison import Comparison
@@ -32,7 +32,6 @@ SAME_WITHIN = 0.02
 _MANY = 6
 # A base with these doubts may be too slow and hide slow-downs.
 _BAD_BASE = frozenset({Diagnosis.HOT, Diagnosis.SHARED})
-_ERROR_PREFIX = "rel_error_"
 _Pair: TypeAlias = tuple[Sequence[Record], Sequence[Record]]
 
 
@@ -70,7 +69,7 @@ def compare_sides(
     occasions: Occasions | None = None,
     before: Comparison | None = None,
 ) -> Comparison:
-    """A finding for every cell of either side, and for the first calls of every backend of both sides.
+    """A finding for every cell of either side, and for what is judged by its sum over the cells of a backend.
 
     `paired`: round i of the base and of the new side ran one after the other. Otherwise the sides are from different
     occasions, whose spread is that of `occasions` (by default those that ship with glabench). `expects_all`: this is a
@@ -104,7 +103,7 @@ def compare_sides(
         base.name,
         new.name,
         limits,
-        (*(findings[cell] for cell in sides), *_judge_first_calls(base, new, limits)),
+        (*(findings[cell] for cell in sides), *_judge_totals(base, new, limits)),
         tuple(differences(base.environment, new.environment)),
         (_median_clock(base), _median_clock(new)),
         (
@@ -151,9 +150,8 @@ def _find_missing_time(cell: Cell, base: Sequence[Record], new: Sequence[Record]
     """The finding of a cell that lacks a time in the base or in a round of the new side; None if there is no lack."""
 
     def found(verdict: Verdict, why: str) -> Finding:
-        metric = ERROR if verdict is Verdict.INACCURATE else TIME
         values = _values(rows_of(base), rows_of(new))
-        return Finding(str(cell), {metric.name: verdict}, cell, values=values, remarks=(why,))
+        return Finding(str(cell), {TIME.name: verdict}, cell, values=values, remarks=(why,))
 
     if not any(map(_has_time, base)):
         return found(Verdict.NOT_COMPARED, f"base: {_explain_failure(base[0])}" if base else "not in base")
@@ -220,18 +218,16 @@ def _with_other_metrics(time: Finding, base: Sequence[Record], new: Sequence[Rec
     rows_base, rows_new = rows_of(base), rows_of(new)
     judged, remarks = dict(time.judged), list(time.remarks)
     for metric in METRICS:
-        # The first call of a single cell is not judged, because what it compiles depends on earlier cells.
-        if metric.name not in limits.by_metric or metric in (TIME, FIRST_CALL):
+        if metric is TIME or metric.total or metric.name not in limits.by_metric:
             continue
-        for name in _judged_fields(metric, rows_base):
-            was, now = _value(metric, name, rows_base), _value(metric, name, rows_new)
-            allowed = _allowed(metric, was, limits.by_metric[metric.name])
+        for column, part in _judged_columns(metric, rows_base):
+            was, now = _value(metric, column, rows_base), _value(metric, column, rows_new)
+            allowed = _allowed(metric, was, limits)
             if was is None or now is None or allowed is None or not _is_worse(metric, now, allowed):
                 continue
             judged[metric.name] = _verdict_of_worse(metric)
-            of = f" ({name.removeprefix(_ERROR_PREFIX)})" if metric is ERROR else ""
             texts = f"{metric.show(was)} -> {metric.show(now)}", f"allowed {metric.show(allowed)} {metric.unit}"
-            remarks.append(f"{metric.title}{of} {', '.join(texts).rstrip()}")
+            remarks.append(f"{metric.title}{part and f' ({part})'} {', '.join(texts).rstrip()}")
     return replace(time, judged=judged, values=_values(rows_base, rows_new), remarks=tuple(remarks))
 
 
@@ -241,31 +237,27 @@ def _values(base: Sequence[Row], new: Sequence[Row]) -> dict[str, tuple[float | 
     return {name: pair for name, pair in pairs.items() if pair != (None, None)}
 
 
-def _judged_fields(metric: Metric, rows: Sequence[Row]) -> list[str]:
-    """The columns that a metric is judged by."""
-    if metric is PEAK:
-        return ["peak_allocated_mib"]  # resident memory on a CPU is too noisy
-    if metric is ERROR:
-        return sorted({name for row in rows for name in row if name.startswith(_ERROR_PREFIX)})
-    return [metric.field]
+def _judged_columns(metric: Metric, rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """The columns that a metric is judged by, each with the text that `*` stands for, if there is one."""
+    start, star, _ = (metric.judged_by or metric.field).partition("*")
+    if not star:
+        return [(start, "")]
+    names = sorted({name for row in rows for name in row if name.startswith(start)})
+    return [(name, name.removeprefix(start)) for name in names]
 
 
-def _value(metric: Metric, name: str, rows: Sequence[Row]) -> float | None:
-    """The value over rounds: for times the geometric mean, as in their ratio; for errors the largest; else the median.
-
-    None if no round has a value.
-    """
-    found = [row[name] for row in rows if row.get(name) is not None]
-    if not found:
-        return None
-    return geometric_mean(found) if metric is TIME else max(found) if metric is ERROR else median(found)
+def _value(metric: Metric, column: str, rows: Sequence[Row]) -> float | None:
+    """The value of all rounds together; None if no round has one."""
+    found = [row[column] for row in rows if row.get(column) is not None]
+    return metric.combine(found) if found else None
 
 
-def _allowed(metric: Metric, was: float | None, limit: float) -> float | None:
+def _allowed(metric: Metric, was: float | None, limits: Limits) -> float | None:
     """The worst value that passes; None if there is no base value."""
     if was is None or (was <= 0 and not metric.slack):
         return None
-    return was * (1 + limit) + metric.slack if metric.better == "lower" else was / (1 + limit) - metric.slack
+    share = 1 + limits.by_metric[metric.name]
+    return was * share + metric.slack if metric.better == "lower" else was / share - metric.slack
 
 
 def _is_worse(metric: Metric, now: float, allowed: float) -> bool:
@@ -273,31 +265,39 @@ def _is_worse(metric: Metric, now: float, allowed: float) -> bool:
 
 
 def _verdict_of_worse(metric: Metric) -> Verdict:
-    if metric is ERROR:
-        return Verdict.INACCURATE
-    return Verdict.LARGER if metric.better == "lower" else Verdict.SLOWER
+    return Verdict(metric.worse or ("larger" if metric.better == "lower" else "slower"))
 
 
-def _judge_first_calls(base: Side, new: Side, limits: Limits) -> list[Finding]:
-    """A finding per backend: the sum of its first calls in the first round, which compiles everything."""
-    limit = limits.by_metric.get(FIRST_CALL.name)
-    if limit is None or not base.rounds or not new.rounds:
+def _judge_totals(base: Side, new: Side, limits: Limits) -> list[Finding]:
+    """A finding per backend for every metric whose sum is judged: that of the first round."""
+    if not base.rounds or not new.rounds:
         return []
-    seconds_base, seconds_new = (
-        {r.cell: r.first_call_s for r in side.rounds[0] if r.first_call_s is not None and _has_time(r)}
+    totals = [metric for metric in METRICS if metric.total and metric.name in limits.by_metric]
+    return [found for metric in totals for found in _judge_total(metric, base.rounds[0], new.rounds[0], limits)]
+
+
+def _judge_total(metric: Metric, base: Sequence[Record], new: Sequence[Record], limits: Limits) -> list[Finding]:
+    """A finding per backend for the sums of a metric over the cells that both sides measured."""
+    values_base, values_new = (
+        {r.cell: row[metric.field] for r, row in zip(side, rows_of(side), strict=True) if _has_time(r)}
         for side in (base, new)
     )
-    common = [cell for cell in seconds_base if cell in seconds_new]
+    cells: dict[str, list[Cell]] = {}
+    for cell, value in values_base.items():
+        if value is not None and values_new.get(cell) is not None:
+            cells.setdefault(cell.backend, []).append(cell)
     findings = []
-    for backend in dict.fromkeys(cell.backend for cell in common):
-        was, now = (
-            sum(seconds[cell] for cell in common if cell.backend == backend) for seconds in (seconds_base, seconds_new)
+    for backend, own in cells.items():
+        was, now = (sum(values[cell] for cell in own) for values in (values_base, values_new))
+        if (allowed := _allowed(metric, was, limits)) is None:
+            continue
+        verdict = _verdict_of_worse(metric) if _is_worse(metric, now, allowed) else Verdict.NOT_SLOWER
+        before, after, most = (f"{metric.scale * value:.1f} {metric.unit}" for value in (was, now, allowed))
+        judged, values = {metric.name: verdict}, {metric.name: (was, now)}
+        words = f"{before} -> {after}, allowed {most}"
+        findings.append(
+            Finding(f"{metric.total} of {backend}", judged, backend=backend, values=values, remarks=(words,))
         )
-        allowed = was * (1 + limit) + FIRST_CALL.slack
-        verdict = Verdict.NOT_SLOWER if now <= allowed else Verdict.SLOWER
-        name, words = f"first calls of {backend}", f"{was:.1f} s -> {now:.1f} s, allowed {allowed:.1f} s"
-        judged, values = {FIRST_CALL.name: verdict}, {FIRST_CALL.name: (was, now)}
-        findings.append(Finding(name, judged, backend=backend, values=values, remarks=(words,)))
     return findings
 
 

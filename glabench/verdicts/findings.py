@@ -72,6 +72,14 @@ class Limits:
         limits = {metric.name: metric.limit for metric in METRICS} | changes
         return cls({name: limit for name, limit in limits.items() if limit is not None})
 
+    @classmethod
+    def of_comparison(cls, same_within: float) -> "Limits":
+        """The limits of a comparison: sums such as that of first calls are not judged.
+
+        They depend on which kernels were in the compile cache, and stored runs do not record that.
+        """
+        return cls.of(**{metric.name: None for metric in METRICS if metric.total}, time=same_within)
+
     @property
     def time(self) -> float:
         """The limit for the time."""
@@ -83,7 +91,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result for one cell, or for all first calls of a backend (then `cell` is None)."""
+    """The result for one cell, or for a sum over all cells of a backend, such as its first calls (`cell` is None)."""
 
     name: str
     # The verdict of every metric that was judged.

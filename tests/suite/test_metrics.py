@@ -1,12 +1,16 @@
 """The table of metrics."""
 
+import os
+import subprocess
+import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from glabench.errors import UsageError
 from glabench.records import Measured, Record
-from glabench.records.metrics import BY_NAME, METRICS, USUAL, derived, known, parse_metrics, significant
+from glabench.records.metrics import BY_NAME, METRICS, USUAL, derived, known, parse_compared, parse_metrics, significant
 from glabench.records.run import rows_of
 from glabench.sweeps import Cell, Parameters
 
@@ -89,3 +93,53 @@ def test_metrics_that_no_row_has_are_not_shown():
     rows = [row(time_ms=1.0), row(peak_allocated_mib=0.0)]
     assert [metric.name for metric in known(METRICS, rows)] == ["time", "peak", "tokens"]
     assert known(METRICS, []) == []
+
+
+A_ROW = 'Metric("host", "host_ms", "host\'s time per call", "ms", "lower"'
+WITH_A_LIMIT = A_ROW + ', limit=0.1, option="--max-host", help="How much it may grow.", worse="slower")'
+# Replaces a row of the table, then runs a check of made-up records whose host's time grew by half.
+CHECK = f"""
+import importlib.util, pathlib, sys
+import numpy as np
+import glabench.records
+name = "glabench.records.metrics"
+path = pathlib.Path(sys.modules[name].__file__)
+text = path.read_text().replace({A_ROW + ")"!r}, {WITH_A_LIMIT!r})
+module = sys.modules[name] = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
+exec(text, module.__dict__)
+
+from simulated import STEADY, measured
+from glabench import cli
+from glabench.cli import check
+from glabench.verdicts import Side, compare_sides
+base, new = (Side(side, measured(STEADY, 0, host_ms=ms)) for side, ms in (("main", 1.0), ("HEAD", 1.5)))
+check.measure_and_check = lambda request, rev, baseline, rounds, limits, *rest: compare_sides(base, new, limits)
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ([], 1, "host's time per call 1 -> 1.5, allowed 1.1 ms"),
+        (["--max-host", "40%"], 1, "host's time per call 1 -> 1.5, allowed 1.4 ms"),
+        (["--max-host", "60%"], 0, "allowed to become worse: time 5 %, host 60 %, peak 2 %"),
+        (["--help"], 0, "How much it may grow."),
+    ],
+)
+def test_a_row_is_all_that_a_check_with_an_option_of_its_own_needs(options, code, words):
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK, "check", "--rev", "main", *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "200"},
+        check=False,
+    )
+    assert (done.returncode, words in done.stdout) == (code, True), done.stdout + done.stderr
+
+
+def test_a_metric_without_better_and_worse_is_not_compared():
+    assert [metric.name for metric in parse_compared("energy,time")] == ["energy", "time"]
+    assert parse_compared(None) is None
+    with pytest.raises(UsageError, match=r"^--metric: 'power' has no better and worse to compare \(allowed: time, "):
+        parse_compared("time,power")

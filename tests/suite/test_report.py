@@ -17,7 +17,7 @@ from rich.console import Console
 from glabench.backends import load_registry
 from glabench.errors import UsageError
 from glabench.records import Record, Run, RunFolder
-from glabench.records.metrics import BY_NAME, METRICS, PEAK, TIME, known, parse_metrics, significant
+from glabench.records.metrics import BY_NAME, METRICS, TIME, known, parse_metrics, significant
 from glabench.records.run import rows_of
 from glabench.report.describe import describe_environment, describe_settings
 from glabench.report.figures import FORMATS, draw, explain_figure, save_figure
@@ -29,6 +29,7 @@ from glabench.sweeps import Cell, Parameters, expand, load_sweep, resolve
 from glabench.sweeps.words import show_x
 
 TRAITS = load_registry().traits()
+PEAK = BY_NAME["peak"]
 USUAL = parse_metrics("time,peak,roof")
 H200 = {"device": "cuda", "gpu": {"name": "NVIDIA H200"}, "packages": {"torch": "2"}}
 

@@ -285,6 +285,22 @@ def test_processes_measure_each_revisions_own_kernels(glabench, tmp_path):
     assert [base.records[0].launch, new.records[0].launch] == ["compiled into base", "compiled into new"]
 
 
+@pytest.mark.parametrize("command", [COMPARE, CHECK])
+def test_the_table_shows_the_metrics_that_were_asked_for(run, repository, command):
+    code, stdout, stderr = run(*command, "--metric", "tokens,energy")
+    assert code == 0, stderr
+    assert "tokens ×" in stdout
+    assert "new / base" not in stdout
+    assert "no cell has these metrics: energy" in stdout
+
+
+@pytest.mark.parametrize("name", ["clock", "tme"])
+def test_a_wrong_metric_is_found_before_anything_is_measured(run, repository, name):
+    code, _, stderr = run(*CHECK, "--metric", name)
+    assert (code, "--metric: " in stderr) == (2, True)
+    assert not (repository / "runs").exists()
+
+
 def test_a_check_of_unchanged_code_passes(run):
     code, stdout, stderr = run(*CHECK, "--strict")
     assert code == 0, stderr

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from simulated import CELL, STEADY, failed, record
 
+from glabench.records.metrics import parse_compared
 from glabench.report.ci import github_annotations, junit
 from glabench.report.ratios import draw_ratios
 from glabench.report.verdicts import markdown, terminal_report
@@ -42,10 +43,10 @@ def judged(*verdicts):
     )
 
 
-def shown(comparison, width):
+def shown(comparison, width, metrics=None):
     console = Console(width=width, file=None)
     with console.capture() as captured:
-        console.print(terminal_report(comparison, width))
+        console.print(terminal_report(comparison, width, metrics))
     return captured.get()
 
 
@@ -82,6 +83,27 @@ def test_columns_that_no_cell_has_are_left_out(comparison):
     assert "error ×" in shown(comparison, 160)
     bare = [replace(f, values={"time": f.values.get("time", (None, None))}) for f in comparison.findings]
     assert "error ×" not in shown(replace(comparison, findings=tuple(bare)), 160)
+
+
+@pytest.mark.parametrize(
+    ("names", "there", "missing"),
+    [
+        ("error,peak", ["peak ×", "error ×"], None),
+        ("time", ["base, ms", "new / base"], None),
+        ("first_call,energy", ["first call ×"], "energy"),
+    ],
+)
+def test_a_table_shows_the_metrics_that_were_asked_for(comparison, names, there, missing):
+    metrics = parse_compared(names)
+    heads = ["base, ms", "new / base", "peak ×", "error ×", "first call ×", "energy ×"]
+    wide, narrow = (shown(comparison, width, metrics) for width in (160, 40))
+    page = markdown(comparison, "", metrics)
+    assert [head for head in heads if head in wide] == there
+    assert [head for head in heads if f"| {head} |" in page] == there
+    assert (" ms, ×" in narrow, "first call ×1.00" in narrow) == (names == "time", "first_call" in names)
+    for text in (wide, narrow, page):
+        assert (f"no cell has these metrics: {missing}" in text) == (missing is not None)
+        assert "1 failed, " in text
 
 
 def test_names_are_text_and_no_markup():

@@ -325,7 +325,7 @@ def test_first_calls_of_a_backend_are_judged_together(later, verdict):
     base[0].append(record([1.0], replace(CELL, seqlen=4096), first_call_s=60.0))  # not measured now
     found = compare(base, new)
     assert (found.findings[-1].verdict, found.findings[-1].name) == (verdict, "first calls of gla-triton")
-    assert found.slow_first_calls() == (["gla-triton"] if verdict == "slower" else [])
+    assert [each.backend for each in found.worse_sums()] == (["gla-triton"] if verdict == "slower" else [])
     assert len(compare(base, new, Limits.of(first_call=None)).findings) == 3
 
 
@@ -422,11 +422,11 @@ def first_calls(base, new, *more):
 
 def test_slow_first_calls_are_cleared_by_a_second_look_unless_a_cell_failed_in_it():
     slow = first_calls(5.0, 60.0)
-    found = slow.confirmed_first_calls(first_calls(5.0, 5.1), "compiled again")
-    assert (found.slow_first_calls(), found.findings[-1].cleared) == ([], True)
+    found = slow.confirmed_sums(first_calls(5.0, 5.1), "compiled again")
+    assert (found.worse_sums(), found.findings[-1].cleared) == ([], True)
     assert "5.0 s -> 5.1 s, allowed 8.5 s; compiled again; before that: 5.0 s -> 60.0 s" in found.findings[-1].reason
-    found = slow.confirmed_first_calls(first_calls(5.0, 5.1, [failed("timeout")]), "compiled again")
-    assert found.slow_first_calls() == ["gla-triton"]
+    found = slow.confirmed_sums(first_calls(5.0, 5.1, [failed("timeout")]), "compiled again")
+    assert [each.backend for each in found.worse_sums()] == ["gla-triton"]
     assert found.findings[:-1] == slow.findings[:-1]
 
 
