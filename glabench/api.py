@@ -4,6 +4,7 @@
 
     run = glabench.run("paper-fig2", seqlen="1k..4k", backend=["gla-triton", "sdpa-flash"])
     run.table()[["cell", "time_ms", "peak_mib"]]
+    glabench.make_report(run, figure="speed.pdf")
     glabench.compare("runs/before", "runs/after").table()
 
 Importing this module does not import torch.
@@ -15,7 +16,12 @@ from typing import Any
 
 from glabench import checking
 from glabench.checking import Rounds, compare_folders, compare_revisions
+from glabench.errors import UsageError, did_you_mean
 from glabench.records import Record, Run, RunFolder
+from glabench.records.metrics import parse_metrics
+from glabench.report.series import backends_in
+from glabench.report.write import write_report
+from glabench.scheduling.folders import new_path
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.runs import Request, check_settings, measure_run, resume_run
 from glabench.sweeps import Sweep
@@ -72,6 +78,38 @@ def resume(
 def load(path: str | Path) -> Run:
     """The run in a folder, on any machine. Raises UsageError if the folder holds no run."""
     return RunFolder.open(Path(path)).load()
+
+
+def make_report(
+    runs: str | Path | Run | Sequence[str | Path | Run],
+    *,
+    out: str | Path | None = None,
+    metrics: str | Sequence[str] | None = None,
+    against: str | None = None,
+    figure: str | Path | None = None,
+) -> list[Path]:
+    """Writes records.csv, report.md, figure.png and figure.svg of one or several runs; returns the paths.
+
+    `out` is the folder, by default the run's own, or for several runs a new one under runs/. `metrics` are names such
+    as `["time", "energy"]` or `"time,energy"`, `against` is the backend that ratios refer to, by default that of the
+    first run's sweep. `figure` is one more .png, .svg or .pdf file for the figure.
+
+    Raises UsageError for runs without records or without these metrics, and for files that cannot be written.
+    """
+    loaded = [_load(run) for run in ([runs] if isinstance(runs, str | Path | Run) else runs)]
+    if not loaded:
+        raise UsageError("RUN: name at least one run to report")
+    for run in loaded:
+        if not run.records:
+            raise UsageError(f"RUN: '{run.path}' has no records yet")
+    known = backends_in(loaded)
+    if against is not None and against not in known:
+        raise UsageError(
+            f"--against: '{against}' is not in the run (allowed: {', '.join(known)}{did_you_mean(against, known)})"
+        )
+    chosen = parse_metrics(metrics if metrics is None or isinstance(metrics, str) else ",".join(metrics))
+    folder = _path(out) or (loaded[0].path if len(loaded) == 1 else new_path("report"))
+    return write_report(loaded, folder, chosen, against, _path(figure))
 
 
 def compare(
@@ -155,6 +193,10 @@ def _request(
 
 def _path(out: str | Path | None) -> Path | None:
     return None if out is None else Path(out)
+
+
+def _load(run: str | Path | Run) -> Run:
+    return run if isinstance(run, Run) else load(run)
 
 
 def _folder(run: str | Path | Run) -> Path:

@@ -83,7 +83,7 @@ def _show(run: Run, options: SweepOptions, messages: Messages) -> None:
         raise NothingToRunError(f"no cell can run here; the first is {first.cell.backend}: {first.reason}")
     warn_of_unknown([run], options.metric, messages)
     metrics = metrics if known(metrics, rows_of_runs([run])) else parse_metrics(None)
-    paths = write_report([run], run.path, metrics, run.sweep.against)
+    paths = write_report([run], run.path, metrics, None)
     if not write_records([run], options.json_to, options.csv_to) and not options.quiet:
         console = data_console()
         for table in render_tables([run], metrics, console.width):

@@ -1,37 +1,30 @@
 """The command `glabench report RUN...`."""
 
 import warnings
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from glabench import api
 from glabench.cli.options import MetricOption
 from glabench.cli.output import Messages, check_targets, data_console, warn_of_unknown, write_records
-from glabench.errors import GlabenchError, RenamedWarning, UsageError, did_you_mean
-from glabench.records import Run, RunFolder
+from glabench.errors import GlabenchError, RenamedWarning
 from glabench.records.metrics import parse_metrics
-from glabench.report.figures import check_format, draw, save_figure
-from glabench.report.series import check_metrics, make_view
+from glabench.report.figures import check_figure
+from glabench.report.series import backends_in
 from glabench.report.tables import render_tables
-from glabench.report.write import choose_drawn, write_report
-from glabench.scheduling.folders import new_path
 
 
 def _measured(ctx: typer.Context) -> list[str]:
     """The backends in the named runs."""
     found = []
     # Without its value, the option is a mistake, after which arguments are left as words.
-    for path in map(Path, ctx.params.get("runs") or ctx.args):
+    for path in ctx.params.get("runs") or ctx.args:
         with suppress(GlabenchError, OSError):
-            found.append(RunFolder.open(path).load())
-    return _backends(found)
-
-
-def _backends(runs: Iterable[Run]) -> list[str]:
-    return sorted({record.cell.backend for run in runs for record in run.records})
+            found.append(api.load(path))
+    return backends_in(found)
 
 
 def report(
@@ -65,28 +58,13 @@ def report(
         warnings.warn("the option --baseline is now called --against", RenamedWarning, stacklevel=2)
     against = against or baseline
     if figure is not None:
-        check_format(figure)
-    check_targets({"--json": json_to, "--csv": csv_to, "--figure": None if figure is None else str(figure)})
-    loaded = [RunFolder.open(path).load() for path in runs]
-    for run in loaded:
-        if not run.records:
-            raise UsageError(f"RUN: '{run.path}' has no records yet")
-    known = _backends(loaded)
-    if against is not None and against not in known:
-        raise UsageError(
-            f"--against: '{against}' is not in the run (allowed: {', '.join(known)}{did_you_mean(against, known)})"
-        )
-    metrics = parse_metrics(metric)
-    check_metrics(loaded, metrics)
+        check_figure(figure)
+    check_targets({"--json": json_to, "--csv": csv_to})
+    loaded = [api.load(path) for path in runs]
+    paths = api.make_report(loaded, out=out, metrics=metric, against=against, figure=figure)
     warn_of_unknown(loaded, metric, messages)
-    folder = out or (loaded[0].path if len(loaded) == 1 else new_path("report"))
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = write_report(loaded, folder, metrics, against)
-    if figure is not None:
-        save_figure(draw(make_view(loaded), choose_drawn(metrics)), figure)
-        paths.append(figure)
     if not write_records(loaded, json_to, csv_to) and not quiet:
         console = data_console()
-        for table in render_tables(loaded, metrics, console.width, against):
+        for table in render_tables(loaded, parse_metrics(metric), console.width, against):
             console.print(table)
     messages.say("wrote " + ", ".join(str(path) for path in paths))

@@ -14,7 +14,7 @@ from glabench.cli.output import check_targets, data_console, to_json_text, write
 from glabench.errors import UsageError, did_you_mean
 from glabench.records.metrics import parse_compared
 from glabench.report.ci import github_annotations, junit
-from glabench.report.figures import check_format, save_figure
+from glabench.report.figures import check_figure, save_figure
 from glabench.report.ratios import draw_ratios
 from glabench.report.verdicts import markdown, terminal_report
 from glabench.verdicts import FAILING, Comparison, Verdict
@@ -54,8 +54,8 @@ class OutputOptions:
         """Raises UsageError, before anything is measured, for a wrong metric, and for places that cannot be written."""
         parse_compared(self.metric)
         if self.figure is not None:
-            check_format(self.figure)
-        check_targets({**self.texts, "--figure": None if self.figure is None else str(self.figure)})
+            check_figure(self.figure)
+        check_targets(self.texts)
 
     def show(self, found: Comparison, command: str, fail_on: Collection[Verdict], quiet: bool) -> NoReturn:
         """Writes and prints a comparison, and exits with its exit code."""

@@ -52,18 +52,17 @@ def explain_figure(view: View, metrics: Sequence[Metric]) -> str:
     return " ".join(words)
 
 
-def check_format(path: Path) -> None:
+def check_figure(path: Path) -> None:
     """Raises UsageError for a path that no figure can be written to."""
     if path.suffix not in FORMATS:
         raise UsageError(f"--figure: '{path}' must end in one of {', '.join(FORMATS)}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--figure: cannot write '{path}'; give a file in an existing folder")
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes the figure as the path's suffix says. The same figure gives the same bytes.
-
-    Raises UsageError for a suffix that is none of FORMATS.
-    """
-    check_format(path)
+    """Writes the figure as the path's suffix says. The same figure gives the same bytes. Raises UsageError."""
+    check_figure(path)
     import matplotlib as mpl
 
     with mpl.rc_context({"svg.hashsalt": "glabench", **_PLAIN_TEXT}):

@@ -107,6 +107,11 @@ def check_metrics(runs: Sequence[Run], metrics: Sequence[Metric]) -> None:
         raise UsageError(f"--metric: no record has these metrics: {names} (there are: {', '.join(there)})")
 
 
+def backends_in(runs: Iterable[Run]) -> list[str]:
+    """The backends that runs have records of, sorted."""
+    return sorted({record.cell.backend for run in runs for record in run.records})
+
+
 def name_runs(runs: Sequence[Run]) -> list[str]:
     """A name for each run: its folder's name, or its path if two folders have the same name."""
     names = [printable(run.name) for run in runs]

@@ -10,7 +10,7 @@ from glabench.errors import UsageError, printable
 from glabench.records import Run
 from glabench.records.metrics import USUAL, Metric
 from glabench.report.describe import settings_of, surroundings_of, title_of
-from glabench.report.figures import draw, explain_figure, save_figure
+from glabench.report.figures import check_figure, draw, explain_figure, save_figure
 from glabench.report.grid import escape
 from glabench.report.series import View, check_metrics, make_view, name_runs
 from glabench.report.tables import make_markdown
@@ -25,23 +25,29 @@ _DRAWN = ("time", "peak")
 _FORMULA = ("=", "+", "-", "@")
 
 
-def write_report(runs: Sequence[Run], folder: Path, metrics: Sequence[Metric], against: str | None) -> list[Path]:
-    """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into a folder. Returns their paths.
+def write_report(
+    runs: Sequence[Run], folder: Path, metrics: Sequence[Metric], against: str | None, figure: Path | None = None
+) -> list[Path]:
+    """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into a folder. Returns the paths of all files.
 
-    `against` is the backend that ratios refer to; None stands for that of the first run's sweep. Raises UsageError,
-    before anything is written, if no record has any of the metrics or if a folder has the name of one of the files.
+    `against` is the backend that ratios refer to; None stands for that of the first run's sweep. `figure` is one more
+    file for the figure. Raises UsageError, before anything is written, if no record has any of the metrics, or if a
+    file cannot be written.
     """
     check_metrics(runs, metrics)
+    if figure is not None:
+        check_figure(figure)
+    folder.mkdir(parents=True, exist_ok=True)
     csv, page, *figures = paths = [folder / name for name in _WRITTEN]
     _make_way(paths)
     view = make_view(runs)
     drawn = choose_drawn(metrics)
     csv.write_text(to_csv(to_frame(runs)), encoding="utf-8")
     page.write_text(make_page(view, metrics, drawn, against), encoding="utf-8")
-    figure = draw(view, drawn)
-    for path in figures:
-        save_figure(figure, path)
-    return paths
+    made, more = draw(view, drawn), [figure] if figure is not None else []
+    for path in (*figures, *more):
+        save_figure(made, path)
+    return [*paths, *more]
 
 
 def _make_way(paths: Sequence[Path]) -> None:

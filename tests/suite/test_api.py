@@ -50,7 +50,8 @@ def test_importing_is_quick_and_loads_nothing_heavy():
 
 
 def test_everything_that_is_promised_is_there_and_documented():
-    assert {"run", "resume", "load", "compare", "compare_versions", "check", "Run", "Sweep"} <= set(glabench.__all__)
+    functions = {"run", "resume", "load", "make_report", "compare", "compare_versions", "check"}
+    assert functions | {"Run", "Sweep"} <= set(glabench.__all__)
     assert {*glabench.__all__, "__version__"} == set(dir(glabench))
     assert all(getattr(glabench, name).__doc__ for name in glabench.__all__)
     with pytest.raises(AttributeError, match="no attribute 'rum'"):
@@ -98,6 +99,46 @@ def test_two_runs_of_a_plugin_are_compared(here):
     assert found.table()["ratio"].median() == pytest.approx(1.5, rel=0.02)
     assert found.exit_code({"slower"}) == 1
     assert found.exit_code(()) == 0
+
+
+def test_a_report_is_made_from_a_run_and_from_several_folders(here):
+    one = glabench.run("cpu-smoke", seqlen=[16, 32], backend="steady", plugins="steady.py", out="one", **TINY)
+    paths = glabench.make_report(one, figure="speed.pdf")
+    assert [str(path) for path in paths] == [
+        *(f"one/{name}" for name in ("records.csv", "report.md", "figure.png", "figure.svg")),
+        "speed.pdf",
+    ]
+    assert all(path.stat().st_size for path in paths)
+    two = glabench.run("cpu-smoke", seqlen=[16, 32], backend="steady", plugins="steady.py", out="two", **TINY)
+    csv, page, *_ = glabench.make_report(["one", two], metrics=["time", "tokens"], against="steady", out="both/here")
+    assert list(pd.read_csv(csv)["run"]) == ["one", "one", "two", "two"]
+    assert "tokens per second" in page.read_text()
+    assert "peak memory" not in page.read_text()
+    assert glabench.make_report([one, two], metrics="time")[0].parent.parent == here.relative_to(here) / "runs"
+
+
+def test_a_report_is_that_of_the_command(here):
+    glabench.run("cpu-smoke", seqlen=[16, 32], backend="steady", plugins="steady.py", out="one", **TINY)
+    made = [path.read_bytes() for path in glabench.make_report("one", out="api")]
+    assert in_process.glabench(here, "report", "one", "--out", "command")[0] == 0
+    assert [(here / "command" / path.name).read_bytes() for path in glabench.make_report("one", out="again")] == made
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"metrics": ["tme"]}, "--metric: 'tme' is not a metric"),
+        ({"metrics": "energy"}, "--metric: no record has these metrics: energy"),
+        ({"against": "stedy"}, "--against: 'stedy' is not in the run .* did you mean 'steady'"),
+        ({"figure": "a.jpg"}, "--figure: 'a.jpg' must end in"),
+        ({"figure": "nowhere/a.pdf"}, "--figure: cannot write 'nowhere/a.pdf'; give a file in an existing folder$"),
+    ],
+)
+def test_a_wrong_report_is_refused_before_anything_is_written(here, options, words):
+    one = glabench.run("cpu-smoke", seqlen=16, backend="steady", plugins="steady.py", out="one", **TINY)
+    with pytest.raises(UsageError, match=words):
+        glabench.make_report(one, out="new", **options)
+    assert not (here / "new").exists()
 
 
 def test_the_spread_between_occasions_may_come_from_a_file_of_ones_own(here):
@@ -176,6 +217,8 @@ def test_revisions_are_compared_and_checked(here):
         (lambda: glabench.run("cpu-smoke", settings={"time_limit_s": "1"}), "settings: time_limit_s: expected"),
         (lambda: glabench.run("cpu-smoke", settings={"timing": "cool"}), "settings: timing: "),
         (lambda: glabench.load("nowhere"), "'nowhere' is not a run folder"),
+        (lambda: glabench.make_report("nowhere"), "'nowhere' is not a run folder"),
+        (lambda: glabench.make_report([]), "RUN: name at least one run"),
         (lambda: glabench.resume("nowhere"), "'nowhere' is not a run folder"),
         (lambda: glabench.compare("nowhere", "nowhere"), "'nowhere' is not a run folder"),
         (lambda: glabench.check(), "give either a revision"),

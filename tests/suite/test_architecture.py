@@ -24,7 +24,7 @@ ALLOWED = {
     "verdicts": {"correlation", "records", "sweeps", "plain", "errors"},
     "report": {"verdicts", "records", "sweeps", "errors"},
     "checking": {"scheduling", "report", "verdicts", "measure", "devices", "records", "sweeps", "errors"},
-    "api": {"checking", "scheduling", "verdicts", "records", "sweeps", "errors"},
+    "api": {"checking", "scheduling", "report", "verdicts", "records", "sweeps", "errors"},
     "cli": {
         *("api", "checking", "scheduling", "verdicts", "report", "measure", "devices", "backends", "records", "sweeps"),
         "errors",
