@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from glabench.backends.base import Backend, Requirement
 from glabench.backends.gla import call_on
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 class _Fla(Backend):
     """fla-core autotunes for minutes at the first call with a shape; this time is in `first_call_s`, in no sample."""
 
-    requires: ClassVar[tuple[Requirement, ...]] = (Requirement("fla", "pip install 'glabench[fla]'"),)
-    packages: ClassVar[tuple[str, ...]] = ("fla-core", "triton")
-    has_own_code: ClassVar[bool] = False
-    devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
-    dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32"})
-    features: ClassVar[frozenset[str]] = frozenset({"packed", "state"})
+    requires = (Requirement("fla", "pip install 'glabench[fla]'"),)
+    packages = ("fla-core", "triton")
+    has_own_code = False
+    devices = frozenset({"cuda"})
+    dtypes = frozenset({"bf16", "fp16", "fp32"})
+    features = frozenset({"packed", "state"})
 
     def working_bytes(self, cell: Cell) -> int:
         """States per chunk of 64 tokens and their gradients, and copies of the tensors between kernels."""
@@ -35,9 +35,7 @@ class _Fla(Backend):
 class FlaGla(_Fla):
     """`fla.ops.gla.chunk_gla`."""
 
-    name: ClassVar[str] = "fla-gla"
-    op: ClassVar[str] = "gla"
-    title: ClassVar[str] = "GLA, fla-core's chunk_gla"
+    name, op, title = "fla-gla", "gla", "GLA, fla-core's chunk_gla"
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from fla.ops.gla import chunk_gla
@@ -48,9 +46,7 @@ class FlaGla(_Fla):
 class FlaLinear(_Fla):
     """`fla.ops.linear_attn.fused_chunk_linear_attn`, without normalization."""
 
-    name: ClassVar[str] = "fla-linear"
-    op: ClassVar[str] = "linear"
-    title: ClassVar[str] = "linear attention, fla-core's fused_chunk_linear_attn"
+    name, op, title = "fla-linear", "linear", "linear attention, fla-core's fused_chunk_linear_attn"
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from fla.ops.linear_attn import fused_chunk_linear_attn

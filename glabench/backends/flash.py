@@ -24,9 +24,9 @@ def _flash_limits(cell: Cell) -> str | None:
 class _Sdpa(Backend):
     """`torch.nn.functional.scaled_dot_product_attention`, restricted to one kernel."""
 
-    op: ClassVar[str] = "softmax"
+    op = "softmax"
     packages: ClassVar[tuple[str, ...]] = ("torch",)
-    has_own_code: ClassVar[bool] = False
+    has_own_code = False
     kernel: ClassVar[str]
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
@@ -46,9 +46,9 @@ class _Sdpa(Backend):
 class SdpaFlash(_Sdpa):
     """torch's FlashAttention-2 kernel."""
 
-    name: ClassVar[str] = "sdpa-flash"
-    title: ClassVar[str] = "FlashAttention-2, built into torch"
-    kernel: ClassVar[str] = "FLASH_ATTENTION"
+    name = "sdpa-flash"
+    title = "FlashAttention-2, built into torch"
+    kernel = "FLASH_ATTENTION"
 
     def limits(self, cell: Cell) -> str | None:
         if cell.device == "cuda" and cell.dtype not in _HALF:
@@ -59,12 +59,12 @@ class SdpaFlash(_Sdpa):
 class SdpaCudnn(_Sdpa):
     """torch's cuDNN kernel."""
 
-    name: ClassVar[str] = "sdpa-cudnn"
-    title: ClassVar[str] = "cuDNN attention through torch"
-    packages: ClassVar[tuple[str, ...]] = ("torch", "nvidia-cudnn-cu13")
-    kernel: ClassVar[str] = "CUDNN_ATTENTION"
-    devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
-    dtypes: ClassVar[frozenset[str]] = _HALF
+    name = "sdpa-cudnn"
+    title = "cuDNN attention through torch"
+    packages = ("torch", "nvidia-cudnn-cu13")
+    kernel = "CUDNN_ATTENTION"
+    devices = frozenset({"cuda"})
+    dtypes = _HALF
 
     def limits(self, cell: Cell) -> str | None:
         (D,) = cell.sizes("head_dim")
@@ -74,9 +74,9 @@ class SdpaCudnn(_Sdpa):
 class SdpaMath(_Sdpa):
     """torch's unfused attention."""
 
-    name: ClassVar[str] = "sdpa-math"
-    title: ClassVar[str] = "attention as plain PyTorch products, O(T^2) memory"
-    kernel: ClassVar[str] = "MATH"
+    name = "sdpa-math"
+    title = "attention as plain PyTorch products, O(T^2) memory"
+    kernel = "MATH"
 
     def working_bytes(self, cell: Cell) -> int:
         """The T x T scores, before and after softmax, and both again in the backward."""
@@ -97,14 +97,12 @@ class SdpaMath(_Sdpa):
 class FlashAttn(Backend):
     """`flash_attn.flash_attn_func`."""
 
-    name: ClassVar[str] = "flash-attn"
-    op: ClassVar[str] = "softmax"
-    title: ClassVar[str] = "FlashAttention-2, the flash-attn package"
-    requires: ClassVar[tuple[Requirement, ...]] = (Requirement("flash_attn", "pip install 'glabench[flash-attn]'"),)
-    packages: ClassVar[tuple[str, ...]] = ("flash-attn",)
-    has_own_code: ClassVar[bool] = False
-    devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
-    dtypes: ClassVar[frozenset[str]] = _HALF
+    name, op, title = "flash-attn", "softmax", "FlashAttention-2, the flash-attn package"
+    requires = (Requirement("flash_attn", "pip install 'glabench[flash-attn]'"),)
+    packages = ("flash-attn",)
+    has_own_code = False
+    devices = frozenset({"cuda"})
+    dtypes = _HALF
 
     def limits(self, cell: Cell) -> str | None:
         return _flash_limits(cell)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from gla_kernels.limits import MAX_HEAD_DIM, WALKED_KEYS, fitting_chunks
 
 from glabench.backends.base import Backend, Requirement
 from glabench.ops import BYTES, LINEAR
 from glabench.sweeps.model import Cell
-from glabench.sweeps.parameters import Parameter, integers, switch
+from glabench.sweeps.parameters import integers, switch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ def call_on(
 class _Ours(Backend):
     """Limits and arguments that our kernels share for all ops."""
 
-    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK, _MATERIALIZE)
+    parameters = (_CHUNK, _MATERIALIZE)
     requires = (_TRITON,)
     packages = ("triton",)
     devices = frozenset({"cuda"})
@@ -86,28 +86,22 @@ def _operand_bytes(cell: Cell) -> int:
 class GlaTriton(_Ours):
     """`gla_kernels.chunk_gla`."""
 
-    name: ClassVar[str] = "gla-triton"
-    op: ClassVar[str] = "gla"
-    title: ClassVar[str] = "GLA, our Triton kernels"
+    name, op, title = "gla-triton", "gla", "GLA, our Triton kernels"
 
 
 class LinearTriton(_Ours):
     """`gla_kernels.chunk_linear_attn`."""
 
-    name: ClassVar[str] = "linear-triton"
-    op: ClassVar[str] = "linear"
-    title: ClassVar[str] = "linear attention, our Triton kernels"
+    name, op, title = "linear-triton", "linear", "linear attention, our Triton kernels"
 
 
 class GlaTorch(Backend):
     """`gla_kernels.two_level_chunk_gla`."""
 
-    name: ClassVar[str] = "gla-torch"
-    packages: ClassVar[tuple[str, ...]] = ("torch",)
-    op: ClassVar[str] = "gla"
-    title: ClassVar[str] = "GLA, two-level chunks in PyTorch"
-    features: ClassVar[frozenset[str]] = frozenset({"state"})
-    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK,)
+    name, op, title = "gla-torch", "gla", "GLA, two-level chunks in PyTorch"
+    packages = ("torch",)
+    features = frozenset({"state"})
+    parameters = (_CHUNK,)
 
     def limits(self, cell: Cell) -> str | None:
         chunk = cell.get("chunk")
@@ -127,11 +121,9 @@ class GlaTorch(Backend):
 class GlaRecurrentTorch(Backend):
     """`gla_kernels.naive_recurrent_gla`."""
 
-    name: ClassVar[str] = "gla-recurrent-torch"
-    packages: ClassVar[tuple[str, ...]] = ("torch",)
-    op: ClassVar[str] = "gla"
-    title: ClassVar[str] = "GLA, token by token in PyTorch"
-    features: ClassVar[frozenset[str]] = frozenset({"state"})
+    name, op, title = "gla-recurrent-torch", "gla", "GLA, token by token in PyTorch"
+    packages = ("torch",)
+    features = frozenset({"state"})
 
     def working_bytes(self, cell: Cell) -> int:
         """Three states per token, kept by autograd."""
@@ -147,12 +139,10 @@ class GlaRecurrentTorch(Backend):
 class LinearTorch(Backend):
     """`gla_kernels.unaware_chunk_linear_attn`."""
 
-    name: ClassVar[str] = "linear-torch"
-    packages: ClassVar[tuple[str, ...]] = ("torch",)
-    op: ClassVar[str] = "linear"
-    title: ClassVar[str] = "linear attention, chunks in plain PyTorch"
-    features: ClassVar[frozenset[str]] = frozenset({"state"})
-    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK,)
+    name, op, title = "linear-torch", "linear", "linear attention, chunks in plain PyTorch"
+    packages = ("torch",)
+    features = frozenset({"state"})
+    parameters = (_CHUNK,)
 
     def working_bytes(self, cell: Cell) -> int:
         """A copy of every input, two copies of every chunk's scores, three copies of every chunk's state."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from glabench.backends.base import Backend, Requirement
 from glabench.sweeps.model import Cell
@@ -15,14 +15,12 @@ if TYPE_CHECKING:
 class Mamba1(Backend):
     """`selective_scan_fn`. It takes the op's inputs as they are: u and delta [B, D, T], B and C [B, N, T]."""
 
-    name: ClassVar[str] = "mamba1"
-    op: ClassVar[str] = "mamba1"
-    title: ClassVar[str] = "Mamba-1 selective scan, the mamba-ssm package"
-    requires: ClassVar[tuple[Requirement, ...]] = (Requirement("mamba_ssm", "pip install 'glabench[mamba]'"),)
-    packages: ClassVar[tuple[str, ...]] = ("mamba-ssm",)
-    has_own_code: ClassVar[bool] = False
-    devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
-    dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32"})
+    name, op, title = "mamba1", "mamba1", "Mamba-1 selective scan, the mamba-ssm package"
+    requires = (Requirement("mamba_ssm", "pip install 'glabench[mamba]'"),)
+    packages = ("mamba-ssm",)
+    has_own_code = False
+    devices = frozenset({"cuda"})
+    dtypes = frozenset({"bf16", "fp16", "fp32"})
 
     def limits(self, cell: Cell) -> str | None:
         (N,) = cell.sizes("state_size")

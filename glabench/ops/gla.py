@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from glabench.ops.base import Spec, wide
 from glabench.ops.gates import GATES
 from glabench.ops.linear import KINDS, SIZES, Linear
 from glabench.sweeps.model import Cell
-from glabench.sweeps.parameters import Parameter, choices
+from glabench.sweeps.parameters import choices
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 class Gla(Linear):
     """Gated linear attention: adds g [B, T, H, K], a data-dependent gate per token, head and key channel."""
 
-    name: ClassVar[str] = "gla"
-    equation: ClassVar[str] = "S_t = diag(exp g_t) S_{t-1} + k_t^T v_t,  o_t = q_t S_t / sqrt(K)"
-    parameters: ClassVar[tuple[Parameter, ...]] = (
+    name = "gla"
+    equation = "S_t = diag(exp g_t) S_{t-1} + k_t^T v_t,  o_t = q_t S_t / sqrt(K)"
+    parameters = (
         *SIZES,
         choices("gate", "Distribution of the gates; the default is GLA's own.", tuple(GATES), next(iter(GATES))),
         *KINDS,
     )
-    reference_name: ClassVar[str] = "chunked recurrence"
+    reference_name = "chunked recurrence"
 
     def inputs(self, cell: Cell) -> dict[str, Spec]:
         tensors = super().inputs(cell)

@@ -37,12 +37,12 @@ class Linear(Op):
     `final` are states [N, H, K, V] in float32, one per sequence or document.
     """
 
-    name: ClassVar[str] = "linear"
-    equation: ClassVar[str] = "S_t = S_{t-1} + k_t^T v_t,  o_t = q_t S_t / sqrt(K)"
+    name = "linear"
+    equation = "S_t = S_{t-1} + k_t^T v_t,  o_t = q_t S_t / sqrt(K)"
     parameters: ClassVar[tuple[Parameter, ...]] = (*SIZES, *KINDS)
     aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {"head_dim": ("key_dim", "value_dim")}
-    independent: ClassVar[tuple[str, ...]] = ("batch", "heads")
-    reference_name: ClassVar[str] = "chunked recurrence without a gate"
+    independent = ("batch", "heads")
+    reference_name = "chunked recurrence without a gate"
 
     def published(self, width: int) -> dict[str, Value]:
         """Four heads; their keys have half the width in total, their values all of it (version 3, section 4.2)."""

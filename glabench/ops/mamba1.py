@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import Op, Spec, wide
 from glabench.sweeps.model import Cell
-from glabench.sweeps.parameters import Parameter, Value, integers
+from glabench.sweeps.parameters import Value, integers
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 class Mamba1(Op):
     """N states per channel. The channels of a sequence share B and C; all sequences share A and D."""
 
-    name: ClassVar[str] = "mamba1"
-    equation: ClassVar[str] = "x_t = exp(D_t A) x_{t-1} + D_t B_t u_t,  y_t = C_t x_t + D u_t, D_t = softplus(delta_t)"
-    parameters: ClassVar[tuple[Parameter, ...]] = (
+    name = "mamba1"
+    equation = "x_t = exp(D_t A) x_{t-1} + D_t B_t u_t,  y_t = C_t x_t + D u_t, D_t = softplus(delta_t)"
+    parameters = (
         integers("inner", "Inner width: channels of the scan.", 2048),
         integers("state_size", "States N per channel.", 16),
     )
-    independent: ClassVar[tuple[str, ...]] = ("batch", "inner")
+    independent = ("batch", "inner")
     small: ClassVar[Mapping[str, int]] = {"inner": 128}
-    reference_name: ClassVar[str] = "chunked selective scan"
+    reference_name = "chunked selective scan"
 
     def published(self, width: int) -> dict[str, Value]:
         """Twice the model's width, 16 states per channel (GLA paper, version 3, section 4.2)."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from glabench.ops.base import Op, Spec
 from glabench.sweeps.model import Cell
-from glabench.sweeps.parameters import Parameter, Value, integers
+from glabench.sweeps.parameters import Value, integers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,14 +19,14 @@ _ROWS_AT_ONCE = 512
 class Softmax(Op):
     """Every token attends to itself and to all tokens before it: q, k, v, o [B, T, H, D]."""
 
-    name: ClassVar[str] = "softmax"
-    equation: ClassVar[str] = "o = softmax(q k^T / sqrt(D), causal) v"
-    parameters: ClassVar[tuple[Parameter, ...]] = (
+    name = "softmax"
+    equation = "o = softmax(q k^T / sqrt(D), causal) v"
+    parameters = (
         integers("heads", "Heads H.", 16),
         integers("head_dim", "Head dim: K and V together.", 64),
     )
-    independent: ClassVar[tuple[str, ...]] = ("batch", "heads")
-    reference_name: ClassVar[str] = "softmax attention"
+    independent = ("batch", "heads")
+    reference_name = "softmax attention"
 
     def published(self, width: int) -> dict[str, Value]:
         """Heads of dim 64."""
