@@ -5,6 +5,7 @@ readers of records can rely on them.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -34,6 +35,16 @@ def shown(value: Any) -> str:
     except Exception:  # a number of thousands of digits, endlessly nested tables, or an object of a plugin's
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+
+
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """A whole file, which may be a stranger's. Raises ValueError, without reading it all, if it is too large."""
+    with path.open("rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        size = f"{most_bytes // 2**20} MiB" if most_bytes >= 2**20 else f"{most_bytes // 2**10} KiB"
+        raise ValueError(f"it is too large (allowed: {size})")
+    return data
 
 
 def read_json(data: bytes | str) -> Any:

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from glabench.backends import Registry, load_registry
 from glabench.errors import UsageError, did_you_mean
-from glabench.measure.settings import CHECKS, TIMINGS
+from glabench.measure.settings import CHECKS, SETTINGS, TIMINGS
 from glabench.records import RunFolder
 from glabench.records.metrics import BY_NAME, LIMITED
 from glabench.scheduling.runs import Request
@@ -262,15 +262,7 @@ class MeasuringOptions:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that were given, by their names in `Settings`."""
-        given = {
-            "precision": self.precision,
-            "time_limit_s": self.time_limit,
-            "cell_timeout_s": self.cell_timeout,
-            "timing": self.timing,
-            "check": self.check,
-            "energy": self.energy,
-            "autotune": self.autotune,
-        }
+        given = {name: getattr(self, name.removesuffix("_s"), None) for name in SETTINGS}
         return {name: value for name, value in given.items() if value is not None}
 
     def request(self, sweep: str, sweep_on_cpu: str | None = None) -> Request:

@@ -23,7 +23,7 @@ from glabench.measure.rates import with_rates
 from glabench.measure.repeats import why_kept
 from glabench.measure.sampling import Samples, collect_samples
 from glabench.measure.spot_checks import SpotChecks, WrongResultError
-from glabench.measure.timer import Sample, Timer, nothing
+from glabench.measure.timer import UNTOUCHED, Sample, Timer, nothing
 from glabench.measure.watch import Watch
 from glabench.measure.work import Work
 from glabench.measure.workload import Steps, Workload, steps_of
@@ -68,7 +68,9 @@ class CellMeter:
             steps = steps_of(workload, cell)
             if checks is not None:
                 checks.expect()
-            record = replace(record, **asdict(measure_memory(steps, cell.device, checks, self._own_memory_mib)))
+            record = replace(
+                record, **asdict(measure_memory(steps, cell.device, checks or UNTOUCHED, self._own_memory_mib))
+            )
             del steps  # and with it a forward's nodes, which must not outlive their stream
             steps = steps_of(workload, cell)
             samples, sampled = self._sampled(record, steps, checks)
@@ -130,7 +132,7 @@ class CellMeter:
         return record if problem is None else replace(record, status="inaccurate", reason=problem)
 
     def _sampled(self, record: Record, steps: Steps, checks: SpotChecks | None) -> tuple[Samples, Record]:
-        sample = self._timer.bind(steps.prepare, steps.call, checks)
+        sample = self._timer.bind(steps.prepare, steps.call, checks or UNTOUCHED)
         self._warm_up(sample)
         if checks is not None:
             checks.begin()

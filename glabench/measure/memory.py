@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glabench.devices.resident import peak_resident_mib
-from glabench.measure.timer import Between, nothing
+from glabench.measure.timer import UNTOUCHED, Between, nothing
 from glabench.measure.workload import Steps
 
 MIB = 2**20
@@ -29,19 +29,17 @@ class Memory:
 def measure_memory(
     steps: Steps,
     device: Literal["cuda", "cpu"],
-    between: Between | None = None,
+    between: Between = UNTOUCHED,
     of_process: Callable[[], float | None] = lambda: None,
 ) -> Memory:
     """Measures the memory of one pass and, if it has a backward, of what one more forward keeps.
 
     `between` gives the pass its inputs and looks at its result. `of_process` reads the MiB of the whole process.
     """
-    if between is not None:
-        between.renew(nothing)
+    between.renew(nothing)
     if steps.prepare is not None:
         steps.prepare()
-    if between is not None:
-        between.renew_gradients()
+    between.renew_gradients()
     if device == "cpu":
         results: list[object] = []
         peak = peak_resident_mib(lambda: results.append(steps.call()))
@@ -71,10 +69,9 @@ def measure_memory(
     return Memory(allocated, reserved, saved_mib=saved, process_memory_mib=process)
 
 
-def _look(between: Between | None, result: object) -> None:
-    if between is not None:
-        between.keep(result)
-        between.look(result)
+def _look(between: Between, result: object) -> None:
+    between.keep(result)
+    between.look(result)
 
 
 def free_memory_bytes(device: str) -> int | None:

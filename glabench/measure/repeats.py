@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Protocol
 
-from glabench.measure.timer import Between, Step, nothing
+from glabench.measure.spot_checks import SpotChecks
+from glabench.measure.timer import Step, nothing
 
 # Of this many pairs of batches, so many must show the same before it counts: one alone may be noise.
 _PAIRS, _TELLING = 12, 10
@@ -16,18 +16,8 @@ _LEAST_SHARE = 0.8
 _BATCH_S, _MOST_CALLS = 0.02, 100
 
 
-class Shifting(Between, Protocol):
-    """What looks at results, and can change the inputs at the cost of a copy."""
-
-    def expect(self, everything: bool = False) -> None:
-        """Makes the result after the next `renew` be looked at, perhaps in all its parts."""
-
-    def shifts(self, count: int) -> tuple[list[Step], list[Step]]:
-        """Steps that write an input, the same values each time; and steps that write others each time."""
-
-
 def why_kept(
-    call: Step, inputs: Shifting, synchronize: Step, clock: Callable[[], float] = time.perf_counter
+    call: Step, inputs: SpotChecks, synchronize: Step, clock: Callable[[], float] = time.perf_counter
 ) -> str | None:
     """Why calls on inputs that stay cannot all have done their work, in a line; None if they can.
 

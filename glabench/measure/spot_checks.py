@@ -26,7 +26,7 @@ from glabench.measure.at_size import (
     worst_of,
 )
 from glabench.measure.outcome import own_check
-from glabench.measure.timer import Step
+from glabench.measure.timer import Between, Step
 from glabench.measure.workload import Workload
 from glabench.ops import Op
 from glabench.ops.base import as_tuple
@@ -58,7 +58,7 @@ class WrongResultError(Exception):
     """The result of a timed call is wrong; the message says how, in one line."""
 
 
-class SpotChecks:
+class SpotChecks(Between):
     """The spot checks of one cell. Each sample gets new inputs, from a seed that nobody can know before."""
 
     def __init__(self, op: Op, cell: Cell, workload: Workload, bound: float, seed: int, kinds: Kinds) -> None:

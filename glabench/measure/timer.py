@@ -48,8 +48,8 @@ class Sample:
     alone_ms: float | None = None
 
 
-class Between(Protocol):
-    """What else happens between timed calls; it is not timed."""
+class Between:
+    """What else happens between timed calls; it is not timed. By default nothing does."""
 
     def renew(self, delay: Step) -> None:
         """Called before everything else of a sample; may change the call's inputs.
@@ -74,12 +74,15 @@ class Between(Protocol):
         """Called with the same result once the call has ended, before it is freed."""
 
 
+UNTOUCHED = Between()
+
+
 class Timer(Protocol):
     """Times calls. `name` describes how, for the record."""
 
     name: str
 
-    def bind(self, prepare: Step | None, call: Step, between: Between | None = None) -> Callable[[], Sample]:
+    def bind(self, prepare: Step | None, call: Step, between: Between = UNTOUCHED) -> Callable[[], Sample]:
         """A function that runs `prepare`, flushes the cache unless the timing is hot, and times `call`."""
 
     def synchronize(self) -> None:
@@ -98,24 +101,21 @@ class WallTimer:
         self.name = f"{timing}, wall clock"
         self._flush = torch.empty(_CPU_FLUSH_BYTES, dtype=torch.int8) if timing == "cold" else None
 
-    def bind(self, prepare: Step | None, call: Step, between: Between | None = None) -> Callable[[], Sample]:
+    def bind(self, prepare: Step | None, call: Step, between: Between = UNTOUCHED) -> Callable[[], Sample]:
         return partial(self._sample, prepare, call, between)
 
-    def _sample(self, prepare: Step | None, call: Step, between: Between | None) -> Sample:
-        if between is not None:
-            between.renew(nothing)
+    def _sample(self, prepare: Step | None, call: Step, between: Between) -> Sample:
+        between.renew(nothing)
         if prepare is not None:
             prepare()
-        if between is not None:
-            between.renew_gradients()
+        between.renew_gradients()
         if self._flush is not None:
             self._flush.zero_()
         start = time.perf_counter_ns()
         kept = call()
         elapsed = time.perf_counter_ns() - start
-        if between is not None:
-            between.keep(kept)
-            between.look(kept)
+        between.keep(kept)
+        between.look(kept)
         del kept  # after the clock, so that freeing the output is not timed
         return Sample(elapsed / 1e6)
 
@@ -160,19 +160,17 @@ class CudaTimer:
         self._whole_host_s: deque[float] = deque(maxlen=_CALLS_LOOKED_BACK)
         self._clock = sm_clock()
 
-    def bind(self, prepare: Step | None, call: Step, between: Between | None = None) -> Callable[[], Sample]:
+    def bind(self, prepare: Step | None, call: Step, between: Between = UNTOUCHED) -> Callable[[], Sample]:
         if self._captures:
             prepare, call = captured(prepare, call)
         return partial(self._sample, prepare, call, between)
 
-    def _sample(self, prepare: Step | None, call: Step, between: Between | None) -> Sample:
+    def _sample(self, prepare: Step | None, call: Step, between: Between) -> Sample:
         began_at = time.perf_counter()
-        if between is not None:
-            between.renew(self._delay)
+        between.renew(self._delay)
         if prepare is not None:
             prepare()
-        if between is not None:
-            between.renew_gradients()
+        between.renew_gradients()
         if self._flush is not None:
             self._flush.zero_()
         if self._clock is not None:
@@ -186,13 +184,11 @@ class CudaTimer:
         self._whole_host_s.append(ended_at - began_at)
         self._end.record()
         exposed = bool(self._start.query())
-        if between is not None:
-            between.keep(kept)
+        between.keep(kept)
         if self._clock is not None:
             self._clock.end()
         self._end.synchronize()
-        if between is not None:
-            between.look(kept)
+        between.look(kept)
         del kept  # after the end event, so that freeing the output is not timed
         mhz = self._clock.mhz() if self._clock is not None else None
         return Sample(float(self._start.elapsed_time(self._end)), mhz, exposed, 1e3 * (ended_at - queued_at))
@@ -228,7 +224,7 @@ class EagerTimer:
         self.synchronize = self._alone.synchronize
         self.mark = self._alone.mark
 
-    def bind(self, prepare: Step | None, call: Step, between: Between | None = None) -> Callable[[], Sample]:
+    def bind(self, prepare: Step | None, call: Step, between: Between = UNTOUCHED) -> Callable[[], Sample]:
         assert prepare is None, "the timer refuses a backward alone"
         start = time.perf_counter()
         call()
@@ -236,7 +232,7 @@ class EagerTimer:
         count = max(1, min(_MOST_CALLS, round(_LEAST_BATCH_S / (time.perf_counter() - start))))
         return partial(self._sample, self._alone.bind(None, call, between), call, between, count)
 
-    def _sample(self, alone: Callable[[], Sample], call: Step, between: Between | None, count: int) -> Sample:
+    def _sample(self, alone: Callable[[], Sample], call: Step, between: Between, count: int) -> Sample:
         single = alone()
         looked_at = randrange(count)
         self.synchronize()
@@ -247,9 +243,8 @@ class EagerTimer:
                 kept = result
         self.synchronize()
         elapsed = time.perf_counter() - start
-        if between is not None:
-            between.keep(kept)
-            between.look(kept)
+        between.keep(kept)
+        between.look(kept)
         return Sample(1e3 * elapsed / count, host_ms=single.host_ms, alone_ms=single.ms)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from glabench.errors import RecordNotKeptError, UsageError, printable
-from glabench.plain import read_as, read_json, read_text, shown
+from glabench.plain import read_as, read_file, read_json, read_text, shown
 from glabench.records.environment import check_environment
 from glabench.records.record import Record
 from glabench.records.run import Run
@@ -113,12 +113,8 @@ class RunFolder:
         path = self.path / "environment.json"
         if not path.is_file():
             return {}
-        with path.open("rb") as file:
-            text = file.read(_LARGEST_ENVIRONMENT + 1)
-        if len(text) > _LARGEST_ENVIRONMENT:
-            raise UsageError(f"{path}: too large for an environment (allowed: {_LARGEST_ENVIRONMENT // 1024} KiB)")
         try:
-            return check_environment(read_json(text))
+            return check_environment(read_json(read_file(path, _LARGEST_ENVIRONMENT)))
         except ValueError as problem:
             raise UsageError(f"{path}: not an environment: {problem}") from None
 
@@ -128,11 +124,7 @@ class RunFolder:
         if not file.is_file():
             return []
         try:
-            with file.open("rb") as opened:
-                text = opened.read(_LARGEST_PLUGINS + 1)
-            if len(text) > _LARGEST_PLUGINS:
-                raise ValueError(f"too large (allowed: {_LARGEST_PLUGINS // 1024} KiB)")
-            paths = read_as(list[str], read_json(text))
+            paths = read_as(list[str], read_json(read_file(file, _LARGEST_PLUGINS)))
             if odd := [path for path in paths if not path or path != printable(path)]:
                 raise ValueError(f"{shown(odd[0])} is empty or has unprintable characters")
         except ValueError as problem:

@@ -29,7 +29,7 @@ from typing import Any
 import tomli_w
 
 from glabench.errors import RenamedWarning, UsageError, did_you_mean, printable
-from glabench.plain import Name, read_as, shown
+from glabench.plain import Name, read_as, read_file, shown
 from glabench.sweeps.axis import axis_text
 from glabench.sweeps.model import Sweep, Variant
 
@@ -88,14 +88,12 @@ def load_sweep(name: str) -> Sweep:
 
 def read_sweep(name: str, path: Path, where: str, stored: bool = False) -> Sweep:
     """Reads a sweep file, which may hold anything. Arguments and errors are as in `parse_sweep`."""
-    with path.open("rb") as file:
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise UsageError(f"{where}: too large for a sweep file (allowed: {_MOST_BYTES // 1024} KiB)")
     try:
-        text = data.decode()
+        text = read_file(path, _MOST_BYTES).decode()
     except UnicodeDecodeError:
         raise UsageError(f"{where}: not a text file in UTF-8") from None
+    except ValueError as problem:
+        raise UsageError(f"{where}: not a sweep file: {problem}") from None
     return parse_sweep(name, text, where, stored)
 
 

@@ -94,36 +94,29 @@ def integers(name: str, help_text: str, default: int | None = None, auto: bool =
 
 def choices(name: str, help_text: str, allowed: tuple[str, ...], default: str | None = None) -> Parameter:
     """A parameter of names from a fixed set."""
-    return Parameter(
-        name, help_text, lambda text: parse_choices(text, allowed), ", ".join(allowed), default, choices=allowed
-    )
+    return _of_words(name, help_text, {word: word for word in allowed}, default)
 
 
 def extra(name: str, help_text: str, off: str, others: tuple[str, ...], is_feature: bool = False) -> Parameter:
     """A parameter of names, of which `off` stands for None, the default."""
-    allowed = (off, *others)
-    return Parameter(
-        name,
-        help_text,
-        lambda text: tuple(None if value == off else value for value in parse_choices(text, allowed)),
-        ", ".join(allowed),
-        choices=allowed,
-        is_feature=is_feature,
-    )
+    return _of_words(name, help_text, {off: None, **{word: word for word in others}}, is_feature=is_feature)
 
 
 def switch(name: str, help_text: str, default: bool, for_training: bool = False) -> Parameter:
     """A parameter that is on or off."""
-    states = ("on", "off")
-    return Parameter(
-        name,
-        help_text,
-        lambda text: tuple(state == "on" for state in parse_choices(text, states)),
-        ", ".join(states),
-        default,
-        states,
-        for_training,
-    )
+    return _of_words(name, help_text, {"on": True, "off": False}, default, for_training=for_training)
+
+
+def _of_words(
+    name: str, help_text: str, values: Mapping[str, Value | None], default: Value | None = None, **kind: bool
+) -> Parameter:
+    """A parameter whose values are written as words."""
+    words = tuple(values)
+
+    def parse(text: str) -> tuple[Value | None, ...]:
+        return tuple(values[word] for word in parse_choices(text, words))
+
+    return Parameter(name, help_text, parse, ", ".join(words), default, words, **kind)
 
 
 def _integers_or_auto(text: str) -> tuple[int | None, ...]:

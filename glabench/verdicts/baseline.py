@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from glabench.errors import UsageError, printable
-from glabench.plain import read_as, read_json, read_text, shown
+from glabench.plain import read_as, read_file, read_json, read_text, shown
 from glabench.records import Record
 from glabench.records.environment import check_environment
 from glabench.sweeps.load import dump_sweep, parse_sweep
@@ -81,14 +81,9 @@ class Baseline:
         if not path.is_file():  # a pipe or a device could be read for ever
             raise UsageError(f"--baseline: there is no file '{path}'; make one with: glabench baseline save")
         try:
-            with path.open("rb") as file:
-                data = file.read(_MOST_BYTES + 1)
+            return cls._from_json(read_json(read_file(path, _MOST_BYTES)), f"--baseline: '{path}'")
         except OSError as problem:
             raise UsageError(f"--baseline: cannot read '{path}': {problem.strerror}") from None
-        if len(data) > _MOST_BYTES:
-            raise UsageError(f"--baseline: '{path}' is too large (allowed: {_MOST_BYTES // 2**20} MiB)")
-        try:
-            return cls._from_json(read_json(data), f"--baseline: '{path}'")
         except ValueError as problem:
             raise UsageError(
                 f"--baseline: '{path}' is not a baseline ({problem}); make one with: glabench baseline save"

@@ -16,7 +16,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from glabench.errors import UsageError
-from glabench.plain import Amount, Count, Name, read_as, read_json, read_text
+from glabench.plain import Amount, Count, Name, read_as, read_file, read_json, read_text
 from glabench.records import Record
 from glabench.records.environment import device_name
 from glabench.verdicts.statistics import Spread, spread_over
@@ -137,11 +137,7 @@ class Occasions:
                 f"{option}: there is no file '{path}'; make one with: glabench baseline occasion RUN... --out FILE"
             )
         try:
-            with path.open("rb") as file:
-                data = file.read(_MOST_BYTES + 1)
-            if len(data) > _MOST_BYTES:
-                raise ValueError(f"too large; allowed are {_MOST_BYTES // 2**20} MiB")
-            found = read_as(cls, read_text(read_json(data)))
+            found = read_as(cls, read_text(read_json(read_file(path, _MOST_BYTES))))
             if len(found.occasions) > _MOST_OCCASIONS:
                 raise ValueError(f"too many; allowed are {_MOST_OCCASIONS}")
             for each in found.occasions:

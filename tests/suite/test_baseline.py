@@ -94,5 +94,5 @@ def test_a_file_too_large_for_a_baseline_is_not_read_to_its_end(tmp_path, monkey
     file = tmp_path / "baseline.json"
     monkeypatch.setattr("glabench.verdicts.baseline._MOST_BYTES", 2**10)
     file.write_bytes(b" " * 2**11)
-    with pytest.raises(UsageError, match=r"--baseline: '.*' is too large"):
+    with pytest.raises(UsageError, match=r"--baseline: '.*' is not a baseline \(it is too large \(allowed: "):
         Baseline.load(file)

@@ -20,7 +20,7 @@ from glabench.measure.outcome import failure_of
 from glabench.measure.physics import Physics
 from glabench.measure.repeats import why_kept
 from glabench.measure.settings import Settings
-from glabench.measure.timer import EagerTimer, Sample, WallTimer
+from glabench.measure.timer import UNTOUCHED, EagerTimer, Sample, WallTimer
 from glabench.measure.work import OpWork
 from glabench.sweeps import Cell, Parameters
 
@@ -334,9 +334,9 @@ def test_odd_lengths_raise_no_alarm(name, seqlen, dtype):
 class Instant(WallTimer):
     """A clock that shows a millionth of the time of backends, not of copies and products."""
 
-    def bind(self, prepare, call, between=None):
+    def bind(self, prepare, call, between=UNTOUCHED):
         sample = super().bind(prepare, call, between)
-        return sample if between is None else lambda: Sample(sample().ms * 1e-6)
+        return sample if between is UNTOUCHED else lambda: Sample(sample().ms * 1e-6)
 
 
 @pytest.mark.parametrize("pass_", [*FORWARDS, *BACKWARDS])
