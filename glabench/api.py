@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from glabench import checking
-from glabench.checking import Rounds, compare_folders, compare_revisions
+from glabench.checking import compare_folders, compare_revisions
 from glabench.errors import UsageError, did_you_mean
 from glabench.records import Record, Run, RunFolder
 from glabench.records.metrics import parse_metrics
@@ -24,6 +24,7 @@ from glabench.report.write import write_report
 from glabench.scheduling.folders import new_path
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.runs import Request, check_settings, measure_run, resume_run
+from glabench.scheduling.versions import Rounds
 from glabench.sweeps import Sweep
 from glabench.verdicts import SAME_WITHIN, Comparison, Limits
 

@@ -1,9 +1,8 @@
 """Comparisons and checks: measures versions of the code and passes their records to the verdict engine."""
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,37 +14,18 @@ from glabench.records import RunFolder
 from glabench.records.environment import device_name, measured_code
 from glabench.report.describe import describe_environment
 from glabench.report.validation import markdown, spreads
-from glabench.scheduling.folders import new_path, records_of, rounds_in, turns_in
+from glabench.scheduling.folders import records_of, rounds_in, turns_in
 from glabench.scheduling.loop import Version
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import Plan
 from glabench.scheduling.revisions import WORKTREE, parse_range, repository_with, unchanged_revision
-from glabench.scheduling.runs import Request, announce, plan_to_resume
-from glabench.scheduling.versions import measure_versions, present_version, revision
+from glabench.scheduling.runs import Request
+from glabench.scheduling.versions import Rounds, Trial
 from glabench.sweeps import Cell
 from glabench.verdicts import CONFIRMING_ROUNDS, Baseline, Comparison, Limits, Side, Verdict, compare_sides
 from glabench.verdicts.occasions import Occasions, add_occasion
 
 _IN_TURNS = "--occasions: sides that are measured in turns are from one occasion; leave it out"
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """How many times each version is measured, and where the runs go (None: a new folder under runs/)."""
-
-    count: int
-    out: Path | None = None
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise UsageError(f"rounds: {self.count} is out of range (allowed: 1 or more)")
-
-    def folder(self, name: str, option: str = "--out") -> Path:
-        """The folder of the runs, by default a new one. Raises UsageError if a folder to resume is missing."""
-        if self.resume and (self.out is None or not self.out.is_dir()):
-            raise UsageError(f"--resume: name the folder of the rounds to continue: {option} FOLDER")
-        return self.out or new_path(name)
 
 
 def compare_folders(
@@ -75,7 +55,7 @@ def _side(name: str, folders: Sequence[RunFolder]) -> Side:
 
 def compare_revisions(request: Request, rev: str, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
     """Measures two git revisions (`main..HEAD`, `WORKTREE`) in turns, in fresh processes, and compares them."""
-    trial = _Trial.of(request, rounds, rounds.folder("compare"), observer)
+    trial = Trial.of(request, rounds, rounds.folder("compare"), observer)
     base, new = parse_range(rev)
     with trial.revision(base) as first, trial.revision(new) as second:
         return _Look(trial.on({"base": first, "new": second}), limits).first()
@@ -106,7 +86,7 @@ def check(
 
 def _check_revision(request: Request, rev: str, rounds: Rounds, limits: Limits, observer: Observer) -> Comparison:
     """Both versions are measured in turns. Raises NothingToRunError if no cell of the revision has a time."""
-    trial = _Trial.of(request, rounds, rounds.folder("check"), observer)
+    trial = Trial.of(request, rounds, rounds.folder("check"), observer)
     with trial.revision(rev) as base, trial.revision(WORKTREE) as new:
         look = _Look(trial.on({"base": base, "new": new}), limits, expects_all=True)
         found = look.first()
@@ -132,8 +112,8 @@ def _check_baseline(
     held = Baseline.load(path)
     plan = _plan_of(held, request)
     known = Occasions.load(occasions, device_name(held.environment)) if occasions is not None else None
-    new = present_version(plan.place.plugins)
-    trial = _Trial(plan, {"new": new}, rounds, rounds.folder("check"), observer, request.show_errors)
+    new = Version.installed(plan.place.plugins)
+    trial = Trial(plan, {"new": new}, rounds, rounds.folder("check"), observer, request.show_errors)
     look = _Look(trial, limits, held.side, expects_all=True, occasions=known)
     found = look.first()
     if not found.suspects() and not found.worse_sums():
@@ -150,59 +130,10 @@ def _check_baseline(
 
 
 @dataclass(frozen=True)
-class _Trial:
-    """Versions of the code, by the name of their run folders, that are measured in turns in some rounds."""
-
-    plan: Plan
-    versions: Mapping[str, Version]
-    rounds: Rounds
-    path: Path
-    observer: Observer
-    show_errors: bool = False
-    # The option that names `path`.
-    option: str = "--out"
-
-    @classmethod
-    def of(cls, request: Request, rounds: Rounds, path: Path, observer: Observer, option: str = "--out") -> "_Trial":
-        """What is asked for, or if rounds are resumed, what the first of them measured; without versions yet."""
-        begun = sorted(RunFolder.found_in(rounds.out, "*-1")) if rounds.resume and rounds.out is not None else []
-        plan = plan_to_resume(RunFolder.open(begun[0]), request) if begun else request.plan()
-        return cls(plan, {}, rounds, path, observer, request.show_errors, option)
-
-    def on(self, versions: Mapping[str, Version]) -> "_Trial":
-        """The same trial of other versions."""
-        return replace(self, versions=versions)
-
-    def installed(self, name: str) -> "_Trial":
-        """The same trial of the installed code."""
-        return self.on({name: present_version(self.plan.place.plugins)})
-
-    def revision(self, name: str) -> AbstractContextManager[Version]:
-        """A git revision with the trial's plugins, checked out."""
-        return revision(name, self.plan.place.plugins)
-
-    def measure(self) -> dict[str, list[RunFolder]]:
-        """Says what is measured, and measures it. Returns the run folders of each version, by round."""
-        of = " and ".join(version.label for version in self.versions.values() if version.label)
-        cells, rounds = count_of(len(self.plan.cells), "cell"), count_of(self.rounds.count, "round")
-        where = f"on {device_name(self.plan.place.environment)}, in {self.path}"
-        self.observer.say(f"{self.plan.sweep.title}: {cells}, {rounds}{of and f' of {of}'} {where}")
-        announce(self.plan, self.observer, self.rounds.count * len(self.versions))
-        return self.measure_again(self.plan.cells, self.path, self.rounds.count)
-
-    def measure_again(self, cells: Sequence[Cell], path: Path, rounds: int) -> dict[str, list[RunFolder]]:
-        """Measures some cells into a folder that is `path`, or inside it."""
-        # Folders of a second look are inside the first one's, so the same command resumes both.
-        go_on = f"the same command with --resume {self.option} {shlex.quote(str(self.path))}"
-        resume, plan, look = self.rounds.resume, self.plan.on(cells), "" if path == self.path else "again"
-        return measure_versions(plan, self.versions, rounds, path, self.observer, go_on, resume, self.show_errors, look)
-
-
-@dataclass(frozen=True)
 class _Look:
     """How the versions of a trial are compared. If only the new one can be measured, the base is `stored`."""
 
-    trial: _Trial
+    trial: Trial
     limits: Limits
     stored: Side | None = None
     # Whether a cell that the new side lacks counts as failed.
@@ -278,7 +209,7 @@ def save_baseline(request: Request, out: Path, rounds: Rounds, observer: Observe
     """
     if out.is_dir() or (out.parent.exists() and not out.parent.is_dir()):
         raise UsageError(f"--out: '{out}' needs to be a file in a folder")
-    trial = _Trial.of(request, rounds, rounds.folder("baseline", "--runs"), observer, "--runs").installed("round")
+    trial = Trial.of(request, rounds, rounds.folder("baseline", "--runs"), observer, "--runs").installed("round")
     before = _revision(trial.plan)
     folders = trial.measure()["round"]
     records = records_of(folders)
@@ -311,7 +242,7 @@ def validate_harness(request: Request, rounds: Rounds, observer: Observer) -> Pa
     without an NVIDIA GPU, GlabenchError if the known work cannot be timed.
     """
     path = rounds.folder("validation")
-    trial = _Trial.of(request, rounds, path, observer).installed("process")
+    trial = Trial.of(request, rounds, path, observer).installed("process")
     place = trial.plan.place
     if place.kind != "cuda":
         raise UsageError("--device: validate needs an NVIDIA GPU, whose timers it holds against each other")

@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from glabench.checking import Rounds, save_baseline, save_occasion
+from glabench.checking import save_baseline, save_occasion
 from glabench.cli.options import GUARD, MeasuringOptions, between
 from glabench.cli.output import Messages
 from glabench.errors import ExitCode
 from glabench.records import FAILED
+from glabench.scheduling.versions import Rounds
 from glabench.sweeps import preset_names
 
 

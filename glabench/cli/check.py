@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from glabench.checking import Rounds
 from glabench.checking import check as measure_and_check
 from glabench.cli.options import GUARD, LimitOptions, MeasuringOptions, OccasionsOption, RevisedSweepOption, between
 from glabench.cli.output import Messages
 from glabench.cli.verdicts import OutputOptions, tell_github
 from glabench.errors import UsageError
+from glabench.scheduling.versions import Rounds
 from glabench.verdicts import FAILING, Limits, Verdict
 
 

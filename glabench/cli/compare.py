@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from glabench.checking import Rounds, compare_folders, compare_revisions
+from glabench.checking import compare_folders, compare_revisions
 from glabench.cli.options import GUARD, MeasuringOptions, OccasionsOption, RevisedSweepOption, between, share
 from glabench.cli.output import Messages
 from glabench.cli.verdicts import FailOnOption, OutputOptions, parse_fail_on
 from glabench.errors import UsageError
+from glabench.scheduling.versions import Rounds
 from glabench.verdicts import SAME_WITHIN, Limits
 
 _ROUNDS = 4

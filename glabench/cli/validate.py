@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from glabench.checking import Rounds, validate_harness
+from glabench.checking import validate_harness
 from glabench.cli.options import MeasuringOptions, between
 from glabench.cli.output import Messages
+from glabench.scheduling.versions import Rounds
 from glabench.sweeps import preset_names
 
 

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from glabench.devices.ceilings import Ceilings
+from glabench.devices.provenance import describe_code
 from glabench.errors import GlabenchError, InterruptedRunError, RecordNotKeptError
 from glabench.measure.job import Job
 from glabench.measure.outcome import failure
@@ -40,6 +41,11 @@ class Version:
     plugins: tuple[str, ...] = ()
     # Hashes of its kernels and plugins, from `describe_code`.
     code: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def installed(cls, plugins: Sequence[str]) -> "Version":
+        """The installed code."""
+        return cls(plugins=tuple(plugins), code=describe_code(plugins))
 
     @property
     def hash(self) -> str | None:

@@ -12,11 +12,10 @@ from glabench.measure.settings import SETTINGS, Settings
 from glabench.records import Run, RunFolder
 from glabench.records.environment import device_name, device_number
 from glabench.scheduling.folders import check_same_machine, create_run, kept_settings, latest_run, new_path
-from glabench.scheduling.loop import Lane, measure_lanes, missing_cells
+from glabench.scheduling.loop import Lane, Version, measure_lanes, missing_cells
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import LONG_S, Place, Plan, default_settings, expected_seconds, find_place, make_plan
 from glabench.scheduling.process import ProcessWorker
-from glabench.scheduling.versions import present_version
 from glabench.sweeps import Sweep
 
 _BUSY_PCT = 10
@@ -116,7 +115,7 @@ def plan_to_resume(folder: RunFolder, request: Request) -> Plan:
 def _measure(folder: RunFolder, plan: Plan, request: Request, observer: Observer, retry_failed: bool) -> Run:
     cells = count_of(len(plan.cells), "cell")
     observer.say(f"{plan.sweep.title}: {cells} on {device_name(plan.place.environment)}, in {folder.path}")
-    lane = Lane(folder, present_version(plan.place.plugins))
+    lane = Lane(folder, Version.installed(plan.place.plugins))
     start = partial(ProcessWorker, show_errors=request.show_errors)
     measure_lanes([lane], plan, observer, f"glabench run --resume {shlex.quote(str(folder.path))}", retry_failed, start)
     return folder.load()

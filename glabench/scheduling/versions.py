@@ -1,16 +1,18 @@
 """Measures versions of the code in turns: git revisions checked out side by side, and the present code."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from glabench.devices.provenance import describe_code
-from glabench.errors import UsageError
+from glabench.errors import UsageError, count_of
 from glabench.records import RunFolder
-from glabench.scheduling.folders import lanes_of_rounds
+from glabench.records.environment import device_name
+from glabench.scheduling.folders import lanes_of_rounds, new_path
 from glabench.scheduling.loop import Version, measure_lanes
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import Plan
@@ -24,45 +26,95 @@ from glabench.scheduling.revisions import (
     repository_of,
     worker_variables,
 )
+from glabench.scheduling.runs import Request, announce, plan_to_resume
+from glabench.sweeps import Cell
 
 _SHORT_COMMIT = 10
 
 
-def measure_versions(
-    plan: Plan,
-    versions: Mapping[str, Version],
-    rounds: int,
-    path: Path,
-    observer: Observer,
-    go_on: str,
-    resume: bool = False,
-    show_errors: bool = False,
-    look: str = "",
-) -> dict[str, list[RunFolder]]:
-    """Measures the cells `rounds` times per version, in turns, in fresh processes. Returns the folders per version.
+@dataclass(frozen=True)
+class Rounds:
+    """How many times each version is measured, and where the runs go (None: a new folder under runs/)."""
 
-    `go_on` is the command to resume, and `look` a word before the names of rounds, for messages. Every version has its
-    own, initially empty cache of compiled kernels. Raises what `lanes_of_rounds` and `measure_lanes` raise.
-    """
-    with TemporaryDirectory(prefix="glabench-cache-") as cache:
-        apart = {
-            side: replace(version, variables={**version.variables, **_compile_cache(f"{cache}/{side}")})
-            for side, version in versions.items()
-        }
-        lanes = lanes_of_rounds(plan, apart, rounds, path, observer, resume, look)
-        start = partial(ProcessWorker, show_errors=show_errors)
-        measure_lanes(lanes, plan, observer, go_on, start_worker=start)
-    return {side: [lane.folder for lane in lanes if lane.version is version] for side, version in apart.items()}
+    count: int
+    out: Path | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UsageError(f"rounds: {self.count} is out of range (allowed: 1 or more)")
+
+    def folder(self, name: str, option: str = "--out") -> Path:
+        """The folder of the runs, by default a new one. Raises UsageError if a folder to resume is missing."""
+        if self.resume and (self.out is None or not self.out.is_dir()):
+            raise UsageError(f"--resume: name the folder of the rounds to continue: {option} FOLDER")
+        return self.out or new_path(name)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Versions of the code, by the name of their run folders, that are measured in turns in some rounds."""
+
+    plan: Plan
+    versions: Mapping[str, Version]
+    rounds: Rounds
+    path: Path
+    observer: Observer
+    show_errors: bool = False
+    # The option that names `path`.
+    option: str = "--out"
+
+    @classmethod
+    def of(cls, request: Request, rounds: Rounds, path: Path, observer: Observer, option: str = "--out") -> "Trial":
+        """What is asked for, or if rounds are resumed, what the first of them measured; without versions yet."""
+        begun = sorted(RunFolder.found_in(rounds.out, "*-1")) if rounds.resume and rounds.out is not None else []
+        plan = plan_to_resume(RunFolder.open(begun[0]), request) if begun else request.plan()
+        return cls(plan, {}, rounds, path, observer, request.show_errors, option)
+
+    def on(self, versions: Mapping[str, Version]) -> "Trial":
+        """The same trial of other versions."""
+        return replace(self, versions=versions)
+
+    def installed(self, name: str) -> "Trial":
+        """The same trial of the installed code."""
+        return self.on({name: Version.installed(self.plan.place.plugins)})
+
+    def revision(self, name: str) -> AbstractContextManager[Version]:
+        """A git revision with the trial's plugins, checked out."""
+        return revision(name, self.plan.place.plugins)
+
+    def measure(self) -> dict[str, list[RunFolder]]:
+        """Says what is measured, and measures it. Returns the run folders of each version, by round."""
+        of = " and ".join(version.label for version in self.versions.values() if version.label)
+        cells, rounds = count_of(len(self.plan.cells), "cell"), count_of(self.rounds.count, "round")
+        where = f"on {device_name(self.plan.place.environment)}, in {self.path}"
+        self.observer.say(f"{self.plan.sweep.title}: {cells}, {rounds}{of and f' of {of}'} {where}")
+        announce(self.plan, self.observer, self.rounds.count * len(self.versions))
+        return self.measure_again(self.plan.cells, self.path, self.rounds.count)
+
+    def measure_again(self, cells: Sequence[Cell], path: Path, rounds: int) -> dict[str, list[RunFolder]]:
+        """Measures some cells into a folder that is `path`, or inside it: in turns, in fresh processes.
+
+        Every version has its own, initially empty cache of compiled kernels. Raises what `lanes_of_rounds` and
+        `measure_lanes` raise.
+        """
+        plan, look = self.plan.on(cells), "" if path == self.path else "again"
+        # Folders of a second look are inside the first one's, so the same command resumes both.
+        go_on = f"the same command with --resume {self.option} {shlex.quote(str(self.path))}"
+        with TemporaryDirectory(prefix="glabench-cache-") as cache:
+            apart = {
+                side: replace(version, variables={**version.variables, **_compile_cache(f"{cache}/{side}")})
+                for side, version in self.versions.items()
+            }
+            lanes = lanes_of_rounds(plan, apart, rounds, path, self.observer, self.rounds.resume, look)
+            start = partial(ProcessWorker, show_errors=self.show_errors)
+            measure_lanes(lanes, plan, self.observer, go_on, start_worker=start)
+        return {side: [lane.folder for lane in lanes if lane.version is version] for side, version in apart.items()}
 
 
 def _compile_cache(folder: str) -> dict[str, str]:
     """Environment variables that make a worker keep its compiled kernels in a folder."""
     return {"TRITON_CACHE_DIR": folder, "GLA_KERNELS_CACHE": folder}
-
-
-def present_version(plugins: Sequence[str]) -> Version:
-    """The installed code."""
-    return Version(plugins=tuple(plugins), code=describe_code(plugins))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from fake_workers import Workers, measured
 from simulated import record
 
 from glabench.backends import load_registry
-from glabench.checking import Rounds, _Look, _Trial
+from glabench.checking import _Look
 from glabench.devices.environment import collect
 from glabench.errors import (
     GlabenchError,
@@ -29,6 +29,7 @@ from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import Place, Plan, estimate_cells, expected_seconds, make_plan
 from glabench.scheduling.process import WorkerDiedError, WorkerTimeoutError
 from glabench.scheduling.runs import Request, announce, check_settings
+from glabench.scheduling.versions import Rounds, Trial
 from glabench.sweeps import Cell, Parameters, Sweep, Variant
 from glabench.verdicts import Limits
 
@@ -298,7 +299,7 @@ def test_a_second_look_that_was_interrupted_goes_on_with_the_same_command(plan, 
 
     def look(heard, resume):
         path, limits = tmp_path / "check", Limits.of(time=0.05, first_call=None)
-        trial = _Trial(plan, {"base": OLD, "new": NEW}, Rounds(2, path, resume), path, heard)
+        trial = Trial(plan, {"base": OLD, "new": NEW}, Rounds(2, path, resume), path, heard)
         both = _Look(trial, limits, expects_all=True)
         return both.again(both.first())
 
