@@ -16,7 +16,7 @@ from typing import Any
 
 from glabench import checking
 from glabench.checking import compare_folders, compare_revisions
-from glabench.errors import UsageError, did_you_mean
+from glabench.errors import UsageError, allowed_names
 from glabench.records import Record, Run, RunFolder
 from glabench.records.metrics import parse_metrics
 from glabench.report.series import backends_in
@@ -105,9 +105,7 @@ def make_report(
             raise UsageError(f"RUN: '{run.path}' has no records yet")
     known = backends_in(loaded)
     if against is not None and against not in known:
-        raise UsageError(
-            f"--against: '{against}' is not in the run (allowed: {', '.join(known)}{did_you_mean(against, known)})"
-        )
+        raise UsageError(f"--against: '{against}' is not in the run ({allowed_names(known, against)})")
     chosen = parse_metrics(metrics if metrics is None or isinstance(metrics, str) else ",".join(metrics))
     folder = _path(out) or (loaded[0].path if len(loaded) == 1 else new_path("report"))
     return write_report(loaded, folder, chosen, against, _path(figure))

@@ -42,6 +42,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
+def allowed_names(known: Iterable[str], name: str) -> str:
+    """`allowed: A, B; did you mean 'A'?`, for a name that is none of them."""
+    listed = list(known)
+    return f"allowed: {', '.join(listed)}{did_you_mean(name, listed)}"
+
+
 class RenamedWarning(FutureWarning):
     """A name of the previous version was used."""
 

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from glabench import ops
 from glabench.backends import builtin
 from glabench.backends.base import Backend, Requirement, faults_of, sentence
-from glabench.errors import UsageError, did_you_mean
+from glabench.errors import UsageError, allowed_names
 from glabench.ops import Op
 from glabench.plain import shown
 from glabench.records.metrics import LIMITED, METRICS
@@ -83,7 +83,7 @@ class Registry(Mapping[str, Backend]):
         _check_each(backend, "devices", str, ", ".join(get_args(DeviceKind)), origin, get_args(DeviceKind))
         _check_each(backend, "dtypes", str, ", ".join(DTYPES), origin, DTYPES)
         if backend.op not in self._ops:
-            allowed = f"allowed: {', '.join(self._ops)}{did_you_mean(backend.op, self._ops)}"
+            allowed = allowed_names(self._ops, backend.op)
             raise UsageError(f"{origin}: {backend.name} has the unknown op '{backend.op}' ({allowed})")
         if backend.name in self._backends:
             raise UsageError(f"{origin}: a backend named '{backend.name}' exists already; give it another name")
@@ -258,18 +258,14 @@ def _make(kind: type, origin: str) -> Any:
 
 def _add_module(registry: Registry, module: ModuleType, origin: str) -> None:
     with faults_of(f"{origin}: cannot be used: "):  # what is listed may be made to fail when it is looked at
-        _add_listed(registry, module, origin)
-
-
-def _add_listed(registry: Registry, module: ModuleType, origin: str) -> None:
-    ops_found = _instances(module, "OPS", Op, origin)
-    backends = _instances(module, "BACKENDS", Backend, origin)
-    if not ops_found and not backends:
-        raise UsageError(f"{origin}: needs a list BACKENDS (or OPS); `glabench plugin new FILE` writes an example")
-    for op in ops_found:
-        registry.add_op(op, origin)
-    for backend in backends:
-        registry.add(backend, origin)
+        ops_found = _instances(module, "OPS", Op, origin)
+        backends = _instances(module, "BACKENDS", Backend, origin)
+        if not ops_found and not backends:
+            raise UsageError(f"{origin}: needs a list BACKENDS (or OPS); `glabench plugin new FILE` writes an example")
+        for op in ops_found:
+            registry.add_op(op, origin)
+        for backend in backends:
+            registry.add(backend, origin)
 
 
 def load_registry(plugins: Iterable[str] = ()) -> Registry:

@@ -183,6 +183,12 @@ OccasionsOption = Annotated[
         "default the device's that ships with glabench.",
     ),
 ]
+RecordsJsonOption = Annotated[
+    str | None, typer.Option("--json", help="Write the records as JSON to this file, or - for stdout.")
+]
+RecordsCsvOption = Annotated[
+    str | None, typer.Option("--csv", help="Write the records as CSV to this file, or - for stdout.")
+]
 JsonOption = Annotated[str | None, typer.Option("--json", help="Write JSON to this file, or - for stdout.")]
 MetricOption = Annotated[
     str | None,
@@ -296,12 +302,8 @@ class SweepOptions(MeasuringOptions):
         bool, typer.Option("--dry-run", help="List the cells with estimated memory and time, without measuring.")
     ] = False
     metric: MetricOption = None
-    json_to: Annotated[
-        str | None, typer.Option("--json", help="Write the records as JSON to this file, or - for stdout.")
-    ] = None
-    csv_to: Annotated[
-        str | None, typer.Option("--csv", help="Write the records as CSV to this file, or - for stdout.")
-    ] = None
+    json_to: RecordsJsonOption = None
+    csv_to: RecordsCsvOption = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from glabench import api
-from glabench.cli.options import MetricOption
+from glabench.cli.options import MetricOption, RecordsCsvOption, RecordsJsonOption
 from glabench.cli.output import Messages, check_targets, data_console, warn_of_unknown, write_records
 from glabench.errors import GlabenchError, RenamedWarning
 from glabench.records.metrics import parse_metrics
@@ -41,12 +41,8 @@ def report(
         Path | None, typer.Option(help="Folder for the files; by default the run's, or a new one for several runs.")
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Also draw the figure into this .png, .svg or .pdf file.")] = None,
-    json_to: Annotated[
-        str | None, typer.Option("--json", help="Write the records as JSON to this file, or - for stdout.")
-    ] = None,
-    csv_to: Annotated[
-        str | None, typer.Option("--csv", help="Write the records as CSV to this file, or - for stdout.")
-    ] = None,
+    json_to: RecordsJsonOption = None,
+    csv_to: RecordsCsvOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")] = False,
 ) -> None:
     """Make tables and figures from the records of one or several runs, on any machine.

@@ -9,7 +9,7 @@ from decimal import Decimal
 from statistics import geometric_mean, median
 from typing import Any, Literal
 
-from glabench.errors import UsageError, did_you_mean
+from glabench.errors import UsageError, allowed_names
 
 Row = Mapping[str, Any]
 Better = Literal["lower", "higher"]
@@ -119,8 +119,7 @@ def parse_metrics(text: str | None) -> tuple[Metric, ...]:
     found = []
     for name in dict.fromkeys(item.strip() for item in text.split(",")) if text is not None else USUAL:
         if name not in BY_NAME:
-            allowed = f"allowed: {', '.join(BY_NAME)}{did_you_mean(name, BY_NAME)}"
-            raise UsageError(f"--metric: '{name}' is not a metric ({allowed})")
+            raise UsageError(f"--metric: '{name}' is not a metric ({allowed_names(BY_NAME, name)})")
         found.append(BY_NAME[name])
     return tuple(found)
 

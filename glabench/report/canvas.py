@@ -99,7 +99,7 @@ class Plot:
 
 def make_layout(view: View, metrics: Sequence[Metric]) -> Layout:
     """Chooses units and styles. Leaves out metrics that no row has."""
-    rows = [row for panel in view.panels for series in panel.series for row in series.rows.values()]
+    rows = [row for panel in view.panels for row in panel.rows]
     quantities = [_measure(metric, rows) for metric in known(metrics, rows) or metrics[:1]]
     shown = {panel.pass_: [series for series in panel.series if _can_run(series)] for panel in view.panels}
     # Horizontal lines come last, so that the others have the same looks as in figures without them.

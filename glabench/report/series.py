@@ -52,6 +52,11 @@ class Panel:
     series: Sequence[Series]
 
     @property
+    def rows(self) -> list[Row]:
+        """All rows, series by series."""
+        return [row for series in self.series for row in series.rows.values()]
+
+    @property
     def is_scale(self) -> bool:
         """Whether all x values have a place on a logarithmic scale."""
         return all(is_number(x) and x > 0 for x in self.x_values)

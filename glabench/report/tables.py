@@ -110,7 +110,7 @@ def _make_grids(
 
 def _known(metrics: Sequence[Metric], panel: Panel) -> list[Metric]:
     """The metrics that have values in a panel; the first one if none has, so that statuses can be shown."""
-    return known(metrics, [row for series in panel.series for row in series.rows.values()]) or list(metrics[:1])
+    return known(metrics, panel.rows) or list(metrics[:1])
 
 
 def _make_wide(view: View, panel: Panel, metrics: Sequence[Metric], form: _Form) -> list[Grid]:

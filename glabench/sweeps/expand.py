@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from glabench.errors import UsageError, did_you_mean
+from glabench.errors import UsageError, allowed_names
 from glabench.plain import shown
 from glabench.sweeps.axis import axis_text, parse_axis
 from glabench.sweeps.model import Cell, Parameters, Sweep, Variant, read_value
@@ -125,7 +125,7 @@ def _changed(sweep: Sweep, layers: Iterable[Mapping[str, str]], traits: Mapping[
 
 def _find(backend: str, traits: Mapping[str, Traits], where: str) -> Traits:
     if backend not in traits:
-        allowed = f"allowed: {', '.join(sorted(traits))}{did_you_mean(backend, traits)}"
+        allowed = allowed_names(sorted(traits), backend)
         raise UsageError(f"{where}: {shown(backend)} is not a backend ({allowed}); a plugin's needs --plugin FILE")
     return traits[backend]
 
@@ -150,8 +150,7 @@ def _check_owned(
             raise UsageError(
                 f"{at}: no backend of this sweep has this parameter (only backends of {', '.join(ops)} do)"
             )
-        known = parameters_of(everybody)
-        raise UsageError(f"{at}: there is no such axis (allowed: {', '.join(known)}{did_you_mean(name, known)})")
+        raise UsageError(f"{at}: there is no such axis ({allowed_names(parameters_of(everybody), name)})")
 
 
 def _overridden(variant: Variant, layer: Mapping[str, str], traits: Traits) -> Variant:
@@ -186,13 +185,12 @@ def _check_axes(sweep: Sweep, traits: Mapping[str, Traits]) -> None:
     for variant in sweep.variants:
         for name in variant.axes:
             if not traits[variant.backend].owns(name):
-                own = parameters_of([traits[variant.backend]])
-                allowed = f"allowed: {', '.join(own)}{did_you_mean(name, own)}"
+                allowed = allowed_names(parameters_of([traits[variant.backend]]), name)
                 raise UsageError(
                     f"sweep {sweep.name}: backend {variant.backend} has no parameter {shown(name)} ({allowed})"
                 )
     if sweep.x not in known:
-        allowed = f"allowed: {', '.join(known)}{did_you_mean(sweep.x, known)}"
+        allowed = allowed_names(known, sweep.x)
         raise UsageError(f"sweep {sweep.name}: x is {shown(sweep.x)}, which is not an axis ({allowed})")
 
 

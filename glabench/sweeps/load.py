@@ -28,7 +28,7 @@ from typing import Any
 
 import tomli_w
 
-from glabench.errors import RenamedWarning, UsageError, did_you_mean, printable
+from glabench.errors import RenamedWarning, UsageError, allowed_names, did_you_mean, printable
 from glabench.plain import Name, read_as, read_file, shown
 from glabench.sweeps.axis import axis_text
 from glabench.sweeps.model import Sweep, Variant
@@ -123,8 +123,7 @@ def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep
         data["against"] = data.pop("baseline")
     for key in data:
         if key not in _KEYS:
-            allowed = f"allowed: {', '.join(_KEYS)}{did_you_mean(key, _KEYS)}"
-            raise UsageError(f"{where}: unknown key {shown(key)} ({allowed})")
+            raise UsageError(f"{where}: unknown key {shown(key)} ({allowed_names(_KEYS, key)})")
     try:
         file = read_as(_SweepFile, data)
     except ValueError as problem:
@@ -135,7 +134,7 @@ def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep
     if file.x == "pass":
         raise UsageError(f"{where}: x cannot be 'pass': every pass has a panel of its own")
     if file.against is not None and file.against not in names:
-        allowed = f"allowed: {', '.join(map(str, names))}{did_you_mean(file.against, map(str, names))}"
+        allowed = allowed_names(map(str, names), file.against)
         raise UsageError(f"{where}: against {shown(file.against)} is not one of its backends ({allowed})")
     return Sweep(
         name=name,
