@@ -1,30 +1,12 @@
 """The device's ceilings: the bandwidth of a large copy and the speed of a large bf16 product."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-
-from glabench.plain import Amount
 
 # Measures a call: the median time in milliseconds.
 MedianMs = Callable[[Callable[[], object]], float]
 
 _BUFFER_BYTES = 2**30
 _PRODUCT_SIZE = 8192
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """The highest rates that the device reached; None if unknown."""
-
-    # GB/s (10^9), bytes read plus bytes written.
-    copy_gbps: Amount | None = None
-    # TFLOP/s (10^12).
-    product_tflops: Amount | None = None
-
-
-def measure_ceilings(median_ms: MedianMs) -> Ceilings:
-    """Measures the ceilings of torch's current GPU with `median_ms`."""
-    return Ceilings(copy_bandwidth_gbps(median_ms), product_tflops(median_ms))
 
 
 def copy_bandwidth_gbps(median_ms: MedianMs, device: str = "cuda", buffer_bytes: int = _BUFFER_BYTES) -> float | None:

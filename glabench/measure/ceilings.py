@@ -10,10 +10,11 @@ from dataclasses import asdict
 from functools import partial
 
 from glabench.apart import ask_module
-from glabench.devices.ceilings import Ceilings, measure_ceilings
+from glabench.devices.ceilings import copy_bandwidth_gbps, product_tflops
 from glabench.errors import GlabenchError
 from glabench.measure.timer import median_ms, timer_for
 from glabench.plain import read_as
+from glabench.records.environment import Ceilings
 
 _WARM_UP_CALLS, _SAMPLES = 3, 15
 _TIMEOUT_S = 120
@@ -36,8 +37,8 @@ def main() -> None:
 
     torch.cuda.set_device(sys.argv[1])
     timer = timer_for("cuda")
-    found = measure_ceilings(partial(median_ms, timer, warm_up_calls=_WARM_UP_CALLS, samples=_SAMPLES))
-    print(json.dumps(asdict(found)))
+    of_calls = partial(median_ms, timer, warm_up_calls=_WARM_UP_CALLS, samples=_SAMPLES)
+    print(json.dumps(asdict(Ceilings(copy_bandwidth_gbps(of_calls), product_tflops(of_calls)))))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from glabench.devices.ceilings import Ceilings
 from glabench.measure.settings import Settings
 from glabench.plain import read_as
+from glabench.records.environment import Ceilings
 
 
 @dataclass(frozen=True)

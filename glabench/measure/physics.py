@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from glabench.backends import Counts
-from glabench.devices.ceilings import Ceilings, product_tflops
+from glabench.devices.ceilings import product_tflops
 from glabench.measure.timer import Timer, median_ms
+from glabench.records.environment import Ceilings
 from glabench.records.metrics import significant
 
 # How far beyond the possible a rate may be, because both sides are measured.

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from glabench.devices.ceilings import Ceilings
 from glabench.measure.work import Work
 from glabench.records import Record
+from glabench.records.environment import Ceilings
 
 
 def with_rates(record: Record, work: Work, ceilings: Ceilings) -> Record:

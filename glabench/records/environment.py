@@ -16,8 +16,12 @@ class _Gpu:
 
 
 @dataclass(frozen=True)
-class _Ceilings:
+class Ceilings:
+    """The highest rates that the device reached; None if unknown."""
+
+    # GB/s (10^9), bytes read plus bytes written.
     copy_gbps: Amount | None = None
+    # TFLOP/s (10^12).
     product_tflops: Amount | None = None
 
 
@@ -34,7 +38,7 @@ class _Environment:
     device: str | None = None
     cpu: Name | None = None
     gpu: _Gpu | None = None
-    ceilings: _Ceilings | None = None
+    ceilings: Ceilings | None = None
     packages: Mapping[str, str | None] = field(default_factory=dict)
     implementations: dict[str, _Implementation] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)

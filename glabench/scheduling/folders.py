@@ -8,12 +8,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from glabench.devices.ceilings import Ceilings
 from glabench.errors import UsageError
 from glabench.measure.ceilings import find_ceilings
 from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
-from glabench.records.environment import MOMENTARY
+from glabench.records.environment import MOMENTARY, Ceilings
 from glabench.scheduling.loop import Lane, Version
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import RUNS, Plan, changed_at

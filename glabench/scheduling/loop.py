@@ -12,14 +12,13 @@ from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
-from glabench.devices.ceilings import Ceilings
 from glabench.devices.provenance import describe_code
 from glabench.errors import GlabenchError, InterruptedRunError, RecordNotKeptError
 from glabench.measure.job import Job
 from glabench.measure.outcome import failure
 from glabench.plain import read_as
 from glabench.records import Record, RunFolder, Status
-from glabench.records.environment import measured_code
+from glabench.records.environment import Ceilings, measured_code
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import Plan
 from glabench.scheduling.process import ProcessWorker, Worker, WorkerDiedError, WorkerTimeoutError

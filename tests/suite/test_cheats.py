@@ -12,7 +12,6 @@ import torch
 from fake_timer import FakeTimer, constant
 
 from glabench.backends import Counts, load_registry
-from glabench.devices.ceilings import Ceilings
 from glabench.devices.nvml import DeviceState, Processes
 from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
@@ -22,6 +21,7 @@ from glabench.measure.repeats import why_kept
 from glabench.measure.settings import Settings
 from glabench.measure.timer import UNTOUCHED, EagerTimer, Sample, WallTimer
 from glabench.measure.work import OpWork
+from glabench.records.environment import Ceilings
 from glabench.sweeps import Cell, Parameters
 
 LINEAR = load_registry().ops["linear"]

@@ -13,7 +13,6 @@ from fake_timer import FakeTimer, constant
 
 from glabench.backends import Backend, load_registry
 from glabench.backends.base import Counts
-from glabench.devices.ceilings import Ceilings
 from glabench.measure.accuracy import check_accuracy, relative_error, small_cell
 from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
@@ -25,6 +24,7 @@ from glabench.measure.workload import prepare
 from glabench.ops import Op
 from glabench.ops.base import Spec
 from glabench.records import Record
+from glabench.records.environment import Ceilings
 from glabench.sweeps import Cell, Parameters
 
 REGISTRY = load_registry()
