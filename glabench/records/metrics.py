@@ -73,7 +73,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "time", "time_ms", "median time", "ms", "lower",
         limit=0.05, option="--max-slowdown", help="How much a cell's time may grow.", worse="slower",
-        combine=geometric_mean,  # as in the ratio of times
+        combine=geometric_mean,  # as in the ratio of the samples, by which it is judged
     ),
     Metric("host", "host_ms", "host's time per call", "ms", "lower"),
     Metric(

@@ -10,9 +10,20 @@ import pytest
 
 from glabench.errors import UsageError
 from glabench.records import Measured, Record
-from glabench.records.metrics import BY_NAME, METRICS, USUAL, derived, known, parse_compared, parse_metrics, significant
+from glabench.records.metrics import (
+    BY_NAME,
+    LIMITED,
+    METRICS,
+    USUAL,
+    derived,
+    known,
+    parse_compared,
+    parse_metrics,
+    significant,
+)
 from glabench.records.run import rows_of
 from glabench.sweeps import Cell, Parameters
+from glabench.verdicts import Limits
 
 
 def row(**measured):
@@ -35,6 +46,21 @@ def test_names_and_fields_of_metrics_are_theirs_alone():
 def test_a_metric_with_a_limit_has_a_better_direction():
     assert all(metric.better == "lower" for metric in METRICS if metric.limit is not None)
     assert [m.name for m in METRICS if m.limit is not None] == ["time", "peak", "first_call", "error"]
+
+
+def test_the_options_of_a_check_are_those_of_the_table():
+    options = {metric.name: metric.option for metric in LIMITED}
+    assert options == {
+        "time": "--max-slowdown",
+        "peak": "--max-memory",
+        "first_call": "--max-first-call",
+        "error": "--max-error",
+    }
+    assert all(metric.help for metric in LIMITED)
+
+
+def test_a_comparison_judges_no_sums():
+    assert dict(Limits.of_comparison(0.03).by_metric) == {"time": 0.03, "peak": 0.02, "error": 0.5}
 
 
 def test_metrics_are_chosen_by_name_in_the_order_given_and_once():
