@@ -21,7 +21,7 @@ from glabench.records.metrics import known, parse_metrics, significant
 from glabench.report.series import rows_of_runs
 from glabench.report.tables import render_tables
 from glabench.report.write import write_report
-from glabench.scheduling.plan import Plan, Totals, estimate_cells
+from glabench.scheduling.plan import Plan, describe_totals, estimate_cells
 from glabench.scheduling.runs import measure_run, plan_rest, resume_run
 
 
@@ -73,7 +73,7 @@ def _list_cells(plan: Plan, options: SweepOptions) -> None:
             print(f"{significant(each.estimate_mib):>8} MiB {each.seconds:>6.0f} s  {each.cell}{note}")
     for name, reason in idle.items():
         print(f"{name}, {count_of(cells[name], 'cell')}: unsupported: {reason}")
-    print(Totals.of(estimates))
+    print(describe_totals(estimates))
 
 
 def _show(run: Run, options: SweepOptions, messages: Messages) -> None:

@@ -10,6 +10,7 @@ from statistics import median
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 _REPEATS = 9
 _REST_S = 0.05  # between bursts, so that bursts do not reach a power limit that single calls do not reach
@@ -51,36 +52,32 @@ def spin(milliseconds: float) -> KnownWork:
 
 
 def copy(mebibytes: int) -> KnownWork:
-    """A copy within the device's memory. Its true time is that of the host's clock over many calls in a row."""
-    source = torch.randint(-(2**31), 2**31, (mebibytes * 2**18,), dtype=torch.int32, device="cuda")
-    target = torch.empty_like(source)
-
-    def call() -> object:
-        return target.copy_(source)
-
-    return KnownWork(f"copy {mebibytes} MiB", f"{2 * mebibytes} MiB moved", call, lambda: back_to_back_ms(call))
+    """A copy within the device's memory."""
+    source, target = _buffers(mebibytes)
+    return _in_a_row(f"copy {mebibytes} MiB", f"{2 * mebibytes} MiB moved", lambda: target.copy_(source))
 
 
 def kernel_copy(mebibytes: int) -> KnownWork:
     """The same bytes moved by a kernel (a bitwise not), because CUDA graphs replay plain copies by other means."""
-    source = torch.randint(-(2**31), 2**31, (mebibytes * 2**18,), dtype=torch.int32, device="cuda")
-    target = torch.empty_like(source)
-
-    def call() -> object:
-        return torch.bitwise_not(source, out=target)
-
+    source, target = _buffers(mebibytes)
     what = f"{2 * mebibytes} MiB moved by a kernel"
-    return KnownWork(f"bitwise not {mebibytes} MiB", what, call, lambda: back_to_back_ms(call))
+    return _in_a_row(f"bitwise not {mebibytes} MiB", what, lambda: torch.bitwise_not(source, out=target))
 
 
 def product(size: int) -> KnownWork:
-    """A square bf16 product. Its true time is that of the host's clock over many calls in a row."""
+    """A square bf16 product."""
     a, b, out = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    return _in_a_row(f"product {size}", f"{2 * size**3 / 1e9:.0f} GFLOP in bf16", lambda: torch.mm(a, b, out=out))
 
-    def call() -> object:
-        return torch.mm(a, b, out=out)
 
-    return KnownWork(f"product {size}", f"{2 * size**3 / 1e9:.0f} GFLOP in bf16", call, lambda: back_to_back_ms(call))
+def _buffers(mebibytes: int) -> tuple[Tensor, Tensor]:
+    source = torch.randint(-(2**31), 2**31, (mebibytes * 2**18,), dtype=torch.int32, device="cuda")
+    return source, torch.empty_like(source)
+
+
+def _in_a_row(name: str, what: str, call: Callable[[], object]) -> KnownWork:
+    """Work whose true time is that of the host's clock over many calls in a row."""
+    return KnownWork(name, what, call, lambda: back_to_back_ms(call))
 
 
 def back_to_back_ms(call: Callable[[], object]) -> float:

@@ -156,31 +156,18 @@ def _estimate(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> Estimate:
     return Estimate(cell, least / 2**20, (least + working) / 2**20, seconds, reason)
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Of estimates: cells, those that cannot run, the most memory at a time, and the seconds of all."""
-
-    cells: int
-    unsupported: int
-    most_mib: float
-    seconds: float
-
-    @classmethod
-    def of(cls, estimates: Sequence[Estimate]) -> "Totals":
-        """The totals of these estimates."""
-        can_run = [each for each in estimates if not each.unsupported]
-        most = max((each.estimate_mib for each in can_run), default=0.0)
-        return cls(len(estimates), len(estimates) - len(can_run), most, sum(each.seconds for each in can_run))
-
-    def __str__(self) -> str:
-        skipped = f"{count_of(self.cells, 'cell')}, {self.unsupported} skipped as unsupported"
-        if self.unsupported == self.cells:
-            return f"{skipped}: none can run here"
-        time = f"{self.seconds:.0f} s" if self.seconds < 100 else f"{self.seconds / 60:.0f} minutes"
-        if self.seconds > 2 * 3600:
-            time = f"{self.seconds / 3600:.1f} hours"
-        memory = f"{max(1, self.most_mib):.0f} MiB" if self.most_mib < 10 * 1024 else f"{self.most_mib / 1024:.0f} GiB"
-        return f"{skipped}; up to about {memory} at a time, up to about {time}"
+def describe_totals(estimates: Sequence[Estimate]) -> str:
+    """One line: cells, those that cannot run, the most memory at a time, and the time of all."""
+    can_run = [each for each in estimates if not each.unsupported]
+    skipped = f"{count_of(len(estimates), 'cell')}, {len(estimates) - len(can_run)} skipped as unsupported"
+    if not can_run:
+        return f"{skipped}: none can run here"
+    seconds, mib = sum(each.seconds for each in can_run), max(each.estimate_mib for each in can_run)
+    time = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    if seconds > 2 * 3600:
+        time = f"{seconds / 3600:.1f} hours"
+    memory = f"{max(1, mib):.0f} MiB" if mib < 10 * 1024 else f"{mib / 1024:.0f} GiB"
+    return f"{skipped}; up to about {memory} at a time, up to about {time}"
 
 
 def expected_seconds(plan: Plan) -> float:
