@@ -1,9 +1,11 @@
 """Backends that cheat, or err in a way that is hard to see. Each is right at the sizes of the small check."""
 
+import random
 import threading
 import time
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from glabench.backends import Backend
 
@@ -229,6 +231,93 @@ class OnAThread(Honest):
         return call
 
 
+class LaysItsInputsOutAnew(Honest):
+    """The products then need no copies, which others make in every call."""
+
+    def at_size(self, q, k, v):
+        for x in (q, k, v):
+            x.data = x.data.transpose(1, 2).contiguous().transpose(1, 2)
+        return lambda: correct(q, k, v)
+
+
+class LaysItsInputsOutLate(Honest):
+    def at_size(self, q, k, v):
+        calls = []
+
+        def call():
+            calls.append(1)
+            if len(calls) == 3:
+                v.data = v.data.transpose(1, 2).contiguous().transpose(1, 2)
+            return correct(q, k, v)
+
+        return call
+
+
+class ShrinksItsCell(Honest):
+    """Changes what the suite counts with: half of the batch, until the record is written."""
+
+    def at_size(self, q, k, v):
+        from glabench.ops import LINEAR
+
+        object.__setattr__(self.cell, "batch", 1)
+        for x, made in zip((q, k, v), LINEAR.make_inputs(self.cell).values(), strict=True):
+            x.data = made
+        return lambda: correct(q, k, v)
+
+    def bind(self, inputs, cell):
+        self.cell = cell
+        return super().bind(inputs, cell)
+
+    def executes(self, cell):
+        object.__setattr__(cell, "batch", 2)
+
+
+class HidesWhatIsSaved(Honest):
+    """With these hooks the gradients of the reference are zeros, too."""
+
+    def at_size(self, q, k, v):
+        torch.autograd.graph.saved_tensors_hooks(torch.zeros_like, lambda x: x).__enter__()
+        return lambda: correct(q, k, v)
+
+
+class ComputesAsSoonAsItsInputsChange(Honest):
+    """In a mode that sees the suite write them, before the clock starts."""
+
+    def at_size(self, q, k, v):
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                out = func(*args, **(kwargs or {}))
+                if func is torch.ops.aten.copy_.default and args[0].data_ptr() == v.data_ptr():
+                    kept[:] = [correct(q.detach(), k.detach(), v.detach())]
+                return out
+
+        kept = []
+        Mode().__enter__()
+        return lambda: correct(q, k, v) if q.requires_grad or not kept else kept[0].clone().clone()
+
+
+class KnowsTheDraw(Honest):
+    """Of calls back to back, computes the one that is looked at, if `random` says which; others may be wrong."""
+
+    def at_size(self, q, k, v):
+        now = {"key": None, "calls": 0, "at": None, "count": None}
+
+        def call():
+            key = float(q.detach().flatten()[0])
+            if key != now["key"]:
+                if now["key"] is not None and now["calls"] > 1:
+                    now["count"] = now["calls"] - 1
+                draw = random.Random()
+                draw.setstate(random.getstate())
+                now.update(key=key, calls=0, at=draw.randrange(now["count"]) if now["count"] else None)
+            number = now["calls"] - 1  # the first one is alone
+            now["calls"] += 1
+            is_right = now["at"] is None or number in (-1, now["at"])
+            return correct(q, k, v) * (1.0 if is_right else 0.0)
+
+        return call
+
+
 class EmptiesItsInputsFirst(Honest):
     """With inputs of zeros, there is nothing to compute."""
 
@@ -321,6 +410,13 @@ class LateWithoutAGraph(_Late):
         return out.detach()
 
 
+class LateLeaf(_Late):
+    """Requires gradients, but has none for the inputs."""
+
+    def change(self, out):
+        return out.detach().requires_grad_()
+
+
 class Subclass(torch.Tensor):
     pass
 
@@ -398,6 +494,19 @@ class BackwardInTheForward(Honest):
         return lambda: _BackwardInForward.apply(kept, q, k, v)
 
 
+class CannotGoBackLate(Honest):
+    """As above, after the first calls."""
+
+    def at_size(self, q, k, v):
+        calls = []
+
+        def call():
+            calls.append(1)
+            return correct(q, k, v) if len(calls) < 6 else _Raises.apply(q, k, v)
+
+        return call
+
+
 class NoGradientsLate(Honest):
     """An honest bug: no gradients for the tokens after 256."""
 
@@ -415,7 +524,8 @@ class LowerPrecision(Honest):
 
 IN_ALL_PASSES = [
     FewTokens, LosesItsState, OneWrongHead, OneWrongToken, ChangesItsInput, EmptyAfterTheFirstCall, Lazy, OnAThread,
-    LowerPrecision, EmptiesItsInputsFirst, MadeFromTheCellsSeed,
+    LowerPrecision, EmptiesItsInputsFirst, MadeFromTheCellsSeed, LaysItsInputsOutAnew, LaysItsInputsOutLate,
+    ShrinksItsCell, HidesWhatIsSaved, ComputesAsSoonAsItsInputsChange,
 ]  # fmt: skip
 # A backward through a result that was kept fails by itself.
 IN_FORWARDS = [
@@ -427,6 +537,9 @@ LATE = [
     (LateInAnotherType, "fwd+bwd"),
     (LateSubclass, "infer"),
     (LateWithoutAGraph, "fwd"),
+    (LateLeaf, "fwd"),
+    (LateLeaf, "fwd+bwd"),
+    (CannotGoBackLate, "fwd"),
     (CannotGoBack, "fwd"),
     (LazyGradient, "bwd"),
     (LazyGradient, "fwd+bwd"),

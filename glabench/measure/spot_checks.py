@@ -15,6 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from glabench.measure.at_size import (
+    Parts,
     Results,
     check_drawn,
     check_everything,
@@ -25,7 +26,7 @@ from glabench.measure.at_size import (
     unshared_specs,
     worst_of,
 )
-from glabench.measure.outcome import own_check
+from glabench.measure.outcome import is_out_of_memory, own_check
 from glabench.measure.timer import Between, Step
 from glabench.measure.workload import Workload
 from glabench.ops import Op
@@ -61,9 +62,13 @@ class WrongResultError(Exception):
 class SpotChecks(Between):
     """The spot checks of one cell. Each sample gets new inputs, from a seed that nobody can know before."""
 
-    def __init__(self, op: Op, cell: Cell, workload: Workload, bound: float, seed: int, kinds: Kinds) -> None:
+    def __init__(
+        self, op: Op, cell: Cell, workload: Workload, bound: float, seed: int, kinds: Kinds, goes_back: bool = False
+    ) -> None:
         self._op, self._cell, self._workload, self._bound = op, cell, workload, bound
         self._kinds = kinds
+        # Whether a backward follows a result that is looked at, because the pass itself has none.
+        self._goes_back = goes_back
         self._indices = op.make_indices(cell)
         self._specs = unshared_specs(op, cell)
         # How many tensors of a timed result are outputs; the others are gradients.
@@ -73,11 +78,16 @@ class SpotChecks(Between):
         self._samples = 0
         self._looked_s = 0.0
         # Whether the next result is looked at for certain, and in all its parts.
-        self._is_expected = self._expects_everything = False
+        self._is_expected = self._expects_everything = self._will_look = False
         self._shifted: dict[str, Tensor] = {}
         self._wrong_kind: str | None = None
         self.renew(lambda: None)
         self.renew_gradients()
+
+    @property
+    def looked(self) -> bool:
+        """Whether the last result was looked at."""
+        return self._will_look
 
     def begin(self) -> None:
         """Ends the warm-up, whose results are not looked at."""
@@ -144,9 +154,10 @@ class SpotChecks(Between):
     def _make(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         """The inputs, and the gradients of the outputs, that belong to the sample's seed."""
         inputs = self._op.make_values(self._cell, self._seed) | self._indices | self._shifted
-        if not self._cell.has_backward:
+        if not self._cell.has_backward and not self._goes_back:
             return inputs, self._workload.grad_outputs
-        return inputs, self._op.make_grad_outputs(self._cell, self._seed)
+        # Those of a forward are not renewed.
+        return inputs, self._op.make_grad_outputs(self._cell, self._seed if self._cell.has_backward else 0)
 
     @own_check()
     def keep(self, result: Any) -> None:
@@ -174,7 +185,7 @@ class SpotChecks(Between):
         """
         if self._will_look:
             start = time.monotonic()
-            problem = self._wrong_kind or self._find_problem(self._results(result))
+            problem = self._wrong_kind or self._find_problem(result)
             if problem is not None:
                 raise WrongResultError(problem)
             self._looked_s += time.monotonic() - start
@@ -184,12 +195,35 @@ class SpotChecks(Between):
         tensors = as_tuple(result)
         return Results.of(self._workload, tensors[: self._outputs], tensors[self._outputs :])
 
-    def _find_problem(self, results: Results) -> str | None:
+    def _find_problem(self, result: Any) -> str | None:
+        if disorder := self._workload.disorder:
+            return disorder
+        if self._goes_back:
+            try:
+                return self._compare(*self._with_gradients(result))
+            except Exception as problem:
+                # The pass itself does not need memory for gradients.
+                if not is_out_of_memory(problem):
+                    raise
+        return self._compare(self._results(result), self._parts)
+
+    def _with_gradients(self, result: Any) -> tuple[Results, list[Parts]]:
+        """The results of a forward of training and of a backward after it, and the parts that are looked at."""
+        gradients = self._workload.affordable_gradients(result)
+        try:
+            self._kinds.check_gradients(gradients)
+        except TypeError as problem:
+            raise WrongResultError(f"after a timed call, {problem}") from None
+        results = Results.of(self._workload, as_tuple(result), gradients)
+        more = take(replace(results, outputs={}), self._specs, self._regions)
+        return results, [kept | found for kept, found in zip(self._parts, more, strict=True)]
+
+    def _compare(self, results: Results, parts: list[Parts]) -> str | None:
         inputs, grad_outputs = self._make()
         pristine = replace(results, inputs=inputs, grad_outputs=grad_outputs)
         if changed := find_changed(results, pristine):
             return f"a call changed its input: {', '.join(changed)}"
-        found = [check_drawn(self._op, self._cell, pristine, self._bound, self._regions, self._parts)]
+        found = [check_drawn(self._op, self._cell, pristine, self._bound, self._regions, parts)]
         if self._with_everything:
             found.append(check_everything(self._op, self._cell, pristine))
         return describe(worst_of(found), "a timed call's result does not fit the inputs that it had, relative error")

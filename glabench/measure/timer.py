@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from random import randrange
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -234,7 +234,7 @@ class EagerTimer:
 
     def _sample(self, alone: Callable[[], Sample], call: Step, between: Between, count: int) -> Sample:
         single = alone()
-        looked_at = randrange(count)
+        looked_at = secrets.randbelow(count)  # not `random`, whose state a backend can read
         self.synchronize()
         start = time.perf_counter()
         for number in range(count):

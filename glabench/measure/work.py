@@ -44,8 +44,11 @@ class Work(Protocol):
         `seed` draws what is looked at closely; with None, a cheaper check that does not look at the cell's own size.
         """
 
-    def spot_checks(self, cell: Cell, workload: Workload, seed: int) -> SpotChecks:
-        """What looks at the results of timed calls; `seed` draws which."""
+    def spot_checks(self, cell: Cell, workload: Workload, seed: int, goes_back: bool) -> SpotChecks:
+        """What looks at the results of timed calls; `seed` draws which.
+
+        Of a forward of training, `goes_back` says whether a backward can follow a timed call.
+        """
 
     def launch(self, cell: Cell, workload: Workload) -> str | None:
         """How the cell is launched, in a line."""
@@ -123,12 +126,12 @@ class OpWork:
             return replace(small, fault=f"the first call changed its input: {', '.join(changed)}")
         return replace(small, at_size=check_parts(self._op, cell, pristine, small.bound, seed))
 
-    def spot_checks(self, cell: Cell, workload: Workload, seed: int) -> SpotChecks:
+    def spot_checks(self, cell: Cell, workload: Workload, seed: int, goes_back: bool) -> SpotChecks:
         kinds = Kinds(partial(self.check_kind, cell), partial(self.check_gradients, cell))
-        return SpotChecks(self._op, cell, workload, BOUNDS[cell.dtype], seed, kinds)
+        return SpotChecks(self._op, cell, workload, BOUNDS[cell.dtype], seed, kinds, goes_back and cell.pass_ == "fwd")
 
     def launch(self, cell: Cell, workload: Workload) -> str | None:
-        said = self._backend.launch(workload.inputs, cell)
+        said = self._backend.launch(dict(workload.inputs), replace(cell))
         if said is None or isinstance(said, str):
             return said
         raise TypeError(f"{self._backend.name}: launch returned {shown(said)}; it must be a line, or None")
@@ -140,7 +143,7 @@ class OpWork:
         return Counts(self._op.least_flops(cell), self._op.least_moved_bytes(cell))
 
     def executes(self, cell: Cell) -> Counts | None:
-        return self._backend.executes(cell)
+        return self._backend.executes(replace(cell))
 
 
 def _name(dtype: object) -> str:

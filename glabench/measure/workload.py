@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
+from glabench.measure.contexts import active_contexts
 from glabench.ops import Op
 from glabench.ops.base import as_tuple
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# All that decides where each of a tensor's values is in memory.
+Layout = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,19 @@ class Workload:
     forward: Callable[[], Tensor | tuple[Tensor, ...]]
     inputs: Mapping[str, Tensor]
     grad_outputs: Mapping[str, Tensor]
+    # Where all of these lay before the backend had them.
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+
+    @property
+    def disorder(self) -> str | None:
+        """What the backend has done to the suite's tensors or to torch that would help it, or hide its errors."""
+        now = _layouts(self.inputs, self.grad_outputs)
+        if moved := [name for name, layout in self.layouts.items() if layout != now[name]]:
+            return f"the backend moved its input in memory: {', '.join(moved)}"
+        contexts = active_contexts()
+        return (
+            f"the backend entered a context of torch and did not leave it: {', '.join(contexts)}" if contexts else None
+        )
 
     @cached_property
     def differentiable(self) -> dict[str, Tensor]:
@@ -35,6 +53,15 @@ class Workload:
 
         # Zeros for an input that the outputs do not depend on, as the gate of a single token.
         return torch.autograd.grad(as_tuple(outputs), *self._arguments, allow_unused=True, materialize_grads=True)
+
+    def affordable_gradients(self, outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """As `gradients`, but none if there is no memory for them."""
+        import torch
+
+        try:
+            return self.gradients(outputs)
+        except torch.OutOfMemoryError:
+            return ()
 
     # Ready once, because calls are timed.
     @cached_property
@@ -62,9 +89,17 @@ def prepare(op: Op, backend: Backend, cell: Cell) -> Workload:
     trains = cell.pass_ != "infer"
     made = op.make_inputs(cell)
     inputs = {name: x.requires_grad_(trains and x.is_floating_point()) for name, x in made.items()}
-    forward = backend.bind(dict(inputs), cell)
+    grad_outputs = op.make_grad_outputs(cell)
+    layouts = _layouts(inputs, grad_outputs)
+    # Of what the suite counts with, the backend gets copies.
+    forward = backend.bind(dict(inputs), replace(cell))
     torch.set_grad_enabled(True)  # whatever the backend left behind
-    return Workload(forward, inputs, op.make_grad_outputs(cell))
+    return Workload(forward, inputs, grad_outputs, layouts)
+
+
+def _layouts(inputs: Mapping[str, Tensor], grad_outputs: Mapping[str, Tensor]) -> dict[str, Layout]:
+    tensors = {**inputs, **{f"the gradient of {name}": x for name, x in grad_outputs.items()}}
+    return {name: (x.data_ptr(), x.shape, x.stride(), x.dtype) for name, x in tensors.items()}
 
 
 def steps_of(workload: Workload, cell: Cell) -> Steps:

@@ -10,10 +10,14 @@ import cheats
 import pytest
 import torch
 from fake_timer import FakeTimer, constant
+from torch._C import _autograd, _len_torch_dispatch_stack
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
 
 from glabench.backends import Counts, load_registry
 from glabench.devices.nvml import DeviceState, Processes
-from glabench.measure.cell import CellMeter
+from glabench.measure.cell import CellMeter, look_more
+from glabench.measure.contexts import active_contexts
 from glabench.measure.job import Job
 from glabench.measure.outcome import failure_of
 from glabench.measure.physics import Physics
@@ -65,6 +69,69 @@ def test_a_cheat_is_refused(backend, pass_):
     assert record.reason
 
 
+@pytest.fixture(autouse=True)
+def leave_contexts():
+    """Leaves what cheats enter, in any order of the two."""
+    yield
+    while _len_torch_dispatch_stack():
+        _pop_mode()
+    while _autograd._top_saved_tensors_default_hooks(True) is not None:
+        _autograd._pop_saved_tensors_default_hooks()
+
+
+@pytest.mark.parametrize(
+    ("enter", "name"),
+    [
+        (lambda: torch.autocast("cpu", torch.bfloat16), "autocast"),
+        (torch.inference_mode, "inference mode"),
+        (TorchFunctionMode, "a function mode"),
+        (TorchDispatchMode, "a dispatch mode"),
+        (torch.autograd.graph.save_on_cpu, "hooks for saved tensors"),
+    ],
+)
+def test_contexts_that_are_left_behind_are_named(enter, name):
+    with torch.device("cpu"):  # a default device is harmless
+        with enter():
+            assert active_contexts() == [name]
+        assert active_contexts() == []
+
+
+def test_which_of_the_calls_back_to_back_is_looked_at_cannot_be_known():
+    record = measure(cheats.KnowsTheDraw(), "infer", timer=EagerTimer("cpu"))
+    assert record.status == "inaccurate"
+
+
+def test_if_results_that_are_right_take_longer_than_others_more_are_looked_at(monkeypatch):
+    class SkipsMostCalls(cheats.Honest):
+        """Right where it is looked at in this test: in the first calls, and in the one after the samples."""
+
+        def at_size(self, q, k, v):
+            calls = count(1)
+            return lambda: cheats.correct(q, k, v) if next(calls) in (1, 2, 3, 4, 17) else v.clone()
+
+    monkeypatch.setattr("glabench.measure.spot_checks._LOOKS", 0)
+    monkeypatch.setattr("glabench.measure.spot_checks._LEAST_LIKELY", 0)
+    record = measure(SkipsMostCalls(), "infer")
+    assert record.status == "inaccurate"
+    assert record.reason.startswith("a timed call's result does not fit the inputs")
+
+
+@pytest.mark.parametrize(
+    ("looked_at_ms", "more_ms", "looks"),
+    [([3.0, 1.1], 3.0, 0), ([1.25], 3.0, 0), ([3.0, 1.3], 1.0, 1), ([3.0, 2.0], 3.0, 10)],
+)
+def test_no_more_is_looked_at_than_doubts_ask_for(looked_at_ms, more_ms, looks):
+    calls = Calls(1.0, 0.0, 0)
+    taken = []
+
+    def sample():
+        taken.append(more_ms)
+        return Sample(more_ms)
+
+    look_more(sample, calls, looked_at_ms, 1.0)
+    assert len(taken) == looks
+
+
 def test_a_result_that_is_wrong_in_the_last_call_alone_is_found_at_the_bound_of_its_dtype():
     class WrongAtLast(cheats.Honest):
         def at_size(self, q, k, v):
@@ -93,8 +160,20 @@ def test_sampling_stops_at_the_first_result_that_is_wrong(cheat):
 def test_a_result_that_is_kept_while_its_inputs_stay_is_suspicious_if_calls_follow_back_to_back(pass_):
     assert measure(cheats.Honest(), pass_, timer=EagerTimer("cpu")).status == "ok"
     record = measure(cheats.KeptWhileItsInputsStay(), pass_, timer=EagerTimer("cpu"))
-    assert record.status == "suspicious"
-    assert "ms is too short: one call alone takes" in record.reason
+    if pass_ == "infer":
+        assert record.status == "suspicious"
+        assert "ms is too short: one call alone takes" in record.reason
+    else:  # a kept forward allows only one backward
+        assert record.status == "error"
+        assert "backward through the graph a second time" in record.reason
+
+
+def test_a_forward_without_memory_for_a_backward_keeps_its_time(monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to")
+
+    monkeypatch.setattr("glabench.measure.spot_checks.SpotChecks._with_gradients", fail)
+    assert measure(cheats.Honest(), "fwd").status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +227,8 @@ def cpu_time(monkeypatch):
 def test_a_kept_result_that_takes_half_of_a_calls_time_is_suspicious(pass_):
     job = replace(JOB, settings=replace(SETTINGS, timing="eager"))
     assert measure(cheats.Honest(), pass_, timer=EagerTimer("cpu"), job=job).status == "ok"
-    assert measure(cheats.KeptAndPadded(), pass_, timer=EagerTimer("cpu"), job=job).status == "suspicious"
+    record = measure(cheats.KeptAndPadded(), pass_, timer=EagerTimer("cpu"), job=job)
+    assert record.status == ("suspicious" if pass_ == "infer" else "error")
 
 
 class Calls:
