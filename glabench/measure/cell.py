@@ -58,13 +58,14 @@ class CellMeter:
         return with_rates(self._measure(cell), self._work, self._job.ceilings)
 
     def _measure(self, cell: Cell) -> Record:
+        """A cell that is refused keeps its errors, but neither time nor memory."""
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
         workload = self._work.prepare(cell)
         record = self._checked(record, workload)
         if record.status != "ok":
             return record
-        checks = None
+        checked, checks = record, None
         if record.check_seed is not None:
             # A graph's replays share what they keep for a backward, which frees it.
             goes_back = self._job.settings.timing != "graph"
@@ -81,10 +82,10 @@ class CellMeter:
             samples, sampled = self._sampled(record, steps, checks)
             reason = _why_misled(samples) or self._why_impossible(sampled) or self._why_kept(sampled, steps, checks)
             if reason is not None:
-                return replace(record, status="suspicious", reason=reason)
+                return replace(checked, status="suspicious", reason=reason)
             return self._with_energy(sampled, steps, checks)
         except WrongResultError as problem:
-            return replace(record, status="inaccurate", reason=str(problem))
+            return replace(checked, status="inaccurate", reason=str(problem))
 
     def _own_memory_mib(self) -> float | None:
         return None if self._nvml is None else self._nvml.processes().own_memory_mib

@@ -31,6 +31,7 @@ def measure(backend, pass_, timing="cold", batch=2, seqlen=1024, heads=16, dtype
     except Exception as problem:
         return failure_of(JOB, cell, problem)
     finally:
+        cheats.leave_contexts()
         torch.cuda.set_stream(torch.cuda.default_stream())
 
 
