@@ -121,8 +121,11 @@ def kind_of(
     initial_state: torch.Tensor | None, output_final_state: bool, cu_seqlens: torch.Tensor | None, materialize: bool,
 ) -> Kind | None:  # fmt: skip
     """The kind of an eager call on plain tensors; None for other calls. The arguments need not have been checked."""
+    # First, because a mode would see what describing tensors calls, and what it raises would be lost.
+    if not is_unwatched():
+        return None
     tensors = _describe(q, k, v, g, initial_state, cu_seqlens)
-    if tensors is None or not is_unwatched() or torch.is_autocast_enabled(q.device.type):
+    if tensors is None or torch.is_autocast_enabled(q.device.type):
         return None
     if scale is not None and type(scale) is not float:
         return None

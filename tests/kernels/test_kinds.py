@@ -4,6 +4,7 @@ import pytest
 import torch
 from fake_cuda import inputs_of
 from gla_kernels import chunk_gla, kinds
+from torch.overrides import TorchFunctionMode
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +82,20 @@ def test_tensors_of_a_batch_and_inside_transforms_have_no_kind():
     torch.vmap(look)(batch)
     torch.func.grad(look)(batch[0])
     assert found == [None, None]
+
+
+def test_a_mode_does_not_see_how_tensors_are_described():
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    inputs = plain_inputs()
+    with Mode():
+        assert kinds.kind_of(**inputs) is None
+    assert seen == []
 
 
 @pytest.mark.parametrize(
