@@ -40,6 +40,7 @@ static int is_plain(PyObject *object, Tensor *x) {
     if (!is_neg && !(is_neg = PyUnicode_InternFromString("is_neg"))) return 0;
     if (Py_TYPE(object) != tensor_type && Py_TYPE(object) != parameter_type) return 0;
     if (exchange->read(object, x) || x->dims > MOST_DIMS) return 0;  // of a batch of vmap's, say
+    if (!x->data) return 0;  // zeros without memory, or a storage that has been freed
     PyObject *negative = PyObject_CallMethodNoArgs(object, is_neg);
     Py_XDECREF(negative);
     return negative == Py_False;
@@ -186,11 +187,15 @@ unable:
 // use(capsule, Tensor, Parameter): takes the functions of torch's tensors. Whether their version is known here.
 static PyObject *use(PyObject *module, PyObject *arguments) {
     PyObject *capsule;
-    if (!PyArg_ParseTuple(arguments, "OO!O!", &capsule, &PyType_Type, &tensor_type, &PyType_Type, &parameter_type))
-        return NULL;
-    exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    if (!exchange) return NULL;
-    return PyBool_FromLong(exchange->major == 1 && exchange->read != NULL);
+    PyTypeObject *tensor, *parameter;
+    if (!PyArg_ParseTuple(arguments, "OO!O!", &capsule, &PyType_Type, &tensor, &PyType_Type, &parameter)) return NULL;
+    Exchange *offered = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (!offered) return NULL;
+    if (offered->major != 1 || !offered->read) Py_RETURN_FALSE;
+    exchange = offered;  // only now: functions that are in use keep what they have
+    tensor_type = tensor;
+    parameter_type = parameter;
+    Py_RETURN_TRUE;
 }
 
 static PyMethodDef methods[] = {

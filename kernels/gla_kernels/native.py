@@ -44,7 +44,7 @@ def _build() -> Native | None:
         from triton.runtime.build import compile_module_from_src
 
         module = compile_module_from_src(files("gla_kernels").joinpath("native.c").read_text(), _NAME)
-    except Exception:  # of a compiler that is not there, of another Triton: calls are slower, and right
+        known = module.use(capsule, torch.Tensor, torch.nn.Parameter)
+    except Exception:  # of a compiler that is not there, of another Triton or torch: calls are slower, and right
         return None
-    known = module.use(capsule, torch.Tensor, torch.nn.Parameter)
     return Native(module.describe, module.repeat) if known else None

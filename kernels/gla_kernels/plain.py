@@ -34,4 +34,7 @@ def is_plain(*tensors: torch.Tensor | None) -> bool:
             continue
         if type(x) not in _PLAIN or not (x.is_cuda or x.is_cpu) or _is_batched(x) or x.is_neg():
             return False
+        # Some tensors have no memory: torch's zeros that are none in memory, and wrappers of functionalization.
+        if x.layout != torch.strided or not x.data_ptr():
+            return False
     return True

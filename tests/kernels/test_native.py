@@ -2,11 +2,12 @@
 
 import ctypes
 import struct
+import sys
 
 import pytest
 import torch
 from gla_cases import assert_close, make_case, run
-from gla_kernels import chunk_gla, kinds, native
+from gla_kernels import chunk_gla, kinds, native, plain
 from gla_kernels.replay import Plan
 
 
@@ -39,6 +40,24 @@ def test_what_has_no_plain_memory_is_not_described(x):
     assert described(torch.zeros(3)) is not None  # no exception is left behind
 
 
+@pytest.mark.parametrize(
+    "x", [torch._efficientzerotensor((2, 3)), torch._to_functional_tensor(torch.ones(2, 3))], ids=["zeros", "wrapper"]
+)
+def test_tensors_without_memory_are_not_plain(x):
+    assert described(x) is None
+    assert not plain.is_plain(x)
+
+
+def test_describing_tensors_keeps_no_references():
+    x = torch.zeros(3)
+    counts = [sys.getrefcount(y) for y in (x, None, torch.Tensor, torch.Tensor.is_neg)]
+    for _ in range(100):
+        described(x, None)
+        described(x, 3)
+    after = [sys.getrefcount(y) for y in (x, None, torch.Tensor, torch.Tensor.is_neg)]
+    assert all(abs(now - before) < 50 for now, before in zip(after, counts, strict=True))
+
+
 def test_more_tensors_than_there_is_room_for_are_not_described():
     assert described(*[torch.zeros(3)] * 16) is not None
     assert described(*[torch.zeros(3)] * 17) is None
@@ -48,10 +67,12 @@ def test_the_plan_has_the_layout_of_the_c_structure():
     assert [Plan.cells.offset, Plan.launch.offset, ctypes.sizeof(Plan)] == [64, 112, struct.calcsize("8q9P")]
 
 
-@pytest.mark.parametrize("missing", ["compiler", "functions of tensors"])
+@pytest.mark.parametrize("missing", ["compiler", "functions of tensors", "known functions"])
 def test_without_the_functions_calls_are_right(missing, monkeypatch):
     if missing == "compiler":
         monkeypatch.setattr("triton.runtime.build.compile_module_from_src", lambda *_: 1 / 0)
+    elif missing == "known functions":
+        monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", object())
     else:
         monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
     native._build.cache_clear()

@@ -1,6 +1,8 @@
 """Passes that are recorded and repeated, without a GPU: kernels and the driver only note what is asked of them."""
 
 import itertools
+import sys
+from contextlib import nullcontext
 
 import fake_cuda
 import pytest
@@ -195,6 +197,29 @@ def test_a_replay_leaves_alone_what_differs(what, repeat, driver, monkeypatch):
     driver.launched.clear()
     assert repeat(*others) is None
     assert driver.launched == []
+
+
+@pytest.mark.parametrize("code", [0, 201, 700])
+def test_a_replay_keeps_no_memory(code, repeat, driver):
+    """What it allocates is freed with its outputs; scratch memory and what an error leaves behind at once."""
+    made, kept = repeat.known.forward._replay, []
+
+    def keeping(new):
+        def make():
+            kept.append(new())
+            return kept[-1]
+
+        return make
+
+    made._new = tuple([keeping(new) for new in made._new])
+    if code:
+        driver.codes = {driver.asked + (1 if code == 201 else 2): code}
+    with pytest.raises(RuntimeError) if code == 700 else nullcontext():
+        assert (repeat() is None) == (code == 201)
+    new = sys.getrefcount(torch.zeros(1)) + 1  # in the list
+    assert len(kept) == len(made._new)
+    # The loop's variable is one more.
+    assert all(sys.getrefcount(x) == new + 1 for x in kept)
 
 
 def test_too_little_memory_in_one_piece_is_left_to_the_pass(repeat, driver, monkeypatch):
