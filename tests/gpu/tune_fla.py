@@ -50,7 +50,7 @@ def compile_share(rank, count, folder):
         if self.configs.index(config) % count != rank:
             return [1.0] * 3
         try:
-            self.fn.run(*args, **meta, **config.all_kwargs(), warmup=True)
+            self.fn.run(*args, **{**meta, **config.all_kwargs(), "warmup": True})
         except Exception as problem:  # the timing process will meet it, too
             print(f"{self.base_fn.__name__}: {type(problem).__name__}", file=sys.stderr)
         return [0.0] * 3
