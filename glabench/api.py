@@ -18,8 +18,8 @@ from glabench import checking
 from glabench.checking import compare_folders, compare_revisions
 from glabench.errors import UsageError, allowed_names
 from glabench.records import Record, Run, RunFolder
-from glabench.records.metrics import parse_metrics
-from glabench.report.series import backends_in
+from glabench.records.metrics import choose_metrics
+from glabench.report.series import backends_in, rows_of_runs
 from glabench.report.write import write_report
 from glabench.scheduling.folders import new_path
 from glabench.scheduling.observer import Observer
@@ -106,7 +106,8 @@ def make_report(
     known = backends_in(loaded)
     if against is not None and against not in known:
         raise UsageError(f"--against: '{against}' is not in the run ({allowed_names(known, against)})")
-    chosen = parse_metrics(metrics if metrics is None or isinstance(metrics, str) else ",".join(metrics))
+    names = metrics if metrics is None or isinstance(metrics, str) else ",".join(metrics)
+    chosen = choose_metrics(names, rows_of_runs(loaded))
     folder = _path(out) or (loaded[0].path if len(loaded) == 1 else new_path("report"))
     return write_report(loaded, folder, chosen, against, _path(figure))
 

@@ -17,7 +17,7 @@ from glabench.cli.output import (
 )
 from glabench.errors import ExitCode, NothingToRunError, UsageError, count_of
 from glabench.records import FAILED, Run, RunFolder
-from glabench.records.metrics import known, parse_metrics, significant
+from glabench.records.metrics import choose_metrics, known, parse_metrics, significant
 from glabench.report.series import rows_of_runs
 from glabench.report.tables import render_tables
 from glabench.report.write import write_report
@@ -77,12 +77,12 @@ def _list_cells(plan: Plan, options: SweepOptions) -> None:
 
 
 def _show(run: Run, options: SweepOptions, messages: Messages) -> None:
-    metrics = parse_metrics(options.metric)
     if all(record.status == "unsupported" for record in run.records):
         first = run.records[0]
         raise NothingToRunError(f"no cell can run here; the first is {first.cell.backend}: {first.reason}")
     warn_of_unknown([run], options.metric, messages)
-    metrics = metrics if known(metrics, rows_of_runs([run])) else parse_metrics(None)
+    rows = rows_of_runs([run])
+    metrics = choose_metrics(options.metric if known(parse_metrics(options.metric), rows) else None, rows)
     paths = write_report([run], run.path, metrics, None)
     if not write_records([run], options.json_to, options.csv_to) and not options.quiet:
         console = data_console()

@@ -11,9 +11,9 @@ from glabench import api
 from glabench.cli.options import MetricOption, RecordsCsvOption, RecordsJsonOption
 from glabench.cli.output import Messages, check_targets, data_console, warn_of_unknown, write_records
 from glabench.errors import GlabenchError, RenamedWarning
-from glabench.records.metrics import parse_metrics
+from glabench.records.metrics import choose_metrics
 from glabench.report.figures import check_figure
-from glabench.report.series import backends_in
+from glabench.report.series import backends_in, rows_of_runs
 from glabench.report.tables import render_tables
 
 
@@ -61,6 +61,6 @@ def report(
     warn_of_unknown(loaded, metric, messages)
     if not write_records(loaded, json_to, csv_to) and not quiet:
         console = data_console()
-        for table in render_tables(loaded, parse_metrics(metric), console.width, against):
+        for table in render_tables(loaded, choose_metrics(metric, rows_of_runs(loaded)), console.width, against):
             console.print(table)
     messages.say("wrote " + ", ".join(str(path) for path in paths))

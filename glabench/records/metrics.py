@@ -124,6 +124,17 @@ def parse_metrics(text: str | None) -> tuple[Metric, ...]:
     return tuple(found)
 
 
+def choose_metrics(text: str | None, rows: Iterable[Row]) -> tuple[Metric, ...]:
+    """The metrics in a list; for None the usual ones, and the host's time if most times are shorter than it.
+
+    Raises UsageError for an unknown name.
+    """
+    chosen = parse_metrics(text)
+    timed = [row for row in rows if row["time_ms"]] if text is None else []
+    waits = [row for row in timed if (row["host_ms"] or 0.0) > row["time_ms"]]
+    return chosen if 2 * len(waits) <= len(timed) else (*chosen[:1], BY_NAME["host"], *chosen[1:])
+
+
 def parse_compared(text: str | None) -> tuple[Metric, ...] | None:
     """The metrics in a list, or None for None. Raises UsageError for one that is never compared, or unknown."""
     metrics = None if text is None else parse_metrics(text)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _WRITTEN = ("records.csv", "report.md", "figure.png", "figure.svg")
 # The metrics that a figure shows by default.
-_DRAWN = ("time", "peak")
+_DRAWN = ("time", "host", "peak")
 # What a formula begins with in spreadsheets. Text of records holds no tabs or line ends, which may come before.
 _FORMULA = ("=", "+", "-", "@")
 
@@ -64,8 +64,8 @@ def _make_way(paths: Sequence[Path]) -> None:
 
 
 def choose_drawn(metrics: Sequence[Metric]) -> list[Metric]:
-    """The metrics of the figure: all requested ones, but only time and memory if they are the usual ones."""
-    is_usual = tuple(metric.name for metric in metrics) == USUAL
+    """The metrics of the figure: all requested ones, but of the usual ones only time, the host's time and memory."""
+    is_usual = tuple(metric.name for metric in metrics if metric.name != "host") == USUAL
     return [metric for metric in metrics if not is_usual or metric.name in _DRAWN]
 
 

@@ -1,8 +1,7 @@
 """Repeats a recorded pass: it allocates, fills in addresses, and launches, with as little Python as possible.
 
-In a training loop each Python object that a call touches costs more than a test of speed shows: autograd runs backwards
-in a thread of its own, and every time the objects have to come out of another core's caches. A replay touches some
-tens of them, where the code that decides and launches touches hundreds.
+In a training loop each Python object that a call touches costs more than a test of speed shows, because much else has
+been in the caches since. A replay touches some tens of them, where the code that decides and launches touches hundreds.
 """
 
 import ctypes

@@ -158,6 +158,43 @@ def test_hooks_on_saved_tensors_may_change_their_dtype(driver, monkeypatch):
 
 
 @pytest.fixture
+def step(driver, monkeypatch):
+    """The forward and backward of a chain whose passes are repeated."""
+    monkeypatch.setattr(checks, "interpreting", lambda: True)
+    (q, k, v, g, _, _), do, _ = inputs_of(1, 100, 2, 64, 64, True, False, None)
+    leaves = [x.requires_grad_() for x in (q, k, v, g)]
+
+    def forward():
+        return chunk_gla(*leaves)[0]
+
+    def backward(o, **options):
+        return torch.autograd.grad(o, leaves, do, **options)
+
+    for _ in range(4):
+        backward(forward())
+    assert len(driver.launched) == 15
+    driver.launched.clear()
+    return forward, backward
+
+
+def test_gradients_that_shall_be_differentiated_again_refuse_it(step, driver):
+    forward, backward = step
+    grads = backward(forward(), create_graph=True)
+    assert len(driver.launched) == 3  # the forward's
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        grads[0].float().sum().backward()
+
+
+def test_a_mode_sees_the_backward_of_a_repeated_forward(step, driver):
+    forward, backward = step
+    o = forward()
+    with Keeping() as seen:
+        backward(o)
+    assert len(driver.launched) == 3
+    assert seen.kept
+
+
+@pytest.fixture
 def repeat():
     """Repeats a forward; None if it did not."""
     tensors, _, _ = inputs_of(1, 100, 2, 64, 64, True, False, None)

@@ -15,6 +15,7 @@ from glabench.records.metrics import (
     LIMITED,
     METRICS,
     USUAL,
+    choose_metrics,
     derived,
     known,
     parse_compared,
@@ -169,3 +170,11 @@ def test_a_metric_without_better_and_worse_is_not_compared():
     assert parse_compared(None) is None
     with pytest.raises(UsageError, match=r"^--metric: 'power' has no better and worse to compare \(allowed: time, "):
         parse_compared("time,power")
+
+
+@pytest.mark.parametrize(("hosts", "shown"), [((1.0, 3.0, 3.0), True), ((1.0, 1.0, 3.0), False), ((None,) * 3, False)])
+def test_the_hosts_time_is_shown_if_most_calls_wait_for_it(hosts, shown):
+    rows = [{"time_ms": 2.0, "host_ms": host} for host in hosts] + [{"time_ms": None, "host_ms": None}]
+    names = [metric.name for metric in choose_metrics(None, rows)]
+    assert names == (["time", "host", "peak", "roof"] if shown else list(USUAL))
+    assert [metric.name for metric in choose_metrics("peak", rows)] == ["peak"]

@@ -17,11 +17,11 @@ from rich.console import Console
 from glabench.backends import load_registry
 from glabench.errors import UsageError
 from glabench.records import Record, Run, RunFolder
-from glabench.records.metrics import BY_NAME, METRICS, TIME, known, parse_metrics, significant
+from glabench.records.metrics import BY_NAME, METRICS, TIME, choose_metrics, known, parse_metrics, significant
 from glabench.records.run import rows_of
 from glabench.report.describe import describe_environment, describe_settings
 from glabench.report.figures import FORMATS, draw, explain_figure, save_figure
-from glabench.report.series import choose_x, describe_shape, make_panels, make_view
+from glabench.report.series import choose_x, describe_shape, make_panels, make_view, rows_of_runs
 from glabench.report.styles import choose_styles
 from glabench.report.tables import make_markdown, render_tables
 from glabench.report.write import choose_drawn, make_page, to_csv, to_frame, write_report
@@ -620,7 +620,8 @@ def test_an_interrupted_run_says_how_much_of_it_is_there():
 def test_a_stored_run_reports_again(path):
     # The committed report is what the records give today.
     run = stored(path.name)
-    page = make_page(make_view([run]), USUAL, choose_drawn(USUAL), run.sweep.against)
+    metrics = choose_metrics(None, rows_of_runs([run]))
+    page = make_page(make_view([run]), metrics, choose_drawn(metrics), run.sweep.against)
     assert page == (path / "report.md").read_text()
     assert to_frame([run]).to_csv(index=False) == (path / "records.csv").read_text()
 
