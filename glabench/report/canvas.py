@@ -31,6 +31,8 @@ FAILURE_MARKS: Mapping[str, tuple[str, str]] = {
 PANEL_WIDTH = 5.2
 _TITLE_LINE, _SUBTITLE_LINE, _MARGIN = 0.24, 0.16, 0.1
 _CHARACTERS_PER_INCH = 15
+# Of a .png: pixels per inch, and how wide it is at most.
+_DPI, _MOST_PIXELS = 160, 1728
 _MOST_COLUMNS = 3
 # MiB from which an axis is in GiB.
 _LARGE_MIB = 8192
@@ -121,7 +123,7 @@ def lay_out(layout: Layout, heights: Sequence[float], below: float) -> tuple[Fig
     above = below_title + _SUBTITLE_LINE * len(subtitle) + _MARGIN
     row_heights = [height for height in heights for _ in range(lines)]
     height = above + sum(row_heights) + below
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=160)
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=min(_DPI, _MOST_PIXELS / width))
     figure.get_layout_engine().set(rect=(0, 0, 1, 1 - above / height), w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
     figure.text(0.01, 1 - _MARGIN / height, "\n".join(title), fontsize=12, fontweight="bold", va="top")
     figure.text(0.01, 1 - below_title / height, "\n".join(subtitle), fontsize=8.5, color="#444444", va="top")

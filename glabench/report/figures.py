@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -29,6 +30,9 @@ _MARKS = (
     "What failed or is unsupported is marked at the top edge; "
     "if all further x of a line failed in the same way, only at the first."
 )
+# Coordinates in an .svg, of which a hundredth of a point is enough.
+_COORDINATES = re.compile(r'\s(?:d|x|y)="[^"]*"')
+_LONG_NUMBER = re.compile(r"(\b\d+\.\d\d)\d+\b")
 # Of a .png: lines of twenty backends, each with its shades towards the background.
 _COLOURS = 256
 # Inches: the height per bar, and the space around the bars of a panel.
@@ -70,11 +74,15 @@ def save_figure(figure: Figure, path: Path) -> None:
 
     # Text of an .svg stays text: it can be searched, and takes a third of the space of its outlines.
     with mpl.rc_context({"svg.hashsalt": "glabench", "svg.fonttype": "none", **_PLAIN_TEXT}):
-        if path.suffix != ".png":
-            figure.savefig(path, metadata=FORMATS[path.suffix])
-            return
         whole = BytesIO()
-        figure.savefig(whole, format="png")
+        figure.savefig(whole, format=path.suffix[1:], metadata=FORMATS[path.suffix])
+    if path.suffix == ".pdf":
+        path.write_bytes(whole.getvalue())
+        return
+    if path.suffix == ".svg":
+        text = whole.getvalue().decode()
+        path.write_text(_COORDINATES.sub(lambda found: _LONG_NUMBER.sub(r"\1", found[0]), text), encoding="utf-8")
+        return
     from PIL import Image  # which matplotlib itself needs
 
     # Few colours make a file of a third of the size, and a run's folder is often kept in a repository.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from glabench.backends import load_registry
@@ -652,3 +653,22 @@ def test_no_text_of_a_csv_is_a_formula_and_numbers_stay_numbers():
     assert [row["text"] for row in rows] == [*quoted, "a=1", "", "-3.5", ""]
     assert [row["number"] for row in rows[:4]] == ["-1.5", "2.0", "", "0.0"]
     assert {row["count"] for row in rows} == {"-1"}
+
+
+def test_an_svg_keeps_its_text_and_shortens_coordinates(tmp_path):
+    figure = Figure(figsize=(3, 2))
+    figure.subplots().plot([0, 1, 7], [0.123456, 3, 5])
+    figure.text(0.1, 0.1, "driver 580.159.04, 0.12345 ms")
+    save_figure(figure, tmp_path / "x.svg")
+    text = (tmp_path / "x.svg").read_text()
+    assert "driver 580.159.04, 0.12345 ms" in text
+    paths = re.findall(r'\sd="([^"]*)"', text)
+    assert any("." in path for path in paths)
+    assert not any(re.search(r"\.\d{3}", path) for path in paths)
+
+
+def test_a_png_is_not_wider_than_a_page_shows(tmp_path):
+    figure = drawn(made_up("paper-fig2"), parse_metrics("time,peak,roof"))
+    save_figure(figure, tmp_path / "x.png")
+    assert figure.get_figwidth() > 12
+    assert int.from_bytes((tmp_path / "x.png").read_bytes()[16:20], "big") <= 1728
