@@ -1,6 +1,5 @@
 """Backends that cheat, or err in a way that is hard to see. Each is right at the sizes of the small check."""
 
-import random
 import threading
 import time
 
@@ -303,28 +302,6 @@ class ComputesAsSoonAsItsInputsChange(Honest):
         kept = []
         Mode().__enter__()
         return lambda: correct(q, k, v) if q.requires_grad or not kept else kept[0].clone().clone()
-
-
-class KnowsTheDraw(Honest):
-    """Of calls back to back, computes the one that is looked at, if `random` says which; others may be wrong."""
-
-    def at_size(self, q, k, v):
-        now = {"key": None, "calls": 0, "at": None, "count": None}
-
-        def call():
-            key = float(q.detach().flatten()[0])
-            if key != now["key"]:
-                if now["key"] is not None and now["calls"] > 1:
-                    now["count"] = now["calls"] - 1
-                draw = random.Random()
-                draw.setstate(random.getstate())
-                now.update(key=key, calls=0, at=draw.randrange(now["count"]) if now["count"] else None)
-            number = now["calls"] - 1  # the first one is alone
-            now["calls"] += 1
-            is_right = now["at"] is None or number in (-1, now["at"])
-            return correct(q, k, v) * (1.0 if is_right else 0.0)
-
-        return call
 
 
 class EmptiesItsInputsFirst(Honest):

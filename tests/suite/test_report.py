@@ -668,7 +668,8 @@ def test_an_svg_keeps_its_text_and_shortens_coordinates(tmp_path):
 
 
 def test_a_png_is_not_wider_than_a_page_shows(tmp_path):
-    figure = drawn(made_up("paper-fig2"), parse_metrics("time,peak,roof"))
+    run = made_up("paper-fig2", host_ms=1.0, first_call_s=1.0)
+    figure = drawn(run, parse_metrics("time,host,first_call"))
     save_figure(figure, tmp_path / "x.png")
     assert figure.get_figwidth() > 12
     assert int.from_bytes((tmp_path / "x.png").read_bytes()[16:20], "big") <= 1728
