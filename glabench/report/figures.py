@@ -83,7 +83,7 @@ def save_figure(figure: Figure, path: Path) -> None:
         text = whole.getvalue().decode()
         path.write_text(_COORDINATES.sub(lambda found: _LONG_NUMBER.sub(r"\1", found[0]), text), encoding="utf-8")
         return
-    from PIL import Image  # which matplotlib itself needs
+    from PIL import Image
 
     # Few colours make a file of a third of the size, and a run's folder is often kept in a repository.
     few = Image.open(whole).convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
