@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BAND = "band: p20 to p80 of the samples"
-_MOST_TICKS = 8
+# Most labels along x; names, which leave no room between them, are slanted, so that more fit. Letters side by side.
+_MOST_TICKS, _MOST_SLANTED, _LETTERS = 8, 24, 48
 # Marks: most per line at one x and at all x, points of width per mark, share of the panel's height per line.
 _MOST_MARKS, _ROOM, _MARK_WIDTH, _STRIP_LINE = 6, 30, 10, 0.09
 # A logarithmic axis reaches at least from its middle divided by this factor to its middle times this factor.
 _LEAST_RANGE = 1.25
 # Inches: the height of a panel and of a row of the legend. Letters: the width of a line in the legend.
-_HEIGHT, _LEGEND_ROW, _LEGEND_LINE = 3.5, 0.22, 4.0
+_HEIGHT, _SLANTED_HEIGHT, _LEGEND_ROW, _LEGEND_LINE = 3.5, 4.4, 0.22, 4.0
 # The share of a time that a band must span to be seen.
 _SEEN = 0.01
 # Matplotlib's arguments for the line of a series.
@@ -50,7 +51,8 @@ def draw_lines(layout: Layout) -> Figure:
     if any(quantity.metric is TIME for quantity in layout.quantities) and has_bands(layout.view.panels):
         handles.append(_legend_band())
     below = _LEGEND_ROW * -(-len(handles) // columns)
-    figure, plots = lay_out(layout, [_HEIGHT] * len(layout.view.panels), below)
+    heights = [_SLANTED_HEIGHT if _is_slanted(panel) else _HEIGHT for panel in layout.view.panels]
+    figure, plots = lay_out(layout, heights, below)
     for plot in plots:
         _draw_panel(layout, plot, looks)
     where: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "handlelength": _LEGEND_LINE}
@@ -68,12 +70,15 @@ def has_bands(panels: Sequence[Panel]) -> bool:
 def _choose_looks(layout: Layout) -> Mapping[str, _Look]:
     """The look of each label, in all panels and in the legend. Later markers are smaller, so that equal values show."""
     constant = {series.label for own in layout.series.values() for series in own if series.is_constant}
+    joins = any(panel.is_scale for panel in layout.view.panels)
     looks: dict[str, dict[str, Any]] = {}
     for number, (label, style) in enumerate(layout.styles.items()):
         size = 5.5 + 3.5 * (1 - number / len(layout.styles))
         looks[label] = style.line | {"markersize": size, "linewidth": size / 3.5}
         if label in constant:
             looks[label] |= {"marker": "none", "linewidth": 1.6}
+        elif not joins:
+            looks[label] |= {"linestyle": "none"}
     return looks
 
 
@@ -195,11 +200,13 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool) -> None:
     # An x at which everything failed also needs a place, for its mark.
     axes.update_datalim([(place, 1.0) for place in places.values()], updatey=False)
     axes.autoscale_view(scaley=False)
-    shown = list(places)[:: -(-len(places) // _MOST_TICKS)]
-    axes.set_xticks([places[x] for x in shown], [show_x(x) for x in shown])
+    slanted = _is_slanted(plot.panel)
+    shown = list(places)[:: -(-len(places) // (_MOST_SLANTED if slanted else _MOST_TICKS))]
+    look: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
+    axes.set_xticks([places[x] for x in shown], [show_x(x) for x in shown], **look)
     axes.xaxis.set_minor_formatter(NullFormatter())
     if not is_scale or len(places) == 1:
-        axes.margins(x=0.2)
+        axes.margins(x=0.2 if len(places) <= _MOST_TICKS else 0.05)
     if plot.quantity.is_linear:
         axes.set_ylim(bottom=0)
     else:
@@ -215,6 +222,11 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool) -> None:
     axes.set_xlabel(axis_title(plot.panel.x_name))
     axes.set_ylabel(plot.quantity.title)
     frame(plot)
+
+
+def _is_slanted(panel: Panel) -> bool:
+    """Whether x values are names that have no room side by side."""
+    return not panel.is_scale and sum(len(show_x(x)) + 2 for x in panel.x_values) > _LETTERS
 
 
 def _log_ticks(low: float, high: float) -> Any:

@@ -336,10 +336,12 @@ def test_no_digit_column_or_name_is_lost_at_any_width(names, metrics, width):
 
 
 def test_a_run_of_one_length_has_one_table_per_pass():
-    text = shown([stored("h200-gla-340m")], width=80, against="fla-gla")
+    run = stored("h200-gla-340m")
+    text = shown([run], width=80, against="fla-gla")
     assert text.count("gla-triton (materialized)") == 2
     assert "time, ms" in text
-    assert "0.222 ±1% (×4)" in text
+    ours, theirs = (next(r.time_ms for r in run.records if r.cell.backend == name) for name in ("gla-triton", "fla-gla"))
+    assert re.search(rf"{TIME.show(ours)} ±\d% \(×{theirs / ours:.2g}\)", text)
 
 
 # Several runs
@@ -495,6 +497,17 @@ def test_a_band_is_named_only_if_it_can_be_seen():
     assert not any("band" in label for label in legend(drawn(narrow)))
     assert "Bands" not in explain_figure(make_view([narrow]), [TIME])
     assert "Bands" in explain_figure(make_view([made_up("paper-fig2")]), [TIME])
+
+
+def test_names_along_x_are_all_shown_and_slanted_if_they_have_no_room():
+    gates = drawn(made_up("gates", {"pass": "fwd"})).axes[0]
+    names = [label.get_text() for label in gates.get_xticklabels()]
+    assert {"logsigmoid/16", "dead-channel", "one-strong-chunk"} <= set(names)
+    assert len(names) == 13
+    assert {label.get_rotation() for label in gates.get_xticklabels()} == {40}
+    assert {line.get_linestyle() for line in gates.lines} == {"None"}
+    few = drawn(made_up("gates", {"pass": "fwd", "gate": "slow,strong"})).axes[0]
+    assert {label.get_rotation() for label in few.get_xticklabels()} == {0}
 
 
 def test_an_axis_without_any_value_has_no_ticks():
