@@ -1,6 +1,7 @@
 """The suite on a GPU: its clocks, every timing of every pass, and cells that break the device's context."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -105,7 +106,9 @@ def test_a_record_says_under_what_circumstances_it_was_taken(tmp_path):
     (record,), _ = glabench(tmp_path, *axes, *SMALL)
     assert 200 < record["sm_clock_mhz"] <= 1.01 * nvml.max_sm_clock_mhz()
     assert record["throttle"] is not None
-    assert record["other_processes"] in (None, 1)  # this one: a test holds memory on the GPU, too
+    # This one: a test holds memory on the GPU, too; and so do other tests that run at the same time.
+    others = record["other_processes"]
+    assert others in (None, 1) or (others > 1 and "PYTEST_XDIST_WORKER" in os.environ)
     assert record["temperature_c"] > 0
     assert record["process_memory_mib"] > record["peak_allocated_mib"]
     assert 0 < record["roofline_pct"] < 105
