@@ -91,8 +91,11 @@ def compare_sides(
     times = {cell: _Times.of(pair, paired) for cell, pair in timed.items() if cell not in doubts}
     known = None if paired else occasions or Occasions.of(device)
     processes, seen = _find_spread(times.values(), before)
-    of_occasions = known.spread().total if known else 0.0
-    ratios = {cell: each.ratio(processes, of_occasions) for cell, each in times.items()}
+    spread = known.spread() if known else None
+    ratios = {
+        cell: each.ratio(processes, spread.at(cell.backend, each.usual_ms) if spread else 0.0)
+        for cell, each in times.items()
+    }
     machine = None
     if known and device == device_name(new.environment):
         machine = before.machine if before else _find_machine(ratios, known)
@@ -184,6 +187,11 @@ class _Times:
     def of(cls, pair: _Pair, paired: bool) -> "_Times":
         base, new = ([record.samples_ms or () for record in side] for side in pair)
         return cls(base, new, paired and len(base) == len(new))
+
+    @property
+    def usual_ms(self) -> float:
+        """The base's time."""
+        return median(median(samples) for samples in self.base)
 
     def excess_variance(self) -> float | None:
         return excess_variance(self.base, self.new, self.paired)

@@ -19,7 +19,7 @@ from glabench.errors import UsageError
 from glabench.plain import Amount, Count, Name, read_as, read_file, read_json, read_text
 from glabench.records import Record
 from glabench.records.environment import device_name
-from glabench.verdicts.statistics import Spread, spread_over
+from glabench.verdicts.statistics import ASSUMED_FIXED_MS, Spread, spread_over
 
 # What is assumed with fewer than LEAST occasions: twice what two of one GPU model had (docs/method.md).
 ASSUMED = Spread(shift=0.007, scatter=0.007)
@@ -183,7 +183,7 @@ class Occasions:
 
     def measured(self) -> Spread | None:
         """The spread over all known occasions, by the cells that two or more have; None if there are fewer than two."""
-        return spread_over([each.comparable for each in self.occasions])
+        return spread_over([each.comparable for each in self.occasions], lambda cell: str(cell[0]))
 
     def spread(self) -> Spread:
         """The spread to count with: assumed if too few occasions are known."""
@@ -198,9 +198,12 @@ class Occasions:
             backends = sorted({backend for (backend, *_), count in counts.items() if count > 1})
             cells = f"{spread.cells} cells of {', '.join(backends)}"
             counted = f"{spread.occasions} occasions of {cells}, so {spread.total:.2%} counts"
+            fixed = [f"{1e3 * ms:.1f} us of {name}" for name, ms in sorted(spread.fixed_ms.items())]
+            counted += f"; per call {', '.join([*fixed, f'{1e3 * ASSUMED_FIXED_MS:.1f} us of others, assumed'])}"
             return f"spread between occasions: {spread.measured:.2%} ({parts}; {counted})"
         few = f"{len(self.occasions)} of at least {LEAST} occasions known on {self.device}"
-        return f"spread between occasions assumed: {spread.measured:.1%} ({few})"
+        per_call = f"{1e3 * ASSUMED_FIXED_MS:.1f} us per call"
+        return f"spread between occasions assumed: {spread.measured:.1%} ({few}), and {per_call}"
 
 
 def file_of(device: str) -> Path:

@@ -11,8 +11,8 @@ more rounds do not make smaller.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,6 +34,10 @@ _MOST_SAMPLES = 400  # per round; more are thinned out evenly
 # Degrees of freedom that an assumed spread is worth. With fewer, too many slow-downs of noisy cells are unclear; with
 # more, too many unchanged cells are blamed if processes differ by more than assumed.
 _ASSUMED_FREEDOM = 4.0
+# Processes also differ by a fixed time per call, because what lies between two kernels takes them longer: by up to a
+# microsecond per kernel, in all cells of a process (docs/method.md). It is measured on cells shorter than this, if a
+# backend has so many of them; before that, its standard deviation is assumed. Milliseconds.
+SHORT_MS, _LEAST_SHORT, ASSUMED_FIXED_MS = 0.25, 5, 0.001
 # A few rounds may differ by chance: beyond the assumed variance times this, it is theirs alone that counts.
 _SLACK = 2.0
 
@@ -74,6 +78,8 @@ class Spread:
     cells: int = 0
     # The degrees of freedom of the scatter.
     freedom: int = 0
+    # By backend, of a part of each call's time that is the same in short and long cells, ms.
+    fixed_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def measured(self) -> float:
@@ -89,6 +95,15 @@ class Spread:
         freedom = 1 / (shift**2 / (self.occasions - 1) + scatter**2 / max(1, self.freedom))
         return self.measured * max(1.0, _student(freedom, 0.99) / _student(math.inf, 0.99))
 
+    def at(self, backend: str, ms: float) -> float:
+        """That of a cell of a backend that takes so many ms, as `total` is that of a long one."""
+        fixed = self.fixed_ms.get(backend)
+        if fixed is None:
+            fixed = ASSUMED_FIXED_MS
+        elif self.occasions:  # all cells of an occasion share it
+            fixed *= _student(self.occasions - 1, 0.99) / _student(math.inf, 0.99)
+        return math.hypot(self.total, fixed / ms)
+
     @property
     def largest_shift(self) -> float:
         """The largest ratio of all cells of two occasions that these explain, at 99 %."""
@@ -96,12 +111,15 @@ class Spread:
         return math.exp(math.sqrt(2) * self.shift * _student(freedom, 0.99))
 
 
-def spread_over(occasions: Sequence[Mapping[Any, float]]) -> Spread | None:
-    """The spread over two or more occasions, each the times of its cells, by all cells that two or more have.
+def spread_over(
+    occasions: Sequence[Mapping[Any, float]], backend_of: Callable[[Any], str] | None = None
+) -> Spread | None:
+    """The spread over two or more occasions, each the times (ms) of its cells, by all cells that two or more have.
 
-    Logarithms of times are a cell's, plus an occasion's, plus the scatter: fitted by least squares. None if the cells
-    that occasions share do not connect all of them, or leave no degree of freedom for the scatter. The shift contains
-    the error of its estimate, so it is too large if few cells connect the occasions.
+    Logarithms of times are a cell's, plus an occasion's, plus the scatter: fitted by least squares, to all cells but
+    the short ones (SHORT_MS) if these connect all occasions. None if not even all cells do, or if no degree of freedom
+    is left for the scatter. The shift contains the error of its estimate, so it is too large if few cells connect the
+    occasions. If the backend of a cell is known, short cells show the backend's fixed time per call.
     """
     import numpy as np
 
@@ -109,9 +127,29 @@ def spread_over(occasions: Sequence[Mapping[Any, float]]) -> Spread | None:
     for n, times in enumerate(occasions):
         for cell, ms in times.items():
             times_of.setdefault(cell, {})[n] = math.log(ms)
-    shared = [(list(each), np.array(list(each.values()))) for each in times_of.values() if len(each) > 1]
+    shared = {cell: (list(each), np.array(list(each.values()))) for cell, each in times_of.items() if len(each) > 1}
+    short = {cell: logs for cell, logs in shared.items() if logs[1].mean() < math.log(SHORT_MS)}
+    long = [logs for cell, logs in shared.items() if cell not in short]
+    fitted = _fit_occasions(long, len(occasions)) or _fit_occasions(list(shared.values()), len(occasions))
+    if fitted is None:
+        return None
+    spread, shifts = fitted
+    if backend_of is None:
+        return spread
+    squares: dict[str, list[float]] = {}
+    for cell, (places, logs) in short.items():
+        rest = logs - logs.mean() - (shifts[places] - shifts[places].mean())
+        of_one = float((rest**2).sum()) / (len(places) - 1) * math.exp(2 * logs.mean())
+        squares.setdefault(backend_of(cell), []).append(of_one)
+    fixed = {name: math.sqrt(sum(each) / len(each)) for name, each in squares.items() if len(each) >= _LEAST_SHORT}
+    return replace(spread, fixed_ms=fixed)
+
+
+def _fit_occasions(shared: Sequence[tuple[list[int], Numbers]], size: int) -> tuple[Spread, Numbers] | None:
+    """The spread over `size` occasions, and the shift of each, from the occasions and logarithms of cells' times."""
+    import numpy as np
+
     # Normal equations for the occasions alone: a cell's own share is the mean of what is left of its times.
-    size = len(occasions)
     left, right = np.zeros((size, size)), np.zeros(size)
     for places, logs in shared:
         left[np.ix_(places, places)] += np.eye(len(places)) - 1 / len(places)
@@ -119,12 +157,12 @@ def spread_over(occasions: Sequence[Mapping[Any, float]]) -> Spread | None:
     freedom = sum(len(places) for places, _ in shared) - len(shared) - (size - 1)
     if size < 2 or freedom < 1 or np.linalg.matrix_rank(left) < size - 1:
         return None
-    shifts = np.linalg.lstsq(left, right, rcond=None)[0]
+    shifts: Numbers = np.linalg.lstsq(left, right, rcond=None)[0].astype(np.float64)
     shifts -= shifts.mean()
     rest = [logs - logs.mean() - (shifts[places] - shifts[places].mean()) for places, logs in shared]
     shift = math.sqrt(float((shifts**2).sum()) / (size - 1))
     scatter = math.sqrt(sum(float((each**2).sum()) for each in rest) / freedom)
-    return Spread(shift, scatter, size, len(shared), freedom)
+    return Spread(shift, scatter, size, len(shared), freedom), shifts
 
 
 def compare_samples(

@@ -11,6 +11,7 @@ import json
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pandas as pd
@@ -50,9 +51,15 @@ def looks(base, new, again):
     return first, compare_sides(*sides, LIMITS, paired=True, expects_all=True, before=first) if whole else None
 
 
-def row(name, comparison):
-    counts = Counter(finding.verdict for finding in comparison.cells)
-    return f"| {name} | {len(comparison.cells)} | {' | '.join(str(counts[word]) for word in WORDS)} |\n"
+def row(name, *comparisons):
+    counts = Counter(finding.verdict for comparison in comparisons for finding in comparison.cells)
+    return f"| {name} | {counts.total()} | {' | '.join(str(counts[word]) for word in WORDS)} |\n"
+
+
+def as_if_apart(*sides):
+    """Every round against every other, as if they were from different occasions."""
+    rounds = [replace(side, rounds=[round_]) for side in sides for round_ in side.rounds]
+    return [compare_sides(*pair, LIMITS, expects_all=True) for pair in permutations(rounds, 2)]
 
 
 def medians(sides, look):
@@ -75,6 +82,7 @@ def main(path, out):
         table += row(f"{name} {SLOWER - 1:.0%} slower", once)
         if twice:
             table += row(f"{name} {SLOWER - 1:.0%} slower, second look", twice)
+    table += row("unchanged, single rounds, not in turns", *as_if_apart(base, new))
     out.mkdir(parents=True, exist_ok=True)
     (out / "trial.md").write_text(table)
     final = first.confirmed(second, "measured once more, in turns") if second else first

@@ -7,7 +7,14 @@ import pytest
 from simulated import World
 
 from glabench.correlation import correlation_length
-from glabench.verdicts.statistics import Spread, compare_samples, excess_variance, median_ratio, spread_over
+from glabench.verdicts.statistics import (
+    ASSUMED_FIXED_MS,
+    Spread,
+    compare_samples,
+    excess_variance,
+    median_ratio,
+    spread_over,
+)
 
 
 def rounds(factor=1.0, count=3, seed=0, world=None):
@@ -128,6 +135,41 @@ def test_cells_of_some_occasions_tell_their_spread_too():
     found = spread_over([*before, *changed, {"0": 1.0, "1": 1.0, "alone": 9.0}])
     assert (found.shift, found.scatter) == (pytest.approx(0.02, rel=0.15), pytest.approx(0.005, rel=0.05))
     assert (found.occasions, found.cells, found.freedom) == (181, 44, 180 * 24 + 2 - 44 - 181 + 1)
+
+
+def with_fixed_times(count, seed=0):
+    """Long and short cells of two backends: one has a fixed time per call that differs by 2 us between occasions."""
+    generator = np.random.default_rng(seed)
+    sizes = {("steady", 0.02), ("steady", 3.0), ("jumping", 0.05), ("jumping", 3.0)}
+    cells = [(name, ms * (1 + n / 10)) for name, ms in sorted(sizes) for n in range(8)]
+    return [
+        {(name, ms): ms * np.exp(generator.normal(0, 0.003)) + (jump if name == "jumping" else 0) for name, ms in cells}
+        for jump in generator.normal(0, 0.002, count)
+    ]
+
+
+def test_short_cells_show_what_differs_per_call_however_long_it_takes():
+    found = spread_over(with_fixed_times(60), lambda cell: cell[0])
+    assert found.cells == 16  # the long ones
+    assert found.scatter == pytest.approx(0.003, rel=0.1)
+    assert found.fixed_ms["jumping"] == pytest.approx(0.002, rel=0.2)
+    assert found.fixed_ms["steady"] < 1e-4
+    assert found.at("jumping", 0.05) == pytest.approx(found.fixed_ms["jumping"] / 0.05, rel=0.1)
+    assert found.at("jumping", 3.0) == pytest.approx(found.total, rel=0.1)
+    assert found.at("another", 0.01) == pytest.approx(ASSUMED_FIXED_MS / 0.01, rel=0.01)
+
+
+def test_few_occasions_count_for_more_than_their_short_cells_show():
+    few, many = (spread_over(with_fixed_times(count), lambda cell: cell[0]) for count in (3, 60))
+    assert few.at("jumping", 0.05) > 3 * few.fixed_ms["jumping"] / 0.05
+    assert many.at("jumping", 0.05) < 1.1 * many.fixed_ms["jumping"] / 0.05
+
+
+def test_too_few_short_cells_show_nothing_and_without_long_ones_all_cells_show_the_spread():
+    long = [{cell: ms for cell, ms in each.items() if ms > 1 or cell[1] < 0.055} for each in with_fixed_times(9)]
+    assert "jumping" not in spread_over(long, lambda cell: cell[0]).fixed_ms
+    short = [{cell: ms for cell, ms in each.items() if ms < 1} for each in with_fixed_times(9)]
+    assert spread_over(short, lambda cell: cell[0]).cells == 16
 
 
 def test_occasions_that_share_too_few_cells_have_no_spread():

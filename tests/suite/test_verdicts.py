@@ -215,6 +215,13 @@ def test_a_comparison_in_turns_does_not_count_with_other_occasions_and_others_sa
     assert told.notes[0].startswith("spread between occasions: 0.")
 
 
+@pytest.mark.parametrize(("ms", "verdict"), [(1.0, "slower"), (0.01, "unclear")])
+def test_a_microsecond_more_is_no_slow_down_of_a_short_call_unless_measured_in_turns(ms, verdict):
+    sides = measured(STEADY, 0, ms), measured(STEADY, 1, 1.07 * ms)
+    assert compare(*sides, occasions=known()).cells[0].verdict == verdict
+    assert compare(*sides, paired=True).cells[0].verdict == "slower"
+
+
 @pytest.mark.parametrize("machine", [0.94, 0.99, 1.01, 1.04, 1.08])
 def test_no_cell_is_blamed_for_a_machine_that_is_slower_or_faster_as_a_whole(machine):
     found = check_on_machine(machine)
