@@ -29,14 +29,22 @@ def choose_pieces(call: Call, multiple: int = 1) -> Run:
 
 @decided_once
 def recomputed_groups(call: Call) -> Sequence[Run]:
-    """Runs of pieces of `call.every` chunks for a backward from checkpoints; none if it does not cut sequences."""
-    return () if is_whole(call, choose_pieces(call, call.every)) else tuple(groups(call))
+    """Runs of pieces of `call.every` chunks for a backward from checkpoints; none if all sequences take a piece a time.
+
+    Of several packed sequences, each may have all tokens for all that is known when kernels are launched. A piece a
+    time would take launches for that many pieces, most of which no sequence has.
+    """
+    if call.plan.family != "hopper":
+        return ()
+    packed = call.varlen and call.sequences > 1 and call.chunks > call.every
+    return tuple(groups(call)) if packed or not is_whole(call, choose_pieces(call, call.every)) else ()
 
 
 @decided_once
 def form(call: Call) -> tuple[object, ...]:
     """The part of a call's sizes that decides which kernels it launches."""
-    return tuple(is_whole(call, choose_pieces(call, multiple)) for multiple in (1, call.every))
+    forwards = (is_whole(call, choose_pieces(call, multiple)) for multiple in (1, call.every))
+    return *forwards, bool(recomputed_groups(call))
 
 
 def _borders(
