@@ -137,8 +137,9 @@ def run_backward_in_groups(
 ) -> None:  # fmt: skip
     """Runs the backward from checkpoints over `recomputed_groups`, whose states are recomputed."""
     first, *others = recomputed_groups(call)
-    states = inputs.q.new_empty(call.state_shape(first.count * first.chunks))
     after = _borders(call, inputs, inputs.q, do, cut(call, call.every), dfinal, dinitial, reverse=True)
+    # Behind the borders, whose own scratch memory is free again.
+    states = inputs.q.new_empty(call.state_shape(first.count * first.chunks))
     for run in (first, *others):
         here = slice(run.base, run.base + run.count)
         _forward(call, inputs, flags, run, from_checkpoint=True, initial=checkpoints[here], states=states)
