@@ -107,8 +107,9 @@ def test_sequences_are_right_however_time_is_cut(shape, gate, multiprocessors, m
     assert_close(attend(case, gated=gate is not None, **options), case, BOUND)
 
 
+# Packed ones have at most one piece of 8 chunks each, or more.
 @pytest.mark.parametrize("gate", ["mild", "strong"])
-@pytest.mark.parametrize("lengths", [None, (150, 0, 1, 200, 64)], ids=str)
+@pytest.mark.parametrize("lengths", [None, (150, 0, 1, 200, 64), (600, 0, 1, 100, 64)], ids=str)
 def test_narrow_heads_are_right_from_checkpoints(lengths, gate):
     shape = {"B": 2, "T": 600} if lengths is None else {"lengths": lengths}
     options = {} if lengths is None else {"cu_seqlens": cumulative(lengths)}
@@ -188,6 +189,23 @@ def test_values_beyond_the_scaled_operands_range_go_to_the_exact_kernels(K, V, T
     case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
     found = attend(case, materialize=materialize)
     assert_close({name: found[name] for name in ("o", "dq", "dv", "final")}, case, BOUND)
+
+
+@product(
+    lambda heads, lengths: heads[0] in (48, 96) or (heads, lengths) == ((144, 32), "packed"),
+    heads=HEADS,
+    lengths={"one": None, "packed": (200, 0, 1, 70)},
+)
+def test_a_head_that_the_exact_kernel_computes_is_right_over_several_checkpoints(heads, lengths, monkeypatch):
+    monkeypatch.setattr(call, "chunks_per_checkpoint", lambda chunks: 2)
+    K, V = heads
+    case = bfloat16_case("mild", H=2, K=K, V=V, **({"T": 270} if lengths is None else {"lengths": lengths}))
+    case.inputs["g"][:, :, 1] = -1.2
+    case.inputs["g"][:, ::90, 1] = -float("inf")
+    case.inputs["q"][:, :, 1] *= 1e25
+    case = Case(case.inputs, case.grads, truth(case.inputs, case.grads, lengths))
+    options = {} if lengths is None else {"cu_seqlens": cumulative(lengths)}
+    assert_close(attend(case, materialize=False, **options), case, BOUND)
 
 
 @pytest.mark.parametrize("gate", ["mild", "resets"])
