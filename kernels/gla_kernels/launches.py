@@ -222,7 +222,7 @@ def run_exact_backward_from_checkpoints(
     the plain form has needed for them, and which is free again; it bounds the number of programs.
     """
     rows = call.sequences * call.H
-    programs = min(rows, EXACT_PROGRAMS, max(1, room // call.every))
+    programs = min(rows, EXACT_PROGRAMS, room // call.every)
     states = inputs.q.new_empty((programs, call.every, call.K, call.V), dtype=call.operands.dtype)
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, do, checkpoints, states, failed, dfinal,

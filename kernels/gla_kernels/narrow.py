@@ -44,7 +44,7 @@ def recomputed_groups(call: Call) -> Sequence[Run]:
 def form(call: Call) -> tuple[object, ...]:
     """The part of a call's sizes that decides which kernels it launches."""
     forwards = (is_whole(call, choose_pieces(call, multiple)) for multiple in (1, call.every))
-    return *forwards, bool(recomputed_groups(call))
+    return *forwards, bool(recomputed_groups(call)), call.chunks > call.every
 
 
 def _borders(
