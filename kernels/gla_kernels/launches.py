@@ -35,10 +35,10 @@ def run_forward(
     flags: Flags,
     *,
     o: torch.Tensor,
-    initial: torch.Tensor | None,
-    final: torch.Tensor | None,
-    states: torch.Tensor | None,
-    checkpoints: torch.Tensor | None,
+    initial: torch.Tensor | None = None,
+    final: torch.Tensor | None = None,
+    states: torch.Tensor | None = None,
+    checkpoints: torch.Tensor | None = None,
 ) -> None:
     """Runs the forward: o, and those of the other outputs that are not None.
 

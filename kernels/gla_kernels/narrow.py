@@ -2,7 +2,7 @@
 
 Few heads of a long sequence would leave most of the GPU idle. So sequences are cut: first the state that each piece
 adds is computed, a scan gives the states at the borders, and then pieces are independent (see `wide_pieces.py`, which
-does the same for wide heads).
+does the same for wide heads). So is a backward of several packed sequences from checkpoints, whatever the heads.
 """
 
 from collections.abc import Sequence
