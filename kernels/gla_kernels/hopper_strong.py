@@ -221,12 +221,12 @@ def add_missing(
 
 @gluon.jit
 def marked_chunk(place, mark, H, cu, T, C: gl.constexpr, VARLEN: gl.constexpr):
-    """n, head, batch row, first token, rows left and number of a chunk with mark n + 1, at a place among all marks."""
+    """n, head, batch row, first token and rows left of a chunk with mark n + 1, at a place among all marks."""
     n = mark - 1
     b, begin, length = locate(cu, n, T, VARLEN)
     chunk = place // H - first_slot(n, begin, length, C, VARLEN)
     b = n * 0 if VARLEN else b
-    return n, place % H, b, begin + chunk * C, length - chunk * C, chunk
+    return n, place % H, b, begin + chunk * C, length - chunk * C
 
 
 @gluon.jit
@@ -294,7 +294,7 @@ def gla_forward_strong_hopper(
         while lane < MARKS_AT_ONCE:
             mark = gl.sum(gl.where(lane_numbers() == lane, found, 0), axis=0)
             item = gl.program_id(0) + (i * MARKS_AT_ONCE + lane) * gl.num_programs(0)
-            n, h, b, t, rows_left, _chunk = marked_chunk(item, mark, H, cu, T, C, VARLEN)
+            n, h, b, t, rows_left = marked_chunk(item, mark, H, cu, T, C, VARLEN)
             if gl.load(flags + n * H + h) == 0:
                 thread_barrier()
                 token = (b.to(gl.int64) * T + t) * H + h
@@ -414,12 +414,12 @@ def add_gradients(
     put_rows(dg_tile, dg, grad_t, rows_left, column, K)
 
 
-@gluon.jit(do_not_specialize=["N", "T", "H", "count", "items"])
+@gluon.jit(do_not_specialize=["T", "H", "items"])
 def gla_backward_strong_hopper(
     q, k, v, g,
     do,  # [B, T, H, V], any strides of B, T and H
-    flags,  # [N, H] int32: sequences and heads that the exact kernel computes
-    failed,  # [pieces, N, H] int32: the same, for pieces of `count` chunks of every sequence
+    flags,  # [N, H] int32: sequences and heads that the exact kernel computes, because of the forward
+    failed,  # [N, H] int32: and because of the plain backward
     marks,  # [slots, H] int32, as the forward raised them
     dq,  # [B, T, H, K], contiguous: the plain form's gradients, to be completed
     dk,  # [B, T, H, K]
@@ -428,7 +428,7 @@ def gla_backward_strong_hopper(
     cu,
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
-    N, T, H, count,
+    T, H,
     items,  # slots times heads times the parts of a chunk's work: dv, and each block of key columns of the others
     K: gl.constexpr,
     V: gl.constexpr,
@@ -454,9 +454,9 @@ def gla_backward_strong_hopper(
         while lane < MARKS_AT_ONCE:
             mark = gl.sum(gl.where(lane_numbers() == lane, found, 0), axis=0)
             item = gl.program_id(0) + (i * MARKS_AT_ONCE + lane) * gl.num_programs(0)
-            n, h, b, t, rows_left, chunk = marked_chunk(item // parts, mark, H, cu, T, C, VARLEN)
+            n, h, b, t, rows_left = marked_chunk(item // parts, mark, H, cu, T, C, VARLEN)
             part = item % parts
-            given_up = gl.load(flags + n * H + h) | gl.load(failed + (chunk // count * N + n) * H + h)
+            given_up = gl.load(flags + n * H + h) | gl.load(failed + n * H + h)
             if given_up == 0:
                 thread_barrier()
                 token = (b.to(gl.int64) * T + t) * H + h
