@@ -57,7 +57,7 @@ def test_gradients_of_states_that_have_room_are_computed_at_once_and_states_slic
     q, k, v, do, g = (torch.empty(33, 2048, 4, D, device="meta") for D in (128, 128, 256, 256, 128))
     inputs, flags = Inputs(q, k, v, g, None), Flags.of(call, flag_buffer(call, q))
     wide.run_backward(
-        call, inputs, do, torch.empty(call.kept_shape(False), device="meta"), flags, failure_flags(call, q),
+        call, inputs, do, torch.empty(call.kept_shape(False), device="meta"), flags, failure_flags(flags, False),
         Gradients.empty(call, inputs), dfinal=None, dinitial=torch.empty(call.state_shape(33), device="meta"),
         materialized=False,
     )  # fmt: skip
