@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BAND = "band: p20 to p80 of the samples"
-# Most labels along x; names, which leave no room between them, are slanted, so that more fit. Letters side by side.
+# Most labels along x, level and slanted; names longer than so many letters, all in a row with gaps, are slanted.
 _MOST_TICKS, _MOST_SLANTED, _LETTERS = 8, 24, 48
 # Marks: most per line at one x and at all x, points of width per mark, share of the panel's height per line.
 _MOST_MARKS, _ROOM, _MARK_WIDTH, _STRIP_LINE = 6, 30, 10, 0.09

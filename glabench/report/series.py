@@ -195,7 +195,7 @@ def describe_shape(rows: Sequence[Row], x_axis: str) -> str:
     of_backend = {}
     for backend, own in _by_backend(rows).items():
         varying = {*_varying(own), *hidden}
-        constant = {name: own[0].get(name) for name in _names(own[0]) if name not in varying}
+        constant = {name: row.get(name) for row in own for name in _names(row) if name not in varying}
         of_backend[backend] = name_values({n: v for n, v in constant.items() if not is_usual(n, v)})
     common = _shared(list(of_backend.values()))
     backends_of: dict[str, list[str]] = {}
@@ -249,9 +249,12 @@ def _by_backend(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def _varying(rows: Sequence[Row], hidden: Iterable[str] = ()) -> list[str]:
-    """The axes that have more than one value in rows of one backend."""
-    names = dict.fromkeys(name for row in rows for name in (*_names(row), "device", "seed"))
-    return [name for name in names if name not in hidden and len({row.get(name) for row in rows}) > 1]
+    """The axes that have more than one value in those rows of one backend that have the axis."""
+    values: dict[str, set[Any]] = {}
+    for row in rows:
+        for name in (*_names(row), "device", "seed"):
+            values.setdefault(name, set()).add(row.get(name))
+    return [name for name, found in values.items() if name not in hidden and len(found) > 1]
 
 
 def _all_numbers(rows: Sequence[Row], name: str) -> bool:

@@ -18,7 +18,14 @@ from glabench.verdicts.comparison import Comparison
 from glabench.verdicts.findings import Finding, Limits, Verdict
 from glabench.verdicts.machine import Machine, judge_ratio
 from glabench.verdicts.occasions import Occasions
-from glabench.verdicts.statistics import PROCESS_SPREAD, Ratio, compare_samples, excess_variance, median_of_known
+from glabench.verdicts.statistics import (
+    PROCESS_SPREAD,
+    Ratio,
+    Spread,
+    compare_samples,
+    excess_variance,
+    median_of_known,
+)
 from glabench.verdicts.surroundings import check_same_device, differences
 
 _IDENTICAL = "the measured code (kernels and plugins) is identical on both sides"
@@ -97,8 +104,8 @@ def compare_sides(
         for cell, each in times.items()
     }
     machine = None
-    if known and device == device_name(new.environment):
-        machine = before.machine if before else _find_machine(ratios, known)
+    if spread and device == device_name(new.environment):
+        machine = before.machine if before else _find_machine(ratios, spread)
     for cell, pair in timed.items():
         finding = _judge_time(cell, ratios.get(cell), limits.time, machine if expects_all else None, doubts.get(cell))
         findings[cell] = _with_other_metrics(finding, *pair, limits)
@@ -121,11 +128,11 @@ def compare_sides(
     )
 
 
-def _find_machine(ratios: Mapping[Cell, Ratio], occasions: Occasions) -> Machine | None:
+def _find_machine(ratios: Mapping[Cell, Ratio], occasions: Spread) -> Machine | None:
     by_backend: dict[str, list[float]] = {}
     for cell, ratio in ratios.items():
         by_backend.setdefault(cell.backend, []).append(ratio.ratio)
-    return Machine.of(by_backend, occasions.spread().largest_shift)
+    return Machine.of(by_backend, occasions.largest_shift)
 
 
 def _judge_time(cell: Cell, ratio: Ratio | None, limit: float, machine: Machine | None, doubt: str | None) -> Finding:

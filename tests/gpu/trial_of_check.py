@@ -13,13 +13,14 @@ from collections import Counter
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from unittest.mock import patch
 
 import pandas as pd
 
 from glabench.records.metrics import METRICS
 from glabench.report.verdicts import markdown
 from glabench.scheduling.folders import turns_in
-from glabench.verdicts import CONFIRMING_ROUNDS, Limits, Side, compare_sides
+from glabench.verdicts import CONFIRMING_ROUNDS, Limits, Side, compare_sides, statistics
 from glabench.verdicts.engine import by_cell
 
 LIMITS = Limits({metric.name: metric.limit for metric in METRICS if metric.limit is not None})
@@ -45,6 +46,8 @@ def slowed(side):
 def looks(base, new, again):
     """The comparison of the first look, and that of the second one at its suspects that have all rounds."""
     first = compare_sides(base, new, LIMITS, paired=True, expects_all=True)
+    if not again:
+        return first, None
     counts = [Counter(cell for cell, found in by_cell(side.rounds).items() for _ in found) for side in again]
     whole = [cell for cell in first.suspects() if all(count[cell] == CONFIRMING_ROUNDS for count in counts)]
     sides = [side.on(whole) for side in again]
@@ -82,7 +85,12 @@ def main(path, out):
         table += row(f"{name} {SLOWER - 1:.0%} slower", once)
         if twice:
             table += row(f"{name} {SLOWER - 1:.0%} slower, second look", twice)
-    table += row("unchanged, single rounds, not in turns", *as_if_apart(base, new))
+    apart = as_if_apart(base, new)
+    table += row("unchanged, single rounds, not in turns", *apart)
+    with patch.object(statistics, "ASSUMED_FIXED_MS", 0.0):
+        table += row("the same, no fixed time per call assumed", *as_if_apart(base, new))
+    blamed = Counter(f.cell.backend for found in apart for f in found.cells if f.verdict == "slower")
+    table += f"\nSlower in single rounds, not in turns: {dict(blamed) or 'none'}\n"
     out.mkdir(parents=True, exist_ok=True)
     (out / "trial.md").write_text(table)
     final = first.confirmed(second, "measured once more, in turns") if second else first

@@ -103,6 +103,13 @@ def test_series_of_one_backend_are_told_apart_by_what_differs():
     assert list(panel.x_values) == [1024, 2048, 4096, 8192, 16384]
 
 
+def test_an_axis_that_only_some_passes_have_tells_no_series_apart():
+    view = make_view([made_up("host", {"backend": "gla-triton", "batch": "8"})])
+    assert view.labels == ["gla-triton (H=16, D=64)", "gla-triton (H=4, K=128, V=256)"]
+    assert len(view.panels) == 3
+    assert view.shape == "B=8, bf16, materialized"
+
+
 def test_head_dim_as_x_does_not_tell_series_apart():
     panel = make_panels(rows(made_up("head-dim")), "head_dim")[0]
     assert [s.label for s in panel.series][2:] == [

@@ -327,7 +327,9 @@ def test_a_plan_has_the_changed_axes_and_no_plan_is_empty(place):
         make_plan(Sweep("none", {}, ()), {}, None, place)
 
 
-def test_a_cell_is_estimated_by_its_limits_and_by_its_work(place):
+def test_a_cell_is_estimated_by_its_limits_and_by_its_work(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where no run is stored
+
     def seconds(**axes):
         plan = make_plan("cpu-smoke", {"backend": "linear-torch", "pass": "fwd", "seqlen": "1k", **axes}, None, place)
         return [round(estimate.seconds, 1) for estimate in estimate_cells(plan)]
