@@ -25,7 +25,7 @@ from triton.compiler import ASTSource
 from gla_kernels import wide
 from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.call import Call, named
-from gla_kernels.exact import gla_backward_exact, gla_forward_exact
+from gla_kernels.exact import gla_backward_exact, gla_backward_exact_recomputing, gla_forward_exact
 from gla_kernels.forward import gla_forward_kernel
 from gla_kernels.launch import (
     WIDE_BACKWARD,
@@ -98,6 +98,7 @@ def variants(call: Call) -> Iterator[Variant]:
         tile = exact_tile(call.K, call.V, call.dtype)
         yield Variant("forward", "exact", gla_forward_exact, tile, forward)
         yield Variant("backward", "exact", gla_backward_exact, tile, backward)
+        yield Variant("backward from checkpoints", "exact", gla_backward_exact_recomputing, tile, backward)
 
 
 def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, bool]) -> Iterator[Variant]:

@@ -100,9 +100,9 @@ def flag_buffer(call: Call, like: torch.Tensor) -> torch.Tensor:
     return like.new_zeros(_aligned(call.sequences * call.H) + marks, dtype=torch.int32)
 
 
-def failure_flags(call: Call, like: torch.Tensor, pieces: int) -> torch.Tensor:
-    """Flags [pieces, N, H] of 0 on `like`'s device, for backwards that go through sequences piece by piece."""
-    return like.new_zeros((pieces, call.sequences, call.H), dtype=torch.int32)
+def failure_flags(flags: Flags, after_forward: bool) -> torch.Tensor:
+    """Flags [N, H] for a backward to raise: first 0 or, `after_forward`, as the forward has left its own."""
+    return flags.rows.clone() if after_forward else flags.rows.new_zeros(flags.rows.shape)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ two factors of at most 1, and decays between the state and a token come from sum
 is a reset.
 
 States are stored before every chunk of C rows, as in the plain form, but not in the chunk's frame. The backward goes
-through the subchunks of a chunk in reverse and recomputes the state before each from the chunk's. The code is written
-for clarity, not speed.
+through the subchunks of a chunk in reverse and recomputes the state before each from the chunk's. From checkpoints, it
+first recomputes the states of the chunks behind one checkpoint, then goes back through these, and so on to the first
+checkpoint, all in one launch. The code is written for clarity, not speed.
 """
 
 import triton
@@ -119,7 +120,10 @@ def exact_forward_row(
     STORE_STATES: tl.constexpr,
     STORE_CHECKPOINTS: tl.constexpr,
 ):  # fmt: skip
-    """The forward of one item: a block of value columns of a sequence and head."""
+    """The forward of one item: a block of value columns of a sequence and head, `count` chunks from `first` on.
+
+    FROM_CHECKPOINT: `initial` holds checkpoints, and `states` has room for this head's `count` states alone.
+    """
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     ratio: tl.constexpr = C // R
     iv = item % blocks_v
@@ -129,16 +133,16 @@ def exact_forward_row(
     rows_left = length - first * C
     subchunks = (tl.minimum(rows_left, count * C) + R - 1) // R
     b = b.to(tl.int64) if not VARLEN else b
-    t = (begin + first * C).to(tl.int64)
+    t = tl.cast(begin + first * C, tl.int64)
     q += b * q_b + t * q_t + h.to(tl.int64) * q_h
     k += b * k_b + t * k_t + h.to(tl.int64) * k_h
     v += b * v_b + t * v_t + h.to(tl.int64) * v_h
     g += b * g_b + t * g_t + h.to(tl.int64) * g_h
     if STORE_O:
         o += ((b * T + t) * H + h) * V
-    if STORE_STATES:
-        slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
-        states += (slot.to(tl.int64) * H + h) * K * V
+    if STORE_STATES and not FROM_CHECKPOINT:
+        states += (first_slot(n, begin, length, C, VARLEN).to(tl.int64) * H + h) * K * V
+    state_step = K * V if FROM_CHECKPOINT else H.to(tl.int64) * K * V
     checkpoint = checkpoint_slot(n, begin, length, first, every, C, VARLEN)
     kcols = tl.arange(0, BK)
     vcols = iv * BV + tl.arange(0, BV)
@@ -158,7 +162,7 @@ def exact_forward_row(
             there = checkpoints + ((checkpoint + i // (every * ratio)).to(tl.int64) * H + h) * K * V
             tl.store(there + state_at, S, mask=inside & (i % (every * ratio) == 0))
         if STORE_STATES:
-            there = states + (i // ratio) * (H.to(tl.int64) * K * V)
+            there = states + (i // ratio) * state_step
             tl.store(there + state_at, S.to(DOT), mask=inside & (i % ratio == 0))
         if STORE_O:
             bq = load_tile(q, steps, kcols, q_t, rows_left, K).to(tl.float32) * scale
@@ -180,11 +184,11 @@ def exact_forward_row(
         store_tile(final + (n.to(tl.int64) * H + h) * K * V, S, kcols, vcols, V, K, V)
 
 
-@triton.jit(do_not_specialize=["T", "H", "first", "count", "every", "rows"])
+@triton.jit(do_not_specialize=["T", "H", "every", "rows"])
 def gla_forward_exact(
     q, k, v, g, o, initial, final, states, checkpoints, flags, cu, scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
-    T, H, first, count, every, rows,
+    T, H, every, rows,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -196,7 +200,6 @@ def gla_forward_exact(
     VARLEN: tl.constexpr,
     PDL: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
-    FROM_CHECKPOINT: tl.constexpr,
     STORE_O: tl.constexpr,
     STORE_FINAL: tl.constexpr,
     STORE_STATES: tl.constexpr,
@@ -216,14 +219,30 @@ def gla_forward_exact(
             if tl.load(flags + item // blocks_v) != 0:
                 exact_forward_row(
                     item, q, k, v, g, o, initial, final, states, checkpoints, cu, scale, q_b, q_t, q_h, k_b, k_t, k_h,
-                    v_b, v_t, v_h, g_b, g_t, g_h, T, H, first, count, every, K, V, BK, BV, C, R, DOT, PRECISION, VARLEN,
-                    HAS_INITIAL, FROM_CHECKPOINT, STORE_O, STORE_FINAL, STORE_STATES, STORE_CHECKPOINTS,
+                    v_b, v_t, v_h, g_b, g_t, g_h, T, H, 0, tl.cdiv(T, C), every, K, V, BK, BV, C, R, DOT, PRECISION,
+                    VARLEN, HAS_INITIAL, False, STORE_O, STORE_FINAL, STORE_STATES, STORE_CHECKPOINTS,
                 )  # fmt: skip
 
 
 @triton.jit
+def start_state_gradient(
+    nh, dfinal, dinitial, scale,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, HAS_DFINAL: tl.constexpr,
+):  # fmt: skip
+    """Sets `dinitial` of a sequence and head to the gradient of the state after the last token."""
+    kcols = tl.arange(0, BK)
+    for iv in range(0, (V + BV - 1) // BV):
+        vcols = iv * BV + tl.arange(0, BV)
+        if HAS_DFINAL:
+            dS = load_tile(dfinal + nh.to(tl.int64) * K * V, kcols, vcols, V, K, V).to(tl.float32)
+        else:
+            dS = zero_state(scale, BK, BV)
+        store_tile(dinitial + nh.to(tl.int64) * K * V, dS, kcols, vcols, V, K, V)
+
+
+@triton.jit
 def exact_backward_row(
-    nh, q, k, v, g, do, states, flags, dfinal, dq, dk, dv, dg, dinitial, cu, scale,
+    nh, q, k, v, g, do, states, flags, dq, dk, dv, dg, dinitial, cu, scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T, H, first, count,
     K: tl.constexpr,
@@ -237,22 +256,23 @@ def exact_backward_row(
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
     FROM_CHECKPOINT: tl.constexpr,
-    HAS_DFINAL: tl.constexpr,
 ):  # fmt: skip
-    """The backward of a sequence and head.
+    """The backward of a sequence and head, `count` chunks from `first` on.
 
     A program handles all value columns, block by block, so that dq, dk and dg are summed before they are rounded. The
-    gradient of the state is passed from subchunk to subchunk in `dinitial`. PARTS: number of partial sums in the
-    buffers of dq, dk and dg; the first gets the whole gradient, the others 0.
+    gradient of the state is passed from subchunk to subchunk in `dinitial`, which holds that after the last one.
+    PARTS: number of partial sums in the buffers of dq, dk and dg; the first gets the whole gradient, the others 0.
+
+    FROM_CHECKPOINT: `states` holds this head's `count` states alone, as `exact_forward_row` stored them. Otherwise they
+    are those of the whole pass, from the plain form unless the forward was flagged.
     """
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     n = nh // H
     h = nh % H
-    flagged = tl.load(flags + nh) != 0
     b, begin, length = locate(cu, n, T, VARLEN)
     chunks = tl.maximum(tl.minimum((length + C - 1) // C - first, count), 0)
     b = b.to(tl.int64) if not VARLEN else b
-    t = (begin + first * C).to(tl.int64)
+    t = tl.cast(begin + first * C, tl.int64)
     q += b * q_b + t * q_t + h.to(tl.int64) * q_h
     k += b * k_b + t * k_t + h.to(tl.int64) * k_h
     v += b * v_b + t * v_t + h.to(tl.int64) * v_h
@@ -264,30 +284,26 @@ def exact_backward_row(
     dk += out * PARTS * K
     dg += out * PARTS * K
     dv += out * V
-    slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
-    states += (slot.to(tl.int64) * H + h) * K * V
+    if not FROM_CHECKPOINT:
+        states += (first_slot(n, begin, length, C, VARLEN).to(tl.int64) * H + h) * K * V
+        flagged = tl.load(flags + nh) != 0
+    state_step = K * V if FROM_CHECKPOINT else H.to(tl.int64) * K * V
     dinitial += nh.to(tl.int64) * K * V
     kcols = tl.arange(0, BK)
     steps = tl.arange(0, R)
     lower = steps[:, None] >= steps[None, :]
     upper = steps[:, None] <= steps[None, :]
-    for iv in range(0, blocks_v):
-        vcols = iv * BV + tl.arange(0, BV)
-        if HAS_DFINAL:
-            dS = load_tile(dfinal + nh.to(tl.int64) * K * V, kcols, vcols, V, K, V).to(tl.float32)
-        else:
-            dS = zero_state(scale, BK, BV)
-        store_tile(dinitial, dS, kcols, vcols, V, K, V)
     for back in range(0, chunks):
         chunk = (chunks - 1 - back).to(tl.int64)
         chunk_rows = length - (first + chunk.to(tl.int32)) * C
-        frame = tl.zeros([BK], dtype=tl.float32)
-        if not flagged:
-            # Only the plain backward failed: the states are those of the plain forward, in the chunk's frame.
-            for before in range(0, C // R):
-                row = (chunk * C + before * R) * g_t
-                frame += tl.sum(plain_gates(load_tile(g + row, steps, kcols, g_t, chunk_rows - before * R, K)), 0)
-            frame = frame_of(frame, DOT)
+        if not FROM_CHECKPOINT:
+            frame = tl.zeros([BK], dtype=tl.float32)
+            if not flagged:
+                # Only the plain backward failed: the states are those of the plain forward, in the chunk's frame.
+                for before in range(0, C // R):
+                    row = (chunk * C + before * R) * g_t
+                    frame += tl.sum(plain_gates(load_tile(g + row, steps, kcols, g_t, chunk_rows - before * R, K)), 0)
+                frame = frame_of(frame, DOT)
         for back_in_chunk in range(0, C // R):
             sub = C // R - 1 - back_in_chunk
             row = chunk * C + sub * R
@@ -312,8 +328,9 @@ def exact_backward_row(
             tl.debug_barrier()
             for iv in range(0, blocks_v):
                 vcols = iv * BV + tl.arange(0, BV)
-                S = load_tile(states + chunk * H * K * V, kcols, vcols, V, K, V).to(tl.float32)
-                S *= tl.exp2(frame)[:, None]
+                S = load_tile(states + chunk * state_step, kcols, vcols, V, K, V).to(tl.float32)
+                if not FROM_CHECKPOINT:
+                    S *= tl.exp2(frame)[:, None]
                 for before in range(0, sub):
                     early = chunk * C + before * R
                     left = chunk_rows - before * R
@@ -351,11 +368,11 @@ def exact_backward_row(
                 store_tile(dg + at, tl.where(part == 0, bdg, 0.0), steps, kcols, grad_stride, rows_left, K)
 
 
-@triton.jit(do_not_specialize=["T", "H", "first", "count", "rows"])
+@triton.jit(do_not_specialize=["T", "H", "rows"])
 def gla_backward_exact(
     q, k, v, g, do, states, flags, failed, dfinal, dq, dk, dv, dg, dinitial, cu, scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
-    T, H, first, count, rows,
+    T, H, rows,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -367,7 +384,6 @@ def gla_backward_exact(
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
     PDL: tl.constexpr,
-    FROM_CHECKPOINT: tl.constexpr,
     HAS_DFINAL: tl.constexpr,
 ):  # fmt: skip
     """`gla_backward_kernel` for those of the `rows` sequences and heads that either pass has flagged."""
@@ -376,8 +392,61 @@ def gla_backward_exact(
         for i in range(0, items_here(rows)):
             nh = tl.program_id(0) + i * tl.num_programs(0)
             if (tl.load(flags + nh) != 0) | (tl.load(failed + nh) != 0):
+                start_state_gradient(nh, dfinal, dinitial, scale, K, V, BK, BV, HAS_DFINAL)
                 exact_backward_row(
-                    nh, q, k, v, g, do, states, flags, dfinal, dq, dk, dv, dg, dinitial, cu, scale, q_b, q_t, q_h, k_b,
-                    k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, T, H, first, count, K, V, BK, BV, C, R,
-                    PARTS, DOT, PRECISION, VARLEN, FROM_CHECKPOINT, HAS_DFINAL,
+                    nh, q, k, v, g, do, states, flags, dq, dk, dv, dg, dinitial, cu, scale, q_b, q_t, q_h, k_b, k_t,
+                    k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, T, H, 0, tl.cdiv(T, C), K, V, BK, BV, C, R,
+                    PARTS, DOT, PRECISION, VARLEN, False,
                 )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["T", "H", "every", "rows"])
+def gla_backward_exact_recomputing(
+    q, k, v, g, do,
+    checkpoints,  # [slots, H, K, V] float32: the state before each `every`-th chunk
+    states,  # [programs, every, K, V] in DOT: a program's own memory for the states that it recomputes
+    failed,  # [N, H] int32: not 0 if a result of the forward or of the plain backward is not finite
+    dfinal, dq, dk, dv, dg, dinitial, cu, scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
+    T, H, every, rows,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    R: tl.constexpr,
+    PARTS: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    VARLEN: tl.constexpr,
+    PDL: tl.constexpr,
+    HAS_DFINAL: tl.constexpr,
+):  # fmt: skip
+    """`gla_backward_exact` from checkpoints: a program goes back from one to the one before, recomputing the states."""
+    begin_behind(PDL)
+    blocks_v: tl.constexpr = (V + BV - 1) // BV
+    if any_raised(failed, rows, 1):
+        states += tl.program_id(0).to(tl.int64) * every * K * V
+        for i in range(0, items_here(rows)):
+            nh = tl.program_id(0) + i * tl.num_programs(0)
+            if tl.load(failed + nh) != 0:
+                start_state_gradient(nh, dfinal, dinitial, scale, K, V, BK, BV, HAS_DFINAL)
+                _, _, length = locate(cu, nh // H, T, VARLEN)
+                pieces = tl.cdiv(length, every * C)
+                for back in range(0, pieces):
+                    first = (pieces - 1 - back) * every
+                    # Other threads may still read the states of the piece after this one.
+                    tl.debug_barrier()
+                    for iv in range(0, blocks_v):
+                        exact_forward_row(
+                            nh * blocks_v + iv, q, k, v, g, None, checkpoints, None, states, None, cu, scale,
+                            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, T, H, first, every, every,
+                            K, V, BK, BV, C, R, DOT, PRECISION, VARLEN, True, True, False, False, True, False,
+                        )  # fmt: skip
+                    # The backward reads states that other threads have written.
+                    tl.debug_barrier()
+                    exact_backward_row(
+                        nh, q, k, v, g, do, states, None, dq, dk, dv, dg, dinitial, cu, scale, q_b, q_t, q_h,
+                        k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, T, H, first, every,
+                        K, V, BK, BV, C, R, PARTS, DOT, PRECISION, VARLEN, True,
+                    )  # fmt: skip

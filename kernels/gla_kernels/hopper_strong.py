@@ -71,10 +71,14 @@ def is_late(level, C: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def at_level(level, C: gl.constexpr):
-    """Mask (C, C) of the pairs of a level, in either order; see `tree.at_level`."""
+    """Mask (C, C) of the pairs of a level, in either order; see `tree.at_level`.
+
+    It is where (i ^ j) >> level is 1. In this form that takes one or two instructions per pair, not three.
+    """
     layout: gl.constexpr = accumulator(C)
-    i = opaque(gl.arange(0, C, gl.SliceLayout(1, layout)))[:, None]
-    return (i ^ gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]) >> level == 1
+    bit = 1 << level
+    i = (opaque(gl.arange(0, C, gl.SliceLayout(1, layout))) ^ bit)[:, None]
+    return ((i ^ gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]) & -bit) == 0
 
 
 @gluon.jit
@@ -157,7 +161,7 @@ def missing_scores(
             scores = product(tile, tile.permute((1, 0)), C, C)
             scores, exponents = warpgroup_mma_wait(0, deps=[scores, exponents])
             factor = gl.exp2(exponents)
-            pairs += gl.where(at_level(level, C), scores, 0.0)
+            pairs = gl.where(at_level(level, C), pairs + scores, pairs)
         if K > BK:
             thread_barrier()
             if column + BK < K:
@@ -221,12 +225,12 @@ def add_missing(
 
 @gluon.jit
 def marked_chunk(place, mark, H, cu, T, C: gl.constexpr, VARLEN: gl.constexpr):
-    """n, head, batch row, first token, rows left and number of a chunk with mark n + 1, at a place among all marks."""
+    """n, head, batch row, first token and rows left of a chunk with mark n + 1, at a place among all marks."""
     n = mark - 1
     b, begin, length = locate(cu, n, T, VARLEN)
     chunk = place // H - first_slot(n, begin, length, C, VARLEN)
     b = n * 0 if VARLEN else b
-    return n, place % H, b, begin + chunk * C, length - chunk * C, chunk
+    return n, place % H, b, begin + chunk * C, length - chunk * C
 
 
 @gluon.jit
@@ -294,7 +298,7 @@ def gla_forward_strong_hopper(
         while lane < MARKS_AT_ONCE:
             mark = gl.sum(gl.where(lane_numbers() == lane, found, 0), axis=0)
             item = gl.program_id(0) + (i * MARKS_AT_ONCE + lane) * gl.num_programs(0)
-            n, h, b, t, rows_left, _chunk = marked_chunk(item, mark, H, cu, T, C, VARLEN)
+            n, h, b, t, rows_left = marked_chunk(item, mark, H, cu, T, C, VARLEN)
             if gl.load(flags + n * H + h) == 0:
                 thread_barrier()
                 token = (b.to(gl.int64) * T + t) * H + h
@@ -380,18 +384,19 @@ def add_gradients(
         # Beyond the last level too, where it is not used.
         exponents = start_sums(sums, gl.minimum(level + 1, LEVELS - 1), halves, C, BK)
         late = is_late(level, C, key_tile)
-        operand = (gl.where(late, bq, bk) * factor).to(gl.bfloat16)
         tile = scaled.index(level % 2)
-        tile.store(operand)
+        tile.store((gl.where(late, bq, bk) * factor).to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
         gradient = product(masked_operand(pairs.to(gl.float32), at_level(level, C)), tile, C, BK)
         gradient, exponents = warpgroup_mma_wait(0, deps=[gradient, exponents])
-        change = operand.to(gl.float32) * gradient
-        balance += gl.where(late, -change, change)
+        # X is read again, because a number that is stored and used takes a slow conversion of its own.
+        of_q = gl.where(late, 1.0, 0.0)
+        of_k = 1.0 - of_q
+        balance += (of_k - of_q) * (tile.load(key_tile).to(gl.float32) * gradient)
         gradient *= factor
-        bdq += gl.where(late, gradient, 0.0)
-        bdk += gl.where(late, 0.0, gradient)
+        bdq += of_q * gradient
+        bdk += of_k * gradient
         factor = gl.exp2(exponents)
     high, low = split(balance)
     thread_barrier()  # no product reads the gates any more
@@ -414,12 +419,12 @@ def add_gradients(
     put_rows(dg_tile, dg, grad_t, rows_left, column, K)
 
 
-@gluon.jit(do_not_specialize=["N", "T", "H", "count", "items"])
+@gluon.jit(do_not_specialize=["T", "H", "items"])
 def gla_backward_strong_hopper(
     q, k, v, g,
     do,  # [B, T, H, V], any strides of B, T and H
-    flags,  # [N, H] int32: sequences and heads that the exact kernel computes
-    failed,  # [pieces, N, H] int32: the same, for pieces of `count` chunks of every sequence
+    flags,  # [N, H] int32: sequences and heads that the exact kernel computes, because of the forward
+    failed,  # [N, H] int32: and because of the plain backward
     marks,  # [slots, H] int32, as the forward raised them
     dq,  # [B, T, H, K], contiguous: the plain form's gradients, to be completed
     dk,  # [B, T, H, K]
@@ -428,7 +433,7 @@ def gla_backward_strong_hopper(
     cu,
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
-    N, T, H, count,
+    T, H,
     items,  # slots times heads times the parts of a chunk's work: dv, and each block of key columns of the others
     K: gl.constexpr,
     V: gl.constexpr,
@@ -454,9 +459,9 @@ def gla_backward_strong_hopper(
         while lane < MARKS_AT_ONCE:
             mark = gl.sum(gl.where(lane_numbers() == lane, found, 0), axis=0)
             item = gl.program_id(0) + (i * MARKS_AT_ONCE + lane) * gl.num_programs(0)
-            n, h, b, t, rows_left, chunk = marked_chunk(item // parts, mark, H, cu, T, C, VARLEN)
+            n, h, b, t, rows_left = marked_chunk(item // parts, mark, H, cu, T, C, VARLEN)
             part = item % parts
-            given_up = gl.load(flags + n * H + h) | gl.load(failed + (chunk // count * N + n) * H + h)
+            given_up = gl.load(flags + n * H + h) | gl.load(failed + n * H + h)
             if given_up == 0:
                 thread_barrier()
                 token = (b.to(gl.int64) * T + t) * H + h

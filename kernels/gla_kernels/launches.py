@@ -8,7 +8,7 @@ from gla_kernels import narrow
 from gla_kernels.backward import gla_backward_kernel
 from gla_kernels.buffers import Flags, Gradients, Inputs
 from gla_kernels.call import Call
-from gla_kernels.exact import gla_backward_exact, gla_forward_exact
+from gla_kernels.exact import gla_backward_exact, gla_backward_exact_recomputing, gla_forward_exact
 from gla_kernels.forward import gla_forward_kernel
 from gla_kernels.launch import (
     EXACT_PROGRAMS,
@@ -19,63 +19,102 @@ from gla_kernels.launch import (
 from gla_kernels.strong import gla_backward_strong, gla_forward_strong
 
 
+def _given_states(
+    call: Call, inputs: Inputs, before: torch.Tensor | None, after: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The states that a pass starts from and those that it ends with; the portable kernels need both."""
+    if call.plan.family != "triton":
+        return before, after
+    before = call.new_states(inputs.q, zero=True) if before is None else before
+    return before, call.new_states(inputs.q) if after is None else after
+
+
 def run_forward(
     call: Call,
     inputs: Inputs,
     flags: Flags,
     *,
-    first: int = 0,
-    count: int | None = None,
-    o: torch.Tensor | None = None,
+    o: torch.Tensor,
     initial: torch.Tensor | None = None,
-    from_checkpoint: bool = False,
     final: torch.Tensor | None = None,
     states: torch.Tensor | None = None,
     checkpoints: torch.Tensor | None = None,
-    plain: bool = True,
 ) -> None:
-    """Runs the forward over `count` chunks of every sequence, from chunk `first` on. An output of None is not computed.
+    """Runs the forward: o, and those of the other outputs that are not None.
 
-    Flags and marks are raised only if o is computed. `from_checkpoint`: `initial` holds checkpoints, and `states` has
-    room for `count` chunks of every sequence. `plain`: with the plain form, not only the kernels that repair what it
-    cannot do; for wide heads on Hopper it is in `wide.py`.
+    For wide heads on Hopper, whose plain form is in `wide.py`, only the kernels that repair what that cannot do.
     """
-    if call.plan.family == "triton":
-        initial = call.new_states(inputs.q, zero=True) if initial is None else initial
-        final = call.new_states(inputs.q) if final is None else final
-    count = call.chunks if count is None else count
-    if plain and call.plan.family == "hopper":
-        narrow.run_forward(
-            call, inputs, flags, first=first, count=count, from_checkpoint=from_checkpoint, o=o, initial=initial,
-            final=final, states=states, checkpoints=checkpoints,
-        )  # fmt: skip
-    tensors = (inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows)
-    numbers = (inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H, first, count, call.every)
-    switches = {
+    initial, final = _given_states(call, inputs, initial, final)
+    outputs: dict[str, Any] = {
+        "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
+    }  # fmt: skip
+    if call.plan.family != "wide":
+        run_plain_forward(call, inputs, flags, first=0, count=call.chunks, from_checkpoint=False, **outputs)
+    if not call.gated:
+        return
+    _launch_strong(
+        call,
+        (
+            inputs.q, inputs.k, inputs.v, inputs.g, o, flags.rows, flags.marks, inputs.cu_seqlens, call.scale,
+            *inputs.strides(), call.T, call.H,
+        ),
+        flags, backward=False,
+    )  # fmt: skip
+    tile, rows = exact_tile(call.K, call.V, call.dtype), call.sequences * call.H
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, inputs.cu_seqlens,
+        call.scale, *inputs.strides(), call.T, call.H, call.every, rows,
+    )  # fmt: skip
+    programs = min(rows * call.parts(tile), EXACT_PROGRAMS)
+    call.launch(gla_forward_exact, tile, (programs,), arguments, _forward_switches(**outputs))
+
+
+def _forward_switches(
+    o: torch.Tensor | None, initial: torch.Tensor | None, final: torch.Tensor | None, states: torch.Tensor | None,
+    checkpoints: torch.Tensor | None,
+) -> dict[str, Any]:  # fmt: skip
+    return {
         "HAS_INITIAL": initial is not None,
-        "FROM_CHECKPOINT": from_checkpoint,
         "STORE_O": o is not None,
         "STORE_FINAL": final is not None,
         "STORE_STATES": states is not None,
         "STORE_CHECKPOINTS": checkpoints is not None,
     }
-    rows = call.sequences * call.H
-    if plain and call.plan.family == "triton":
-        tile = call.plan.forward
-        call.launch(gla_forward_kernel, tile, (rows * call.parts(tile),), (*tensors, flags.marks, *numbers), switches)
-    if call.gated and o is not None:
-        _launch_strong(
-            call,
-            (
-                inputs.q, inputs.k, inputs.v, inputs.g, o, flags.rows, flags.marks, inputs.cu_seqlens, call.scale,
-                *inputs.strides(), call.T, call.H,
-            ),
-            flags, backward=False,
+
+
+def run_plain_forward(
+    call: Call,
+    inputs: Inputs,
+    flags: Flags,
+    *,
+    first: int,
+    count: int,
+    from_checkpoint: bool,
+    o: torch.Tensor | None = None,
+    initial: torch.Tensor | None = None,
+    final: torch.Tensor | None = None,
+    states: torch.Tensor | None = None,
+    checkpoints: torch.Tensor | None = None,
+) -> None:
+    """Runs the plain form over `count` chunks of every sequence, from chunk `first` on; not for wide heads on Hopper.
+
+    An output of None is not computed. Flags and marks are raised only if o is. `from_checkpoint`: `initial` holds
+    checkpoints, and `states` has room for `count` chunks of every sequence.
+    """
+    if call.plan.family == "hopper":
+        narrow.run_forward(
+            call, inputs, flags, first=first, count=count, from_checkpoint=from_checkpoint, o=o, initial=initial,
+            final=final, states=states, checkpoints=checkpoints,
         )  # fmt: skip
-    if call.gated:
-        tile = exact_tile(call.K, call.V, call.dtype)
-        programs = min(rows * call.parts(tile), EXACT_PROGRAMS)
-        call.launch(gla_forward_exact, tile, (programs,), (*tensors, *numbers, rows), switches)
+        return
+    initial, final = _given_states(call, inputs, initial, final)
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, flags.marks,
+        inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H, first, count, call.every,
+    )  # fmt: skip
+    switches = _forward_switches(o, initial, final, states, checkpoints) | {"FROM_CHECKPOINT": from_checkpoint}
+    programs = call.sequences * call.H * call.parts(call.plan.forward)
+    call.launch(gla_forward_kernel, call.plan.forward, (programs,), arguments, switches)
 
 
 def strong_kernel(call: Call, backward: bool) -> Any:
@@ -104,55 +143,104 @@ def run_backward(
     failed: torch.Tensor,
     gradients: Gradients,
     *,
-    first: int = 0,
-    count: int | None = None,
-    from_checkpoint: bool = False,
-    dfinal: torch.Tensor | None = None,
-    dinitial: torch.Tensor | None = None,
-    plain: bool = True,
+    dfinal: torch.Tensor | None,
+    dinitial: torch.Tensor | None,
 ) -> None:
-    """Runs the backward over `count` chunks of every sequence, from chunk `first` on, whose states are in `states`.
+    """Runs the backward from the states of all chunks; for wide heads on Hopper only the exact kernel.
 
-    With gates `dinitial` is needed. `plain`: with the plain form, not only the exact kernel; for wide heads on Hopper
-    it is in `wide.py`.
+    With gates `dinitial` is needed.
     """
-    if call.plan.family == "triton":
-        dfinal = call.new_states(inputs.q, zero=True) if dfinal is None else dfinal
-        dinitial = call.new_states(inputs.q) if dinitial is None else dinitial
-    count = call.chunks if count is None else count
-    if plain and call.plan.family == "hopper":
+    dfinal, dinitial = _given_states(call, inputs, dfinal, dinitial)
+    if call.plan.family != "wide":
+        run_plain_backward(
+            call, inputs, do, states, flags, failed, gradients, first=0, count=call.chunks, from_checkpoint=False,
+            dfinal=dfinal, dinitial=dinitial,
+        )  # fmt: skip
+    if call.gated:
+        rows = call.sequences * call.H
+        arguments = (
+            inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags.rows, failed, dfinal,
+            gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
+            call.scale, *inputs.strides(do), call.T, call.H, rows,
+        )  # fmt: skip
+        tile = exact_tile(call.K, call.V, call.dtype)
+        switches = {"HAS_DFINAL": dfinal is not None}
+        call.launch(gla_backward_exact, tile, (min(rows, EXACT_PROGRAMS),), arguments, switches)
+
+
+def run_plain_backward(
+    call: Call,
+    inputs: Inputs,
+    do: torch.Tensor,
+    states: torch.Tensor,
+    flags: Flags,
+    failed: torch.Tensor,
+    gradients: Gradients,
+    *,
+    first: int,
+    count: int,
+    from_checkpoint: bool,
+    dfinal: torch.Tensor | None,
+    dinitial: torch.Tensor | None,
+) -> None:
+    """Runs the plain form over `count` chunks of every sequence, from chunk `first` on; not for wide heads on Hopper.
+
+    `from_checkpoint`: `states` has room for `count` chunks of every sequence.
+    """
+    if call.plan.family == "hopper":
         narrow.run_backward(
             call, inputs, do, states, flags, failed, gradients, first=first, count=count,
             from_checkpoint=from_checkpoint, dfinal=dfinal, dinitial=dinitial,
         )  # fmt: skip
+        return
+    dfinal, dinitial = _given_states(call, inputs, dfinal, dinitial)
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags.rows, failed, dfinal,
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
         call.scale, *inputs.strides(do), call.T, call.H, first, count,
     )  # fmt: skip
-    switches = {
-        "FROM_CHECKPOINT": from_checkpoint,
-        "HAS_DFINAL": dfinal is not None,
-        "STORE_DINITIAL": dinitial is not None,
-    }
+    programs = call.sequences * call.H * call.gradient_parts
+    switches = {"FROM_CHECKPOINT": from_checkpoint}
+    call.launch(gla_backward_kernel, call.plan.backward, (programs,), arguments, switches)
+
+
+def run_exact_backward_from_checkpoints(
+    call: Call,
+    inputs: Inputs,
+    do: torch.Tensor,
+    checkpoints: torch.Tensor,
+    failed: torch.Tensor,
+    gradients: Gradients,
+    *,
+    room: int,
+    dfinal: torch.Tensor | None,
+    dinitial: torch.Tensor | None,
+) -> None:
+    """Computes all gradients of the sequences and heads in `failed` [N, H] again, in one launch.
+
+    A program has memory of its own for the states behind one checkpoint. `room`: states that fit into the memory which
+    the plain form has needed for them, and which is free again; it bounds the number of programs.
+    """
     rows = call.sequences * call.H
-    if plain and call.plan.family == "triton":
-        call.launch(gla_backward_kernel, call.plan.backward, (rows * call.gradient_parts,), arguments, switches)
-    if call.gated:
-        tile = exact_tile(call.K, call.V, call.dtype)
-        call.launch(gla_backward_exact, tile, (min(rows, EXACT_PROGRAMS),), (*arguments, rows), switches)
+    programs = min(rows, EXACT_PROGRAMS, room // call.every)
+    states = inputs.q.new_empty((programs, call.every, call.K, call.V), dtype=call.operands.dtype)
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, do, checkpoints, states, failed, dfinal,
+        gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
+        call.scale, *inputs.strides(do), call.T, call.H, call.every, rows,
+    )  # fmt: skip
+    tile = exact_tile(call.K, call.V, call.dtype)
+    switches = {"HAS_DFINAL": dfinal is not None}
+    call.launch(gla_backward_exact_recomputing, tile, (programs,), arguments, switches)
 
 
 def run_strong_backward(
-    call: Call, inputs: Inputs, do: torch.Tensor, flags: Flags, failed: torch.Tensor, gradients: Gradients, count: int
+    call: Call, inputs: Inputs, do: torch.Tensor, flags: Flags, failed: torch.Tensor, gradients: Gradients
 ) -> None:
-    """Completes the gradients of chunks with strong gates, after those of all chunks have been computed.
-
-    `failed` [pieces, N, H] has the flags of pieces of `count` chunks of every sequence.
-    """
+    """Completes the gradients of chunks with strong gates, but for the sequences and heads in `failed` [N, H]."""
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, do, flags.rows, failed, flags.marks,
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale, *inputs.strides(do),
-        call.sequences, call.T, call.H, count,
+        call.T, call.H,
     )  # fmt: skip
     _launch_strong(call, arguments, flags, backward=True)

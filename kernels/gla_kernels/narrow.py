@@ -2,7 +2,7 @@
 
 Few heads of a long sequence would leave most of the GPU idle. So sequences are cut: first the state that each piece
 adds is computed, a scan gives the states at the borders, and then pieces are independent (see `wide_pieces.py`, which
-does the same for wide heads).
+does the same for wide heads). So is a backward of several packed sequences from checkpoints, whatever the heads.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,22 @@ def choose_pieces(call: Call, multiple: int = 1) -> Run:
 
 @decided_once
 def recomputed_groups(call: Call) -> Sequence[Run]:
-    """Runs of pieces of `call.every` chunks for a backward from checkpoints; none if it does not cut sequences."""
-    return () if is_whole(call, choose_pieces(call, call.every)) else tuple(groups(call))
+    """Runs of pieces of `call.every` chunks for a backward from checkpoints; none if all sequences take a piece a time.
+
+    Of several packed sequences, each may have all tokens for all that is known when kernels are launched. A piece a
+    time would take launches for that many pieces, most of which no sequence has.
+    """
+    if call.plan.family != "hopper":
+        return ()
+    packed = call.varlen and call.sequences > 1 and call.chunks > call.every
+    return tuple(groups(call)) if packed or not is_whole(call, choose_pieces(call, call.every)) else ()
 
 
 @decided_once
 def form(call: Call) -> tuple[object, ...]:
     """The part of a call's sizes that decides which kernels it launches."""
-    return tuple(is_whole(call, choose_pieces(call, multiple)) for multiple in (1, call.every))
+    forwards = (is_whole(call, choose_pieces(call, multiple)) for multiple in (1, call.every))
+    return *forwards, bool(recomputed_groups(call)), call.chunks > call.every
 
 
 def _borders(
@@ -129,8 +137,9 @@ def run_backward_in_groups(
 ) -> None:  # fmt: skip
     """Runs the backward from checkpoints over `recomputed_groups`, whose states are recomputed."""
     first, *others = recomputed_groups(call)
-    states = inputs.q.new_empty(call.state_shape(first.count * first.chunks))
     after = _borders(call, inputs, inputs.q, do, cut(call, call.every), dfinal, dinitial, reverse=True)
+    # Behind the borders, whose own scratch memory is free again.
+    states = inputs.q.new_empty(call.state_shape(first.count * first.chunks))
     for run in (first, *others):
         here = slice(run.base, run.base + run.count)
         _forward(call, inputs, flags, run, from_checkpoint=True, initial=checkpoints[here], states=states)

@@ -8,7 +8,14 @@ import torch
 from gla_kernels import narrow, wide, wide_pieces
 from gla_kernels.buffers import Flags, Gradients, Inputs, failure_flags, flag_buffer, on_meta, readable
 from gla_kernels.call import Call, make_call
-from gla_kernels.launches import run_backward, run_forward, run_strong_backward
+from gla_kernels.launches import (
+    run_backward,
+    run_exact_backward_from_checkpoints,
+    run_forward,
+    run_plain_backward,
+    run_plain_forward,
+    run_strong_backward,
+)
 from gla_kernels.rehearsal import rehearsing, unrehearsed
 
 # What a forward keeps for the backward. Integers, because an operator's schema has no enums. Checkpoints (a state every
@@ -145,62 +152,60 @@ def launch_backward(
     buffer: torch.Tensor, has_initial: bool, keep: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Launches all kernels of the backward, recomputing states from checkpoints if needed. `buffer`: see `Flags`."""
-    q = inputs.q
     gradients = Gradients.empty(call, inputs)
-    materialized = keep == KEEP_STATES
-    wide_heads = call.plan.family == "wide"
-    groups = () if materialized or call.plan.family != "hopper" else narrow.recomputed_groups(call)
-    # These are done in one go; the pieces below are those of the exact kernels alone.
-    at_once = wide_heads or bool(groups)
-    count = call.chunks if materialized or at_once else call.every
     flags = Flags.of(call, buffer)
-    if at_once and call.gated and not materialized:
-        # The exact kernels recompute the states of heads that either pass has flagged.
-        failed = flags.rows.clone().unsqueeze(0)
-    else:
-        failed = failure_flags(call, q, -(-call.chunks // count))
-    dinitial = call.new_states(q) if has_initial or call.gated else None
-    if wide_heads:
+    materialized = keep == KEEP_STATES
+    # From checkpoints, one exact kernel computes what either pass has flagged; it needs no states of the plain form.
+    failed = failure_flags(flags, after_forward=call.gated and not materialized)
+    # With gates, the exact kernel passes the state's gradient on in it.
+    dinitial = call.new_states(inputs.q) if has_initial or call.gated else None
+    states: dict[str, Any] = {"dfinal": dfinal, "dinitial": dinitial}
+    if call.plan.family == "wide":
         wide.run_backward(
-            call, inputs, do, kept, flags, failed[0], gradients, dfinal=dfinal, dinitial=dinitial,
-            materialized=materialized,
+            call, inputs, do, kept, flags, failed, gradients, materialized=materialized, **states
         )  # fmt: skip
-    elif groups:
-        narrow.run_backward_in_groups(
-            call, inputs, do, kept, flags, failed[0], gradients, dfinal=dfinal, dinitial=dinitial
-        )
+    elif not materialized:
+        _run_plain_backward_from_checkpoints(call, inputs, do, kept, flags, failed, gradients, **states)
     if materialized:
-        run_backward(call, inputs, do, kept, flags, failed[0], gradients, dfinal=dfinal, dinitial=dinitial)
-    elif at_once and call.gated:
-        flags = flags._replace(rows=failed[0])
-        # As many chunks at a time as the plain form had scratch memory for, which is free again.
-        room = groups[0].count * groups[0].chunks if groups else wide_pieces.scratch_slots(call)
-        several = max(1, room // (call.sequences * call.every))
-        _backward_by_pieces(
-            call, inputs, do, kept, flags, failed.expand(-(-call.chunks // (call.every * several)), -1, -1), gradients,
-            call.every * several, dfinal, dinitial, plain=False,
+        run_backward(call, inputs, do, kept, flags, failed, gradients, **states)
+    elif call.gated:
+        run_exact_backward_from_checkpoints(
+            call, inputs, do, kept, failed, gradients, room=_scratch_states(call), **states
         )  # fmt: skip
-    elif not at_once:
-        _backward_by_pieces(call, inputs, do, kept, flags, failed, gradients, count, dfinal, dinitial)
     if call.gated:
-        run_strong_backward(call, inputs, do, flags, failed, gradients, count)
+        run_strong_backward(call, inputs, do, flags, failed, gradients)
     return *gradients.summed(inputs), dinitial if has_initial else None
 
 
-def _backward_by_pieces(
+def _scratch_states(call: Call) -> int:
+    """States that the plain form has in memory at the same time in a backward from checkpoints."""
+    if call.plan.family == "wide":
+        chunks = wide_pieces.scratch_slots(call)
+    elif groups := narrow.recomputed_groups(call):
+        chunks = groups[0].count * groups[0].chunks
+    else:
+        chunks = call.sequences * call.every
+    return chunks * call.H
+
+
+def _run_plain_backward_from_checkpoints(
     call: Call, inputs: Inputs, do: torch.Tensor, checkpoints: torch.Tensor, flags: Flags, failed: torch.Tensor,
-    gradients: Gradients, count: int, dfinal: torch.Tensor | None, dinitial: torch.Tensor | None,
-    plain: bool = True,
+    gradients: Gradients, *, dfinal: torch.Tensor | None, dinitial: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """The backward of pieces of `count` chunks, the last first, whose states are recomputed from checkpoints."""
-    scratch = inputs.q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
-    dafter = dfinal
-    for first in reversed(range(0, call.chunks, count)):
-        piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True, "plain": plain}
-        run_forward(call, inputs, flags, initial=checkpoints, states=scratch, **piece)
-        dbefore = call.new_states(inputs.q) if first > 0 else dinitial
-        run_backward(
-            call, inputs, do, scratch, flags, failed[first // count], gradients, dfinal=dafter, dinitial=dbefore,
-            **piece,
+    """The plain form's backward of narrow heads and of the portable kernels, which recomputes the states."""
+    if narrow.recomputed_groups(call):
+        narrow.run_backward_in_groups(
+            call, inputs, do, checkpoints, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial
         )  # fmt: skip
-        dafter = dbefore
+        return
+    count = call.every
+    scratch = inputs.q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
+    after = dfinal
+    for first in reversed(range(0, call.chunks, count)):
+        piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True}
+        run_plain_forward(call, inputs, flags, initial=checkpoints, states=scratch, **piece)
+        before = call.new_states(inputs.q) if first > 0 else dinitial
+        run_plain_backward(
+            call, inputs, do, scratch, flags, failed, gradients, dfinal=after, dinitial=before, **piece
+        )  # fmt: skip
+        after = before

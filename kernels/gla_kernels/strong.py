@@ -101,14 +101,14 @@ def first_raised(found, lanes):
 def marked_chunk(place, mark, H, cu, T, C: tl.constexpr, VARLEN: tl.constexpr):
     """n, head, batch row, first token and rows left of a chunk and head with mark n + 1, at a place among all marks.
 
-    The batch row and the token have 64 bits. The last result is the chunk's number in its sequence.
+    The batch row and the token have 64 bits.
     """
     n = mark - 1
     h = place % H
     b, begin, length = locate(cu, n, T, VARLEN)
     chunk = place // H - first_slot(n, begin, length, C, VARLEN)
     b = b.to(tl.int64) if not VARLEN else b
-    return n, h, b, (begin + chunk * C).to(tl.int64), length - chunk * C, chunk
+    return n, h, b, (begin + chunk * C).to(tl.int64), length - chunk * C
 
 
 @triton.jit(do_not_specialize=["T", "H", "items"])
@@ -148,7 +148,7 @@ def gla_forward_strong(
         while lane < MARKS_AT_ONCE:
             mark = tl.sum(tl.where(lanes == lane, found, 0), axis=0)
             item = tl.program_id(0) + (i * MARKS_AT_ONCE + lane) * tl.num_programs(0)
-            n, h, b, t, rows_left, _ = marked_chunk(item, mark, H, cu, T, C, VARLEN)
+            n, h, b, t, rows_left = marked_chunk(item, mark, H, cu, T, C, VARLEN)
             if tl.load(flags + n * H + h) == 0:
                 h_wide = h.to(tl.int64)
                 scores = missing_scores(
@@ -211,12 +211,12 @@ def add_gradients(
         store_tile(dg, bdg, steps, cols, grad_t, rows_left, K)
 
 
-@triton.jit(do_not_specialize=["T", "H", "count", "items"])
+@triton.jit(do_not_specialize=["T", "H", "items"])
 def gla_backward_strong(
     q, k, v, g,
     do,  # [B, T, H, V], any strides of B, T and H
-    flags,  # [N, H] int32: sequences and heads that the exact kernel computes
-    failed,  # [pieces, N, H] int32: the same, for pieces of `count` chunks of every sequence
+    flags,  # [N, H] int32: sequences and heads that the exact kernel computes, because of the forward
+    failed,  # [N, H] int32: and because of the plain backward
     marks,  # [slots, H] int32, as the forward raised them
     dq,  # [B, T, H, PARTS, K], contiguous: the plain form's gradients, to be completed in the first part
     dk,  # [B, T, H, PARTS, K]
@@ -225,7 +225,7 @@ def gla_backward_strong(
     cu,
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
-    N, T, H, count,
+    T, H,
     items,  # slots times heads times the parts of a chunk's work: dv, and each block of key columns of the others
     K: tl.constexpr,
     V: tl.constexpr,
@@ -248,9 +248,9 @@ def gla_backward_strong(
         while lane < MARKS_AT_ONCE:
             mark = tl.sum(tl.where(lanes == lane, found, 0), axis=0)
             item = tl.program_id(0) + (i * MARKS_AT_ONCE + lane) * tl.num_programs(0)
-            n, h, b, t, rows_left, chunk = marked_chunk(item // parts, mark, H, cu, T, C, VARLEN)
+            n, h, b, t, rows_left = marked_chunk(item // parts, mark, H, cu, T, C, VARLEN)
             part = item % parts
-            given_up = tl.load(flags + n * H + h) | tl.load(failed + (chunk // count * N + n) * H + h)
+            given_up = tl.load(flags + n * H + h) | tl.load(failed + n * H + h)
             if given_up == 0:
                 h_wide = h.to(tl.int64)
                 row = (b * T + t) * H + h

@@ -365,6 +365,23 @@ def run_backward(
         # Frames are in the memory of dq and dk, which are written after the last read of a chunk's frames.
         frames = _make_frames(call, inputs, gradients.dq, gradients.dk, failed, excesses=excesses, reverse=True)
 
+    def walk_back(
+        run: Run, after: torch.Tensor | None, before: torch.Tensor | None, dstates: torch.Tensor | None
+    ) -> None:
+        """Computes the gradients of a run's states, and dv unless `_gradients` does."""
+        if frames is not None:
+            _walk(
+                call, inputs, frames, do, run, gradients.dv, failed,
+                reverse=True, initial=after, end=before, states=dstates,
+            )  # fmt: skip
+            return
+        _recurrence(
+            call, inputs, reverse, run, initial=after, end=before, states=dstates, raised=failed,
+            parked=gradients if parked else None, excesses=excesses,
+        )  # fmt: skip
+        if dstates is not None and not fused(call):
+            _readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed, excesses)
+
     def do_run(
         run: Run, after: torch.Tensor | None, before: torch.Tensor | None, states: torch.Tensor,
         dstates: torch.Tensor | None,
@@ -372,18 +389,7 @@ def run_backward(
         if one_kernel:
             _backward(call, inputs, do, run, states, after, before, flags.rows, failed, gradients)
             return
-        if frames is not None:
-            _walk(
-                call, inputs, frames, do, run, gradients.dv, failed,
-                reverse=True, initial=after, end=before, states=dstates,
-            )  # fmt: skip
-        else:
-            _recurrence(
-                call, inputs, reverse, run, initial=after, end=before, states=dstates, raised=failed,
-                parked=gradients if parked else None, excesses=excesses,
-            )  # fmt: skip
-            if dstates is not None and not fused(call):
-                _readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed, excesses)
+        walk_back(run, after, before, dstates)
         _gradients(call, inputs, do, run, states, dstates, excesses, flags.rows, failed, gradients)
 
     def new_dstates(chunks: int) -> torch.Tensor | None:
@@ -400,6 +406,14 @@ def run_backward(
         return
     states = inputs.q.new_empty(call.state_shape(scratch_slots(call)))
     dstates = new_dstates(len(states))
+    if carried and parked and not one_kernel:
+        # There is room for the gradients of all states at once, so only the states are recomputed slice by slice.
+        walk_back(whole(call), dfinal, dinitial, None)
+        slots = kept.unflatten(0, (call.sequences, -1))
+        for run in reversed(list(slices(call))):
+            _recurrence(call, inputs, forward, run, initial=slots[:, run.base], states=states)
+            _gradients(call, inputs, do, run, states, None, excesses, flags.rows, failed, gradients)
+        return
     if carried:
         before = call.new_states(inputs.q) if dinitial is None else dinitial
         # Zeros for the last slice, so that all slices use the same variant of the kernel.

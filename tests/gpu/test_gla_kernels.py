@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from gla_cases import GATES, Case, assert_close, cumulative, make_case, run, truth
+from gla_cases import GATES, Case, assert_close, cumulative, exact_from_checkpoints_alone, make_case, run, truth
 from gla_kernels import call, chunk_gla, chunk_linear_attn, kinds, launch, naive_recurrent_gla, ops, passes
 from gla_kernels.replay import Replay
 from torch import library
@@ -130,6 +130,32 @@ def test_packed_sequences_are_right(K, V, lengths, gate, materialize):
     assert_close(run(chunk_gla, case.inputs, case.grads, **options), case, bound_of(gate))
 
 
+@pytest.mark.parametrize("gate", ["mild", "resets", None])
+@pytest.mark.parametrize("H", [2, 100])
+def test_packed_narrow_heads_are_right_from_checkpoints(H, gate):
+    """With few heads, forwards are cut into pieces too."""
+    lengths = [3000, 0, 1, 1200, 64]
+    case = make_case(gate, H=H, K=64, V=64, lengths=lengths, dtype=torch.bfloat16, device="cuda")
+    options = {"cu_seqlens": cumulative(lengths, torch.int32, "cuda"), "materialize": False}
+    function = chunk_linear_attn if gate is None else chunk_gla
+    assert_close(run(function, case.inputs, case.grads, **options), case, bound_of(gate))
+
+
+@pytest.mark.parametrize("lengths", [None, [1300, 0, 1, 700]], ids=str)
+@pytest.mark.parametrize("gate", ["mild", "strong", "resets", "-inf"])
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (48, 16), (128, 256), (256, 512), (320, 64), (60, 100)])
+def test_the_exact_backward_is_right_over_several_checkpoints(K, V, gate, lengths, monkeypatch):
+    exact_from_checkpoints_alone(monkeypatch)
+    monkeypatch.setattr(kinds, "_known", {})
+    shape = {"B": 2, "T": 1300} if lengths is None else {"lengths": lengths}
+    case = make_case(gate, K=K, V=V, dtype=torch.bfloat16, device="cuda", **shape)
+    options = {} if lengths is None else {"cu_seqlens": cumulative(lengths, torch.int32, "cuda")}
+    found = run(chunk_gla, case.inputs, case.grads, materialize=False, **options)
+    assert_close(found, case, STRONG_BOUND)
+    again = run(chunk_gla, case.inputs, case.grads, materialize=False, **options)
+    assert all(torch.equal(found[name], again[name]) for name in found)
+
+
 @pytest.mark.parametrize("materialize", MODES)
 @pytest.mark.parametrize("gate", ["mild", "logsigmoid", "resets", None])
 @pytest.mark.parametrize(
@@ -246,14 +272,15 @@ def test_finite_inputs_of_any_size_never_give_nan(K, factors, materialize):
     assert all(x.isfinite().all() for x in found.values())
 
 
-@pytest.mark.parametrize("K", [64, 128, 256])
-def test_a_captured_graph_replays_the_same(K):
+@pytest.mark.parametrize("materialize", MODES)
+@pytest.mark.parametrize("K", [60, 64, 128, 256])
+def test_a_captured_graph_replays_the_same(K, materialize):
     """This also shows that no call waits for the GPU, because a capture would fail."""
     case = make_case("mild", B=2, T=500, K=K, V=K, dtype=torch.bfloat16, initial=False, device="cuda")
     leaves = [case.inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "g")]
 
     def step():
-        o, _ = chunk_gla(*leaves)
+        o, _ = chunk_gla(*leaves, materialize=materialize)
         return [o.detach(), *torch.autograd.grad(o, leaves, case.grads["o"])]
 
     expected = step()

@@ -10,8 +10,9 @@ import pytest
 
 # Bytes of shared memory that a program may have: CUDA programming guide, technical specifications.
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-# The kernels of the ops: forward and backward, plain, strong and exact with gates, plain without.
-KERNELS = 8
+# The kernels of the ops: forward and backward, plain, strong and exact with gates, plain without; and an exact backward
+# from checkpoints.
+KERNELS = 9
 
 # The command line for several shapes in one process, each with only the named kernels.
 SOME = """
@@ -127,7 +128,7 @@ def assert_wide_kernels_do_not_spill_much(found):
             assert kernel["stack_bytes"] <= (128 if kernel["kernel"] == "backward" else 64), kernel
             assert kernel["faulty_descriptors"] == 0
         else:
-            assert kernel["stack_bytes"] <= 2048, kernel
+            assert kernel["stack_bytes"] <= 2304, kernel
 
 
 # Every kernel there is, with gates in every form, without in one; for heads that fill no block where there is a choice.
@@ -136,7 +137,7 @@ WIDE = {
         "--key-dim 80 --value-dim 112": (
             "gated recurrence", "gated reverse recurrence", "gated forward", "gated forward, checkpoints",
             "gated gradients", "gated backward", "gated exact forward", "gated exact backward",
-            "recurrence", "forward", "gradients", "backward",
+            "gated exact backward from checkpoints", "recurrence", "forward", "gradients", "backward",
         ),
         "--key-dim 128 --value-dim 192": ("gated reverse recurrence, parked",),
         "--key-dim 128 --value-dim 128 --gates bf16": ("gated forward", "gated gradients", "gated backward"),
@@ -155,7 +156,7 @@ WIDE = {
         ),
         "--key-dim 512 --value-dim 320": (
             "gated readout", "gated reverse readout", "gated gradients", "gated exact forward", "gated exact backward",
-            "reverse readout", "gradients",
+            "gated exact backward from checkpoints", "reverse readout", "gradients",
         ),
     },
 }  # fmt: skip
@@ -186,7 +187,8 @@ LARGEST = [
 
 def test_the_largest_chunks_fit_a_hopper_gpu():
     """The kernels that need the most shared memory; for float16 also the exact ones."""
-    names, exact = ("gated forward", "gated backward"), ("gated exact forward", "gated exact backward")
+    names = ("gated forward", "gated backward")
+    exact = ("gated exact forward", "gated exact backward", "gated exact backward from checkpoints")
     compile_some({
         f"--key-dim {K} --value-dim {V} --dtype {dtype} --chunk {chunk}": names + exact * (dtype == "fp16")
         for K, V, dtype, chunk in LARGEST

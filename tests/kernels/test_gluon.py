@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from gla_cases import Case, assert_close, cumulative, make_case, run, truth
+from gla_cases import Case, assert_close, cumulative, exact_from_checkpoints_alone, make_case, run, truth
 from gla_kernels import call, chunk_gla, chunk_linear_attn, narrow, ops, passes, wide, wide_pieces
 from gla_kernels.buffers import Flags
 from gla_kernels.call import Call, make_call
@@ -107,8 +107,9 @@ def test_sequences_are_right_however_time_is_cut(shape, gate, multiprocessors, m
     assert_close(attend(case, gated=gate is not None, **options), case, BOUND)
 
 
+# Packed ones have at most one piece of 8 chunks each, or more.
 @pytest.mark.parametrize("gate", ["mild", "strong"])
-@pytest.mark.parametrize("lengths", [None, (150, 0, 1, 200, 64)], ids=str)
+@pytest.mark.parametrize("lengths", [None, (150, 0, 1, 200, 64), (600, 0, 1, 100, 64)], ids=str)
 def test_narrow_heads_are_right_from_checkpoints(lengths, gate):
     shape = {"B": 2, "T": 600} if lengths is None else {"lengths": lengths}
     options = {} if lengths is None else {"cu_seqlens": cumulative(lengths)}
@@ -129,7 +130,7 @@ def test_narrow_heads_are_right_in_pieces(gate, packed, materialize, monkeypatch
     monkeypatch.setattr(narrow, "_borders", cut)
     made = []
     flags_of = passes.failure_flags
-    monkeypatch.setattr(passes, "failure_flags", lambda *given: made.append(flags_of(*given)) or made[-1])
+    monkeypatch.setattr(passes, "failure_flags", lambda flags, **how: made.append(flags_of(flags, **how)) or made[-1])
     lengths = (700, 0, 1, 350)
     case = bfloat16_case(gate, H=1, K=48, V=64, **({"lengths": lengths} if packed else {"B": 2, "T": 600}))
     options = {"cu_seqlens": cumulative(lengths)} if packed else {}
@@ -177,7 +178,7 @@ def test_gates_that_are_nan_reach_the_results_and_the_flags(K, V):
 
 @pytest.mark.parametrize(
     ("K", "V", "T", "materialize"),
-    [(64, 64, 100, True), (64, 64, 300, True), (64, 64, 600, False), (144, 32, 100, True)],
+    [(64, 64, 100, True), (64, 64, 300, True), (64, 64, 600, False), (144, 32, 100, True), (96, 80, 100, False)],
 )
 def test_values_beyond_the_scaled_operands_range_go_to_the_exact_kernels(K, V, T, materialize, monkeypatch):
     # Two pieces of 300 or 600 tokens, of which the first is flagged.
@@ -188,6 +189,21 @@ def test_values_beyond_the_scaled_operands_range_go_to_the_exact_kernels(K, V, T
     case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
     found = attend(case, materialize=materialize)
     assert_close({name: found[name] for name in ("o", "dq", "dv", "final")}, case, BOUND)
+
+
+@product(
+    lambda heads, lengths: heads[0] in (48, 96) or (heads, lengths) == ((144, 32), "packed"),
+    heads=HEADS,
+    lengths={"one": None, "packed": (200, 0, 1, 70)},
+)
+def test_the_exact_backward_is_right_over_several_checkpoints(heads, lengths, monkeypatch):
+    exact_from_checkpoints_alone(monkeypatch)
+    monkeypatch.setattr(call, "chunks_per_checkpoint", lambda chunks: 2)
+    K, V = heads
+    shape = {"T": 270} if lengths is None else {"lengths": lengths}
+    case = bfloat16_case("one channel resets", H=1, K=K, V=V, **shape)
+    options = {} if lengths is None else {"cu_seqlens": cumulative(lengths)}
+    assert_close(attend(case, materialize=False, **options), case, BOUND)
 
 
 @pytest.mark.parametrize("gate", ["mild", "resets"])

@@ -35,8 +35,30 @@ def test_calls_of_the_same_form_launch_the_same_kernels(K, V, materialize, monke
         )  # fmt: skip
         gradients = Gradients.empty(call, inputs)
         wide.run_backward(
-            call, inputs, do, kept, flags, failure_flags(call, q, 1)[0], gradients,
+            call, inputs, do, kept, flags, failure_flags(flags, False), gradients,
             dfinal=None, dinitial=state, materialized=materialize,
         )  # fmt: skip
         assert seen.setdefault(wide_pieces.form(call), set(launched)) == launched, (B, T, H)
     assert len(seen) > 2
+
+
+def test_gradients_of_states_that_have_room_are_computed_at_once_and_states_slice_by_slice(monkeypatch):
+    call = Call(33, 2048, 4, 128, 256, 33, False, True, 1.0, torch.bfloat16, hopper_plan(128, 256, torch.bfloat16))
+    assert wide_pieces.carries(call)
+    assert wide_pieces.parks(call)
+    walks = []
+    monkeypatch.setattr(
+        Call,
+        "launch",
+        lambda self, kernel, tile, programs, arguments, switches, early=True: walks.append(
+            switches["REVERSE"] if kernel.__name__ == "wide_recurrence" else kernel.__name__
+        ),
+    )
+    q, k, v, do, g = (torch.empty(33, 2048, 4, D, device="meta") for D in (128, 128, 256, 256, 128))
+    inputs, flags = Inputs(q, k, v, g, None), Flags.of(call, flag_buffer(call, q))
+    wide.run_backward(
+        call, inputs, do, torch.empty(call.kept_shape(False), device="meta"), flags, failure_flags(flags, False),
+        Gradients.empty(call, inputs), dfinal=None, dinitial=torch.empty(call.state_shape(33), device="meta"),
+        materialized=False,
+    )  # fmt: skip
+    assert walks == [True, *[False, "wide_gradients"] * 4]
