@@ -260,8 +260,8 @@ def _store(pointer: Pointer, value: Any, mask: Any = None, eviction_policy: str 
 def _where(mask: Any, x: Any, y: Any) -> Any:
     if isinstance(x, Pointer):
         return x if bool(mask) else y
-    x, y = (_value(each) for each in (x, y))
-    return torch.where(_value(mask), x, y.to(x.dtype)) if x.dim() >= y.dim() else torch.where(mask, x.to(y.dtype), y)
+    mask, x, y = (_value(each) for each in (mask, x, y))
+    return torch.where(mask, x, y.to(x.dtype)) if x.dim() >= y.dim() else torch.where(mask, x.to(y.dtype), y)
 
 
 def _extreme(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:

@@ -44,22 +44,33 @@ MARKS_AT_ONCE = gl.constexpr(128)
 BV = gl.constexpr(64)
 
 
+@gluon.constexpr_function
+def words_layout(C: int) -> gl.NVMMASharedLayout:
+    """The layout of an operand [C, C], as [C, C / 2] integers that hold two of its numbers each."""
+    return gl.NVMMASharedLayout.get_default_for([C, C // 2], gl.int32)
+
+
 @gluon.jit
 def fill_sums(sums, C: gl.constexpr):
     """Fills [LEVELS, C, C]. At 1 and above: what sums the gates of that level's exponents; at 0: of all gates.
 
     In row i of a second half, the exponent is the sum from the half's beginning to i, in others that from i + 1 to the
     end of the half. At level 0 it is a row's own gate or nothing, which needs no product.
+
+    So a row has ones from i + 1 to the border of the halves, or from the border to i. The loop is not unrolled: this
+    code runs once, and a program that has one chunk to do waits for all instructions to come from memory.
     """
-    layout: gl.constexpr = accumulator(C)
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [gl.num_warps(), 1], [1, 0])
+    words = sums._reinterpret(gl.int32, [LEVELS, C, C // 2], words_layout(C))
     i = gl.arange(0, C, gl.SliceLayout(1, layout))[:, None]
-    j = gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]
-    sums.index(0).store(gl.full([C, C], 1.0, gl.bfloat16, layout))
-    for level in gl.static_range(1, LEVELS):
-        late = (i >> level) & 1
-        up_to_me = (j <= i).to(gl.int32)
-        summed = ((i ^ j) >> level == 0) & (up_to_me == late)
-        sums.index(level).store(gl.where(summed, 1.0, 0.0).to(gl.bfloat16))
+    j = gl.arange(0, C // 2, gl.SliceLayout(0, layout))[None, :] * 2
+    for level in range(opaque(gl.program_id(0) * 0 + LEVELS)):
+        border = (i >> level | 1) << level
+        begin = gl.where(level == 0, 0, gl.minimum(border, i + 1))
+        end = gl.where(level == 0, C, gl.maximum(border, i + 1))
+        low = gl.where((j >= begin) & (j < end), 0x3F80, 0)  # 1.0, and in the upper half of a word
+        high = gl.where((j + 1 >= begin) & (j + 1 < end), 0x3F800000, 0)
+        words.index(level).store(low | high)
     fence_async_shared()
 
 
@@ -205,18 +216,27 @@ def add_products(out, scores, tiles, x, x_t, out_t, rows_left, V: gl.constexpr):
 
 
 @gluon.jit
-def add_missing(
-    out, x, q, k, g, q_tile, k_tile, g_tile, scaled, tiles, sums, scale, out_t, x_t, q_t, k_t, g_t, rows_left,
-    LOWER: gl.constexpr, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
+def start_missing(
+    out, x, q, k, g, q_tile, k_tile, g_tile, tiles, out_t, x_t, q_t, k_t, g_t, rows_left,
+    K: gl.constexpr, V: gl.constexpr,
 ):  # fmt: skip
-    """Adds the missing P x (LOWER) or P^T x to the rows that `out` points to."""
+    """Starts the first copies for `missing_scores` and `add_products`."""
     fetch_keys(q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, 0, K)
     fetch_values(tiles, x, out, x_t, out_t, rows_left, 0, V)
     async_copy.commit_group()
+
+
+@gluon.jit
+def add_missing(
+    out, x, q, k, g, q_tile, k_tile, g_tile, scaled, tiles, sums, scale, out_t, x_t, q_t, k_t, g_t, rows_left,
+    C: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
+):  # fmt: skip
+    """Adds the missing P^T x to the rows that `out` points to."""
+    start_missing(out, x, q, k, g, q_tile, k_tile, g_tile, tiles, out_t, x_t, q_t, k_t, g_t, rows_left, K, V)
     pairs = missing_scores(
         q_tile, k_tile, g_tile, scaled, sums, q, k, g, scale, q_t, k_t, g_t, rows_left, C, K
     )  # fmt: skip
-    add_products(out, masked_operand(pairs, triangle(C, LOWER, True)), tiles, x, x_t, out_t, rows_left, V)
+    add_products(out, masked_operand(pairs, triangle(C, False, True)), tiles, x, x_t, out_t, rows_left, V)
 
 
 @gluon.jit
@@ -257,6 +277,26 @@ def first_raised(found):
     return gl.min(gl.where(found > 0, lane_numbers(), MARKS_AT_ONCE), axis=0)
 
 
+@gluon.jit
+def next_raised(marks, found, i, items, PER_MARK: gl.constexpr):
+    """Goes on until any mark is raised: the marks that were read last, their number i, and the raised one's lane.
+
+    `found`: the i-th marks, without those that are done. Without any mark the lane is MARKS_AT_ONCE.
+    """
+    lane = first_raised(found)
+    while (lane == MARKS_AT_ONCE) & ((i + 1) * MARKS_AT_ONCE * gl.num_programs(0) < items):
+        i += 1
+        found = marks_of(marks, i, items, PER_MARK)
+        lane = first_raised(found)
+    return found, i, lane
+
+
+@gluon.jit
+def output_row(ptr, b, t, h, T, H, W: gl.constexpr):
+    """Pointer to the row of batch row b, token t and head h of a contiguous [B, T, H, W], computed at every use."""
+    return ptr + ((b.to(gl.int64) * opaque(T) + t) * opaque(H) + h) * W
+
+
 @gluon.jit(do_not_specialize=["T", "H", "items"])
 def gla_forward_strong_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
@@ -280,31 +320,39 @@ def gla_forward_strong_hopper(
 ):  # fmt: skip
     """A program completes every num_programs-th item, a chunk and head, if it is marked."""
     begin_behind()
-    if any_raised(marks, items, 1) == 0:
+    found, i, lane = next_raised(marks, marks_of(marks, 0, items, 1), gl.program_id(0) * 0, items, 1)
+    if lane == MARKS_AT_ONCE:  # as in most calls
         return
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
     tiles = gl.allocate_shared_memory(gl.bfloat16, [4, C, BV], operand_layout(C, BV))
     sums = gl.allocate_shared_memory(gl.bfloat16, [LEVELS, C, C], operand_layout(C, C))
-    fill_sums(sums, C)
-    for i in range(gl.cdiv(items, MARKS_AT_ONCE * gl.num_programs(0))):
-        found = marks_of(marks, i, items, 1)
-        lane = first_raised(found)
-        while lane < MARKS_AT_ONCE:
-            mark = gl.sum(gl.where(lane_numbers() == lane, found, 0), axis=0)
-            item = gl.program_id(0) + (i * MARKS_AT_ONCE + lane) * gl.num_programs(0)
-            n, h, b, t, rows_left, _chunk = marked_chunk(item, mark, H, cu, T, C, VARLEN)
-            if gl.load(flags + n * H + h) == 0:
-                thread_barrier()
-                token = (b.to(gl.int64) * T + t) * H + h
-                add_missing(
-                    o + token * V, row_of(v, b, t, h, v_b, v_t, v_h), row_of(q, b, t, h, q_b, q_t, q_h),
-                    row_of(k, b, t, h, k_b, k_t, k_h), row_of(g, b, t, h, g_b, g_t, g_h), q_tile, k_tile, g_tile,
-                    tiles, tiles, sums, scale, H * V, v_t, q_t, k_t, g_t, rows_left, True, C, K, V,
-                )  # fmt: skip
-            found = gl.where(lane_numbers() == lane, 0, found)
-            lane = first_raised(found)
+    filled = lane * 0  # whether `sums` is
+    while lane < MARKS_AT_ONCE:
+        item = gl.program_id(0) + (i * MARKS_AT_ONCE + lane) * gl.num_programs(0)
+        n, h, b, t, rows_left, _chunk = marked_chunk(item, gl.load(marks + item), opaque(H), cu, opaque(T), C, VARLEN)
+        if gl.load(flags + n * H + h) == 0:
+            thread_barrier()
+            start_missing(
+                output_row(o, b, t, h, T, H, V), row_of(v, b, t, h, v_b, v_t, v_h), row_of(q, b, t, h, q_b, q_t, q_h),
+                row_of(k, b, t, h, k_b, k_t, k_h), row_of(g, b, t, h, g_b, g_t, g_h), q_tile, k_tile, g_tile, tiles,
+                H * V, v_t, q_t, k_t, g_t, rows_left, K, V,
+            )  # fmt: skip
+            if filled == 0:  # while the first copies come
+                fill_sums(sums, C)
+                filled += 1
+            # Addresses are computed again, because registers are short.
+            pairs = missing_scores(
+                q_tile, k_tile, g_tile, tiles, sums, row_of(q, b, t, h, q_b, q_t, q_h),
+                row_of(k, b, t, h, k_b, k_t, k_h), row_of(g, b, t, h, g_b, g_t, g_h), scale, q_t, k_t, g_t, rows_left,
+                C, K,
+            )  # fmt: skip
+            add_products(
+                output_row(o, b, t, h, T, H, V), masked_operand(pairs, triangle(C, True, True)), tiles,
+                row_of(v, b, t, h, v_b, v_t, v_h), v_t, H * V, rows_left, V,
+            )  # fmt: skip
+        found, i, lane = next_raised(marks, gl.where(lane_numbers() == lane, 0, found), i, items, 1)
 
 
 @gluon.jit
@@ -467,7 +515,7 @@ def gla_backward_strong_hopper(
                 if part == 0:
                     add_missing(
                         dv + token * V, do_at, q_at, k_at, g_at, q_tile, k_tile, g_tile, scaled, tiles, sums, scale,
-                        H * V, do_t, q_t, k_t, g_t, rows_left, False, C, K, V,
+                        H * V, do_t, q_t, k_t, g_t, rows_left, C, K, V,
                     )  # fmt: skip
                 else:
                     add_gradients(
