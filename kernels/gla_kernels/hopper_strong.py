@@ -115,17 +115,24 @@ def fetch_keys(
 
 
 @gluon.jit
-def load_keys(q_tile, k_tile, g_tile, g, sums, scale, C: gl.constexpr):
-    """From a chunk's tiles: q times the missing share and the scale, k, that factor of q, the gates, and their parts.
+def gate_parts(g_tile):
+    """The memory of a tile of gates [C, BK] as [2, C, BK] bfloat16."""
+    C: gl.constexpr = g_tile.shape[0]
+    BK: gl.constexpr = g_tile.shape[1]
+    return g_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
 
-    All but the last are (C, BK) float32, with a factor of q that is the same in every row; see `strong.py`. The last is
-    [2, C, BK] in the memory of g_tile.
+
+@gluon.jit
+def load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C: gl.constexpr):
+    """From a chunk's tiles: q times the missing share and the scale, k, that factor of q, and the gates.
+
+    All are (C, BK) float32, with a factor of q that is the same in every row; see `strong.py`. The gates' parts are
+    stored to `halves` [2, C, BK], which may have the memory of g_tile.
     """
     BK: gl.constexpr = q_tile.shape[1]
     key_tile: gl.constexpr = accumulator(BK)
     bits: gl.constexpr = g.dtype.element_ty.primitive_bitwidth
     high, low = split(not_less(read_gates(g_tile, g, copy_layout(BK, bits))))
-    halves = g_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     thread_barrier()
     halves.index(0).store(high)
     halves.index(1).store(low)
@@ -137,16 +144,18 @@ def load_keys(q_tile, k_tile, g_tile, g, sums, scale, C: gl.constexpr):
     q = q_tile.load(key_tile).to(gl.float32)
     total = warpgroup_mma_wait(0, deps=[total])
     weight = (1.0 - gl.exp2(excess(total))) * scale
-    return q * weight, k, weight, gates, halves
+    return q * weight, k, weight, gates
 
 
 @gluon.jit
 def missing_scores(
-    q_tile, k_tile, g_tile, tiles, sums, q, k, g, scale, q_t, k_t, g_t, rows_left, C: gl.constexpr, K: gl.constexpr
+    q_tile, k_tile, g_tile, halves, scaled, tiles, sums, q, k, g, x, y, scale, q_t, k_t, g_t, x_t, y_t, rows_left,
+    C: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
 ):  # fmt: skip
     """The missing scores (C, C) of the chunk whose first row q, k and g point to, and their mirror image above.
 
-    The copy of the first key columns is under way. `tiles` has room for two tiles (C, BK).
+    The copy of the first key columns is under way; the first value columns' is when this ends. `scaled` ends with two
+    tiles (C, BK) that are free, and `tiles` begins with two that may be those of the keys' copies.
     """
     BK: gl.constexpr = q_tile.shape[1]
     key_tile: gl.constexpr = accumulator(BK)
@@ -154,49 +163,75 @@ def missing_scores(
     for column in range(0, K, BK):
         async_copy.wait_group(0)
         thread_barrier()
-        bq, bk, _weight, gates, halves = load_keys(q_tile, k_tile, g_tile, g, sums, scale, C)
+        bq, bk, _weight, gates = load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C)
         own = gl.convert_layout(gl.sum(bq * bk, axis=1), gl.SliceLayout(1, accumulator(C)))
         pairs += gl.where(diagonal(C), own[:, None], 0.0)
         factor = gl.exp2(gl.where(is_late(0, C, key_tile), gates, 0.0))
         for level in range(opaque(rows_left * 0 + LEVELS)):
             # Beyond the last level too, where it is not used.
             exponents = start_sums(sums, gl.minimum(level + 1, LEVELS - 1), halves, C, BK)
-            tile = tiles.index(level % 2)
+            tile = scaled.index(scaled.shape[0] - 2 + level % 2)
             tile.store((gl.where(is_late(level, C, key_tile), bq, bk) * factor).to(gl.bfloat16))
             fence_async_shared()
             thread_barrier()
             scores = product(tile, tile.permute((1, 0)), C, C)
+            if level == 0:  # all have read the last copies, and nothing is read from shared memory for a while
+                if K > BK:
+                    if column + BK < K:
+                        fetch_keys(q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, column + BK, K)
+                        async_copy.commit_group()
+                    else:
+                        first_values(tiles, x, y, x_t, y_t, rows_left, V)
+                else:
+                    first_values(tiles, x, y, x_t, y_t, rows_left, V)
             scores, exponents = warpgroup_mma_wait(0, deps=[scores, exponents])
             factor = gl.exp2(exponents)
             pairs += gl.where(at_level(level, C), scores, 0.0)
-        if K > BK:
-            thread_barrier()
-            if column + BK < K:
-                fetch_keys(q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, column + BK, K)
-                async_copy.commit_group()
     return pairs
 
 
 @gluon.jit
+def value_tiles(tiles, column):
+    """The pair of tiles for value columns from `column` on; `tiles` has two or three pairs, which take turns."""
+    place = column // BV % (tiles.shape[0] // 2) * 2
+    return tiles.index(place), tiles.index(place + 1)
+
+
+@gluon.jit
 def fetch_values(tiles, x, y, x_t, y_t, rows_left, column, V: gl.constexpr):
-    """Starts copying value columns from `column` on of the rows of x and y: into tiles 2 and 3, then 0 and 1."""
-    place = 2 - column // BV % 2 * 2
-    fetch(tiles.index(place), x + column, x_t, rows_left, V, copy_layout(BV, 16), column)
-    fetch(tiles.index(place + 1), y + column, y_t, rows_left, V, copy_layout(BV, 16), column)
+    """Starts copying value columns from `column` on of the rows of x and y, as a group of its own."""
+    x_tile, y_tile = value_tiles(tiles, column)
+    fetch(x_tile, x + column, x_t, rows_left, V, copy_layout(BV, 16), column)
+    fetch(y_tile, y + column, y_t, rows_left, V, copy_layout(BV, 16), column)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def first_values(tiles, x, y, x_t, y_t, rows_left, V: gl.constexpr):
+    """Starts copying the first value columns: all but one of the pairs of tiles."""
+    fetch_values(tiles, x, y, x_t, y_t, rows_left, 0, V)
+    if tiles.shape[0] > 4:
+        if V > BV:
+            fetch_values(tiles, x, y, x_t, y_t, rows_left, BV, V)
 
 
 @gluon.jit
 def next_values(tiles, x, y, x_t, y_t, rows_left, column, V: gl.constexpr):
-    """Waits for the tiles of value columns from `column` on, starts copying the next ones, and returns the tiles."""
-    async_copy.wait_group(0)
+    """Waits for the tiles of value columns from `column` on, starts copying more, and returns the tiles."""
+    ahead: gl.constexpr = (tiles.shape[0] // 2 - 1) * BV
+    if ahead > BV:
+        if column + BV < V:
+            async_copy.wait_group(1)
+        else:
+            async_copy.wait_group(0)
+    else:
+        async_copy.wait_group(0)
     fence_async_shared()
     thread_barrier()
-    if V > BV:  # else the compiler fails on code that never runs
-        if column + BV < V:
-            fetch_values(tiles, x, y, x_t, y_t, rows_left, column + BV, V)
-            async_copy.commit_group()
-    place = 2 - column // BV % 2 * 2
-    return tiles.index(place), tiles.index(place + 1)
+    if ahead < V:  # else the compiler fails on code that never runs
+        if column + ahead < V:
+            fetch_values(tiles, x, y, x_t, y_t, rows_left, column + ahead, V)
+    return value_tiles(tiles, column)
 
 
 @gluon.jit
@@ -216,14 +251,11 @@ def add_products(out, scores, tiles, x, x_t, out_t, rows_left, V: gl.constexpr):
 
 
 @gluon.jit
-def start_missing(
-    out, x, q, k, g, q_tile, k_tile, g_tile, tiles, out_t, x_t, q_t, k_t, g_t, rows_left,
-    K: gl.constexpr, V: gl.constexpr,
-):  # fmt: skip
-    """Starts the first copies for `missing_scores` and `add_products`."""
-    fetch_keys(q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, 0, K)
-    fetch_values(tiles, x, out, x_t, out_t, rows_left, 0, V)
-    async_copy.commit_group()
+def first_gates(tiles, BK: gl.constexpr):
+    """The memory of the first two tiles (the first, if BK is 32) as a tile of gates [C, BK]."""
+    C: gl.constexpr = tiles.shape[1]
+    count: gl.constexpr = tiles.shape[0] * BV // (2 * BK)
+    return tiles._reinterpret(gl.float32, [count, C, BK], gate_layout()).index(0)
 
 
 @gluon.jit
@@ -232,9 +264,12 @@ def add_missing(
     C: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
 ):  # fmt: skip
     """Adds the missing P^T x to the rows that `out` points to."""
-    start_missing(out, x, q, k, g, q_tile, k_tile, g_tile, tiles, out_t, x_t, q_t, k_t, g_t, rows_left, K, V)
+    copied = first_gates(tiles, q_tile.shape[1])
+    fetch_keys(q_tile, k_tile, copied, q, k, g, q_t, k_t, g_t, rows_left, 0, K)
+    async_copy.commit_group()
     pairs = missing_scores(
-        q_tile, k_tile, g_tile, scaled, sums, q, k, g, scale, q_t, k_t, g_t, rows_left, C, K
+        q_tile, k_tile, copied, gate_parts(g_tile), scaled, tiles, sums, q, k, g, x, out, scale, q_t, k_t, g_t, x_t,
+        out_t, rows_left, C, K, V,
     )  # fmt: skip
     add_products(out, masked_operand(pairs, triangle(C, False, True)), tiles, x, x_t, out_t, rows_left, V)
 
@@ -323,10 +358,10 @@ def gla_forward_strong_hopper(
     found, i, lane = next_raised(marks, marks_of(marks, 0, items, 1), gl.program_id(0) * 0, items, 1)
     if lane == MARKS_AT_ONCE:  # as in most calls
         return
-    q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
-    k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
-    g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
-    tiles = gl.allocate_shared_memory(gl.bfloat16, [4, C, BV], operand_layout(C, BV))
+    # For copies of gates (two tiles), q, k, and a level's operands (two), and later three pairs of tiles of values.
+    tiles = gl.allocate_shared_memory(gl.bfloat16, [6, C, BV], operand_layout(C, BV))
+    g_tile, q_tile, k_tile = first_gates(tiles, BK), tiles.index(2), tiles.index(3)
+    halves = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     sums = gl.allocate_shared_memory(gl.bfloat16, [LEVELS, C, C], operand_layout(C, C))
     filled = lane * 0  # whether `sums` is
     while lane < MARKS_AT_ONCE:
@@ -334,19 +369,20 @@ def gla_forward_strong_hopper(
         n, h, b, t, rows_left, _chunk = marked_chunk(item, gl.load(marks + item), opaque(H), cu, opaque(T), C, VARLEN)
         if gl.load(flags + n * H + h) == 0:
             thread_barrier()
-            start_missing(
-                output_row(o, b, t, h, T, H, V), row_of(v, b, t, h, v_b, v_t, v_h), row_of(q, b, t, h, q_b, q_t, q_h),
-                row_of(k, b, t, h, k_b, k_t, k_h), row_of(g, b, t, h, g_b, g_t, g_h), q_tile, k_tile, g_tile, tiles,
-                H * V, v_t, q_t, k_t, g_t, rows_left, K, V,
+            fetch_keys(
+                q_tile, k_tile, g_tile, row_of(q, b, t, h, q_b, q_t, q_h), row_of(k, b, t, h, k_b, k_t, k_h),
+                row_of(g, b, t, h, g_b, g_t, g_h), q_t, k_t, g_t, rows_left, 0, K,
             )  # fmt: skip
+            async_copy.commit_group()
             if filled == 0:  # while the first copies come
                 fill_sums(sums, C)
                 filled += 1
             # Addresses are computed again, because registers are short.
             pairs = missing_scores(
-                q_tile, k_tile, g_tile, tiles, sums, row_of(q, b, t, h, q_b, q_t, q_h),
-                row_of(k, b, t, h, k_b, k_t, k_h), row_of(g, b, t, h, g_b, g_t, g_h), scale, q_t, k_t, g_t, rows_left,
-                C, K,
+                q_tile, k_tile, g_tile, halves, tiles, tiles, sums, row_of(q, b, t, h, q_b, q_t, q_h),
+                row_of(k, b, t, h, k_b, k_t, k_h), row_of(g, b, t, h, g_b, g_t, g_h),
+                row_of(v, b, t, h, v_b, v_t, v_h), output_row(o, b, t, h, T, H, V), scale, q_t, k_t, g_t, v_t, H * V,
+                rows_left, C, K, V,
             )  # fmt: skip
             add_products(
                 output_row(o, b, t, h, T, H, V), masked_operand(pairs, triangle(C, True, True)), tiles,
@@ -406,8 +442,8 @@ def add_gradients(
     BK: gl.constexpr = q_tile.shape[1]
     key_tile: gl.constexpr = accumulator(BK)
     fetch_keys(q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, column, K)
-    fetch_values(tiles, v, do, v_t, do_t, rows_left, 0, V)
     async_copy.commit_group()
+    first_values(tiles, v, do, v_t, do_t, rows_left, V)
     pairs = gradients_of_pairs(tiles, v, do, v_t, do_t, rows_left, scale, C, V)
     # What will be added to comes while the levels are computed.
     dq_tile, dk_tile = rows_tile(tiles.index(0), dq, BK), rows_tile(tiles.index(1), dk, BK)
@@ -417,7 +453,8 @@ def add_gradients(
     fetch_rows(dk_tile, dk, grad_t, rows_left, column, K)
     fetch_rows(dg_tile, dg, grad_t, rows_left, column, K)
     async_copy.commit_group()
-    bq, bk, weight, gates, halves = load_keys(q_tile, k_tile, g_tile, g, sums, scale, C)
+    halves = gate_parts(g_tile)
+    bq, bk, weight, gates = load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C)
     own = gl.sum(gl.where(diagonal(C), pairs.to(gl.float32), 0.0), axis=1)
     own = gl.convert_layout(own, gl.SliceLayout(1, key_tile))[:, None]
     bdq = own * bk
