@@ -257,6 +257,12 @@ def _store(pointer: Pointer, value: Any, mask: Any = None, eviction_policy: str 
     pointer.memory[at[there]] = value[there]
 
 
+def _add_to_memory(pointer: Pointer, value: Any, sem: str, scope: str) -> Any:
+    before = _value(pointer.load(None, None).clone())
+    _store(pointer, before + value)
+    return before
+
+
 def _where(mask: Any, x: Any, y: Any) -> Any:
     if isinstance(x, Pointer):
         return x if bool(mask) else y
@@ -282,7 +288,8 @@ def _language() -> ModuleType:
         "arange": lambda start, end, _=None: _value(torch.arange(start, end, dtype=torch.int32)),
         "zeros": lambda shape, dtype, _=None: _value(torch.zeros(shape, dtype=dtype)),
         "full": lambda shape, x, dtype, _=None: _value(torch.full(list(shape), x, dtype=dtype)),
-        "load": lambda pointer, mask=None, other=None: _value(pointer.load(mask, other)),
+        "load": lambda pointer, mask=None, other=None, cache_modifier="": _value(pointer.load(mask, other)),
+        "atomic_add": _add_to_memory,
         "store": _store,
         "where": _where,
         "maximum": _extreme(torch.maximum),

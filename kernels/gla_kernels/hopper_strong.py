@@ -40,6 +40,8 @@ from gla_kernels.hopper_tiles import (
 LEVELS = gl.constexpr(6)
 # Marks that a program reads at a time.
 MARKS_AT_ONCE = gl.constexpr(128)
+# Bits of a mark, a sequence's number plus one. Above them, the forward counts the programs that have done their share.
+MARK_BITS = gl.constexpr(28)
 # Value columns of a tile.
 BV = gl.constexpr(64)
 
@@ -124,7 +126,7 @@ def gate_parts(g_tile):
 
 @gluon.jit
 def load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C: gl.constexpr):
-    """From a chunk's tiles: q times the missing share and the scale, k, that factor of q, and the gates.
+    """From a chunk's tiles: q times the missing share and the scale, k, and that factor of q.
 
     All are (C, BK) float32, with a factor of q that is the same in every row; see `strong.py`. The gates' parts are
     stored to `halves` [2, C, BK], which may have the memory of g_tile.
@@ -139,35 +141,48 @@ def load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C: gl.constexpr):
     fence_async_shared()
     thread_barrier()
     total = start_sums(sums, 0, halves, C, BK)
-    gates = halves.index(0).load(key_tile).to(gl.float32) + halves.index(1).load(key_tile).to(gl.float32)
     k = k_tile.load(key_tile).to(gl.float32)
     q = q_tile.load(key_tile).to(gl.float32)
     total = warpgroup_mma_wait(0, deps=[total])
     weight = (1.0 - gl.exp2(excess(total))) * scale
-    return q * weight, k, weight, gates
+    return q * weight, k, weight
+
+
+@gluon.jit
+def first_exponents(halves):
+    """The exponents (C, BK) of level 0: a row's own gate in second halves."""
+    key_tile: gl.constexpr = accumulator(halves.shape[2])
+    gates = halves.index(0).load(key_tile).to(gl.float32) + halves.index(1).load(key_tile).to(gl.float32)
+    return gl.where(is_late(0, halves.shape[1], key_tile), gates, 0.0)
 
 
 @gluon.jit
 def missing_scores(
     q_tile, k_tile, g_tile, halves, scaled, tiles, sums, q, k, g, x, y, scale, q_t, k_t, g_t, x_t, y_t, rows_left,
-    C: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
+    begin, end, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
 ):  # fmt: skip
     """The missing scores (C, C) of the chunk whose first row q, k and g point to, and their mirror image above.
 
-    The copy of the first key columns is under way; the first value columns' is when this ends. `scaled` ends with two
-    tiles (C, BK) that are free, and `tiles` begins with two that may be those of the keys' copies.
+    Of all steps those from `begin` to before `end`: a step is half of the levels for BK key columns, and those of the
+    lower levels are even. The copy of the first key columns is under way; the first value columns' is when this ends.
+    `scaled` ends with two tiles (C, BK) that are free; `tiles` may begin with those of the keys' copies.
     """
     BK: gl.constexpr = q_tile.shape[1]
     key_tile: gl.constexpr = accumulator(BK)
     pairs = gl.zeros([C, C], gl.float32, accumulator(C)) + scale * 0.0
-    for column in range(0, K, BK):
+    for block in range(begin // 2, (end + 1) // 2):
         async_copy.wait_group(0)
         thread_barrier()
-        bq, bk, _weight, gates = load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C)
-        own = gl.convert_layout(gl.sum(bq * bk, axis=1), gl.SliceLayout(1, accumulator(C)))
-        pairs += gl.where(diagonal(C), own[:, None], 0.0)
-        factor = gl.exp2(gl.where(is_late(0, C, key_tile), gates, 0.0))
-        for level in range(opaque(rows_left * 0 + LEVELS)):
+        bq, bk, _weight = load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C)
+        first = gl.where(block * 2 < begin, LEVELS // 2, 0)
+        if first == 0:
+            own = gl.convert_layout(gl.sum(bq * bk, axis=1), gl.SliceLayout(1, accumulator(C)))
+            pairs += gl.where(diagonal(C), own[:, None], 0.0)
+            exponents = first_exponents(halves)
+        else:
+            exponents = warpgroup_mma_wait(0, deps=[start_sums(sums, first, halves, C, BK)])
+        factor = gl.exp2(exponents)
+        for level in range(first, opaque(gl.where(block * 2 + 1 < end, LEVELS, LEVELS // 2))):
             # Beyond the last level too, where it is not used.
             exponents = start_sums(sums, gl.minimum(level + 1, LEVELS - 1), halves, C, BK)
             tile = scaled.index(scaled.shape[0] - 2 + level % 2)
@@ -175,10 +190,11 @@ def missing_scores(
             fence_async_shared()
             thread_barrier()
             scores = product(tile, tile.permute((1, 0)), C, C)
-            if level == 0:  # all have read the last copies, and nothing is read from shared memory for a while
+            if level == first:  # all have read the last copies, and nothing is read from shared memory for a while
                 if K > BK:
-                    if column + BK < K:
-                        fetch_keys(q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, column + BK, K)
+                    if block * 2 + 2 < end:
+                        column = (block + 1) * BK
+                        fetch_keys(q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, column, K)
                         async_copy.commit_group()
                     else:
                         first_values(tiles, x, y, x_t, y_t, rows_left, V)
@@ -188,6 +204,26 @@ def missing_scores(
             factor = gl.exp2(exponents)
             pairs += gl.where(at_level(level, C), scores, 0.0)
     return pairs
+
+
+@gluon.jit
+def all_scores(pairs, partial, mark, share, SHARES: gl.constexpr):
+    """Stores this program's share of a chunk's scores (C, C) to `partial`; who is the last to do so, gets all of them.
+
+    Every program counts itself in the upper bits of the chunk's mark. The order of the sum is always the same, that of
+    one program that does all steps. Returns also whether this is the last one.
+    """
+    C: gl.constexpr = pairs.shape[0]
+    rows = opaque(gl.arange(0, C, gl.SliceLayout(1, accumulator(C))))[:, None]
+    places = rows * C + gl.arange(0, C, gl.SliceLayout(0, accumulator(C)))[None, :]
+    gl.store(partial + share * (C * C) + places, pairs)
+    thread_barrier()
+    others = gl.atomic_add(mark, 1 << MARK_BITS, sem="acq_rel", scope="gpu") >> MARK_BITS
+    if others == SHARES - 1:
+        pairs = gl.load(partial + places, cache_modifier=".cg")
+        for other in gl.static_range(1, SHARES):
+            pairs += gl.load(partial + other * (C * C) + places, cache_modifier=".cg")
+    return pairs, others == SHARES - 1
 
 
 @gluon.jit
@@ -264,12 +300,13 @@ def add_missing(
     C: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
 ):  # fmt: skip
     """Adds the missing P^T x to the rows that `out` points to."""
-    copied = first_gates(tiles, q_tile.shape[1])
+    BK: gl.constexpr = q_tile.shape[1]
+    copied = first_gates(tiles, BK)
     fetch_keys(q_tile, k_tile, copied, q, k, g, q_t, k_t, g_t, rows_left, 0, K)
     async_copy.commit_group()
     pairs = missing_scores(
         q_tile, k_tile, copied, gate_parts(g_tile), scaled, tiles, sums, q, k, g, x, out, scale, q_t, k_t, g_t, x_t,
-        out_t, rows_left, C, K, V,
+        out_t, rows_left, rows_left * 0, rows_left * 0 + (K + BK - 1) // BK * 2, C, K, V,
     )  # fmt: skip
     add_products(out, masked_operand(pairs, triangle(C, False, True)), tiles, x, x_t, out_t, rows_left, V)
 
@@ -291,9 +328,9 @@ def lane_numbers():
 
 
 @gluon.jit
-def marks_of(marks, i, items, PER_MARK: gl.constexpr):
-    """The marks of the i-th MARKS_AT_ONCE items of this program; PER_MARK consecutive items share a mark."""
-    here = gl.program_id(0) + (i * MARKS_AT_ONCE + lane_numbers()) * gl.num_programs(0)
+def marks_of(marks, i, first, step, items, PER_MARK: gl.constexpr):
+    """The marks of the i-th MARKS_AT_ONCE of the items `first`, `first + step`, ...; PER_MARK items share a mark."""
+    here = first + (i * MARKS_AT_ONCE + lane_numbers()) * step
     return gl.load(marks + here // PER_MARK, mask=here < items, other=0)
 
 
@@ -302,7 +339,8 @@ def any_raised(marks, items, PER_MARK: gl.constexpr):
     """Whether this program has any work. Most calls have none, and need no constants for it."""
     most = gl.program_id(0) * 0
     for i in range(gl.cdiv(items, MARKS_AT_ONCE * gl.num_programs(0))):
-        most = gl.maximum(most, gl.max(marks_of(marks, i, items, PER_MARK), axis=0))
+        here = marks_of(marks, i, gl.program_id(0), gl.num_programs(0), items, PER_MARK)
+        most = gl.maximum(most, gl.max(here, axis=0))
     return most > 0
 
 
@@ -313,15 +351,15 @@ def first_raised(found):
 
 
 @gluon.jit
-def next_raised(marks, found, i, items, PER_MARK: gl.constexpr):
+def next_raised(marks, found, i, first, step, items):
     """Goes on until any mark is raised: the marks that were read last, their number i, and the raised one's lane.
 
     `found`: the i-th marks, without those that are done. Without any mark the lane is MARKS_AT_ONCE.
     """
     lane = first_raised(found)
-    while (lane == MARKS_AT_ONCE) & ((i + 1) * MARKS_AT_ONCE * gl.num_programs(0) < items):
+    while (lane == MARKS_AT_ONCE) & ((i + 1) * MARKS_AT_ONCE * step < items):
         i += 1
-        found = marks_of(marks, i, items, PER_MARK)
+        found = marks_of(marks, i, first, step, items, 1)
         lane = first_raised(found)
     return found, i, lane
 
@@ -339,6 +377,7 @@ def gla_forward_strong_hopper(
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     o,  # [B, T, H, V], contiguous: the plain form's output, to be completed
+    partial,  # [groups, SHARES // 2, SHARES, C, C] float32: scores that are parts of a sum
     flags,  # [N, H] int32: sequences and heads that the exact kernel computes
     marks,  # [slots, H] int32: n + 1 if the chunk, of sequence n, has a strong channel
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
@@ -351,11 +390,18 @@ def gla_forward_strong_hopper(
     V: gl.constexpr,
     BK: gl.constexpr,
     C: gl.constexpr,
+    SHARES: gl.constexpr,
     VARLEN: gl.constexpr,
 ):  # fmt: skip
-    """A program completes every num_programs-th item, a chunk and head, if it is marked."""
+    """A group of SHARES programs completes every so many-th item, a chunk and head, if it is marked.
+
+    If it finds but one or two, as when a call has few strong chunks, each program does a share of the steps to the
+    scores, which follow one another, and the last one to end completes the output. Else each program does whole items.
+    """
     begin_behind()
-    found, i, lane = next_raised(marks, marks_of(marks, 0, items, 1), gl.program_id(0) * 0, items, 1)
+    group, share = gl.program_id(0) // SHARES, gl.program_id(0) % SHARES
+    groups = gl.num_programs(0) // SHARES
+    found, i, lane = next_raised(marks, marks_of(marks, 0, group, groups, items, 1), group * 0, group, groups, items)
     if lane == MARKS_AT_ONCE:  # as in most calls
         return
     # For copies of gates (two tiles), q, k, and a level's operands (two), and later three pairs of tiles of values.
@@ -363,32 +409,58 @@ def gla_forward_strong_hopper(
     g_tile, q_tile, k_tile = first_gates(tiles, BK), tiles.index(2), tiles.index(3)
     halves = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     sums = gl.allocate_shared_memory(gl.bfloat16, [LEVELS, C, C], operand_layout(C, C))
+    steps: gl.constexpr = (K + BK - 1) // BK * 2
     filled = lane * 0  # whether `sums` is
+    left = lane * 0 + SHARES // 2  # places in `partial`
+    read = i - 1  # whose marks have been divided
+    shared = lane < 0
     while lane < MARKS_AT_ONCE:
-        item = gl.program_id(0) + (i * MARKS_AT_ONCE + lane) * gl.num_programs(0)
-        n, h, b, t, rows_left, _chunk = marked_chunk(item, gl.load(marks + item), opaque(H), cu, opaque(T), C, VARLEN)
-        if gl.load(flags + n * H + h) == 0:
+        if read != i:
+            read = i
+            shared = gl.sum((found > 0).to(gl.int32), axis=0) <= left
+            if shared == 0:
+                found = gl.where(lane_numbers() % SHARES == share, found, 0)
+                lane = first_raised(found)
+        if lane < MARKS_AT_ONCE:
+            item = group + (i * MARKS_AT_ONCE + lane) * groups
+            mark = gl.load(marks + item) & ((1 << MARK_BITS) - 1)
+            n, h, b, t, rows_left, _chunk = marked_chunk(item, mark, opaque(H), cu, opaque(T), C, VARLEN)
+            given_up = gl.load(flags + n * H + h)  # seldom, and known only after a while
+            begin = gl.where(shared, share * steps // SHARES, 0)
+            end = gl.where(shared, (share + 1) * steps // SHARES, steps)
             thread_barrier()
             fetch_keys(
                 q_tile, k_tile, g_tile, row_of(q, b, t, h, q_b, q_t, q_h), row_of(k, b, t, h, k_b, k_t, k_h),
-                row_of(g, b, t, h, g_b, g_t, g_h), q_t, k_t, g_t, rows_left, 0, K,
+                row_of(g, b, t, h, g_b, g_t, g_h), q_t, k_t, g_t, rows_left, begin // 2 * BK, K,
             )  # fmt: skip
             async_copy.commit_group()
             if filled == 0:  # while the first copies come
                 fill_sums(sums, C)
                 filled += 1
-            # Addresses are computed again, because registers are short.
-            pairs = missing_scores(
-                q_tile, k_tile, g_tile, halves, tiles, tiles, sums, row_of(q, b, t, h, q_b, q_t, q_h),
-                row_of(k, b, t, h, k_b, k_t, k_h), row_of(g, b, t, h, g_b, g_t, g_h),
-                row_of(v, b, t, h, v_b, v_t, v_h), output_row(o, b, t, h, T, H, V), scale, q_t, k_t, g_t, v_t, H * V,
-                rows_left, C, K, V,
-            )  # fmt: skip
-            add_products(
-                output_row(o, b, t, h, T, H, V), masked_operand(pairs, triangle(C, True, True)), tiles,
-                row_of(v, b, t, h, v_b, v_t, v_h), v_t, H * V, rows_left, V,
-            )  # fmt: skip
-        found, i, lane = next_raised(marks, gl.where(lane_numbers() == lane, 0, found), i, items, 1)
+            if given_up == 0:
+                # Addresses are computed again, because registers are short.
+                pairs = missing_scores(
+                    q_tile, k_tile, g_tile, halves, tiles, tiles, sums, row_of(q, b, t, h, q_b, q_t, q_h),
+                    row_of(k, b, t, h, k_b, k_t, k_h), row_of(g, b, t, h, g_b, g_t, g_h),
+                    row_of(v, b, t, h, v_b, v_t, v_h), output_row(o, b, t, h, T, H, V), scale, q_t, k_t, g_t, v_t,
+                    H * V, rows_left, begin, end, C, K, V,
+                )  # fmt: skip
+                completes = shared == 0
+                if shared:
+                    left -= 1
+                    place = partial + ((group * (SHARES // 2) + left) * SHARES) * (C * C)
+                    pairs, completes = all_scores(pairs, place, marks + item, share, SHARES)
+                if completes:
+                    add_products(
+                        output_row(o, b, t, h, T, H, V), masked_operand(pairs, triangle(C, True, True)), tiles,
+                        row_of(v, b, t, h, v_b, v_t, v_h), v_t, H * V, rows_left, V,
+                    )  # fmt: skip
+                    if shared:
+                        gl.store(marks + item, mark)
+            async_copy.wait_group(0)
+        found, i, lane = next_raised(
+            marks, gl.where(lane_numbers() == lane, 0, found), i, group, groups, items
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -454,13 +526,13 @@ def add_gradients(
     fetch_rows(dg_tile, dg, grad_t, rows_left, column, K)
     async_copy.commit_group()
     halves = gate_parts(g_tile)
-    bq, bk, weight, gates = load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C)
+    bq, bk, weight = load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C)
     own = gl.sum(gl.where(diagonal(C), pairs.to(gl.float32), 0.0), axis=1)
     own = gl.convert_layout(own, gl.SliceLayout(1, key_tile))[:, None]
     bdq = own * bk
     bdk = own * bq
     balance = gl.zeros([C, BK], gl.float32, key_tile)
-    factor = gl.exp2(gl.where(is_late(0, C, key_tile), gates, 0.0))
+    factor = gl.exp2(first_exponents(halves))
     for level in range(opaque(rows_left * 0 + LEVELS)):
         # Beyond the last level too, where it is not used.
         exponents = start_sums(sums, gl.minimum(level + 1, LEVELS - 1), halves, C, BK)
@@ -534,7 +606,7 @@ def gla_backward_strong_hopper(
     sums = gl.allocate_shared_memory(gl.bfloat16, [LEVELS, C, C], operand_layout(C, C))
     fill_sums(sums, C)
     for i in range(gl.cdiv(items, MARKS_AT_ONCE * gl.num_programs(0))):
-        found = marks_of(marks, i, items, parts)
+        found = marks_of(marks, i, gl.program_id(0), gl.num_programs(0), items, parts)
         lane = first_raised(found)
         while lane < MARKS_AT_ONCE:
             mark = gl.sum(gl.where(lane_numbers() == lane, found, 0), axis=0)
