@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
+    anew,
     begin_behind,
     copy_layout,
     excess,
@@ -104,9 +105,12 @@ def diagonal(C: gl.constexpr):
 
 @gluon.jit
 def start_sums(sums, level, halves, C: gl.constexpr, BK: gl.constexpr):
-    """Starts the sums of gates (C, BK) that belong to a level."""
-    total = product(sums.index(level), halves.index(0), C, BK)
-    return add_product(sums.index(level), halves.index(1), total)
+    """Starts the sums of gates (C, BK) that belong to a level.
+
+    Descriptors of the gates' tiles are computed anew for every level. Kept, they would be on the stack.
+    """
+    total = product(sums.index(level), anew(halves.index(0)), C, BK)
+    return add_product(sums.index(level), anew(halves.index(1)), total)
 
 
 @gluon.jit
