@@ -36,7 +36,7 @@ OURS = tuple(
     for name in (
         "hopper_tiles", "hopper_forward", "hopper_backward", "hopper_recurrence", "wide_tiles", "wide_frames",
         "wide_walk", "wide_forward", "wide_forward_pair", "wide_recurrence", "wide_readout", "wide_gradients",
-        "wide_backward", "hopper_strong",
+        "wide_backward", "hopper_levels", "hopper_strong",
     )
 )  # fmt: skip
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
@@ -257,11 +257,17 @@ def _store(pointer: Pointer, value: Any, mask: Any = None, eviction_policy: str 
     pointer.memory[at[there]] = value[there]
 
 
+def _add_to_memory(pointer: Pointer, value: Any, sem: str, scope: str) -> Any:
+    before = _value(pointer.load(None, None).clone())
+    _store(pointer, before + value)
+    return before
+
+
 def _where(mask: Any, x: Any, y: Any) -> Any:
     if isinstance(x, Pointer):
         return x if bool(mask) else y
-    x, y = (_value(each) for each in (x, y))
-    return torch.where(_value(mask), x, y.to(x.dtype)) if x.dim() >= y.dim() else torch.where(mask, x.to(y.dtype), y)
+    mask, x, y = (_value(each) for each in (mask, x, y))
+    return torch.where(mask, x, y.to(x.dtype)) if x.dim() >= y.dim() else torch.where(mask, x.to(y.dtype), y)
 
 
 def _extreme(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
@@ -282,7 +288,8 @@ def _language() -> ModuleType:
         "arange": lambda start, end, _=None: _value(torch.arange(start, end, dtype=torch.int32)),
         "zeros": lambda shape, dtype, _=None: _value(torch.zeros(shape, dtype=dtype)),
         "full": lambda shape, x, dtype, _=None: _value(torch.full(list(shape), x, dtype=dtype)),
-        "load": lambda pointer, mask=None, other=None: _value(pointer.load(mask, other)),
+        "load": lambda pointer, mask=None, other=None, cache_modifier="": _value(pointer.load(mask, other)),
+        "atomic_add": _add_to_memory,
         "store": _store,
         "where": _where,
         "maximum": _extreme(torch.maximum),

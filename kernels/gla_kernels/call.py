@@ -20,6 +20,7 @@ from gla_kernels.launch import (
     operands,
     parse_plan,
     plan,
+    strong_shares,
 )
 
 # Calls whose decisions are remembered: at most this many different shapes.
@@ -148,6 +149,7 @@ class Call:
             "GATED": self.gated,
             "VARLEN": self.varlen,
             "PARTS": self.gradient_parts,
+            "SHARES": strong_shares(self.K),
             "STAGES": tile.stages,
             "PDL": self.pdl,
         }

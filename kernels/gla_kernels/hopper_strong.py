@@ -1,9 +1,6 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
-# ruff: noqa: SIM102
 """The kernels of `strong.py` for Hopper, in Gluon: chunks of 64, bfloat16, all head dims of the Gluon kernels.
 
-Every level of the tree of references (`tree.py`) has an operand X (C, BK) that is made as there: its exponents are a
-constant matrix of 0 and 1, which selects the gates to be summed, times the gates. These matrices stay in shared memory.
 A multiprocessor holds two programs of 4 warps, by shared memory (112 KiB each) and by registers.
 """
 
@@ -11,254 +8,53 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
+from gla_kernels.hopper_levels import (
+    BV,
+    LEVELS,
+    MARK_BITS,
+    MARKS_AT_ONCE,
+    add_missing,
+    add_products,
+    all_scores,
+    any_raised,
+    at_level,
+    diagonal,
+    fetch_keys,
+    fill_sums,
+    first_exponents,
+    first_gates,
+    first_raised,
+    first_values,
+    gate_parts,
+    is_late,
+    lane_numbers,
+    load_keys,
+    marked_chunk,
+    marks_of,
+    missing_scores,
+    next_raised,
+    next_values,
+    output_row,
+    start_sums,
+)
 from gla_kernels.hopper_tiles import (
     accumulator,
     add_product,
     begin_behind,
     copy_layout,
-    excess,
     fetch,
-    fetch_gates,
-    first_slot,
     gate_layout,
     left_operand,
-    locate,
     masked_operand,
-    not_less,
     opaque,
     operand_layout,
     product,
     put,
-    read_gates,
     row_of,
     split,
     thread_barrier,
     triangle,
 )
-
-# Levels of a chunk of 64: pairs of halves of 1, 2, 4, ... 32 rows.
-LEVELS = gl.constexpr(6)
-# Marks that a program reads at a time.
-MARKS_AT_ONCE = gl.constexpr(128)
-# Value columns of a tile.
-BV = gl.constexpr(64)
-
-
-@gluon.jit
-def fill_sums(sums, C: gl.constexpr):
-    """Fills [LEVELS, C, C]. At 1 and above: what sums the gates of that level's exponents; at 0: of all gates.
-
-    In row i of a second half, the exponent is the sum from the half's beginning to i, in others that from i + 1 to the
-    end of the half. At level 0 it is a row's own gate or nothing, which needs no product.
-    """
-    layout: gl.constexpr = accumulator(C)
-    i = gl.arange(0, C, gl.SliceLayout(1, layout))[:, None]
-    j = gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]
-    sums.index(0).store(gl.full([C, C], 1.0, gl.bfloat16, layout))
-    for level in gl.static_range(1, LEVELS):
-        late = (i >> level) & 1
-        up_to_me = (j <= i).to(gl.int32)
-        summed = ((i ^ j) >> level == 0) & (up_to_me == late)
-        sums.index(level).store(gl.where(summed, 1.0, 0.0).to(gl.bfloat16))
-    fence_async_shared()
-
-
-@gluon.jit
-def is_late(level, C: gl.constexpr, layout: gl.constexpr):
-    """Mask (C, 1) of the rows in a second half of a level."""
-    return ((opaque(gl.arange(0, C, gl.SliceLayout(1, layout))) >> level) & 1 == 1)[:, None]
-
-
-@gluon.jit
-def at_level(level, C: gl.constexpr):
-    """Mask (C, C) of the pairs of a level, in either order; see `tree.at_level`.
-
-    It is where (i ^ j) >> level is 1. In this form that takes one or two instructions per pair, not three.
-    """
-    layout: gl.constexpr = accumulator(C)
-    bit = 1 << level
-    i = (opaque(gl.arange(0, C, gl.SliceLayout(1, layout))) ^ bit)[:, None]
-    return ((i ^ gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]) & -bit) == 0
-
-
-@gluon.jit
-def diagonal(C: gl.constexpr):
-    """Mask (C, C) of the pairs of a token with itself."""
-    layout: gl.constexpr = accumulator(C)
-    i = opaque(gl.arange(0, C, gl.SliceLayout(1, layout)))[:, None]
-    return i == gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]
-
-
-@gluon.jit
-def start_sums(sums, level, halves, C: gl.constexpr, BK: gl.constexpr):
-    """Starts the sums of gates (C, BK) that belong to a level."""
-    total = product(sums.index(level), halves.index(0), C, BK)
-    return add_product(sums.index(level), halves.index(1), total)
-
-
-@gluon.jit
-def fetch_keys(
-    q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, column, K: gl.constexpr
-):  # fmt: skip
-    """Starts copying key columns from `column` on of the chunk whose first row q, k and g point to."""
-    BK: gl.constexpr = q_tile.shape[1]
-    fetch(q_tile, q + column, q_t, rows_left, K, copy_layout(BK, 16), column)
-    fetch(k_tile, k + column, k_t, rows_left, K, copy_layout(BK, 16), column)
-    fetch_gates(g_tile, g + column, g_t, rows_left, K, column)
-
-
-@gluon.jit
-def load_keys(q_tile, k_tile, g_tile, g, sums, scale, C: gl.constexpr):
-    """From a chunk's tiles: q times the missing share and the scale, k, that factor of q, the gates, and their parts.
-
-    All but the last are (C, BK) float32, with a factor of q that is the same in every row; see `strong.py`. The last is
-    [2, C, BK] in the memory of g_tile.
-    """
-    BK: gl.constexpr = q_tile.shape[1]
-    key_tile: gl.constexpr = accumulator(BK)
-    bits: gl.constexpr = g.dtype.element_ty.primitive_bitwidth
-    high, low = split(not_less(read_gates(g_tile, g, copy_layout(BK, bits))))
-    halves = g_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-    thread_barrier()
-    halves.index(0).store(high)
-    halves.index(1).store(low)
-    fence_async_shared()
-    thread_barrier()
-    total = start_sums(sums, 0, halves, C, BK)
-    gates = halves.index(0).load(key_tile).to(gl.float32) + halves.index(1).load(key_tile).to(gl.float32)
-    k = k_tile.load(key_tile).to(gl.float32)
-    q = q_tile.load(key_tile).to(gl.float32)
-    total = warpgroup_mma_wait(0, deps=[total])
-    weight = (1.0 - gl.exp2(excess(total))) * scale
-    return q * weight, k, weight, gates, halves
-
-
-@gluon.jit
-def missing_scores(
-    q_tile, k_tile, g_tile, tiles, sums, q, k, g, scale, q_t, k_t, g_t, rows_left, C: gl.constexpr, K: gl.constexpr
-):  # fmt: skip
-    """The missing scores (C, C) of the chunk whose first row q, k and g point to, and their mirror image above.
-
-    The copy of the first key columns is under way. `tiles` has room for two tiles (C, BK).
-    """
-    BK: gl.constexpr = q_tile.shape[1]
-    key_tile: gl.constexpr = accumulator(BK)
-    pairs = gl.zeros([C, C], gl.float32, accumulator(C)) + scale * 0.0
-    for column in range(0, K, BK):
-        async_copy.wait_group(0)
-        thread_barrier()
-        bq, bk, _weight, gates, halves = load_keys(q_tile, k_tile, g_tile, g, sums, scale, C)
-        own = gl.convert_layout(gl.sum(bq * bk, axis=1), gl.SliceLayout(1, accumulator(C)))
-        pairs += gl.where(diagonal(C), own[:, None], 0.0)
-        factor = gl.exp2(gl.where(is_late(0, C, key_tile), gates, 0.0))
-        for level in range(opaque(rows_left * 0 + LEVELS)):
-            # Beyond the last level too, where it is not used.
-            exponents = start_sums(sums, gl.minimum(level + 1, LEVELS - 1), halves, C, BK)
-            tile = tiles.index(level % 2)
-            tile.store((gl.where(is_late(level, C, key_tile), bq, bk) * factor).to(gl.bfloat16))
-            fence_async_shared()
-            thread_barrier()
-            scores = product(tile, tile.permute((1, 0)), C, C)
-            scores, exponents = warpgroup_mma_wait(0, deps=[scores, exponents])
-            factor = gl.exp2(exponents)
-            pairs = gl.where(at_level(level, C), pairs + scores, pairs)
-        if K > BK:
-            thread_barrier()
-            if column + BK < K:
-                fetch_keys(q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, column + BK, K)
-                async_copy.commit_group()
-    return pairs
-
-
-@gluon.jit
-def fetch_values(tiles, x, y, x_t, y_t, rows_left, column, V: gl.constexpr):
-    """Starts copying value columns from `column` on of the rows of x and y: into tiles 2 and 3, then 0 and 1."""
-    place = 2 - column // BV % 2 * 2
-    fetch(tiles.index(place), x + column, x_t, rows_left, V, copy_layout(BV, 16), column)
-    fetch(tiles.index(place + 1), y + column, y_t, rows_left, V, copy_layout(BV, 16), column)
-
-
-@gluon.jit
-def next_values(tiles, x, y, x_t, y_t, rows_left, column, V: gl.constexpr):
-    """Waits for the tiles of value columns from `column` on, starts copying the next ones, and returns the tiles."""
-    async_copy.wait_group(0)
-    fence_async_shared()
-    thread_barrier()
-    if V > BV:  # else the compiler fails on code that never runs
-        if column + BV < V:
-            fetch_values(tiles, x, y, x_t, y_t, rows_left, column + BV, V)
-            async_copy.commit_group()
-    place = 2 - column // BV % 2 * 2
-    return tiles.index(place), tiles.index(place + 1)
-
-
-@gluon.jit
-def add_products(out, scores, tiles, x, x_t, out_t, rows_left, V: gl.constexpr):
-    """Adds scores @ x to the rows that `out` points to. The copy of the first value columns of both is under way."""
-    value_tile: gl.constexpr = accumulator(BV)
-    for column in range(0, V, BV):
-        x_tile, out_tile = next_values(tiles, x, out, x_t, out_t, rows_left, column, V)
-        sums = out_tile.load(value_tile).to(gl.float32)
-        sums = add_product(scores, x_tile, sums)
-        sums = warpgroup_mma_wait(0, deps=[sums])
-        out_tile.store(sums.to(gl.bfloat16))
-        thread_barrier()
-        rows = out_tile.load(copy_layout(BV, 16))
-        put(out + column, rows, out_t, rows_left, V, copy_layout(BV, 16), column)
-    async_copy.wait_group(0)
-
-
-@gluon.jit
-def add_missing(
-    out, x, q, k, g, q_tile, k_tile, g_tile, scaled, tiles, sums, scale, out_t, x_t, q_t, k_t, g_t, rows_left,
-    LOWER: gl.constexpr, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
-):  # fmt: skip
-    """Adds the missing P x (LOWER) or P^T x to the rows that `out` points to."""
-    fetch_keys(q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, 0, K)
-    fetch_values(tiles, x, out, x_t, out_t, rows_left, 0, V)
-    async_copy.commit_group()
-    pairs = missing_scores(
-        q_tile, k_tile, g_tile, scaled, sums, q, k, g, scale, q_t, k_t, g_t, rows_left, C, K
-    )  # fmt: skip
-    add_products(out, masked_operand(pairs, triangle(C, LOWER, True)), tiles, x, x_t, out_t, rows_left, V)
-
-
-@gluon.jit
-def marked_chunk(place, mark, H, cu, T, C: gl.constexpr, VARLEN: gl.constexpr):
-    """n, head, batch row, first token and rows left of a chunk with mark n + 1, at a place among all marks."""
-    n = mark - 1
-    b, begin, length = locate(cu, n, T, VARLEN)
-    chunk = place // H - first_slot(n, begin, length, C, VARLEN)
-    b = n * 0 if VARLEN else b
-    return n, place % H, b, begin + chunk * C, length - chunk * C
-
-
-@gluon.jit
-def lane_numbers():
-    """0 to MARKS_AT_ONCE - 1, one per thread."""
-    return gl.arange(0, MARKS_AT_ONCE, gl.BlockedLayout([1], [32], [4], [0]))
-
-
-@gluon.jit
-def marks_of(marks, i, items, PER_MARK: gl.constexpr):
-    """The marks of the i-th MARKS_AT_ONCE items of this program; PER_MARK consecutive items share a mark."""
-    here = gl.program_id(0) + (i * MARKS_AT_ONCE + lane_numbers()) * gl.num_programs(0)
-    return gl.load(marks + here // PER_MARK, mask=here < items, other=0)
-
-
-@gluon.jit
-def any_raised(marks, items, PER_MARK: gl.constexpr):
-    """Whether this program has any work. Most calls have none, and need no constants for it."""
-    most = gl.program_id(0) * 0
-    for i in range(gl.cdiv(items, MARKS_AT_ONCE * gl.num_programs(0))):
-        most = gl.maximum(most, gl.max(marks_of(marks, i, items, PER_MARK), axis=0))
-    return most > 0
-
-
-@gluon.jit
-def first_raised(found):
-    """The first lane whose mark is raised; MARKS_AT_ONCE if there is none."""
-    return gl.min(gl.where(found > 0, lane_numbers(), MARKS_AT_ONCE), axis=0)
 
 
 @gluon.jit(do_not_specialize=["T", "H", "items"])
@@ -268,6 +64,7 @@ def gla_forward_strong_hopper(
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     o,  # [B, T, H, V], contiguous: the plain form's output, to be completed
+    partial,  # [groups, SHARES // 2, SHARES, C, C] float32: scores that are parts of a sum
     flags,  # [N, H] int32: sequences and heads that the exact kernel computes
     marks,  # [slots, H] int32: n + 1 if the chunk, of sequence n, has a strong channel
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
@@ -280,35 +77,77 @@ def gla_forward_strong_hopper(
     V: gl.constexpr,
     BK: gl.constexpr,
     C: gl.constexpr,
+    SHARES: gl.constexpr,
     VARLEN: gl.constexpr,
 ):  # fmt: skip
-    """A program completes every num_programs-th item, a chunk and head, if it is marked."""
+    """A group of SHARES programs completes every so many-th item, a chunk and head, if it is marked.
+
+    If it finds but one or two, as when a call has few strong chunks, each program does a share of the steps to the
+    scores, which follow one another, and the last one to end completes the output. Else each program does whole items.
+    """
     begin_behind()
-    if any_raised(marks, items, 1) == 0:
+    group, share = gl.program_id(0) // SHARES, gl.program_id(0) % SHARES
+    groups = gl.num_programs(0) // SHARES
+    found, i, lane = next_raised(marks, marks_of(marks, 0, group, groups, items, 1), group * 0, group, groups, items)
+    if lane == MARKS_AT_ONCE:  # as in most calls
         return
-    q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
-    k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
-    g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
-    tiles = gl.allocate_shared_memory(gl.bfloat16, [4, C, BV], operand_layout(C, BV))
+    # For copies of gates (two tiles), q, k, and a level's operands (two), and later three pairs of tiles of values.
+    tiles = gl.allocate_shared_memory(gl.bfloat16, [6, C, BV], operand_layout(C, BV))
+    g_tile, q_tile, k_tile = first_gates(tiles, BK), tiles.index(2), tiles.index(3)
+    halves = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     sums = gl.allocate_shared_memory(gl.bfloat16, [LEVELS, C, C], operand_layout(C, C))
-    fill_sums(sums, C)
-    for i in range(gl.cdiv(items, MARKS_AT_ONCE * gl.num_programs(0))):
-        found = marks_of(marks, i, items, 1)
-        lane = first_raised(found)
-        while lane < MARKS_AT_ONCE:
-            mark = gl.sum(gl.where(lane_numbers() == lane, found, 0), axis=0)
-            item = gl.program_id(0) + (i * MARKS_AT_ONCE + lane) * gl.num_programs(0)
-            n, h, b, t, rows_left = marked_chunk(item, mark, H, cu, T, C, VARLEN)
-            if gl.load(flags + n * H + h) == 0:
-                thread_barrier()
-                token = (b.to(gl.int64) * T + t) * H + h
-                add_missing(
-                    o + token * V, row_of(v, b, t, h, v_b, v_t, v_h), row_of(q, b, t, h, q_b, q_t, q_h),
-                    row_of(k, b, t, h, k_b, k_t, k_h), row_of(g, b, t, h, g_b, g_t, g_h), q_tile, k_tile, g_tile,
-                    tiles, tiles, sums, scale, H * V, v_t, q_t, k_t, g_t, rows_left, True, C, K, V,
+    steps: gl.constexpr = (K + BK - 1) // BK * 2
+    filled = lane * 0  # whether `sums` is
+    left = lane * 0 + SHARES // 2  # places in `partial`
+    read = i - 1  # whose marks have been divided
+    shared = lane < 0
+    while lane < MARKS_AT_ONCE:
+        if read != i:
+            read = i
+            shared = gl.sum((found > 0).to(gl.int32), axis=0) <= left
+            if shared == 0:
+                found = gl.where(lane_numbers() % SHARES == share, found, 0)
+                lane = first_raised(found)
+        if lane < MARKS_AT_ONCE:
+            item = group + (i * MARKS_AT_ONCE + lane) * groups
+            mark = gl.load(marks + item) & ((1 << MARK_BITS) - 1)
+            n, h, b, t, rows_left = marked_chunk(item, mark, opaque(H), cu, opaque(T), C, VARLEN)
+            given_up = gl.load(flags + n * H + h)  # seldom, and known only after a while
+            begin = gl.where(shared, share * steps // SHARES, 0)
+            end = gl.where(shared, (share + 1) * steps // SHARES, steps)
+            thread_barrier()
+            fetch_keys(
+                q_tile, k_tile, g_tile, row_of(q, b, t, h, q_b, q_t, q_h), row_of(k, b, t, h, k_b, k_t, k_h),
+                row_of(g, b, t, h, g_b, g_t, g_h), q_t, k_t, g_t, rows_left, begin // 2 * BK, K,
+            )  # fmt: skip
+            async_copy.commit_group()
+            if filled == 0:  # while the first copies come
+                fill_sums(sums, C)
+                filled += 1
+            if given_up == 0:
+                # Addresses are computed again, because registers are short.
+                pairs = missing_scores(
+                    q_tile, k_tile, g_tile, halves, tiles, tiles, sums, row_of(q, b, t, h, q_b, q_t, q_h),
+                    row_of(k, b, t, h, k_b, k_t, k_h), row_of(g, b, t, h, g_b, g_t, g_h),
+                    row_of(v, b, t, h, v_b, v_t, v_h), output_row(o, b, t, h, T, H, V), scale, q_t, k_t, g_t, v_t,
+                    H * V, rows_left, begin, end, C, K, V,
                 )  # fmt: skip
-            found = gl.where(lane_numbers() == lane, 0, found)
-            lane = first_raised(found)
+                completes = shared == 0
+                if shared:
+                    left -= 1
+                    place = partial + ((group * (SHARES // 2) + left) * SHARES) * (C * C)
+                    pairs, completes = all_scores(pairs, place, marks + item, share, SHARES)
+                if completes:
+                    add_products(
+                        output_row(o, b, t, h, T, H, V), masked_operand(pairs, triangle(C, True, True)), tiles,
+                        row_of(v, b, t, h, v_b, v_t, v_h), v_t, H * V, rows_left, V,
+                    )  # fmt: skip
+                    if shared:
+                        gl.store(marks + item, mark)
+            async_copy.wait_group(0)
+        found, i, lane = next_raised(
+            marks, gl.where(lane_numbers() == lane, 0, found), i, group, groups, items
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -362,8 +201,8 @@ def add_gradients(
     BK: gl.constexpr = q_tile.shape[1]
     key_tile: gl.constexpr = accumulator(BK)
     fetch_keys(q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, column, K)
-    fetch_values(tiles, v, do, v_t, do_t, rows_left, 0, V)
     async_copy.commit_group()
+    first_values(tiles, v, do, v_t, do_t, rows_left, V)
     pairs = gradients_of_pairs(tiles, v, do, v_t, do_t, rows_left, scale, C, V)
     # What will be added to comes while the levels are computed.
     dq_tile, dk_tile = rows_tile(tiles.index(0), dq, BK), rows_tile(tiles.index(1), dk, BK)
@@ -373,13 +212,14 @@ def add_gradients(
     fetch_rows(dk_tile, dk, grad_t, rows_left, column, K)
     fetch_rows(dg_tile, dg, grad_t, rows_left, column, K)
     async_copy.commit_group()
-    bq, bk, weight, gates, halves = load_keys(q_tile, k_tile, g_tile, g, sums, scale, C)
+    halves = gate_parts(g_tile)
+    bq, bk, weight = load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C)
     own = gl.sum(gl.where(diagonal(C), pairs.to(gl.float32), 0.0), axis=1)
     own = gl.convert_layout(own, gl.SliceLayout(1, key_tile))[:, None]
     bdq = own * bk
     bdk = own * bq
     balance = gl.zeros([C, BK], gl.float32, key_tile)
-    factor = gl.exp2(gl.where(is_late(0, C, key_tile), gates, 0.0))
+    factor = gl.exp2(first_exponents(halves))
     for level in range(opaque(rows_left * 0 + LEVELS)):
         # Beyond the last level too, where it is not used.
         exponents = start_sums(sums, gl.minimum(level + 1, LEVELS - 1), halves, C, BK)
@@ -454,7 +294,7 @@ def gla_backward_strong_hopper(
     sums = gl.allocate_shared_memory(gl.bfloat16, [LEVELS, C, C], operand_layout(C, C))
     fill_sums(sums, C)
     for i in range(gl.cdiv(items, MARKS_AT_ONCE * gl.num_programs(0))):
-        found = marks_of(marks, i, items, parts)
+        found = marks_of(marks, i, gl.program_id(0), gl.num_programs(0), items, parts)
         lane = first_raised(found)
         while lane < MARKS_AT_ONCE:
             mark = gl.sum(gl.where(lane_numbers() == lane, found, 0), axis=0)
@@ -472,7 +312,7 @@ def gla_backward_strong_hopper(
                 if part == 0:
                     add_missing(
                         dv + token * V, do_at, q_at, k_at, g_at, q_tile, k_tile, g_tile, scaled, tiles, sums, scale,
-                        H * V, do_t, q_t, k_t, g_t, rows_left, False, C, K, V,
+                        H * V, do_t, q_t, k_t, g_t, rows_left, C, K, V,
                     )  # fmt: skip
                 else:
                     add_gradients(

@@ -173,6 +173,13 @@ def strong_tile(K: int, V: int, plan: LaunchPlan, backward: bool) -> Tile:
     return Tile(min(padded(K), 32), min(padded(V), 64), 2 if plan.chunk_size >= 64 else 4, 1)
 
 
+@cache
+def strong_shares(K: int) -> int:
+    """How many programs of the Gluon forward may share a chunk: its steps are half of the levels for 64 key columns."""
+    keys = _STRONG_HOPPER[False].block_k
+    return 4 if keys < K else 2
+
+
 def plan(
     K: int,
     V: int,

@@ -14,6 +14,7 @@ from gla_kernels.launch import (
     EXACT_PROGRAMS,
     STRONG_PROGRAMS,
     exact_tile,
+    strong_shares,
     strong_tile,
 )
 from gla_kernels.strong import gla_backward_strong, gla_forward_strong
@@ -52,14 +53,7 @@ def run_forward(
         run_plain_forward(call, inputs, flags, first=0, count=call.chunks, from_checkpoint=False, **outputs)
     if not call.gated:
         return
-    _launch_strong(
-        call,
-        (
-            inputs.q, inputs.k, inputs.v, inputs.g, o, flags.rows, flags.marks, inputs.cu_seqlens, call.scale,
-            *inputs.strides(), call.T, call.H,
-        ),
-        flags, backward=False,
-    )  # fmt: skip
+    _run_strong_forward(call, inputs, o, flags)
     tile, rows = exact_tile(call.K, call.V, call.dtype), call.sequences * call.H
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, inputs.cu_seqlens,
@@ -126,12 +120,23 @@ def strong_kernel(call: Call, backward: bool) -> Any:
     return gla_backward_strong_hopper if backward else gla_forward_strong_hopper
 
 
-def _launch_strong(call: Call, arguments: tuple[Any, ...], flags: Flags, backward: bool) -> None:
-    tile = strong_tile(call.K, call.V, call.plan, backward)
-    # In the backward dv is an item, and so is every block of key columns of dq, dk and dg.
-    parts = 1 + (call.K + tile.block_k - 1) // tile.block_k if backward else 1
-    items = flags.marks.numel() * parts
-    call.launch(strong_kernel(call, backward), tile, (min(items, STRONG_PROGRAMS),), (*arguments, items), {})
+def _run_strong_forward(call: Call, inputs: Inputs, o: torch.Tensor, flags: Flags) -> None:
+    """Completes the outputs of chunks with strong gates."""
+    items = flags.marks.numel()
+    programs = min(items, STRONG_PROGRAMS)
+    partial: tuple[torch.Tensor, ...] = ()
+    if call.plan.family != "triton":
+        shares = strong_shares(call.K)
+        groups = min(items, STRONG_PROGRAMS // shares)
+        programs = groups * shares
+        shape = groups, shares // 2, shares, call.plan.chunk_size, call.plan.chunk_size
+        partial = (o.new_empty(shape, dtype=torch.float32),)
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, o, *partial, flags.rows, flags.marks, inputs.cu_seqlens, call.scale,
+        *inputs.strides(), call.T, call.H, items,
+    )  # fmt: skip
+    tile = strong_tile(call.K, call.V, call.plan, False)
+    call.launch(strong_kernel(call, False), tile, (programs,), arguments, {})
 
 
 def run_backward(
@@ -243,4 +248,7 @@ def run_strong_backward(
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale, *inputs.strides(do),
         call.T, call.H,
     )  # fmt: skip
-    _launch_strong(call, arguments, flags, backward=True)
+    tile = strong_tile(call.K, call.V, call.plan, True)
+    # dv is an item, and so is every block of key columns of dq, dk and dg.
+    items = flags.marks.numel() * (1 + (call.K + tile.block_k - 1) // tile.block_k)
+    call.launch(strong_kernel(call, True), tile, (min(items, STRONG_PROGRAMS),), (*arguments, items), {})

@@ -1,11 +1,12 @@
 """The Gluon kernels for Hopper end to end on a CPU (`gluon_on_cpu.py`), in bfloat16, against the float64 recurrence."""
 
+import sys
 from unittest.mock import Mock
 
 import pytest
 import torch
 from gla_cases import Case, assert_close, cumulative, exact_from_checkpoints_alone, make_case, run, truth
-from gla_kernels import call, chunk_gla, chunk_linear_attn, narrow, ops, passes, wide, wide_pieces
+from gla_kernels import call, chunk_gla, chunk_linear_attn, launches, narrow, ops, passes, wide, wide_pieces
 from gla_kernels.buffers import Flags
 from gla_kernels.call import Call, make_call
 from gla_kernels.launch import hopper_plan
@@ -151,6 +152,26 @@ def test_exactly_the_chunks_with_a_strong_channel_are_marked(K, V):
     assert flags.marks.view(2, 4, 2).nonzero().tolist() == [[1, 1, 1]]
     case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
     assert_close(attend(case), case, BOUND)
+
+
+@pytest.mark.parametrize(("K", "V"), [*HEADS, (256, 64)])
+def test_strong_chunks_are_the_same_whether_programs_share_them_or_not(K, V, monkeypatch):
+    """First every group of programs finds one chunk, which it shares; then one group finds all, three at a time."""
+    case = bfloat16_case("mild", T=800, H=1, K=K, V=V)
+    q, k, v, g, initial = (case.inputs[name] for name in ("q", "k", "v", "g", "initial"))
+    strong = [1, 6, 7, 8, 12]
+    for chunk in strong:
+        g[:, chunk * 64 : chunk * 64 + 64] *= 100.0
+    for module in ("hopper_levels", "hopper_strong"):
+        monkeypatch.setattr(sys.modules[f"gla_kernels.{module}"], "MARKS_AT_ONCE", 3)
+    found = []
+    for programs in (264, 4):
+        monkeypatch.setattr(launches, "STRONG_PROGRAMS", programs)
+        o, *_, buffer = ops.chunk_forward(q, k, v, g, initial, None, 0.1, False, passes.KEEP_NOTHING, None, None)[:4]
+        marks = Flags.of(make_call(q, v, g, None, 0.1, None, None), buffer).marks
+        assert marks.flatten().nonzero().flatten().tolist() == strong
+        found.append((o, marks))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize(("K", "V"), HEADS)
