@@ -431,6 +431,23 @@ class CannotGoBack(Honest):
         return lambda: _Raises.apply(q, k, v)
 
 
+class _RunsOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        return correct(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+class SaysThatItsBackwardDoesNotFit(Honest):
+    """A forward of training that keeps nothing for the backward."""
+
+    def at_size(self, q, k, v):
+        return lambda: _RunsOut.apply(q, k, v)
+
+
 class _LaterGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v):
@@ -489,6 +506,19 @@ class CannotGoBackLate(Honest):
         def call():
             calls.append(1)
             return correct(q, k, v) if len(calls) < 6 else _Raises.apply(q, k, v)
+
+        return call
+
+
+class SaysSoLate(Honest):
+    """As SaysThatItsBackwardDoesNotFit, after the first calls."""
+
+    def at_size(self, q, k, v):
+        calls = []
+
+        def call():
+            calls.append(1)
+            return correct(q, k, v) if len(calls) < 6 else _RunsOut.apply(q, k, v)
 
         return call
 

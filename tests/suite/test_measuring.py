@@ -16,11 +16,12 @@ from glabench.backends.base import Counts
 from glabench.measure.accuracy import check_accuracy, relative_error, small_cell
 from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
+from glabench.measure.memory import measure_memory
 from glabench.measure.outcome import failure_of, one_line
 from glabench.measure.rates import with_rates
 from glabench.measure.settings import Settings
 from glabench.measure.work import OpWork
-from glabench.measure.workload import prepare
+from glabench.measure.workload import Steps, prepare
 from glabench.ops import Op
 from glabench.ops.base import Spec
 from glabench.records import Record
@@ -368,3 +369,33 @@ def test_a_forward_without_gradients_is_estimated_to_hold_all_states_where_no_pr
     cell = Cell("gla-triton", "gla", "infer", 8, 4096, "bf16", Parameters(sizes))
     kept = triton.working_bytes(resized(replace(cell, pass_="fwd"), materialize=True))
     assert (triton.working_bytes(cell) == kept) == keeps_all
+
+
+def test_memory_on_a_gpu_is_what_calls_need_above_what_was_held(monkeypatch):
+    """By a made-up allocator, in MiB: 100 are held in 160 reserved; a call needs 40 more and reserves 30 more."""
+    held = {"allocated": 100, "reserved": 160}
+    peak = {"allocated": 900, "reserved": 900}  # of what was before
+
+    def call():
+        for kind, more in (("allocated", 40), ("reserved", 30)):
+            peak[kind] = max(peak[kind], held[kind] + more)
+
+    def keep():
+        held["allocated"] += 7
+        return ()
+
+    mib = 2**20
+    made_up = {
+        "synchronize": lambda: None,
+        "empty_cache": lambda: held.update(reserved=110),
+        "reset_peak_memory_stats": lambda: peak.update(held),
+        "memory_allocated": lambda: held["allocated"] * mib,
+        "memory_reserved": lambda: held["reserved"] * mib,
+        "max_memory_allocated": lambda: peak["allocated"] * mib,
+        "max_memory_reserved": lambda: peak["reserved"] * mib,
+    }
+    for name, function in made_up.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    found = measure_memory(Steps(None, call, keep), "cuda", of_process=lambda: 3.0)
+    assert (found.peak_allocated_mib, found.peak_reserved_mib) == (40, 30)
+    assert (found.saved_mib, found.process_memory_mib) == (7, 3.0)
