@@ -114,14 +114,14 @@ def lay_out(layout: Layout, heights: Sequence[float], below: float) -> tuple[Fig
     """A figure with its titles and empty panels. `heights` of the passes and space `below` for a legend in inches."""
     from matplotlib.figure import Figure
 
-    lines = -(-len(layout.quantities) // layout.columns)  # of panels per pass
     width = PANEL_WIDTH * layout.columns + 0.4
     title = textwrap.wrap(title_of(layout.view.runs), int(0.6 * _CHARACTERS_PER_INCH * width))
     about = filter(None, [layout.view.shape, *surroundings_of(layout.view.runs)])
     subtitle = [line for text in about for line in textwrap.wrap(text, int(_CHARACTERS_PER_INCH * width))]
     below_title = _MARGIN + _TITLE_LINE * len(title)
     above = below_title + _SUBTITLE_LINE * len(subtitle) + _MARGIN
-    row_heights = [height for height in heights for _ in range(lines)]
+    rows = [row for pair in zip(layout.view.panels, heights, strict=True) for row in _rows_of(layout, *pair)]
+    row_heights = [row_height for _, row_height, _ in rows]
     height = above + sum(row_heights) + below
     figure = Figure(figsize=(width, height), layout="constrained", dpi=min(_DPI, _MOST_PIXELS / width))
     figure.get_layout_engine().set(rect=(0, 0, 1, 1 - above / height), w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
@@ -129,14 +129,17 @@ def lay_out(layout: Layout, heights: Sequence[float], below: float) -> tuple[Fig
     figure.text(0.01, 1 - below_title / height, "\n".join(subtitle), fontsize=8.5, color="#444444", va="top")
     grid = figure.subplots(len(row_heights), layout.columns, squeeze=False, height_ratios=row_heights)
     plots: list[Plot] = []
-    for number, row in enumerate(grid):
-        panel = layout.view.panels[number // lines]
-        first = number % lines * layout.columns
-        own = _known_in(layout, panel)[first : first + layout.columns]
-        plots += [Plot(row[i], panel, quantity, is_first=i == 0) for i, quantity in enumerate(own)]
-        for axes in row[len(own) :]:
+    for (panel, _, own), all_axes in zip(rows, grid, strict=True):
+        plots += [Plot(all_axes[i], panel, quantity, is_first=i == 0) for i, quantity in enumerate(own)]
+        for axes in all_axes[len(own) :]:
             axes.set_axis_off()
     return figure, plots
+
+
+def _rows_of(layout: Layout, panel: Panel, height: float) -> list[tuple[Panel, float, Sequence[Quantity]]]:
+    """The rows of panels of a pass: their height and the quantities side by side, of those that the pass has."""
+    own = _known_in(layout, panel)
+    return [(panel, height, own[first : first + layout.columns]) for first in range(0, len(own), layout.columns)]
 
 
 def frame(plot: Plot) -> None:

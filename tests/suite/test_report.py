@@ -481,6 +481,13 @@ def test_all_panels_have_the_same_x_even_if_one_of_them_lacks_points():
     figure.canvas.draw()  # a mark outside its axes would leave them no room
 
 
+def test_a_pass_takes_no_room_for_quantities_that_only_others_have():
+    run = made_up("paper-fig2", {"pass": "fwd,fwd+bwd"}, host_ms=1.0, first_call_s=1.0, saved_mib=1.0)
+    records = [replace(r, host_ms=None, saved_mib=None) if r.cell.pass_ == "fwd" else r for r in run.records]
+    figure = drawn(replace(run, records=records), parse_metrics("time,host,first_call,saved"))
+    assert [axes.axison for axes in figure.axes] == 6 * [True]
+
+
 def test_a_backend_that_failed_everywhere_is_in_the_legend_and_the_band_is_named():
     figure = drawn(made_up("paper-fig2", {"pass": "fwd"}, OUTCOMES["all of one backend fails"]))
     assert {"gla-triton (materialized)", "inaccurate", "band: p20 to p80 of the samples"} <= set(legend(figure))
