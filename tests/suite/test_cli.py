@@ -188,7 +188,7 @@ def test_dry_run_lists_cells_memory_and_totals_and_measures_nothing(run, tmp_pat
     assert code == 0
     assert title.endswith(": 110 cells")
     assert len(cells) == 3 * 5 * 2 + 7
-    assert "1020 MiB" in cells[0]
+    assert "1790 MiB" in cells[0]
     assert "linear-torch fwd B=32 T=1024 H=16 K=64 V=64 bf16" in cells[0]
     assert "gla-triton, 20 cells: unsupported: needs a GPU; none is used here" in cells
     assert totals.startswith("110 cells, ")
