@@ -84,10 +84,26 @@ def check_same_machine(
     compared = [key for key in before if key in now and key not in {*MOMENTARY, "settings", *may_differ}]
     differing = [key for key in compared if before[key] != now[key]]
     if differing:
-        what = ", ".join(differing)
+        what = ", ".join(_where_differing(key, before[key], now[key]) for key in differing)
         raise UsageError(
             f"--resume: '{folder.path}' was measured elsewhere or with other code (it differs in: {what}); "
             "start a new run"
+        )
+
+
+def _where_differing(key: str, before: Any, now: Any) -> str:
+    codes = [before, now] if key == "code" else []
+    plugins = [code.get("plugins") for code in codes if isinstance(code, Mapping)]
+    return "code of the --plugin" if len(plugins) == 2 and plugins[0] != plugins[1] else key
+
+
+def check_plugins(folder: RunFolder, given: Sequence[str | Path]) -> None:
+    """Raises UsageError if plugins are given that a run was not begun with. They may be elsewhere now."""
+    begun, names = folder.environment().get("plugins"), [Path(plugin).name for plugin in given]
+    if names and begun is not None and sorted(names) != sorted(begun):
+        raise UsageError(
+            f"--plugin: '{folder.path}' was begun with {', '.join(begun) or 'no plugin'}, not {', '.join(names)}; "
+            "leave out the option, or start a new run"
         )
 
 

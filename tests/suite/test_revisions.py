@@ -402,7 +402,10 @@ def test_rounds_go_on_with_the_same_settings_and_code_alone(run, repository):
     change(repository, "ms", 5.0)
     code, _, stderr = run(*command, "--resume")
     assert code == 2
-    assert "'there/new-1' was measured elsewhere or with other code (it differs in: code)" in stderr.splitlines()[-1]
+    assert (
+        "'there/new-1' was measured elsewhere or with other code (it differs in: code of the --plugin)"
+        in stderr.splitlines()[-1]
+    )
 
 
 # baseline save and check --baseline
