@@ -31,9 +31,9 @@ def new_path(name: str) -> Path:
 
 
 def latest_run(names: Sequence[str]) -> Path:
-    """The newest run under runs/ of the named sweeps, or of any sweep without names. Raises UsageError without one."""
-    stems = [glob.escape(name) for name in names] or ["*"]
-    found = [path for stem in stems for path in RunFolder.found_in(RUNS, f"{stem}-{_DATE}-*")]
+    """The newest run under runs/ of the named sweeps, or of all without names. Raises UsageError without a run."""
+    patterns = [f"{glob.escape(name)}-{_DATE}-*" for name in names] or ["*"]
+    found = [path for pattern in patterns for path in RunFolder.found_in(RUNS, pattern)]
     if not found:
         what = f"run of {' or '.join(names)}" if names else "run"
         raise UsageError(f"--resume: there is no {what} under {RUNS}/; name its folder: --resume FOLDER")
