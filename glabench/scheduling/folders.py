@@ -16,6 +16,7 @@ from glabench.records.environment import MOMENTARY, Ceilings
 from glabench.scheduling.loop import Lane, Version
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import RUNS, Plan, changed_at
+from glabench.scheduling.revisions import WORKTREE
 from glabench.sweeps import Sweep
 from glabench.sweeps.load import dump_sweep, parse_sweep
 from glabench.sweeps.parameters import option_of
@@ -157,6 +158,7 @@ def lanes_of_rounds(
         target = path / f"{side}-{number}"
         if resume and RunFolder.is_run(target):
             folder = RunFolder.open(target)
+            _check_same_commit(folder, versions[side])
             check_same_machine(folder, plan, environments[side])
             kept_settings(folder, plan.settings.to_json())
         else:
@@ -165,6 +167,17 @@ def lanes_of_rounds(
             folder = RunFolder.create(target, plan.sweep, environment, plan.place.plugins)
         lanes.append(Lane(folder, versions[side], f"{look} {target.name}".strip()))
     return lanes
+
+
+def _check_same_commit(folder: RunFolder, version: Version) -> None:
+    """Raises UsageError if a round was begun with another commit. Of the working tree only the code counts."""
+    labels = [folder.environment().get("version") or "", version.label or ""]
+    begun, now = (label.rpartition(" (")[2] for label in labels)
+    if all(labels) and begun != now and not all(label.startswith(WORKTREE) for label in labels):
+        raise UsageError(
+            f"--rev: '{folder.path}' was begun with {labels[0]}, which is another commit than {labels[1]}; "
+            "name the same commit, or start a new folder"
+        )
 
 
 def _turn(sides: list[str], number: int) -> list[str]:

@@ -408,6 +408,17 @@ def test_rounds_go_on_with_the_same_settings_and_code_alone(run, repository):
     )
 
 
+def test_rounds_go_on_with_the_same_commit_whatever_its_name(run, repository):
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "nothing")
+    out = [*MEASURING, "--out", "there", "--rounds", "1"]
+    assert run("check", "--rev", "HEAD", *out)[0] == 0
+    assert run("check", "--rev", "main", *out, "--resume")[0] == 0
+    first, last = (git(repository, "rev-parse", name)[:10] for name in ("HEAD~1", "HEAD"))
+    code, _, stderr = run("check", "--rev", "HEAD~1", *out, "--resume")
+    words = f"--rev: 'there/base-1' was begun with HEAD ({last}), which is another commit than HEAD~1 ({first})"
+    assert (code, words in stderr.splitlines()[-1]) == (2, True)
+
+
 # baseline save and check --baseline
 
 
