@@ -325,6 +325,8 @@ def test_a_slow_down_is_looked_at_twice_and_fails(run, repository):
     assert run_names(folder / "again") == [
         f"{side}-{n}" for side in ("base", "new") for n in range(1, CONFIRMING_ROUNDS + 1)
     ]
+    code, stdout, _ = run("compare", folder, "--json", "-", "--same-within", "5%", "--fail-on", "slower")
+    assert (code, json.loads(stdout)["findings"][0]["reason"]) == (1, found["findings"][0]["reason"])
     assert run(*CHECK, "--max-slowdown", "10%")[0] == 0
 
 
