@@ -56,7 +56,9 @@ def test_every_preset_expands_to_cells_of_known_backends(name, device):
     preset = load_sweep(name)
     found = cells(preset, device)
     assert len(found) == len(set(found)) > 0
-    assert all(isinstance(cell.get(size), int) for cell in found for size in REGISTRY.op_of(cell.backend).published(1))
+    assert all(
+        isinstance(cell.get(size), int) for cell in found for size in REGISTRY.op_of(cell.backend).published(1024)
+    )
     assert preset.title
     assert preset.description
     assert preset.against in {v.backend for v in preset.variants}
@@ -145,6 +147,15 @@ def test_head_dim_is_softmaxs_own_and_both_dims_of_gla():
         *{("gla", 32, 32, None), ("gla", 64, 64, None), ("linear", 32, 32, None), ("linear", 64, 64, None)},
         *{("softmax", None, None, 32), ("softmax", None, None, 64)},
     }
+
+
+@pytest.mark.parametrize(
+    ("backend", "width", "near"),
+    [(SOFTMAX, 1000, "64; use 960 or 1024"), (GLA, 1001, "8; use 1000 or 1008"), (GLA, 1, "8; use 8")],
+)
+def test_a_width_of_no_whole_heads_is_refused_with_the_next_valid_ones(backend, width, near):
+    with pytest.raises(UsageError, match=f"^--width: .* for the width {width}: whole heads need a multiple of {near}$"):
+        cells(sweep(backend, width=str(width)))
 
 
 def test_width_is_what_every_op_publishes():
