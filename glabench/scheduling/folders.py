@@ -60,12 +60,19 @@ def kept_settings(folder: RunFolder, given: Mapping[str, Any]) -> Settings:
         raise UsageError(message) from None
     for name, value in given.items():
         if name != "cell_timeout_s" and getattr(kept, name) != value:
-            option = "--" + name.removesuffix("_s").replace("_", "-")
+            option, words = _describe_setting(name, getattr(kept, name), value)
             raise UsageError(
-                f"{option}: '{folder.path}' was measured with {getattr(kept, name)}, not {value}; "
-                "leave out the option, or start a new run"
+                f"{option}: '{folder.path}' was measured {words}; leave out the option, or start a new run"
             )
     return replace(kept, **{name: value for name, value in given.items() if name == "cell_timeout_s"})
+
+
+def _describe_setting(name: str, kept: Any, given: Any) -> tuple[str, str]:
+    """The option that gives a setting, and words for the stored and the given value."""
+    word = name.removesuffix("_s").replace("_", "-")
+    if isinstance(given, bool):
+        return f"--{'' if given else 'no-'}{word}", f"{'without' if given else 'with'} {word}"
+    return f"--{word}", f"with {kept}, not {given}"
 
 
 def check_same_machine(
