@@ -498,8 +498,8 @@ def test_a_file_may_call_the_backend_of_the_ratios_baseline_and_hears_the_new_wo
         ('x = "seqlen"', 'against = "gla-trion"', r"against 'gla-trion' is not one of its backends .*'gla-triton'\?"),
         ('x = "seqlen"', 'against = "gla-triton"\nbaseline = "gla-triton"', "unknown key 'baseline'"),
         ("[axes]", "cpu = 3\n[axes]", "cpu: expected object, got int"),
-        ("[[backends]]", "[backends]", "backends: expected array, got object"),
-        ('[[backends]]\nname = "gla-triton"', "", "backends"),
+        ("[[backends]]", "[backends]", r"needs one \[\[backends\]\] table .*; got backends = {'name': 'gla"),
+        ('[[backends]]\nname = "gla-triton"', "", r"needs one \[\[backends\]\] table"),
         (
             'name = "gla-triton"',
             'nam = "gla-triton"',
@@ -513,6 +513,24 @@ def test_a_mistake_in_a_sweep_file_is_named(old, new, message):
     assert old in GOOD
     with pytest.raises(UsageError, match=rf"^file\.toml: .*{message}"):
         parse_sweep("test", GOOD.replace(old, new), "file.toml")
+
+
+def test_backends_that_are_names_alone_are_refused_with_what_is_needed():
+    with pytest.raises(UsageError, match=r"^f: needs one \[\[backends\]\] table .*, each with a name; got .*\['a'\]$"):
+        parse_sweep("test", 'backends = ["a"]', "f")
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"seqlen": "1k..1m:*1"}, r"sweep test: seqlen: '\*1' never advances"),
+        ({"key_dim": "1..1g"}, "sweep test: key_dim: '1g' is not a positive number"),
+        ({"seqlen": "on"}, r"sweep test: seqlen: 'on' \(true\) is not a positive number"),
+    ],
+)
+def test_a_mistake_in_an_axis_names_the_sweep_and_what_was_written(axes, message):
+    with pytest.raises(UsageError, match=f"^{message}"):
+        cells(sweep(GLA, **axes))
 
 
 def test_an_unknown_preset_lists_the_presets_and_the_nearest(tmp_path):
