@@ -45,7 +45,8 @@ def compare_folders(
         return _compare_turns(a, limits, any_device)
     base, new = (_side(str(path), rounds_in(path)) for path in (a, b))
     known = Occasions.load(occasions, device_name(base.environment)) if occasions is not None else None
-    return compare_sides(base, new, limits, paired=False, any_device=any_device, occasions=known)
+    found = compare_sides(base, new, limits, paired=False, any_device=any_device, occasions=known)
+    return replace(found, notes=("both sides are the same run", *found.notes)) if a.resolve() == b.resolve() else found
 
 
 def _compare_turns(path: Path, limits: Limits, any_device: bool) -> Comparison:

@@ -456,6 +456,7 @@ def test_several_runs_share_a_report_with_the_metrics_and_the_figure_asked_for(t
         (["--metric", "energy", "--out", "new"], "--metric: no record has these metrics: energy (there are: time, "),
         (["--figure", "nowhere/x.pdf"], "--figure: cannot write 'nowhere/x.pdf'"),
         (["--json", "-", "--csv", "-"], "--csv: --json already writes to stdout"),
+        (["two", "./one"], "RUN: 'one' is named twice"),
     ],
 )
 def test_a_mistake_in_a_report_is_one_line(there, arguments, words):

@@ -177,6 +177,8 @@ def test_rounds_of_one_version_are_compared_as_sides(run, repository):
     assert code == 0
     assert "1 same" in stdout
     assert "spread between occasions assumed: 1.0%" in stdout
+    assert "both sides are the same run" not in stdout
+    assert "both sides are the same run" in run("compare", "a", "./a")[1]
 
 
 def test_runs_of_the_same_sweep_and_day_are_no_rounds(run, repository):
