@@ -388,7 +388,8 @@ def test_an_interrupted_check_goes_on_where_it_was(run, repository, monkeypatch,
     command = [*CHECK, "--rounds", "1", "--out", "there"]
     code, stdout, stderr = run(*command)
     assert (code, stdout) == (130, "")
-    assert "what was measured is kept, continue with: the same command with --resume --out there" in stderr
+    how = f"continue with: glabench {' '.join(command)} --resume"
+    assert stderr.splitlines()[-1] == f"glabench: interrupted; what was measured is kept, {how}"
     code, stdout, stderr = run(*command, "--resume")
     assert code == 1, stderr
     assert "1 slower" in stdout

@@ -304,7 +304,7 @@ def test_a_second_look_that_was_interrupted_goes_on_with_the_same_command(plan, 
         return both.again(both.first())
 
     monkeypatch.setattr("glabench.scheduling.versions.ProcessWorker", Workers({1: answer, 2: answer, 3: answer}))
-    with pytest.raises(InterruptedRunError, match=f"the same command with --resume --out {tmp_path}/check$"):
+    with pytest.raises(InterruptedRunError, match=f"the same call with resume=True, out='{tmp_path}/check'$"):
         look(Heard({24 + 3: KeyboardInterrupt()}), resume=False)
     heard = Heard()
     found = look(heard, resume=True)
