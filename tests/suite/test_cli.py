@@ -543,10 +543,11 @@ def test_no_command_shows_the_help_and_is_wrong_usage(run):
     assert run("--version") == (0, "glabench 0.2.0\n", "")
 
 
-def test_lists_are_completed_at_their_last_item():
+def test_lists_are_completed_at_their_last_item_by_what_is_not_yet_in_them():
     complete = complete_list(("fwd", "fwd+bwd", "bwd"))
     assert complete("f") == ["fwd", "fwd+bwd"]
     assert complete("bwd,f") == ["bwd,fwd", "bwd,fwd+bwd"]
+    assert complete("fwd,f") == ["fwd,fwd+bwd"]
 
 
 def test_every_option_with_a_fixed_set_of_values_is_completed():
