@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from rich.console import Console
 
 from glabench.backends import load_registry
@@ -478,6 +479,14 @@ def test_all_panels_have_the_same_x_even_if_one_of_them_lacks_points():
     figure.canvas.draw()  # a mark outside its axes would leave them no room
 
 
+@pytest.mark.parametrize("preset", ["paper-fig2", "gla-340m", "gates"])
+def test_three_columns_are_readable_on_paper_of_seven_inches(preset):
+    figure = drawn(made_up(preset, host_ms=1.0), parse_metrics("time,host,peak"))
+    assert len({axes.get_subplotspec().colspan.start for axes in figure.axes}) == 3
+    texts = [text for text in figure.findobj(Text) if text.get_text()]
+    assert min(text.get_fontsize() for text in texts) * 7 / figure.get_figwidth() > 6
+
+
 def test_a_pass_takes_no_room_for_quantities_that_only_others_have():
     run = made_up("paper-fig2", {"pass": "fwd,fwd+bwd"}, host_ms=1.0, first_call_s=1.0, saved_mib=1.0)
     records = [replace(r, host_ms=None, saved_mib=None) if r.cell.pass_ == "fwd" else r for r in run.records]
@@ -696,5 +705,5 @@ def test_a_png_is_not_wider_than_a_page_shows(tmp_path):
     run = made_up("paper-fig2", host_ms=1.0, first_call_s=1.0)
     figure = drawn(run, parse_metrics("time,host,first_call"))
     save_figure(figure, tmp_path / "x.png")
-    assert figure.get_figwidth() > 12
+    assert figure.get_figwidth() * 160 > 1728
     assert int.from_bytes((tmp_path / "x.png").read_bytes()[16:20], "big") <= 1728
