@@ -5,6 +5,7 @@ import math
 import time
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import fake_backends
 import pytest
@@ -24,7 +25,7 @@ from glabench.measure.work import OpWork
 from glabench.measure.workload import Steps, prepare
 from glabench.ops import Op
 from glabench.ops.base import Spec
-from glabench.records import Record
+from glabench.records import Record, RunFolder
 from glabench.records.environment import Ceilings
 from glabench.sweeps import Cell, Parameters
 
@@ -399,3 +400,22 @@ def test_memory_on_a_gpu_is_what_calls_need_above_what_was_held(monkeypatch):
     found = measure_memory(Steps(None, call, keep), "cuda", of_process=lambda: 3.0)
     assert (found.peak_allocated_mib, found.peak_reserved_mib) == (40, 30)
     assert (found.saved_mib, found.process_memory_mib) == (7, 3.0)
+
+
+@pytest.mark.parametrize("backend", ["gla-torch", "linear-torch"])
+def test_the_estimated_memory_of_plain_pytorch_is_an_upper_bound_of_what_stored_runs_measured(backend):
+    results = Path(__file__).parents[2] / "results"
+    records = [r for run in results.glob("h200-*/records.jsonl") for r in RunFolder(run.parent).records()]
+    measured = [r for r in records if r.cell.backend == backend and r.peak_allocated_mib]
+    op = REGISTRY.op_of(backend)
+    for cell, peak in ((r.cell, r.peak_allocated_mib * 2**20) for r in measured):
+        held = sum(spec.bytes(cell) for spec in op.inputs(cell).values())
+        assert held + peak <= op.least_bytes(cell) + REGISTRY[backend].working_bytes(cell) < 2 * (held + peak)
+    assert len(measured) > 20
+
+
+def test_a_backward_on_a_cpu_is_estimated_to_keep_what_it_freed():
+    sizes = Parameters({"heads": 4, "key_dim": 64, "value_dim": 64})
+    cell = Cell("gla-torch", "gla", "fwd+bwd", 1, 1024, "fp32", sizes, "cpu")
+    # Measured: 197 MiB, inputs included.
+    assert 197 < REGISTRY["gla-torch"].working_bytes(cell) / 2**20 < 300
