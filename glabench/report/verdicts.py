@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from glabench.records.metrics import METRICS, TIME, Metric
 from glabench.report.grid import Grid
 from glabench.verdicts.comparison import Comparison
-from glabench.verdicts.findings import Finding, Verdict, show_interval, show_ratio
+from glabench.verdicts.findings import Finding, Verdict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -79,7 +79,7 @@ class ComparisonTexts:
         times: list[str] = []
         if TIME in self._metrics:
             ratio = finding.ratio
-            interval = ("", "") if ratio is None else (f"{ratio.ratio:.3f}", show_interval(ratio))
+            interval = ("", "") if ratio is None else (f"{ratio.ratio:.3f}", ratio.interval)
             times = [*_times(finding), *interval]
         return [self.name(finding), str(finding.verdict), *times, *self._quotients(finding)]
 
@@ -88,7 +88,7 @@ class ComparisonTexts:
         parts = []
         if TIME in self._metrics:
             times = " -> ".join(time for time in _times(finding) if time)
-            parts += [f"{times} ms" if times else "", f"×{show_ratio(finding.ratio)}" if finding.ratio else ""]
+            parts += [f"{times} ms" if times else "", f"×{finding.ratio}" if finding.ratio else ""]
         quotients = zip(self._others, self._quotients(finding), strict=True)
         parts += [f"{metric.name.replace('_', ' ')} ×{text}" for metric, text in quotients if text]
         return ", ".join(filter(None, parts))

@@ -89,20 +89,6 @@ class Limits:
         return ", ".join(f"{name.replace('_', ' ')} {100 * limit:.3g} %" for name, limit in self.by_metric.items())
 
 
-def show_ratio(ratio: Ratio) -> str:
-    """A ratio with its interval: `1.098 (1.080 to 1.116)`."""
-    return f"{ratio.ratio:.3f} ({show_interval(ratio)})"
-
-
-def show_interval(ratio: Ratio) -> str:
-    """The ends of a ratio's interval, without the digits of numbers that say no more than that nothing is known."""
-    return f"{_show_end(ratio.low)} to {_show_end(ratio.high)}"
-
-
-def _show_end(end: float) -> str:
-    return "<0.001" if end < 0.001 else ">1000" if end > 1000 else f"{end:.3f}"
-
-
 @dataclass(frozen=True)
 class Finding:
     """The result for one cell, or for a sum over all cells of a backend, such as its first calls (`cell` is None)."""
@@ -133,7 +119,7 @@ class Finding:
     @property
     def reason(self) -> str:
         """All reasons for the verdict, in one line."""
-        words = [] if self.ratio is None else [f"time ×{show_ratio(self.ratio)}, allowed {1 + (self.limit or 0):.3g}"]
+        words = [] if self.ratio is None else [f"time ×{self.ratio}, allowed {1 + (self.limit or 0):.3g}"]
         return "; ".join([*words, *self.remarks])
 
     @property
