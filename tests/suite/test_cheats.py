@@ -469,9 +469,14 @@ def test_wrong_documents_and_states_are_refused(backend, packed, state, reason):
     assert reason in record.reason
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
 @pytest.mark.parametrize(
-    ("name", "seqlen"), [*product(("sdpa-flash", "sdpa-math", "gla-torch"), (1, 2, 17)), ("sdpa-flash", 4000)]
+    ("name", "seqlen", "dtype"),
+    [
+        *product(("sdpa-flash", "sdpa-math", "gla-torch"), (1, 2, 17), ("fp32", "bf16", "fp64")),
+        ("sdpa-flash", 4000, "bf16"),
+        pytest.param("sdpa-flash", 4000, "fp32", marks=pytest.mark.full),
+        pytest.param("sdpa-flash", 4000, "fp64", marks=pytest.mark.full),
+    ],
 )
 def test_odd_lengths_raise_no_alarm(name, seqlen, dtype):
     registry = load_registry()
