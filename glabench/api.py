@@ -103,6 +103,9 @@ def make_report(
     for run in loaded:
         if not run.records:
             raise UsageError(f"RUN: '{run.path}' has no records yet")
+    paths = [run.path.resolve() for run in loaded]
+    if twice := [run.path for number, run in enumerate(loaded) if paths[number] in paths[:number]]:
+        raise UsageError(f"RUN: '{twice[0]}' is named twice")
     known = backends_in(loaded)
     if against is not None and against not in known:
         raise UsageError(f"--against: '{against}' is not in the run ({allowed_names(known, against)})")

@@ -25,6 +25,9 @@ from glabench.sweeps import Cell
 from glabench.verdicts import CONFIRMING_ROUNDS, Baseline, Comparison, Limits, Side, Verdict, compare_sides
 from glabench.verdicts.occasions import Occasions, add_occasion
 
+# The folder of the second look, inside of the first one's.
+_AGAIN = "again"
+_ONCE_MORE = "measured once more"
 _IN_TURNS = "--occasions: sides that are measured in turns are from one occasion; leave it out"
 
 
@@ -36,13 +39,33 @@ def compare_folders(
     `occasions` is a file with those of the device, by default the one that ships with glabench. Raises UsageError if
     there is nothing to compare.
     """
-    if b is None and occasions is not None:
-        raise UsageError(_IN_TURNS)
-    folders = [turns_in(a, "base"), turns_in(a, "new")] if b is None else [rounds_in(a), rounds_in(b)]
-    names = [f"{a}, base", f"{a}, new"] if b is None else [str(a), str(b)]
-    sides = [_side(name, found) for name, found in zip(names, folders, strict=True)]
-    known = Occasions.load(occasions, device_name(sides[0].environment)) if occasions is not None else None
-    return compare_sides(sides[0], sides[1], limits, paired=b is None, any_device=any_device, occasions=known)
+    if b is None:
+        if occasions is not None:
+            raise UsageError(_IN_TURNS)
+        return _compare_turns(a, limits, any_device)
+    base, new = (_side(str(path), rounds_in(path)) for path in (a, b))
+    known = Occasions.load(occasions, device_name(base.environment)) if occasions is not None else None
+    found = compare_sides(base, new, limits, paired=False, any_device=any_device, occasions=known)
+    return replace(found, notes=("both sides are the same run", *found.notes)) if a.resolve() == b.resolve() else found
+
+
+def _compare_turns(path: Path, limits: Limits, any_device: bool) -> Comparison:
+    """Compares both sides in a folder, as a check does: of cells that it measured once more, only that counts."""
+
+    def compare(folder: Path, before: Comparison | None = None) -> Comparison:
+        base, new = (_side(f"{path}, {name}", turns_in(folder, name)) for name in ("base", "new"))
+        return compare_sides(base, new, limits, paired=True, any_device=any_device, before=before)
+
+    found, again = compare(path), path / _AGAIN
+    if not _has_both_sides(again):
+        return found
+    return found.confirmed(compare(again, found), f"{_ONCE_MORE}, in turns", is_partial=True)
+
+
+def _has_both_sides(folder: Path) -> bool:
+    """Whether there are records of both sides, as not in a second look that was interrupted or of a baseline."""
+    measured = [run.name for run in RunFolder.found_in(folder) if RunFolder(run).records_file.stat().st_size]
+    return all(any(name.startswith(f"{side}-") for name in measured) for side in ("base", "new"))
 
 
 def _side(name: str, folders: Sequence[RunFolder]) -> Side:
@@ -151,15 +174,17 @@ class _Look:
         Only the fresh rounds count: an outlier is unlikely to occur twice. What the first look saw of the machine, on
         all cells, counts as well.
         """
-        say, how = self.trial.observer.say, "once more" + ("" if self.stored else ", in turns")
+        say, in_turns = self.trial.observer.say, "" if self.stored else ", in turns"
         if suspects := found.suspects():
             say(f"measuring {count_of(len(suspects), 'cell')} once more")
-            found = found.confirmed(self._look_at(suspects, "again", CONFIRMING_ROUNDS, found), f"measured {how}")
+            found = found.confirmed(
+                self._look_at(suspects, _AGAIN, CONFIRMING_ROUNDS, found), f"{_ONCE_MORE}{in_turns}"
+            )
         if worse := found.worse_sums():
             say(f"{', '.join(finding.name for finding in worse)} are measured once more")
             backends = {finding.backend for finding in worse}
             cells = [cell for cell in self.trial.plan.cells if cell.backend in backends]
-            found = found.confirmed_sums(self._look_at(cells, "first-calls", 1, found), f"compiled {how}")
+            found = found.confirmed_sums(self._look_at(cells, "first-calls", 1, found), f"compiled once more{in_turns}")
         return found
 
     def _look_at(self, cells: Sequence[Cell], folder: str, rounds: int, before: Comparison) -> Comparison:

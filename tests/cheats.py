@@ -427,8 +427,24 @@ class _Raises(torch.autograd.Function):
 class CannotGoBack(Honest):
     """A forward of training that keeps nothing for the backward."""
 
+    function = _Raises
+
     def at_size(self, q, k, v):
-        return lambda: _Raises.apply(q, k, v)
+        return lambda: self.function.apply(q, k, v)
+
+
+class _RunsOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        return correct(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+class SaysThatItsBackwardDoesNotFit(CannotGoBack):
+    function = _RunsOut
 
 
 class _LaterGradient(torch.autograd.Function):
@@ -483,14 +499,20 @@ class BackwardInTheForward(Honest):
 class CannotGoBackLate(Honest):
     """As above, after the first calls."""
 
+    function = _Raises
+
     def at_size(self, q, k, v):
         calls = []
 
         def call():
             calls.append(1)
-            return correct(q, k, v) if len(calls) < 6 else _Raises.apply(q, k, v)
+            return correct(q, k, v) if len(calls) < 6 else self.function.apply(q, k, v)
 
         return call
+
+
+class SaysSoLate(CannotGoBackLate):
+    function = _RunsOut
 
 
 class NoGradientsLate(Honest):

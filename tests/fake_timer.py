@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from glabench.measure.timer import Sample
+from glabench.measure.timer import Sample, nothing
 
 
 class FakeTimer:
@@ -17,7 +17,7 @@ class FakeTimer:
 
     def sample(self, prepare, call, between=None):
         if between is not None:
-            between.renew(lambda: None)
+            between.renew(nothing)
         if prepare is not None:
             prepare()
         if between is not None:

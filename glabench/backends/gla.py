@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from gla_kernels.limits import MAX_HEAD_DIM, WALKED_KEYS, fitting_chunks
 
 from glabench.backends.base import Backend, Requirement
-from glabench.ops import BYTES, LINEAR
+from glabench.ops import BYTES
+from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import integers, switch
 
@@ -95,6 +96,15 @@ class LinearTriton(_Ours):
     name, op, title = "linear-triton", "linear", "linear attention, our Triton kernels"
 
 
+def _padded_tokens(cell: Cell, chunk: int) -> int:
+    return cell.batch * -(-cell.seqlen // chunk) * chunk
+
+
+def _with_freed(cell: Cell, working: int) -> int:
+    """Twice as much for a backward on a CPU, whose C library keeps blocks that were freed."""
+    return 2 * working if cell.device == "cpu" and cell.has_backward else working
+
+
 class GlaTorch(Backend):
     """`gla_kernels.two_level_chunk_gla`."""
 
@@ -108,9 +118,14 @@ class GlaTorch(Backend):
         return f"chunk sizes are multiples of 16; got {chunk}" if chunk is not None and chunk % 16 else None
 
     def working_bytes(self, cell: Cell) -> int:
-        """About five float32 tensors of [T, 16, K] per head: all pairs of tokens in a subchunk, for every channel."""
-        H, K = cell.sizes("heads", "key_dim")
-        return 5 * cell.tokens * H * 16 * K * 4
+        """Six tensors of [T, 16, K] per head: all pairs of tokens in a subchunk, for every channel.
+
+        Besides, copies of the rows, of those that each later subchunk reads, and of the states.
+        """
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        C = cell.get("chunk") or 64
+        numbers = 6 * 16 * K + (8 + C // 16) * (K + V) + 3 * K * V // C
+        return _with_freed(cell, _padded_tokens(cell, C) * H * numbers * BYTES[wide(cell)])
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from gla_kernels import two_level_chunk_gla
@@ -145,11 +160,11 @@ class LinearTorch(Backend):
     parameters = (_CHUNK,)
 
     def working_bytes(self, cell: Cell) -> int:
-        """A copy of every input, two copies of every chunk's scores, three copies of every chunk's state."""
+        """Seven copies of the rows, two of every chunk's scores, four of every chunk's state."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        tokens, C = cell.tokens * H, cell.get("chunk") or 64
-        states = 3 * tokens // C * K * V * 4
-        return LINEAR.least_bytes(cell) + 2 * tokens * C * BYTES[cell.dtype] + states
+        C = cell.get("chunk") or 64
+        per_token = (7 * (K + V) + 2 * C) * BYTES[cell.dtype] + 4 * K * V // C * BYTES[wide(cell)]
+        return _with_freed(cell, _padded_tokens(cell, C) * H * per_token)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from gla_kernels import unaware_chunk_linear_attn

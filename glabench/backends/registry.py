@@ -15,7 +15,7 @@ from typing import Any, get_args
 from glabench import ops
 from glabench.backends import builtin
 from glabench.backends.base import Backend, Requirement, faults_of, sentence
-from glabench.errors import UsageError, allowed_names
+from glabench.errors import UsageError, allowed_names, printable
 from glabench.ops import Op
 from glabench.plain import shown
 from glabench.records.metrics import LIMITED, METRICS
@@ -176,8 +176,12 @@ def _check_targets(op: Op, targets: Iterable[Any], names: Iterable[str], origin:
 
 def _published(op: Op, origin: str, width: int) -> dict[str, Any]:
     """The parameters that an op publishes for a width. Raises UsageError if it has none."""
-    with faults_of(f"{origin}: {op.name} has no parameters for the width {width}: "):
-        values = dict(op.published(width))
+    what = f"{origin}: {op.name} has no parameters for the width {width}: "
+    with faults_of(what):
+        try:
+            values = dict(op.published(width))
+        except ValueError as problem:
+            raise UsageError(what + printable(str(problem))) from problem
     _check_targets(op, values, {each.name for each in op.parameters}, origin)
     return values
 

@@ -63,11 +63,12 @@ def _owners(axis: str, registry: Registry) -> str:
 
 
 def complete_list(choices: tuple[str, ...]) -> Callable[[str], list[str]]:
-    """Completes the last item of a comma-separated list."""
+    """Completes the last item of a comma-separated list, but not by items that are in it."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
-        return [f"{before}{comma}{choice}" for choice in choices if choice.startswith(last)]
+        left = [choice for choice in choices if choice not in before.split(",")]
+        return [f"{before}{comma}{choice}" for choice in left if choice.startswith(last)]
 
     return complete
 

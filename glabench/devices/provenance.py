@@ -4,13 +4,14 @@ import hashlib
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
 from glabench.apart import ask_git
-from glabench.devices.syntax import code_of
+from glabench.devices.syntax import code_of, imported_names
 from glabench.errors import GlabenchError, printable
 
 _SUITE = Path(__file__).parent.parent
@@ -19,6 +20,8 @@ _CODE = (".py", ".c")
 # How hashes of syntax trees begin; those of bytes have no prefix.
 TREE = "tree:"
 _GIT_TIMEOUT_S = 10
+# What a plugin imports from elsewhere, even if its folder has something of that name.
+_ELSEWHERE = sys.stdlib_module_names | {"glabench", "gla_kernels"}
 # Prefixes of environment variables that change what is measured.
 _RELEVANT = (
     *("TRITON_", "CUDA_", "TORCH", "PYTORCH_", "GLA_", "CUBLAS", "CUDNN", "FLA_", "MAMBA_"),
@@ -32,18 +35,18 @@ def describe_code(plugins: Sequence[str] = (), kernels: Path | None = None) -> d
     """The commit of the code, and hashes of the code of the suite, the kernels and each plugin.
 
     The suite's is of its bytes, the others are of syntax trees (see `hash_code`). `kernels` is the folder of the
-    package gla_kernels; by default the one that would be imported. Of a plugin only its own file is hashed, not the
-    files that it imports.
+    package gla_kernels; by default the one that would be imported. A plugin's is of its file and of those in its folder
+    that it imports, and these import.
     """
     commit, is_changed = _read_checkout(_SUITE)
     kernels = kernels or _find_kernels()
-    files = [(Path(plugin).name, Path(plugin)) for plugin in plugins]
+    files = [(Path(plugin).name, file) for plugin in plugins for file in _files_of(Path(plugin))]
     return {
         "commit": commit,
         "changed": is_changed,
         "suite": hash_package(_SUITE),
         "kernels": hash_code(kernels) if kernels is not None else None,
-        "plugins": {name: _hash_trees(f for f in files if f[0] == name) for name in sorted(dict(files))},
+        "plugins": {name: _hash_trees(file for of, file in files if of == name) for name in sorted(dict(files))},
     }
 
 
@@ -77,6 +80,21 @@ def command_line(arguments: Sequence[str]) -> str:
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
     return sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.suffix in _CODE)
+
+
+def _files_of(plugin: Path) -> list[tuple[str, Path]]:
+    """The plugin's file, then what it imports from its folder, with paths relative to that. Packages count whole."""
+    folder, found, waiting = plugin.parent, [(plugin.name, plugin)], [plugin]
+    seen = {plugin.stem, *_ELSEWHERE}
+    while waiting:
+        for name in sorted(imported_names(waiting.pop().read_bytes()) - seen):
+            seen.add(name)
+            package = folder / name
+            files = _modules(package) if package.is_dir() else [("", package.with_suffix(".py"))]
+            here = [((PurePath(name) / path) if path else PurePath(f"{name}.py"), file) for path, file in files]
+            found += [(path.as_posix(), file) for path, file in here if file.is_file()]
+            waiting += [file for _, file in here if file.is_file()]
+    return found
 
 
 def _hash_trees(files: Iterable[tuple[str, Path]]) -> str:

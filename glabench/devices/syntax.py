@@ -31,6 +31,19 @@ def code_of(source: bytes) -> bytes:
         return source
 
 
+def imported_names(source: bytes) -> set[str]:
+    """The first parts of the names of modules that a source imports, anywhere in it; none if it does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in names}
+
+
 def _text(value: Any) -> str:
     if isinstance(value, ast.AST):
         fields = [(name, getattr(value, name, None)) for name in value._fields if name not in _LEFT_OUT]

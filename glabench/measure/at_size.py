@@ -35,6 +35,9 @@ _LEAST_SHARE, _LEAST, _LEAST_BY_TOKENS = 0.3, 1e-4, 2.0
 # Those of rows, to this share of the same row of the usual part. Of 60,000 heads whose second token's dq was computed
 # as FlashAttention-2 does, in bf16, the largest error was 0.027 of the usual norm.
 _LEAST_SHARE_OF_ROW = 0.5
+# Without gates a row of outputs grows with its number, so the first of many may be missing within `ROWS`. So the error
+# of a row of so many numbers may also be this share of its own norm, or of this share of the root mean square of rows.
+_LEAST_WIDTH, _LARGEST_SHARE_OF_OWN_ROW, _LEAST_OF_ALL_ROWS = 8, 0.5, 0.01
 # Bytes for the reference: on a CPU at most, and if it is not known how much is free.
 _CPU_MEMORY, _UNKNOWN_MEMORY = 2**30, 2**28
 
@@ -143,7 +146,7 @@ def check_drawn(
     parts = [part for group in groups for part in _differentiate(op, cell, results, group, torch.float64)]
     return worst_of(
         [
-            {name: _find_worst(op, cell, x, expected[name], named[name][1], region, bound, usual[name])}
+            {name: _find_worst(op, cell, name, x, expected[name], region, bound, usual[name])}
             for region, own, expected in zip(regions, taken, parts, strict=True)
             for name, x in own.items()
         ]
@@ -229,7 +232,7 @@ def _compare(
         (expected,) = _differentiate(op, cell, results, [block], dtype)
         for name, (x, spec) in complete.items():
             if not _missing(op, cell, spec):
-                error = _find_worst(op, cell, _cut(x, spec, block), expected[name], spec, block, bound, usual[name])
+                error = _find_worst(op, cell, name, _cut(x, spec, block), expected[name], block, bound, usual[name])
                 worst.setdefault(name, []).append(error)
                 continue
             if name not in sums:
@@ -238,7 +241,7 @@ def _compare(
             _cut(sums[name], spec, inside).add_(expected[name])
     for name, total in sums.items():
         x, spec = named[name]
-        worst[name] = [_find_worst(op, cell, _cut(x, spec, region), total, spec, region, bound, usual[name])]
+        worst[name] = [_find_worst(op, cell, name, _cut(x, spec, region), total, region, bound, usual[name])]
     return {name: max(errors, key=lambda error: error.excess) for name, errors in worst.items()}
 
 
@@ -315,7 +318,7 @@ def least_number(cell: Cell) -> float:
 
 
 def _find_worst(
-    op: Op, cell: Cell, found: Tensor, expected: Tensor, spec: Spec, region: Region, bound: float, usual: Usual
+    op: Op, cell: Cell, name: str, found: Tensor, expected: Tensor, region: Region, bound: float, usual: Usual
 ) -> Worst:
     """The worst part of a tensor: by its own error, or by a `ROWS`th of that of its worst row (token).
 
@@ -324,7 +327,8 @@ def _find_worst(
     """
     import torch
 
-    inner = [dim for dim, name in enumerate(spec.dims) if name not in op.independent]
+    spec = _specs(op, cell)[name]
+    inner = [dim for dim, of in enumerate(spec.dims) if of not in op.independent]
     squares, missed = expected.square(), (found.detach().to(expected.dtype) - expected).square()
     size, whole = _sum(squares, inner), _sum(missed, inner)
     least = (_LEAST_SHARE * usual.part) ** 2 + least_number(cell) ** 2 * math.prod(expected.shape[dim] for dim in inner)
@@ -337,19 +341,24 @@ def _find_worst(
         # If a row is larger than most, its own norm counts, because rounding is relative to that. So does what is usual
         # there: in a few heads the terms of an early token of attention cancel, but not their rounding.
         there = (_LEAST_SHARE_OF_ROW * usual.rows.to(squares.dtype)).square()
-        there = there.view([T if name == row else 1 for name in spec.dims])
-        rows = torch.maximum(torch.maximum(_sum(squares, of_row), size / T), there)
-        errors.append(_relative(_sum(missed, of_row), rows) / ROWS)
+        there = there.view([T if of == row else 1 for of in spec.dims])
+        own = torch.maximum(_sum(squares, of_row), there)
+        row_missed = _sum(missed, of_row)
+        errors.append(_relative(row_missed, torch.maximum(own, size / T)) / ROWS)
+        if name in op.outputs(cell) and math.prod(expected.shape[dim] for dim in of_row) >= _LEAST_WIDTH:
+            own = torch.maximum(own, _LEAST_OF_ALL_ROWS**2 * size / T)
+            in_own_row = _relative(row_missed, own) * (bound / _LARGEST_SHARE_OF_OWN_ROW)
+            errors[-1] = torch.maximum(errors[-1], in_own_row)
     whole_error, row_errors = errors[0], errors[-1]
     by_row = len(errors) > 1 and bool(row_errors.max() > whole_error.max())
     chosen = row_errors if by_row else whole_error
     place = torch.unravel_index(chosen.argmax(), chosen.shape)
     words = []
-    for name, index in zip(spec.dims, place, strict=True):
-        if name in region:
-            words.append(f"{name} {int(index) + region[name][0]}")
-        elif by_row and name == row:
-            words.append(f"{ROW_NAMES[name]} {int(index)}")
+    for of, index in zip(spec.dims, place, strict=True):
+        if of in region:
+            words.append(f"{of} {int(index) + region[of][0]}")
+        elif by_row and of == row:
+            words.append(f"{ROW_NAMES[of]} {int(index)}")
     return Worst(float(chosen.max()), bound, ", ".join(words))
 
 

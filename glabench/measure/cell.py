@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LEAST_WARM_UP_CALLS = 2
-# The fastest of the samples that were looked at may be so much slower than the median before more are looked at, and at
-# most how many.
-_LEAST_SHARE_LOOKED_AT, _MORE_LOOKS = 0.8, 10
+# The fastest of the samples that were looked at may be so much slower than the median before more are looked at: how
+# many, and how many others there are between two of them at most.
+_LEAST_SHARE_LOOKED_AT, _MORE_LOOKS, _MOST_BETWEEN = 0.8, 10, 2
 # Calls back to back may take this share of the time of one alone, whose inputs are new.
 _LEAST_SHARE_ALONE = 0.5
 
@@ -79,8 +79,15 @@ class CellMeter:
             )
             del steps  # and with it a forward's nodes, which must not outlive their stream
             steps = steps_of(workload, cell)
-            samples, sampled = self._sampled(record, steps, checks)
-            reason = _why_misled(samples) or self._why_impossible(sampled) or self._why_kept(sampled, steps, checks)
+            samples, sampled, idle = self._sampled(record, steps, checks)
+            reason = idle or _why_misled(samples) or self._why_impossible(sampled)
+            try:
+                reason = reason or self._why_kept(sampled, steps, checks)
+            except Exception as problem:
+                # It needs memory for a copy of an input, too. Single calls count without it, energy does not.
+                if self._job.settings.timing == "eager" or not is_out_of_memory(problem):
+                    raise
+                return sampled
             if reason is not None:
                 return replace(checked, status="suspicious", reason=reason)
             return self._with_energy(sampled, steps, checks)
@@ -98,15 +105,7 @@ class CellMeter:
     def _why_kept(self, record: Record, steps: Steps, checks: SpotChecks | None) -> str | None:
         """Why calls back to back, as they are made for eager times and for energy, cannot all have done their work."""
         repeats = self._job.settings.timing == "eager" or self._measures_energy(record, steps)
-        if checks is None or not repeats:
-            return None
-        try:
-            return why_kept(steps.call, checks, self._timer.synchronize)
-        except Exception as problem:
-            # It needs more memory than the calls that were timed: a copy of an input. Without it the time still counts.
-            if not is_out_of_memory(problem):
-                raise
-            return None
+        return why_kept(steps.call, checks, self._timer.synchronize) if checks is not None and repeats else None
 
     def _why_impossible(self, record: Record) -> str | None:
         if not record.time_ms:
@@ -139,7 +138,8 @@ class CellMeter:
         problem = accuracy.problem
         return record if problem is None else replace(record, status="inaccurate", reason=problem)
 
-    def _sampled(self, record: Record, steps: Steps, checks: SpotChecks | None) -> tuple[Samples, Record]:
+    def _sampled(self, record: Record, steps: Steps, checks: SpotChecks | None) -> tuple[Samples, Record, str | None]:
+        """The samples, the record with them, and why some calls cannot have done their work; None if they can."""
         sample = self._timer.bind(steps.prepare, steps.call, checks or UNTOUCHED)
         self._warm_up(sample)
         if checks is not None:
@@ -158,15 +158,16 @@ class CellMeter:
         samples = collect_samples(watched, self._job.settings, max_clock)
         record = _with_samples(record, samples, self._timer.name)
         processes = self._nvml.processes() if self._nvml is not None else None
-        if checks is not None:
-            checks.expect(everything=True)
-            looked_at_ms.append(sample().ms)  # as the samples before it, but all of its result is looked at
-            look_more(sample, checks, looked_at_ms, record.time_ms or 0.0)
-        return samples, replace(
+        record = replace(
             record,
             **asdict(watch.summary()),
             other_processes=processes.others if processes is not None else None,
         )
+        if checks is None:
+            return samples, record, None
+        checks.expect(everything=True)
+        looked_at_ms.append(sample().ms)  # as the samples before it, but all of its result is looked at
+        return samples, record, why_idle(sample, checks, looked_at_ms, record.time_ms or 0.0)
 
     def _with_energy(self, record: Record, steps: Steps, checks: SpotChecks | None) -> Record:
         """Adds joules per call. The last call's result is looked at."""
@@ -197,23 +198,49 @@ class CellMeter:
 
 
 def _first_gradients(cell: Cell, workload: Workload, returned: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The gradients of a first call. A forward of training must allow a backward too, if there is memory for one."""
-    if cell.pass_ == "fwd":
-        return workload.affordable_gradients(returned)
-    return workload.gradients(returned) if cell.has_backward else ()
+    """The gradients of a first call. A forward of training must allow a backward too.
 
-
-def look_more(sample: Callable[[], Sample], checks: SpotChecks, looked_at_ms: Sequence[float], time_ms: float) -> None:
-    """Looks at more samples if all that were right took longer than usual, as if others had not done their work.
-
-    An honest backend has nothing to fear from it, so noise costs time alone.
+    If it has no memory for that, nothing shows that it keeps what a backward needs, so its time does not count.
     """
-    fastest = min(looked_at_ms)
+    if cell.pass_ == "infer":
+        return ()
+    try:
+        return workload.gradients(returned)
+    except Exception as problem:
+        if cell.pass_ != "fwd" or not is_out_of_memory(problem):
+            raise
+        raise MemoryError(
+            f"no memory for the backward that compares a forward of training; --pass infer needs none ({problem})"
+        ) from problem
+
+
+def why_idle(
+    sample: Callable[[], Sample], checks: SpotChecks, looked_at_ms: Sequence[float], time_ms: float
+) -> str | None:
+    """Why calls whose results are not looked at cannot all have done their work, in a line; None if they can.
+
+    If all that were right took longer than usual, more are looked at, and some between them are not. An honest backend
+    takes as long for both, so noise costs time alone.
+    """
+
+    def is_unusual(ms: float) -> bool:
+        return _LEAST_SHARE_LOOKED_AT * ms > time_ms
+
+    if not is_unusual(min(looked_at_ms)):
+        return None
+    found: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(_MORE_LOOKS):
-        if _LEAST_SHARE_LOOKED_AT * fastest <= time_ms:
-            return
-        checks.expect()
-        fastest = min(fastest, sample().ms)
+        for is_expected in [False] * secrets.randbelow(_MOST_BETWEEN + 1) + [True]:
+            if is_expected:
+                checks.expect()
+            ms = sample().ms
+            found[checks.looked].append(ms)
+        if not is_unusual(ms):
+            return None
+    fastest, usual = min(found[True]), median(found[False] or [time_ms])
+    if _LEAST_SHARE_LOOKED_AT * fastest <= usual:
+        return None
+    return f"a call takes {significant(usual)} ms, but at least {significant(fastest)} if its result is looked at"
 
 
 def _why_misled(samples: Samples) -> str | None:

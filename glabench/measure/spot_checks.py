@@ -26,8 +26,8 @@ from glabench.measure.at_size import (
     unshared_specs,
     worst_of,
 )
-from glabench.measure.outcome import is_out_of_memory, own_check
-from glabench.measure.timer import Between, Step
+from glabench.measure.outcome import own_check
+from glabench.measure.timer import Between, Delay, Step, nothing
 from glabench.measure.workload import Workload
 from glabench.ops import Op
 from glabench.ops.base import as_tuple
@@ -36,7 +36,8 @@ from glabench.sweeps.model import Cell
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Of n results so far, about this many times the logarithm of n are looked at, but in this share of the time at most.
+# Of n results so far, about this many times the logarithm of n are looked at, but so many that it takes this share of
+# the time at most, on average.
 _LOOKS = 3
 _LEAST_LIKELY = 0.02
 _LARGEST_SHARE = 0.2
@@ -75,13 +76,13 @@ class SpotChecks(Between):
         self._outputs = 0 if cell.pass_ == "bwd" else len(workload.grad_outputs)
         self._draw = Random(f"spot checks {seed}")
         self._began_at: float | None = None
-        self._samples = 0
-        self._looked_s = 0.0
+        self._samples = self._looks = 0
+        self._looked_s = self._looked_before_s = 0.0
         # Whether the next result is looked at for certain, and in all its parts.
         self._is_expected = self._expects_everything = self._will_look = False
         self._shifted: dict[str, Tensor] = {}
         self._wrong_kind: str | None = None
-        self.renew(lambda: None)
+        self.renew(nothing)
         self.renew_gradients()
 
     @property
@@ -91,26 +92,26 @@ class SpotChecks(Between):
 
     def begin(self) -> None:
         """Ends the warm-up, whose results are not looked at."""
-        self._began_at = time.monotonic()
+        self._began_at, self._looked_before_s = time.monotonic(), self._looked_s
 
     def expect(self, everything: bool = False) -> None:
         """Makes the result after the next `renew` be looked at, perhaps in all its parts."""
         self._is_expected, self._expects_everything = True, everything
 
     @own_check()
-    def renew(self, delay: Callable[[], object]) -> None:
+    def renew(self, delay: Delay) -> None:
         """Gives the live inputs new values.
 
-        Decides whether the next result is looked at; if so, no work may read the inputs before it is its turn.
+        Decides whether the next result is looked at; if so, no work may read the inputs before it is its turn. All else
+        is the same for every result, so that a call cannot tell whether its own will be looked at.
         """
         self._seed = secrets.randbits(40)
         self._will_look = self._draws_next() or self._is_expected
         self._with_everything = self._expects_everything
         self._is_expected = self._expects_everything = False
         self._shifted = {}
-        if self._will_look:
-            self._regions = draw_parts(self._op, self._cell, self._draw, _PARTS)
-            delay()
+        self._regions = draw_parts(self._op, self._cell, self._draw, _PARTS)
+        delay(self._will_look)
         for name, value in self._op.make_values(self._cell, self._seed).items():
             # `data` shares the memory but not the version, so that a change is seen only by reading the values.
             self._workload.inputs[name].data.copy_(value)
@@ -144,12 +145,19 @@ class SpotChecks(Between):
         return [partial(write, offsets[0])] * count, [partial(write, offset) for offset in offsets]
 
     def _draws_next(self) -> bool:
+        """Whether chance has the next result looked at.
+
+        It does not depend on which ones were before, so that nobody can know that the next ones will not be.
+        """
         if self._began_at is None:
             return False
+        likely = max(_LEAST_LIKELY, _LOOKS / (_LOOKS + self._samples + 1))
+        if self._samples and self._looks:
+            looked_s = self._looked_s - self._looked_before_s
+            sample_s = (time.monotonic() - self._began_at - looked_s) / self._samples
+            likely = min(likely, _LARGEST_SHARE * sample_s * self._looks / max(self._looked_s, 1e-9))
         self._samples += 1
-        is_affordable = self._looked_s <= _LARGEST_SHARE * (time.monotonic() - self._began_at)
-        likely = max(_LEAST_LIKELY, _LOOKS / (_LOOKS + self._samples))
-        return is_affordable and self._draw.random() < likely
+        return self._draw.random() < likely
 
     def _make(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         """The inputs, and the gradients of the outputs, that belong to the sample's seed."""
@@ -189,6 +197,7 @@ class SpotChecks(Between):
             if problem is not None:
                 raise WrongResultError(problem)
             self._looked_s += time.monotonic() - start
+            self._looks += 1
         self._poison(result)
 
     def _results(self, result: Any) -> Results:
@@ -199,17 +208,12 @@ class SpotChecks(Between):
         if disorder := self._workload.disorder:
             return disorder
         if self._goes_back:
-            try:
-                return self._compare(*self._with_gradients(result))
-            except Exception as problem:
-                # The pass itself does not need memory for gradients.
-                if not is_out_of_memory(problem):
-                    raise
+            return self._compare(*self._with_gradients(result))
         return self._compare(self._results(result), self._parts)
 
     def _with_gradients(self, result: Any) -> tuple[Results, list[Parts]]:
         """The results of a forward of training and of a backward after it, and the parts that are looked at."""
-        gradients = self._workload.affordable_gradients(result)
+        gradients = self._workload.gradients(result)
         try:
             self._kinds.check_gradients(gradients)
         except TypeError as problem:

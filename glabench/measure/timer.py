@@ -31,6 +31,8 @@ _CALLS_BEFORE_CAPTURE = 3
 _LEAST_BATCH_S, _MOST_CALLS = 0.02, 100
 
 Step = Callable[[], object]
+# Whether the device waits.
+Delay = Callable[[bool], object]
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,12 @@ class Sample:
 class Between:
     """What else happens between timed calls; it is not timed. By default nothing does."""
 
-    def renew(self, delay: Step) -> None:
+    def renew(self, delay: Delay) -> None:
         """Called before everything else of a sample; may change the call's inputs.
 
-        After `delay()`, the device waits until the host has queued the whole sample. Work that a call puts on another
-        stream, without waiting for its own, then finds inputs that have not been changed yet.
+        After `delay(True)`, the device waits until the host has queued the whole sample. Work that a call puts on
+        another stream, without waiting for its own, then finds inputs that have not been changed yet. `delay(False)`
+        takes the host as long.
         """
 
     def renew_gradients(self) -> None:
@@ -193,8 +196,8 @@ class CudaTimer:
         mhz = self._clock.mhz() if self._clock is not None else None
         return Sample(float(self._start.elapsed_time(self._end)), mhz, exposed, 1e3 * (ended_at - queued_at))
 
-    def _delay(self) -> None:
-        self._spin(max(self._whole_host_s, default=0.0), _MOST_DELAY_S)
+    def _delay(self, waits: bool) -> None:
+        self._spin(max(self._whole_host_s, default=0.0) if waits else 0.0, _MOST_DELAY_S)
 
     def _spin(self, host_s: float, most_s: float) -> None:
         """Keeps the device busy for longer than the host needs for what it will queue."""
@@ -248,7 +251,7 @@ class EagerTimer:
         return Sample(1e3 * elapsed / count, host_ms=single.host_ms, alone_ms=single.ms)
 
 
-def nothing() -> None:
+def nothing(*_: object) -> None:
     """Does nothing."""
 
 

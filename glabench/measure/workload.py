@@ -54,15 +54,6 @@ class Workload:
         # Zeros for an input that the outputs do not depend on, as the gate of a single token.
         return torch.autograd.grad(as_tuple(outputs), *self._arguments, allow_unused=True, materialize_grads=True)
 
-    def affordable_gradients(self, outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """As `gradients`, but none if there is no memory for them."""
-        import torch
-
-        try:
-            return self.gradients(outputs)
-        except torch.OutOfMemoryError:
-            return ()
-
     # Ready once, because calls are timed.
     @cached_property
     def _arguments(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -61,7 +61,7 @@ class Op(ABC):
 
     @abstractmethod
     def published(self, width: int) -> dict[str, Value]:
-        """The parameters that the op's authors use for a model of this width."""
+        """The parameters that the op's authors use for a model of this width. Raises ValueError if it has none."""
 
     @abstractmethod
     def inputs(self, cell: Cell) -> dict[str, Spec]:
@@ -161,6 +161,14 @@ class Op(ABC):
         inputs, outputs = self.inputs(cell).values(), self.outputs(cell).values()
         gradients = (spec.bytes(cell) for spec in inputs if not spec.is_index)
         return sum(spec.bytes(cell) for spec in inputs), sum(spec.bytes(cell) for spec in outputs), sum(gradients)
+
+
+def check_width(width: int, step: int) -> None:
+    """Raises ValueError for a model width that is no multiple of `step`, as whole heads need."""
+    if width % step:
+        below = width // step * step
+        near = " or ".join(str(valid) for valid in (below, below + step) if valid)
+        raise ValueError(f"whole heads need a multiple of {step}; use {near}")
 
 
 def as_tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

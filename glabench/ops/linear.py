@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.ops.base import Op, Spec, wide
+from glabench.ops.base import Op, Spec, check_width, wide
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter, Value, extra, integers
 
@@ -46,7 +46,8 @@ class Linear(Op):
 
     def published(self, width: int) -> dict[str, Value]:
         """Four heads; their keys have half the width in total, their values all of it (version 3, section 4.2)."""
-        return {"heads": 4, "key_dim": max(1, width // 8), "value_dim": max(1, width // 4)}
+        check_width(width, 8)
+        return {"heads": 4, "key_dim": width // 8, "value_dim": width // 4}
 
     def inputs(self, cell: Cell) -> dict[str, Spec]:
         K = cell.sizes("key_dim")[0]

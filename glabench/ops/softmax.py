@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from glabench.ops.base import Op, Spec
+from glabench.ops.base import Op, Spec, check_width
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
 
@@ -30,7 +30,8 @@ class Softmax(Op):
 
     def published(self, width: int) -> dict[str, Value]:
         """Heads of dim 64."""
-        return {"heads": max(1, width // 64), "head_dim": 64}
+        check_width(width, 64)
+        return {"heads": width // 64, "head_dim": 64}
 
     def inputs(self, cell: Cell) -> dict[str, Spec]:
         H, D = cell.sizes("heads", "head_dim")

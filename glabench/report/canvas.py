@@ -27,10 +27,14 @@ FAILURE_MARKS: Mapping[str, tuple[str, str]] = {
     "error": ("2", "failed"),
     "unsupported": ("+", "unsupported"),
 }
-# Inches: the width of a panel, the height of a line in the title and in the subtitle, the margin.
+# Inches: the usual width of a panel, the height of a line in the title and in the subtitle, the margin.
 PANEL_WIDTH = 5.2
 _TITLE_LINE, _SUBTITLE_LINE, _MARGIN = 0.24, 0.16, 0.1
-_CHARACTERS_PER_INCH = 15
+_CHARACTERS_PER_INCH, _IN_TITLE = 15, 9
+# Points: subtitle, legend and other small print.
+_SMALL_PRINT = 8.5
+# With the most columns, panels are narrower and small print is larger: on 7 inches of paper no text is below 6 points.
+_NARROW_PANEL, _LARGER_PRINT = 3.7, 10.0
 # Of a .png: pixels per inch, and how wide it is at most.
 _DPI, _MOST_PIXELS = 160, 1728
 _MOST_COLUMNS = 3
@@ -88,6 +92,21 @@ class Layout:
         """The number of panels side by side."""
         return len(self.quantities) if len(self.quantities) <= _MOST_COLUMNS else 2
 
+    @property
+    def panel_width(self) -> float:
+        """In inches."""
+        return _NARROW_PANEL if self.columns == _MOST_COLUMNS else PANEL_WIDTH
+
+    @property
+    def small_print(self) -> float:
+        """The size of small print in points."""
+        return _LARGER_PRINT if self.columns == _MOST_COLUMNS else _SMALL_PRINT
+
+    @property
+    def enlarged(self) -> float:
+        """How many times as large as usual small print is."""
+        return self.small_print / _SMALL_PRINT
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -114,29 +133,34 @@ def lay_out(layout: Layout, heights: Sequence[float], below: float) -> tuple[Fig
     """A figure with its titles and empty panels. `heights` of the passes and space `below` for a legend in inches."""
     from matplotlib.figure import Figure
 
-    lines = -(-len(layout.quantities) // layout.columns)  # of panels per pass
-    width = PANEL_WIDTH * layout.columns + 0.4
-    title = textwrap.wrap(title_of(layout.view.runs), int(0.6 * _CHARACTERS_PER_INCH * width))
+    width = layout.panel_width * layout.columns + 0.4
+    title = textwrap.wrap(title_of(layout.view.runs), int(_IN_TITLE * width))
     about = filter(None, [layout.view.shape, *surroundings_of(layout.view.runs)])
-    subtitle = [line for text in about for line in textwrap.wrap(text, int(_CHARACTERS_PER_INCH * width))]
+    characters = int(_CHARACTERS_PER_INCH * width / layout.enlarged)
+    subtitle = [line for text in about for line in textwrap.wrap(text, characters)]
     below_title = _MARGIN + _TITLE_LINE * len(title)
-    above = below_title + _SUBTITLE_LINE * len(subtitle) + _MARGIN
-    row_heights = [height for height in heights for _ in range(lines)]
+    above = below_title + _SUBTITLE_LINE * layout.enlarged * len(subtitle) + _MARGIN
+    rows = [row for pair in zip(layout.view.panels, heights, strict=True) for row in _rows_of(layout, *pair)]
+    row_heights = [row_height for _, row_height, _ in rows]
     height = above + sum(row_heights) + below
     figure = Figure(figsize=(width, height), layout="constrained", dpi=min(_DPI, _MOST_PIXELS / width))
     figure.get_layout_engine().set(rect=(0, 0, 1, 1 - above / height), w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
     figure.text(0.01, 1 - _MARGIN / height, "\n".join(title), fontsize=12, fontweight="bold", va="top")
-    figure.text(0.01, 1 - below_title / height, "\n".join(subtitle), fontsize=8.5, color="#444444", va="top")
+    look: dict[str, Any] = {"fontsize": layout.small_print, "color": "#444444", "va": "top"}
+    figure.text(0.01, 1 - below_title / height, "\n".join(subtitle), **look)
     grid = figure.subplots(len(row_heights), layout.columns, squeeze=False, height_ratios=row_heights)
     plots: list[Plot] = []
-    for number, row in enumerate(grid):
-        panel = layout.view.panels[number // lines]
-        first = number % lines * layout.columns
-        own = _known_in(layout, panel)[first : first + layout.columns]
-        plots += [Plot(row[i], panel, quantity, is_first=i == 0) for i, quantity in enumerate(own)]
-        for axes in row[len(own) :]:
+    for (panel, _, own), all_axes in zip(rows, grid, strict=True):
+        plots += [Plot(all_axes[i], panel, quantity, is_first=i == 0) for i, quantity in enumerate(own)]
+        for axes in all_axes[len(own) :]:
             axes.set_axis_off()
     return figure, plots
+
+
+def _rows_of(layout: Layout, panel: Panel, height: float) -> list[tuple[Panel, float, Sequence[Quantity]]]:
+    """The rows of panels of a pass: their height and the quantities side by side, of those that the pass has."""
+    own = _known_in(layout, panel)
+    return [(panel, height, own[first : first + layout.columns]) for first in range(0, len(own), layout.columns)]
 
 
 def frame(plot: Plot) -> None:

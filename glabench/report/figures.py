@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from glabench.errors import UsageError
 from glabench.records.metrics import TIME, Metric
-from glabench.report.canvas import Layout, frame, lay_out, make_layout, missing_in
+from glabench.report.canvas import PANEL_WIDTH, Layout, frame, lay_out, make_layout, missing_in
 from glabench.report.lines import draw_lines, has_bands
 from glabench.report.series import Panel, Series, View
 from glabench.sweeps.words import label_of
@@ -100,9 +100,9 @@ def _draw_bars(layout: Layout) -> Figure:
             (row,) = each.rows.values()
             length = plot.quantity.of(row) or 0.0
             axes.barh(place, length, height=0.66, linewidth=0, **layout.styles[each.label].bar)
-            beside: Any = {"xytext": (3, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
-            axes.annotate(plot.quantity.text(row), (length, place), **beside)
-        axes.margins(x=0.16)
+            beside: Any = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(plot.quantity.text(row), (length, place), fontsize=layout.small_print, **beside)
+        axes.margins(x=0.16 * PANEL_WIDTH / layout.panel_width)
         axes.set_xlim(left=0)
         axes.set_ylim(len(series) - 0.4, -0.6)
         axes.set_yticks(range(len(series)), names if plot.is_first else [""] * len(series))

@@ -43,20 +43,21 @@ class _Break:
 
 def draw_lines(layout: Layout) -> Figure:
     """Draws one panel per pass and quantity, with one legend below all panels."""
-    columns = max(1, int(PANEL_WIDTH * layout.columns / (0.9 + 0.075 * max(map(len, [*layout.styles, _BAND])))))
+    entry = layout.enlarged * (0.9 + 0.075 * max(map(len, [*layout.styles, _BAND])))
+    columns = max(1, int(layout.panel_width * layout.columns / entry))
     looks = _choose_looks(layout)
     handles = [_legend_line(label, look) for label, look in looks.items()]
     missing = {kind for own in layout.series.values() for series in own for kind in missing_in(series).values()}
     handles += [_legend_mark(kind) for kind in FAILURE_MARKS if kind in missing]
     if any(quantity.metric is TIME for quantity in layout.quantities) and has_bands(layout.view.panels):
         handles.append(_legend_band())
-    below = _LEGEND_ROW * -(-len(handles) // columns)
-    heights = [_SLANTED_HEIGHT if _is_slanted(panel) else _HEIGHT for panel in layout.view.panels]
+    below = _LEGEND_ROW * layout.enlarged * -(-len(handles) // columns)
+    heights = [_SLANTED_HEIGHT if _is_slanted(layout, panel) else _HEIGHT for panel in layout.view.panels]
     figure, plots = lay_out(layout, heights, below)
     for plot in plots:
         _draw_panel(layout, plot, looks)
     where: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "handlelength": _LEGEND_LINE}
-    figure.legend(handles=handles, **where, frameon=False, fontsize=8.5)
+    figure.legend(handles=handles, **where, frameon=False, fontsize=layout.small_print)
     return figure
 
 
@@ -117,8 +118,9 @@ def _draw_panel(layout: Layout, plot: Plot, looks: Mapping[str, _Look]) -> None:
         found = [(places[x], series.rows[x]) for x in x_values if x in series.rows]
         _draw_series(axes, found, quantity, look, is_scale)
         breaks += _find_breaks(series, places, look["color"])
-    _dress(plot, places, is_scale)
-    _mark_missing(axes, breaks, quantity, min(_MOST_MARKS, max(1, _ROOM // len(places))))
+    _dress(plot, places, is_scale, _is_slanted(layout, plot.panel))
+    room = int(_ROOM * layout.panel_width / PANEL_WIDTH)
+    _mark_missing(axes, breaks, quantity, min(_MOST_MARKS, max(1, room // len(places))))
 
 
 def _draw_series(
@@ -190,7 +192,7 @@ def _draw_mark(axes: Axes, point: _Break, shift: float, height: float) -> None:
     axes.plot(point.place, height, mark, transform=axes.get_xaxis_transform() + beside, linestyle="none", **style)
 
 
-def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool) -> None:
+def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool, slanted: bool) -> None:
     """Sets scales, ticks and titles of the axes."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
@@ -200,7 +202,6 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool) -> None:
     # An x at which everything failed also needs a place, for its mark.
     axes.update_datalim([(place, 1.0) for place in places.values()], updatey=False)
     axes.autoscale_view(scaley=False)
-    slanted = _is_slanted(plot.panel)
     shown = list(places)[:: -(-len(places) // (_MOST_SLANTED if slanted else _MOST_TICKS))]
     look: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
     axes.set_xticks([places[x] for x in shown], [show_x(x) for x in shown], **look)
@@ -224,9 +225,10 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool) -> None:
     frame(plot)
 
 
-def _is_slanted(panel: Panel) -> bool:
+def _is_slanted(layout: Layout, panel: Panel) -> bool:
     """Whether x values are names that have no room side by side."""
-    return not panel.is_scale and sum(len(show_x(x)) + 2 for x in panel.x_values) > _LETTERS
+    letters = sum(len(show_x(x)) + 2 for x in panel.x_values)
+    return not panel.is_scale and letters > _LETTERS * layout.panel_width / PANEL_WIDTH
 
 
 def _log_ticks(low: float, high: float) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from glabench.records import Run
@@ -31,9 +31,8 @@ def render_tables(runs: Sequence[Run], metrics: Sequence[Metric], width: int, ag
     """The texts for a terminal of `width` characters: title, tables, explained doubts, cells that were not measured.
 
     Tables that are too wide get a vertical form, with one line per cell. Metrics that no record has are left out. Times
-    have in brackets how many times as fast as the backend `against` they are. None stands for that of the first run's
-    sweep; these ratios are left out where they are what makes a table too wide. Raises UsageError if no record has any
-    of the metrics.
+    have in brackets how many times as fast as the backend `against` they are; None stands for that of the first run's
+    sweep. Raises UsageError if no record has any of the metrics.
     """
     from rich.text import Text
 
@@ -41,12 +40,9 @@ def render_tables(runs: Sequence[Run], metrics: Sequence[Metric], width: int, ag
     view = make_view(runs)
     heading = Text(title_of(runs), "bold")
     heading.append("".join(f"\n{line}" for line in [view.shape, *surroundings_of(runs)] if line), "not bold dim")
-    form = _Form(against or view.against, with_spread=True)
-    grids = _make_grids(view, metrics, form, width, None if against else replace(form, against=None))
+    grids = _make_grids(view, metrics, _Form(against or view.against, with_spread=True), width)
     cells = [cell for grid in grids for row in grid.rows for cell in row]
     notes = [_SPREAD_NOTE] if any("±" in cell for cell in cells) else []
-    if not any("(×" in cell for cell in cells) and any(form.explain(panel) for panel in view.panels):
-        notes.append(f"left out here: how many times as fast as {form.against}; use a wider terminal, or --against")
     notes += _list_notes(view, metrics, grids)
     return [heading.append("\n"), *(grid.to_text() for grid in grids), *([Text("\n".join(notes))] if notes else [])]
 
@@ -96,15 +92,12 @@ def _spread(row: Row) -> str:
     return " ±>100%" if spread > 1 else f" ±{100 * spread:.0f}%"
 
 
-def _make_grids(
-    view: View, metrics: Sequence[Metric], form: _Form, width: float = math.inf, shorter: _Form | None = None
-) -> list[Grid]:
-    """The tables of all panels; if one is wider than `width`, in the form `shorter`, else in the vertical form."""
+def _make_grids(view: View, metrics: Sequence[Metric], form: _Form, width: float = math.inf) -> list[Grid]:
+    """The tables of all panels; in the vertical form if one is wider than `width`."""
     shown = [(panel, _known(metrics, panel)) for panel in view.panels]
-    for each in filter(None, [form, shorter]):
-        wide = [grid for panel, own in shown for grid in _make_wide(view, panel, own, each)]
-        if all(grid.width <= width for grid in wide):
-            return wide
+    wide = [grid for panel, own in shown for grid in _make_wide(view, panel, own, form)]
+    if all(grid.width <= width for grid in wide):
+        return wide
     return [grid for panel, own in shown for grid in _make_narrow(view, panel, own, form, width)]
 
 

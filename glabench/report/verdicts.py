@@ -79,7 +79,7 @@ class ComparisonTexts:
         times: list[str] = []
         if TIME in self._metrics:
             ratio = finding.ratio
-            interval = ("", "") if ratio is None else (f"{ratio.ratio:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}")
+            interval = ("", "") if ratio is None else (f"{ratio.ratio:.3f}", ratio.interval)
             times = [*_times(finding), *interval]
         return [self.name(finding), str(finding.verdict), *times, *self._quotients(finding)]
 

@@ -16,6 +16,7 @@ from glabench.records.environment import MOMENTARY, Ceilings
 from glabench.scheduling.loop import Lane, Version
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import RUNS, Plan, changed_at
+from glabench.scheduling.revisions import WORKTREE
 from glabench.sweeps import Sweep
 from glabench.sweeps.load import dump_sweep, parse_sweep
 from glabench.sweeps.parameters import option_of
@@ -31,9 +32,9 @@ def new_path(name: str) -> Path:
 
 
 def latest_run(names: Sequence[str]) -> Path:
-    """The newest run under runs/ of the named sweeps, or of any sweep without names. Raises UsageError without one."""
-    stems = [glob.escape(name) for name in names] or ["*"]
-    found = [path for stem in stems for path in RunFolder.found_in(RUNS, f"{stem}-{_DATE}-*")]
+    """The newest run under runs/ of the named sweeps, or of all without names. Raises UsageError without a run."""
+    patterns = [f"{glob.escape(name)}-{_DATE}-*" for name in names] or ["*"]
+    found = [path for pattern in patterns for path in RunFolder.found_in(RUNS, pattern)]
     if not found:
         what = f"run of {' or '.join(names)}" if names else "run"
         raise UsageError(f"--resume: there is no {what} under {RUNS}/; name its folder: --resume FOLDER")
@@ -59,12 +60,19 @@ def kept_settings(folder: RunFolder, given: Mapping[str, Any]) -> Settings:
         raise UsageError(message) from None
     for name, value in given.items():
         if name != "cell_timeout_s" and getattr(kept, name) != value:
-            option = "--" + name.removesuffix("_s").replace("_", "-")
+            option, words = _describe_setting(name, getattr(kept, name), value)
             raise UsageError(
-                f"{option}: '{folder.path}' was measured with {getattr(kept, name)}, not {value}; "
-                "leave out the option, or start a new run"
+                f"{option}: '{folder.path}' was measured {words}; leave out the option, or start a new run"
             )
     return replace(kept, **{name: value for name, value in given.items() if name == "cell_timeout_s"})
+
+
+def _describe_setting(name: str, kept: Any, given: Any) -> tuple[str, str]:
+    """The option that gives a setting, and words for the stored and the given value."""
+    word = name.removesuffix("_s").replace("_", "-")
+    if isinstance(given, bool):
+        return f"--{'' if given else 'no-'}{word}", f"{'without' if given else 'with'} {word}"
+    return f"--{word}", f"with {kept}, not {given}"
 
 
 def check_same_machine(
@@ -84,10 +92,26 @@ def check_same_machine(
     compared = [key for key in before if key in now and key not in {*MOMENTARY, "settings", *may_differ}]
     differing = [key for key in compared if before[key] != now[key]]
     if differing:
-        what = ", ".join(differing)
+        what = ", ".join(_where_differing(key, before[key], now[key]) for key in differing)
         raise UsageError(
             f"--resume: '{folder.path}' was measured elsewhere or with other code (it differs in: {what}); "
             "start a new run"
+        )
+
+
+def _where_differing(key: str, before: Any, now: Any) -> str:
+    codes = [before, now] if key == "code" else []
+    plugins = [code.get("plugins") for code in codes if isinstance(code, Mapping)]
+    return "code of the --plugin" if len(plugins) == 2 and plugins[0] != plugins[1] else key
+
+
+def check_plugins(folder: RunFolder, given: Sequence[str | Path]) -> None:
+    """Raises UsageError if plugins are given that a run was not begun with. They may be elsewhere now."""
+    begun, names = folder.environment().get("plugins"), [Path(plugin).name for plugin in given]
+    if names and begun is not None and sorted(names) != sorted(begun):
+        raise UsageError(
+            f"--plugin: '{folder.path}' was begun with {', '.join(begun) or 'no plugin'}, not {', '.join(names)}; "
+            "leave out the option, or start a new run"
         )
 
 
@@ -141,6 +165,7 @@ def lanes_of_rounds(
         target = path / f"{side}-{number}"
         if resume and RunFolder.is_run(target):
             folder = RunFolder.open(target)
+            _check_same_commit(folder, versions[side])
             check_same_machine(folder, plan, environments[side])
             kept_settings(folder, plan.settings.to_json())
         else:
@@ -149,6 +174,17 @@ def lanes_of_rounds(
             folder = RunFolder.create(target, plan.sweep, environment, plan.place.plugins)
         lanes.append(Lane(folder, versions[side], f"{look} {target.name}".strip()))
     return lanes
+
+
+def _check_same_commit(folder: RunFolder, version: Version) -> None:
+    """Raises UsageError if a round was begun with another commit. Of the working tree only the code counts."""
+    labels = [folder.environment().get("version") or "", version.label or ""]
+    begun, now = (label.rpartition(" (")[2] for label in labels)
+    if all(labels) and begun != now and not all(label.startswith(WORKTREE) for label in labels):
+        raise UsageError(
+            f"--rev: '{folder.path}' was begun with {labels[0]}, which is another commit than {labels[1]}; "
+            "name the same commit, or start a new folder"
+        )
 
 
 def _turn(sides: list[str], number: int) -> list[str]:

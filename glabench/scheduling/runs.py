@@ -11,7 +11,14 @@ from glabench.errors import NothingToRunError, UsageError, count_of
 from glabench.measure.settings import SETTINGS, Settings
 from glabench.records import Run, RunFolder
 from glabench.records.environment import device_name, device_number
-from glabench.scheduling.folders import check_same_machine, create_run, kept_settings, latest_run, new_path
+from glabench.scheduling.folders import (
+    check_plugins,
+    check_same_machine,
+    create_run,
+    kept_settings,
+    latest_run,
+    new_path,
+)
 from glabench.scheduling.loop import Lane, Version, measure_lanes, missing_cells
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import LONG_S, Place, Plan, default_settings, expected_seconds, find_place, make_plan
@@ -104,9 +111,10 @@ def _rest(folder: RunFolder, plan: Plan, retry_failed: bool) -> Plan:
 def plan_to_resume(folder: RunFolder, request: Request) -> Plan:
     """The plan that a run was begun with, and what the request changes of it.
 
-    Raises UsageError for a changed setting.
+    Raises UsageError for a changed setting, and for other plugins.
     """
     settings = kept_settings(folder, request.settings)
+    check_plugins(folder, request.plugins)
     device = request.device if request.device != "auto" else device_number(folder.environment())
     place = find_place(device, request.plugins or folder.plugins())
     return make_plan(folder.sweep(), request.axes, settings, place, request.arguments)

@@ -99,8 +99,6 @@ class Trial:
         `measure_lanes` raise.
         """
         plan, look = self.plan.on(cells), "" if path == self.path else "again"
-        # Folders of a second look are inside the first one's, so the same command resumes both.
-        go_on = f"the same command with --resume {self.option} {shlex.quote(str(self.path))}"
         with TemporaryDirectory(prefix="glabench-cache-") as cache:
             apart = {
                 side: replace(version, variables={**version.variables, **_compile_cache(f"{cache}/{side}")})
@@ -108,8 +106,16 @@ class Trial:
             }
             lanes = lanes_of_rounds(plan, apart, rounds, path, self.observer, self.rounds.resume, look)
             start = partial(ProcessWorker, show_errors=self.show_errors)
-            measure_lanes(lanes, plan, self.observer, go_on, start_worker=start)
+            measure_lanes(lanes, plan, self.observer, self._go_on(), start_worker=start)
         return {side: [lane.folder for lane in lanes if lane.version is version] for side, version in apart.items()}
+
+    def _go_on(self) -> str:
+        """The command to resume, also a second look, whose folders are inside the first one's."""
+        if not self.plan.arguments:  # called from Python
+            return f"the same call with resume=True, out={str(self.path)!r}"
+        resume = [] if self.rounds.resume else ["--resume"]
+        out = [] if self.rounds.out else [self.option, str(self.path)]
+        return shlex.join(["glabench", *self.plan.arguments, *resume, *out])
 
 
 def _compile_cache(folder: str) -> dict[str, str]:

@@ -199,9 +199,10 @@ def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep:
     for name, kind in COMMON.items():
         if name not in axes:
             raise UsageError(f"sweep {sweep}: the axis {name} is missing; every sweep needs {', '.join(COMMON)}")
-        common[name] = parse_axis(name, axes[name], kind.parse, kind.allowed)
-    common["seed"] = parse_axis("seed", axes["seed"], SEED.parse, SEED.allowed) if "seed" in axes else (0,)
-    for chosen in product(*_settings(axes, traits)):
+        common[name] = parse_axis(f"sweep {sweep}: {name}", axes[name], kind.parse, kind.allowed)
+    seed = f"sweep {sweep}: seed"
+    common["seed"] = parse_axis(seed, axes["seed"], SEED.parse, SEED.allowed) if "seed" in axes else (0,)
+    for chosen in product(*_settings(axes, traits, sweep)):
         parameters = {name: value for setting in chosen for name, value in setting.items()}
         names = ("dtype", "batch", "seqlen", "pass", "seed")
         for dtype, batch, seqlen, pass_, seed in product(*(common[name] for name in names)):
@@ -209,14 +210,14 @@ def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep:
             yield Cell(backend, traits.op, pass_, batch, seqlen, dtype, Parameters(kept), device, seed)
 
 
-def _settings(axes: Mapping[str, str], traits: Traits) -> list[list[dict[str, Any]]]:
+def _settings(axes: Mapping[str, str], traits: Traits, sweep: str) -> list[list[dict[str, Any]]]:
     """One list of parameter settings per axis. Their product gives the cells."""
     winner = dict.fromkeys(traits.parameters, "")
     for axis in sorted(axes, key=traits.rank):
         winner |= dict.fromkeys(traits.targets(axis), axis)
     found = [[{name: traits.parameters[name].default}] for name, axis in winner.items() if not axis]
     for axis in dict.fromkeys(axis for axis in winner.values() if axis):
-        choices = traits.choices(axis, axes[axis], axis)
+        choices = traits.choices(axis, axes[axis], f"sweep {sweep}: {axis}")
         found.append([{name: value for name, value in each.items() if winner[name] == axis} for each in choices])
     _check_values(found)
     return found

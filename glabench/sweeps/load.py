@@ -124,13 +124,14 @@ def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep
     for key in data:
         if key not in _KEYS:
             raise UsageError(f"{where}: unknown key {shown(key)} ({allowed_names(_KEYS, key)})")
+    names = _names_in(data.get("backends"))
+    if not names or not all(isinstance(each, str) and each for each in names):
+        got = f"; got backends = {shown(data['backends'])}" if "backends" in data else ""
+        raise UsageError(f"{where}: needs one [[backends]] table per backend, each with a name{got}")
     try:
         file = read_as(_SweepFile, data)
     except ValueError as problem:
         raise UsageError(f"{where}: {problem}") from None
-    names = [table.get("name") for table in file.backends]
-    if not names or not all(isinstance(each, str) and each for each in names):
-        raise UsageError(f"{where}: needs one [[backends]] table per backend, each with a name")
     if file.x == "pass":
         raise UsageError(f"{where}: x cannot be 'pass': every pass has a panel of its own")
     if file.against is not None and file.against not in names:
@@ -152,6 +153,12 @@ def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep
         against=file.against,
         on_cpu=_axes(file.cpu, f"{where}: [cpu]"),
     )
+
+
+def _names_in(backends: Any) -> list[Any]:
+    """The name of every table of backends; None for what has none."""
+    tables = backends if isinstance(backends, list) else []
+    return [table.get("name") if isinstance(table, dict) else None for table in tables]
 
 
 def _axes(table: Mapping[str, Any], where: str) -> dict[str, str]:

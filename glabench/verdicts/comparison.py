@@ -108,13 +108,15 @@ class Comparison:
         """The sums of backends that became worse, such as first calls; a fresh first round may clear them."""
         return [finding for finding in self.findings if finding.cell is None and finding.verdict in FAILING]
 
-    def confirmed(self, again: Comparison, how: str) -> Comparison:
+    def confirmed(self, again: Comparison, how: str, is_partial: bool = False) -> Comparison:
         """The comparison with the suspects' findings replaced by those of a second look, which `how` describes.
 
-        The remarks report both. Suspects that the second look could not compare stay suspects.
+        The remarks report both. Suspects that the second look could not compare stay suspects; if it `is_partial`, as
+        one with other limits, without a remark.
         """
         found = {f.cell: f for f in again.cells if f.verdict is not Verdict.NOT_COMPARED}
-        looked_at = {f.name: found.get(f.cell) for f in self.cells if f.is_suspect}
+        suspects = [f for f in self.cells if f.is_suspect and (f.cell in found or not is_partial)]
+        looked_at = {f.name: found.get(f.cell) for f in suspects}
         return self._with_second_look(looked_at, how)
 
     def confirmed_sums(self, again: Comparison, how: str) -> Comparison:

@@ -51,7 +51,7 @@ class Occasion:
         rounds: Sequence[Sequence[Record]],
         environments: Sequence[Mapping[str, Any]],
     ) -> "Occasion":
-        """The occasion of some rounds.
+        """The occasion of some rounds, each with its environment.
 
         Raises UsageError if they do not name one GPU, are not cold, or have no two times of known code.
         """
@@ -68,9 +68,11 @@ class Occasion:
         for record in timed:
             times.setdefault(str(record.cell), []).append(record.time_ms or 0)
         codes: dict[str, set[str | None]] = {}
-        for record in timed:
-            backend = record.cell.backend
-            codes.setdefault(backend, set()).update(_code(backend, record.code, each) for each in environments)
+        for records, environment in zip(rounds, environments, strict=True):
+            for record in records:
+                if record.time_ms:
+                    code = _code(record.cell.backend, record.code, environment)
+                    codes.setdefault(record.cell.backend, set()).add(code)
         occasion = cls(
             started_at=min(record.started_at or "" for record in timed),
             gpu=str(gpu),

@@ -57,11 +57,20 @@ class Ratio:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.ratio:.3f} ({self.low:.3f} to {self.high:.3f})"
+        return f"{self.ratio:.3f} ({self.interval})"
+
+    @property
+    def interval(self) -> str:
+        """The ends of the interval, without the digits of numbers that say no more than that nothing is known."""
+        return f"{_show_end(self.low)} to {_show_end(self.high)}"
 
     def over(self, other: Ratio) -> Ratio:
         """The ratio divided by another one, whose interval widens this one's."""
         return Ratio(self.ratio / other.ratio, self.low / other.high, self.high / other.low)
+
+
+def _show_end(end: float) -> str:
+    return "<0.001" if end < 0.001 else ">1000" if end > 1000 else f"{end:.3f}"
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Cheats that need a GPU, and those of the CPU, are refused on a GPU in every pass; honest kernels are not."""
 
+from dataclasses import replace
 from itertools import product
 
 import cheats
@@ -26,10 +27,11 @@ PASSES = ("infer", "fwd", "bwd", "fwd+bwd")
 def measure(backend, pass_, timing="cold", batch=2, seqlen=1024, heads=16, dtype="fp32", dim=64):
     sizes = Parameters({"heads": heads, "key_dim": dim, "value_dim": dim})
     cell = Cell("honest", "linear", pass_, batch, seqlen, dtype, sizes, "cuda")
+    job = replace(JOB, settings=replace(JOB.settings, timing=timing))
     try:
-        return CellMeter(OpWork(LINEAR, backend), JOB, timer_for("cuda", timing)).measure(cell)
+        return CellMeter(OpWork(LINEAR, backend), job, timer_for("cuda", timing)).measure(cell)
     except Exception as problem:
-        return failure_of(JOB, cell, problem)
+        return failure_of(job, cell, problem)
     finally:
         cheats.leave_contexts()
         torch.cuda.set_stream(torch.cuda.default_stream())
@@ -69,6 +71,27 @@ class OnAStreamThatBeginsEarly(_OnAStream):
 
 class OnAStreamThatIsNotWaitedFor(_OnAStream):
     waits_after = False
+
+
+class _BackwardOnAStream(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, side):
+        ctx.save_for_backward(q, k, v)
+        ctx.side = side
+        return correct(q, k, v)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(ctx.side), torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+            return *torch.autograd.grad(correct(*leaves), leaves, grad), None
+
+
+class OnAStreamWhoseBackwardIsNotWaitedFor(Honest):
+    def at_size(self, q, k, v):
+        side = torch.cuda.Stream()
+        return lambda: _BackwardOnAStream.apply(q, k, v, side)
 
 
 class ReplaysAGraphOfOldInputs(Honest):
@@ -142,6 +165,7 @@ def test_an_honest_backend_passes(backend, pass_, timing):
         *product(cheats.IN_FORWARDS, PASSES),
         *product(cheats.IN_BACKWARDS, ("bwd", "fwd+bwd")),
         *product([OnAStreamThatBeginsEarly, OnAStreamThatIsNotWaitedFor], ("infer", "fwd")),
+        *product([OnAStreamWhoseBackwardIsNotWaitedFor], ("bwd", "fwd+bwd")),
         *product([ReplaysAGraphOfOldInputs, Races], PASSES),
         *cheats.LATE,
     ],
@@ -154,7 +178,7 @@ def test_a_cheat_is_refused(backend, pass_):
     print(backend.__name__, pass_, record.status, record.reason)
 
 
-@pytest.mark.parametrize("pass_", ["infer", "fwd", "fwd+bwd"])
+@pytest.mark.parametrize("pass_", PASSES)
 def test_one_wrong_head_of_512_is_refused(pass_):
     record = measure(OneOfManyHeads(), pass_, batch=32, seqlen=2048, dtype="bf16")
     assert record.status == "inaccurate", record.reason

@@ -208,7 +208,7 @@ def test_revisions_are_compared_and_checked(here):
         (lambda: glabench.run("cpu-smok"), "did you mean 'cpu-smoke'"),
         (lambda: glabench.run("cpu-smoke", seqlne=16), "--seqlne: there is no such axis"),
         (lambda: glabench.run("cpu-smoke", seqlen=-16), "--seqlen: an axis takes text such as"),
-        (lambda: glabench.run("cpu-smoke", seqlen="16k..1k"), "^seqlen: '16k..1k' runs downwards"),
+        (lambda: glabench.run("cpu-smoke", seqlen="16k..1k"), "^sweep cpu-smoke: seqlen: '16k..1k' runs downwards"),
         (lambda: glabench.run("cpu-smoke", backend="linear-trch"), "did you mean 'linear-torch'"),
         (lambda: glabench.run("cpu-smoke", device="cuda:3"), "--device: 'cuda:3' does not exist"),
         (lambda: glabench.run("cpu-smoke", plugins="nowhere.py"), "there is no Python file 'nowhere.py'"),

@@ -4,7 +4,7 @@ import random
 import time
 from dataclasses import replace
 from functools import partial
-from itertools import count, product
+from itertools import count, pairwise, product
 from random import Random
 
 import cheats
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from glabench.backends import Counts, load_registry
 from glabench.devices.nvml import DeviceState, Processes
-from glabench.measure.cell import CellMeter, look_more
+from glabench.measure.cell import CellMeter, why_idle
 from glabench.measure.contexts import active_contexts
 from glabench.measure.job import Job
 from glabench.measure.outcome import failure_of
@@ -96,6 +96,52 @@ def test_which_of_the_calls_back_to_back_is_looked_at_cannot_be_known():
     assert random.getstate() == before
 
 
+@pytest.fixture
+def looks():
+    """Spot checks of a small cell, by a made-up clock, each of which takes ten times as long as a sample."""
+    cell = Cell(
+        "honest", "linear", "infer", 1, 8, "fp32", Parameters({"heads": 1, "key_dim": 2, "value_dim": 2}), "cpu"
+    )
+    work = OpWork(LINEAR, cheats.Honest())
+    checks, clock = work.spot_checks(cell, work.prepare(cell), 1, False), [0.0]
+
+    def find_problem(_):
+        clock[0] += 0.01
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("glabench.measure.spot_checks.time.monotonic", lambda: clock[0])
+        patch.setattr(checks, "_find_problem", find_problem)
+        patch.setattr(checks, "keep", lambda _: None)
+        yield checks, clock
+
+
+def test_all_before_a_call_is_the_same_whether_its_result_will_be_looked_at_or_not(looks, monkeypatch):
+    checks, _ = looks
+    drawn, delays = [], []
+    monkeypatch.setattr("glabench.measure.spot_checks.draw_parts", lambda *_: drawn.append(1))
+    for is_expected in (True, False, True):
+        if is_expected:
+            checks.expect()
+        checks.renew(delays.append)
+    assert delays == [True, False, True]
+    assert len(drawn) == 3
+
+
+def test_a_look_does_not_tell_that_the_next_results_will_not_be_looked_at(looks):
+    checks, clock = looks
+    checks.begin()
+    looked = []
+    for _ in range(3000):
+        checks.renew(lambda _: None)
+        looked.append(checks.looked)
+        clock[0] += 0.001
+        checks.look(())
+    places = [place for place, was in enumerate(looked) if was]
+    soon = sum(later - place <= 20 for place, later in pairwise(places))
+    assert 0.1 < len(places) * 0.01 / clock[0] < 0.25
+    assert soon > len(places) // 5
+
+
 def test_if_results_that_are_right_take_longer_than_others_more_are_looked_at(monkeypatch):
     class SkipsMostCalls(cheats.Honest):
         """Right where it is looked at in this test: in the first calls, and in the one after the samples."""
@@ -112,19 +158,27 @@ def test_if_results_that_are_right_take_longer_than_others_more_are_looked_at(mo
 
 
 @pytest.mark.parametrize(
-    ("looked_at_ms", "more_ms", "looks"),
-    [([3.0, 1.1], 3.0, 0), ([1.25], 3.0, 0), ([3.0, 1.3], 1.0, 1), ([3.0, 2.0], 3.0, 10)],
+    ("looked_at_ms", "looked_ms", "other_ms", "looks", "is_idle"),
+    [
+        ([3.0, 1.1], 3.0, 1.0, 0, False),
+        ([1.25], 3.0, 1.0, 0, False),
+        ([3.0, 1.3], 1.0, 1.0, 1, False),
+        ([3.0, 2.0], 3.0, 3.0, 10, False),  # the machine has become slower
+        ([3.0, 2.0], 3.0, 1.0, 10, True),
+    ],
 )
-def test_no_more_is_looked_at_than_doubts_ask_for(looked_at_ms, more_ms, looks):
-    calls = Calls(1.0, 0.0, 0)
-    taken = []
+def test_calls_that_take_longer_whenever_they_are_looked_at_are_idle_otherwise(
+    looked_at_ms, looked_ms, other_ms, looks, is_idle
+):
+    calls = Looks()
 
     def sample():
-        taken.append(more_ms)
-        return Sample(more_ms)
+        calls.take()
+        return Sample(looked_ms if calls.looked else other_ms)
 
-    look_more(sample, calls, looked_at_ms, 1.0)
-    assert len(taken) == looks
+    reason = why_idle(sample, calls, looked_at_ms, 1.0)
+    assert reason == ("a call takes 1 ms, but at least 3 if its result is looked at" if is_idle else None)
+    assert calls.count == looks
 
 
 def test_a_result_that_is_wrong_in_the_last_call_alone_is_found_at_the_bound_of_its_dtype():
@@ -163,12 +217,17 @@ def test_a_result_that_is_kept_while_its_inputs_stay_is_suspicious_if_calls_foll
         assert "backward through the graph a second time" in record.reason
 
 
-def test_a_forward_without_memory_for_a_backward_keeps_its_time(monkeypatch):
-    def fail(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to")
-
-    monkeypatch.setattr("glabench.measure.spot_checks.SpotChecks._with_gradients", fail)
-    assert measure(cheats.Honest(), "fwd").status == "ok"
+@pytest.mark.parametrize(
+    ("cheat", "reason"),
+    [
+        (cheats.SaysThatItsBackwardDoesNotFit, "no memory for the backward that compares a forward of training"),
+        (cheats.SaysSoLate, "the suite's check of results ran out of memory"),
+    ],
+)
+def test_a_forward_of_training_whose_backward_does_not_fit_has_no_time(cheat, reason):
+    record = measure(cheat(), "fwd")
+    assert (record.status, record.time_ms) == ("oom", None)
+    assert record.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +283,19 @@ def test_a_kept_result_that_takes_half_of_a_calls_time_is_suspicious(pass_):
     assert measure(cheats.Honest(), pass_, timer=EagerTimer("cpu"), job=job).status == "ok"
     record = measure(cheats.KeptAndPadded(), pass_, timer=EagerTimer("cpu"), job=job)
     assert record.status == ("suspicious" if pass_ == "infer" else "error")
+
+
+class Looks:
+    """Looks at the results that are expected to be looked at, and counts them."""
+
+    count, looked, is_expected = 0, False, False
+
+    def expect(self):
+        self.is_expected = True
+
+    def take(self):
+        self.looked, self.is_expected = self.is_expected, False
+        self.count += self.looked
 
 
 class Calls:
@@ -318,12 +390,16 @@ def test_the_calls_whose_energy_is_measured_must_do_their_work(cheat, status):
     assert (record.status, record.time_ms, record.energy_j) == (status, None, None)
 
 
-def test_cells_that_leave_no_memory_to_tell_kept_results_keep_their_time(monkeypatch):
+def test_without_memory_to_tell_kept_results_single_calls_keep_their_time_alone(monkeypatch):
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr("glabench.measure.cell.why_kept", fail)
-    assert measure(cheats.Honest(), "infer", nvml=Board()).energy_j > 0
+    record = measure(cheats.Honest(), "infer", nvml=Board())
+    assert (record.status, record.energy_j) == ("ok", None)
+    assert record.time_ms > 0
+    eager = replace(JOB, settings=replace(SETTINGS, timing="eager"))
+    assert measure(cheats.Honest(), "infer", timer=EagerTimer("cpu"), job=eager).status == "oom"
 
 
 class Packed(cheats.Honest):
@@ -393,9 +469,14 @@ def test_wrong_documents_and_states_are_refused(backend, packed, state, reason):
     assert reason in record.reason
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
 @pytest.mark.parametrize(
-    ("name", "seqlen"), [*product(("sdpa-flash", "sdpa-math", "gla-torch"), (1, 2, 17)), ("sdpa-flash", 4000)]
+    ("name", "seqlen", "dtype"),
+    [
+        *product(("sdpa-flash", "sdpa-math", "gla-torch"), (1, 2, 17), ("fp32", "bf16", "fp64")),
+        ("sdpa-flash", 4000, "bf16"),
+        pytest.param("sdpa-flash", 4000, "fp32", marks=pytest.mark.full),
+        pytest.param("sdpa-flash", 4000, "fp64", marks=pytest.mark.full),
+    ],
 )
 def test_odd_lengths_raise_no_alarm(name, seqlen, dtype):
     registry = load_registry()

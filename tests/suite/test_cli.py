@@ -188,7 +188,7 @@ def test_dry_run_lists_cells_memory_and_totals_and_measures_nothing(run, tmp_pat
     assert code == 0
     assert title.endswith(": 110 cells")
     assert len(cells) == 3 * 5 * 2 + 7
-    assert "1020 MiB" in cells[0]
+    assert "1790 MiB" in cells[0]
     assert "linear-torch fwd B=32 T=1024 H=16 K=64 V=64 bf16" in cells[0]
     assert "gla-triton, 20 cells: unsupported: needs a GPU; none is used here" in cells
     assert totals.startswith("110 cells, ")
@@ -456,6 +456,7 @@ def test_several_runs_share_a_report_with_the_metrics_and_the_figure_asked_for(t
         (["--metric", "energy", "--out", "new"], "--metric: no record has these metrics: energy (there are: time, "),
         (["--figure", "nowhere/x.pdf"], "--figure: cannot write 'nowhere/x.pdf'"),
         (["--json", "-", "--csv", "-"], "--csv: --json already writes to stdout"),
+        (["two", "./one"], "RUN: 'one' is named twice"),
     ],
 )
 def test_a_mistake_in_a_report_is_one_line(there, arguments, words):
@@ -542,10 +543,11 @@ def test_no_command_shows_the_help_and_is_wrong_usage(run):
     assert run("--version") == (0, "glabench 0.2.0\n", "")
 
 
-def test_lists_are_completed_at_their_last_item():
+def test_lists_are_completed_at_their_last_item_by_what_is_not_yet_in_them():
     complete = complete_list(("fwd", "fwd+bwd", "bwd"))
     assert complete("f") == ["fwd", "fwd+bwd"]
     assert complete("bwd,f") == ["bwd,fwd", "bwd,fwd+bwd"]
+    assert complete("fwd,f") == ["fwd,fwd+bwd"]
 
 
 def test_every_option_with_a_fixed_set_of_values_is_completed():

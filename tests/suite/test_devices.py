@@ -411,6 +411,25 @@ def test_the_kernels_are_found_where_they_would_be_imported_from():
     assert describe_code()["kernels"] == hash_code(kernels)
 
 
+@pytest.mark.parametrize(
+    ("changed", "counts"),
+    [("helper.py", True), ("parts/deep.py", True), ("further.py", True), ("other.py", False), ("json.py", False)],
+)
+def test_files_that_a_plugin_imports_from_its_folder_count_as_its_code(tmp_path, checkout, changed, counts):
+    sources = {
+        "mine.py": "import json\nimport torch\n\ndef bind():\n    import helper\n",
+        "helper.py": "from parts.deep import x\nimport helper, mine\n",
+        "parts/__init__.py": "", "parts/deep.py": "import further\nx = 1\n", "further.py": "", "other.py": "",
+        "json.py": "",
+    }  # fmt: skip
+    (tmp_path / "parts").mkdir()
+    for name, source in sources.items():
+        (tmp_path / name).write_text(source)
+    before = describe(checkout, [str(tmp_path / "mine.py")])["plugins"]
+    (tmp_path / changed).write_text(sources[changed] + "y = 2\n")
+    assert (describe(checkout, [str(tmp_path / "mine.py")])["plugins"] != before) == counts
+
+
 def test_plugins_are_known_by_name_and_content_not_by_folder(checkout):
     for folder in ("a", "b"):
         (checkout / folder).mkdir()

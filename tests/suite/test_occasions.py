@@ -49,7 +49,7 @@ def test_cells_of_other_code_are_other_cells_and_packages_have_versions(tmp_path
 
     def built_on(**packages):
         own = {"own_code": False, "packages": {"fla-core": "1", "triton": "3"} | packages}
-        return [{**H200, "implementations": {**H200["implementations"], "a rival": own}}]
+        return [{**H200, "implementations": {**H200["implementations"], "a rival": own}}] * 2
 
     path = tmp_path / "h200.json"
     for hour, code in enumerate(("c0de", "0ther", "n3w")):
@@ -62,12 +62,20 @@ def test_cells_of_other_code_are_other_cells_and_packages_have_versions(tmp_path
         add_occasion(both(9, "f0urth"), built_on(triton="4"), path)
 
 
+def test_rounds_of_several_sweeps_may_have_other_backends(tmp_path):
+    rival = replace(CELL, backend="a rival")
+    own = {"a rival": {"own_code": False, "packages": {"triton": "3"}}}
+    rounds = [taken(0)[0], taken(0, cell=rival)[0]]
+    found, _ = add_occasion(rounds, [H200, {**H200, "implementations": own}], tmp_path / "h200.json")
+    assert found.occasions[0].codes == {CELL.backend: "c0de, triton 3, CUDA 13", "a rival": "triton 3, CUDA 13"}
+
+
 @pytest.mark.parametrize(
     ("code", "environments"),
     [
-        (None, [H200]),
-        ("c0de", [{**H200, "implementations": {}}]),
-        ("c0de", [{**H200, "implementations": {CELL.backend: {"own_code": True, "packages": {"triton": None}}}}]),
+        (None, [H200] * 2),
+        ("c0de", [{**H200, "implementations": {}}] * 2),
+        ("c0de", [{**H200, "implementations": {CELL.backend: {"own_code": True, "packages": {"triton": None}}}}] * 2),
         ("c0de", [H200, {**H200, "gpu": {**H200["gpu"], "cuda": "12"}}]),
     ],
 )
@@ -88,15 +96,15 @@ def test_an_occasion_of_unknown_code_is_refused_at_once(tmp_path, code, environm
         ([], [H200], "no cell has a time"),
         (
             measured(STEADY, 0, started_at="2026-01-01T09:00:00+00:00", code="c0de"),
-            [H200],
+            [H200] * 2,
             "fewer than two cells have a time and code whose version is known",
         ),
-        (taken(9), [{**H200, "gpu": {**H200["gpu"], "name": "NVIDIA H100"}}], "holds occasions of NVIDIA H200"),
+        (taken(9), [{**H200, "gpu": {**H200["gpu"], "name": "NVIDIA H100"}}] * 2, "holds occasions of NVIDIA H200"),
     ],
 )
 def test_what_is_no_further_occasion_is_refused_and_the_file_stays(tmp_path, rounds, environments, words):
     path = tmp_path / "h200.json"
-    add_occasion(taken(0), [H200], path)
+    add_occasion(taken(0), [H200, H200], path)
     before = path.read_bytes()
     with pytest.raises(UsageError, match=words):
         add_occasion(rounds, environments, path)
@@ -118,7 +126,7 @@ def test_a_file_that_is_missing_huge_or_of_another_device_is_not_counted_with(tm
     for each in (path, tmp_path, tmp_path / "pipe"):
         with pytest.raises(UsageError, match=r"^--occasions: there is no file '"):
             Occasions.load(each, "NVIDIA H200")
-    add_occasion(taken(0), [H200], path)
+    add_occasion(taken(0), [H200, H200], path)
     assert len(Occasions.load(path, "NVIDIA H200").occasions) == 1
     with pytest.raises(UsageError, match=r"^--occasions: .* holds occasions of NVIDIA H200, not NVIDIA B200"):
         Occasions.load(path, "NVIDIA B200")

@@ -354,8 +354,8 @@ def test_mamba_starts_with_small_steps_and_decaying_states():
         ("linear", 2048, {"heads": 4, "key_dim": 256, "value_dim": 512}),
         ("softmax", 1024, {"heads": 16, "head_dim": 64}),
         ("mamba1", 1024, {"inner": 2048, "state_size": 16}),
-        ("gla", 1, {"heads": 4, "key_dim": 1, "value_dim": 1}),
-        ("softmax", 1, {"heads": 1, "head_dim": 64}),
+        ("gla", 8, {"heads": 4, "key_dim": 1, "value_dim": 2}),
+        ("softmax", 64, {"heads": 1, "head_dim": 64}),
     ],
 )
 def test_published_parameters_are_the_papers(op, width, parameters):

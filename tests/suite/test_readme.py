@@ -43,7 +43,7 @@ def test_every_row_of_a_table_is_in_the_report_that_it_names(report, rows):
 
 
 def test_the_tables_are_found():
-    assert len(list(tables_of_runs())) == 4
+    assert len(list(tables_of_runs())) == 5
 
 
 def test_the_readmes_times_are_of_forward_and_backward():

@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from rich.console import Console
 
 from glabench.backends import load_registry
@@ -253,17 +254,14 @@ def test_metrics_are_shown_if_known_and_only_then():
     assert "floor" not in markdown(fast)  # only on request, because attention is not memory-bound
 
 
-def test_ratios_refer_to_the_sweeps_backend_unless_a_table_is_too_wide_with_them():
+def test_ratios_refer_to_the_sweeps_backend_and_are_shown_at_any_width():
     run = made_up("paper-fig2", {"pass": "fwd", "seqlen": "1k..4k"})
     assert run.sweep.against == "sdpa-flash"
-    assert "in brackets: times as fast as sdpa-flash" in shown([run])
     assert markdown(run) == markdown(run, against="sdpa-flash")
-    without = shown([run], width=80)
-    assert "×" not in without
-    assert "left out here: how many times as fast as sdpa-flash" in without
-    assert "left out here" not in shown([run])
-    assert "\n  1k" not in without
-    assert "×" in shown([run], width=80, against="sdpa-flash")  # asked for, even in the vertical form
+    for width in (60, 80, 120, 200):
+        text = shown([run], width=width)
+        assert "in brackets: times as fast as sdpa-flash" in text
+        assert text.count("(×") == markdown(run).count("(×")
 
 
 def test_a_spread_above_the_time_itself_is_not_counted():
@@ -481,6 +479,21 @@ def test_all_panels_have_the_same_x_even_if_one_of_them_lacks_points():
     figure.canvas.draw()  # a mark outside its axes would leave them no room
 
 
+@pytest.mark.parametrize("preset", ["paper-fig2", "gla-340m", "gates"])
+def test_three_columns_are_readable_on_paper_of_seven_inches(preset):
+    figure = drawn(made_up(preset, host_ms=1.0), parse_metrics("time,host,peak"))
+    assert len({axes.get_subplotspec().colspan.start for axes in figure.axes}) == 3
+    texts = [text for text in figure.findobj(Text) if text.get_text()]
+    assert min(text.get_fontsize() for text in texts) * 7 / figure.get_figwidth() > 6
+
+
+def test_a_pass_takes_no_room_for_quantities_that_only_others_have():
+    run = made_up("paper-fig2", {"pass": "fwd,fwd+bwd"}, host_ms=1.0, first_call_s=1.0, saved_mib=1.0)
+    records = [replace(r, host_ms=None, saved_mib=None) if r.cell.pass_ == "fwd" else r for r in run.records]
+    figure = drawn(replace(run, records=records), parse_metrics("time,host,first_call,saved"))
+    assert [axes.axison for axes in figure.axes] == 6 * [True]
+
+
 def test_a_backend_that_failed_everywhere_is_in_the_legend_and_the_band_is_named():
     figure = drawn(made_up("paper-fig2", {"pass": "fwd"}, OUTCOMES["all of one backend fails"]))
     assert {"gla-triton (materialized)", "inaccurate", "band: p20 to p80 of the samples"} <= set(legend(figure))
@@ -692,5 +705,5 @@ def test_a_png_is_not_wider_than_a_page_shows(tmp_path):
     run = made_up("paper-fig2", host_ms=1.0, first_call_s=1.0)
     figure = drawn(run, parse_metrics("time,host,first_call"))
     save_figure(figure, tmp_path / "x.png")
-    assert figure.get_figwidth() > 12
+    assert figure.get_figwidth() * 160 > 1728
     assert int.from_bytes((tmp_path / "x.png").read_bytes()[16:20], "big") <= 1728

@@ -104,7 +104,8 @@ def test_the_same_command_again_goes_on(resume, begun):
         ),
         (["--precision", "5%"], "--precision: 'runs/{}' was measured with 0.01, not 0.05"),
         (["--timing", "hot"], "--timing: 'runs/{}' was measured with cold, not hot"),
-        (["--autotune"], "--autotune: 'runs/{}' was measured with False, not True"),
+        (["--autotune"], "--autotune: 'runs/{}' was measured without autotune; leave out the option"),
+        (["--no-energy"], "--no-energy: 'runs/{}' was measured with energy; leave out the option"),
         (["--seqlen", "64"], "--seqlen: 'runs/{}' was started with another sweep; leave out --seqlen to continue it"),
         (["--head-dim", "32"], "--head-dim: 'runs/{}' was started with another sweep"),
         (["--materialize", "on"], "--materialize: no backend of this sweep has this parameter"),
@@ -131,7 +132,7 @@ def test_changed_code_is_refused_but_for_what_failed_and_each_record_keeps_its_o
     plugin.write_text(plugin.read_text().replace("bad_seqlen = 32", "bad_seqlen = 0"))
     _, code, _, stderr = resume("speed", "--resume")
     assert code == 2
-    assert "was measured elsewhere or with other code (it differs in: code)" in last_line(stderr)
+    assert "was measured elsewhere or with other code (it differs in: code of the --plugin)" in last_line(stderr)
     workers, code, _, stderr = resume("speed", "--retry-failed")
     assert code == 0
     assert "3 of 20 cells are already measured" in stderr
@@ -141,6 +142,13 @@ def test_changed_code_is_refused_but_for_what_failed_and_each_record_keeps_its_o
     assert {seqlen for seqlen, code in codes.items() if code in before} == {16, 48, 64}
     assert len(set(codes.values())) == 2
     assert None not in codes.values()
+
+
+def test_other_plugins_than_those_it_was_begun_with_are_refused_by_the_options_name(resume, begun, tmp_path):
+    (tmp_path / "mine.py").rename(tmp_path / "other.py")
+    workers, code, _, stderr = resume("speed", "--resume", "--plugin", "other.py")
+    assert (code, workers.started) == (2, [])
+    assert f"--plugin: 'runs/{NAME}' was begun with mine.py, not other.py; leave out the option" in last_line(stderr)
 
 
 def test_another_machine_is_refused(resume, begun):

@@ -177,6 +177,8 @@ def test_rounds_of_one_version_are_compared_as_sides(run, repository):
     assert code == 0
     assert "1 same" in stdout
     assert "spread between occasions assumed: 1.0%" in stdout
+    assert "both sides are the same run" not in stdout
+    assert "both sides are the same run" in run("compare", "a", "./a")[1]
 
 
 def test_runs_of_the_same_sweep_and_day_are_no_rounds(run, repository):
@@ -325,6 +327,8 @@ def test_a_slow_down_is_looked_at_twice_and_fails(run, repository):
     assert run_names(folder / "again") == [
         f"{side}-{n}" for side in ("base", "new") for n in range(1, CONFIRMING_ROUNDS + 1)
     ]
+    code, stdout, _ = run("compare", folder, "--json", "-", "--same-within", "5%", "--fail-on", "slower")
+    assert (code, json.loads(stdout)["findings"][0]["reason"]) == (1, found["findings"][0]["reason"])
     assert run(*CHECK, "--max-slowdown", "10%")[0] == 0
 
 
@@ -384,7 +388,8 @@ def test_an_interrupted_check_goes_on_where_it_was(run, repository, monkeypatch,
     command = [*CHECK, "--rounds", "1", "--out", "there"]
     code, stdout, stderr = run(*command)
     assert (code, stdout) == (130, "")
-    assert "what was measured is kept, continue with: the same command with --resume --out there" in stderr
+    how = f"continue with: glabench {' '.join(command)} --resume"
+    assert stderr.splitlines()[-1] == f"glabench: interrupted; what was measured is kept, {how}"
     code, stdout, stderr = run(*command, "--resume")
     assert code == 1, stderr
     assert "1 slower" in stdout
@@ -402,7 +407,21 @@ def test_rounds_go_on_with_the_same_settings_and_code_alone(run, repository):
     change(repository, "ms", 5.0)
     code, _, stderr = run(*command, "--resume")
     assert code == 2
-    assert "'there/new-1' was measured elsewhere or with other code (it differs in: code)" in stderr.splitlines()[-1]
+    assert (
+        "'there/new-1' was measured elsewhere or with other code (it differs in: code of the --plugin)"
+        in stderr.splitlines()[-1]
+    )
+
+
+def test_rounds_go_on_with_the_same_commit_whatever_its_name(run, repository):
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "nothing")
+    out = [*MEASURING, "--out", "there", "--rounds", "1"]
+    assert run("check", "--rev", "HEAD", *out)[0] == 0
+    assert run("check", "--rev", "main", *out, "--resume")[0] == 0
+    first, last = (git(repository, "rev-parse", name)[:10] for name in ("HEAD~1", "HEAD"))
+    code, _, stderr = run("check", "--rev", "HEAD~1", *out, "--resume")
+    words = f"--rev: 'there/base-1' was begun with HEAD ({last}), which is another commit than HEAD~1 ({first})"
+    assert (code, words in stderr.splitlines()[-1]) == (2, True)
 
 
 # baseline save and check --baseline

@@ -56,7 +56,9 @@ def test_every_preset_expands_to_cells_of_known_backends(name, device):
     preset = load_sweep(name)
     found = cells(preset, device)
     assert len(found) == len(set(found)) > 0
-    assert all(isinstance(cell.get(size), int) for cell in found for size in REGISTRY.op_of(cell.backend).published(1))
+    assert all(
+        isinstance(cell.get(size), int) for cell in found for size in REGISTRY.op_of(cell.backend).published(1024)
+    )
     assert preset.title
     assert preset.description
     assert preset.against in {v.backend for v in preset.variants}
@@ -145,6 +147,15 @@ def test_head_dim_is_softmaxs_own_and_both_dims_of_gla():
         *{("gla", 32, 32, None), ("gla", 64, 64, None), ("linear", 32, 32, None), ("linear", 64, 64, None)},
         *{("softmax", None, None, 32), ("softmax", None, None, 64)},
     }
+
+
+@pytest.mark.parametrize(
+    ("backend", "width", "near"),
+    [(SOFTMAX, 1000, "64; use 960 or 1024"), (GLA, 1001, "8; use 1000 or 1008"), (GLA, 1, "8; use 8")],
+)
+def test_a_width_of_no_whole_heads_is_refused_with_the_next_valid_ones(backend, width, near):
+    with pytest.raises(UsageError, match=f"^--width: .* for the width {width}: whole heads need a multiple of {near}$"):
+        cells(sweep(backend, width=str(width)))
 
 
 def test_width_is_what_every_op_publishes():
@@ -487,8 +498,8 @@ def test_a_file_may_call_the_backend_of_the_ratios_baseline_and_hears_the_new_wo
         ('x = "seqlen"', 'against = "gla-trion"', r"against 'gla-trion' is not one of its backends .*'gla-triton'\?"),
         ('x = "seqlen"', 'against = "gla-triton"\nbaseline = "gla-triton"', "unknown key 'baseline'"),
         ("[axes]", "cpu = 3\n[axes]", "cpu: expected object, got int"),
-        ("[[backends]]", "[backends]", "backends: expected array, got object"),
-        ('[[backends]]\nname = "gla-triton"', "", "backends"),
+        ("[[backends]]", "[backends]", r"needs one \[\[backends\]\] table .*; got backends = {'name': 'gla"),
+        ('[[backends]]\nname = "gla-triton"', "", r"needs one \[\[backends\]\] table"),
         (
             'name = "gla-triton"',
             'nam = "gla-triton"',
@@ -502,6 +513,24 @@ def test_a_mistake_in_a_sweep_file_is_named(old, new, message):
     assert old in GOOD
     with pytest.raises(UsageError, match=rf"^file\.toml: .*{message}"):
         parse_sweep("test", GOOD.replace(old, new), "file.toml")
+
+
+def test_backends_that_are_names_alone_are_refused_with_what_is_needed():
+    with pytest.raises(UsageError, match=r"^f: needs one \[\[backends\]\] table .*, each with a name; got .*\['a'\]$"):
+        parse_sweep("test", 'backends = ["a"]', "f")
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"seqlen": "1k..1m:*1"}, r"sweep test: seqlen: '\*1' never advances"),
+        ({"key_dim": "1..1g"}, "sweep test: key_dim: '1g' is not a positive number"),
+        ({"seqlen": "on"}, r"sweep test: seqlen: 'on' \(true\) is not a positive number"),
+    ],
+)
+def test_a_mistake_in_an_axis_names_the_sweep_and_what_was_written(axes, message):
+    with pytest.raises(UsageError, match=f"^{message}"):
+        cells(sweep(GLA, **axes))
 
 
 def test_an_unknown_preset_lists_the_presets_and_the_nearest(tmp_path):

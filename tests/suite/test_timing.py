@@ -276,7 +276,7 @@ def test_eager_times_calls_back_to_back_and_not_what_happens_between():
         looked = 0
 
         def renew(self, delay):
-            delay()
+            delay(True)
             time.sleep(0.05)
 
         def renew_gradients(self):

@@ -15,6 +15,7 @@ from glabench.report.ci import github_annotations, junit
 from glabench.report.ratios import draw_ratios
 from glabench.report.verdicts import markdown, terminal_report
 from glabench.verdicts import FAILING, Comparison, Finding, Limits, Side, Verdict, compare_sides
+from glabench.verdicts.statistics import Ratio
 
 NASTY = "a & b <c> | d\n\x00 100% ::error::"
 
@@ -77,6 +78,13 @@ def test_no_digit_and_no_name_is_lost_at_any_width(comparison, width):
     assert "…" not in text
     assert "main" in text
     assert "".join(comparison.summary().split()) in flat
+
+
+def test_an_interval_without_a_bound_has_no_endless_digits(comparison):
+    finding = replace(comparison.cells[0], ratio=Ratio(1.5, 1e-9, 3.8e18))
+    for text in (shown(replace(comparison, findings=(finding,)), width) for width in (60, 200)):
+        assert "<0.001 to >1000" in text
+    assert "time ×1.500 (<0.001 to >1000)" in finding.reason
 
 
 def test_columns_that_no_cell_has_are_left_out(comparison):
