@@ -167,7 +167,8 @@ class CellMeter:
             return samples, record, None
         checks.expect(everything=True)
         looked_at_ms.append(sample().ms)  # as the samples before it, but all of its result is looked at
-        return samples, record, why_idle(sample, checks, looked_at_ms, record.time_ms or 0.0)
+        idle = why_idle(sample, checks, looked_at_ms, record.time_ms or 0.0, record.other_processes or 0)
+        return samples, record, idle
 
     def _with_energy(self, record: Record, steps: Steps, checks: SpotChecks | None) -> Record:
         """Adds joules per call. The last call's result is looked at."""
@@ -215,12 +216,13 @@ def _first_gradients(cell: Cell, workload: Workload, returned: Tensor | tuple[Te
 
 
 def why_idle(
-    sample: Callable[[], Sample], checks: SpotChecks, looked_at_ms: Sequence[float], time_ms: float
+    sample: Callable[[], Sample], checks: SpotChecks, looked_at_ms: Sequence[float], time_ms: float, others: int = 0
 ) -> str | None:
     """Why calls whose results are not looked at cannot all have done their work, in a line; None if they can.
 
     If all that were right took longer than usual, more are looked at, and some between them are not. An honest backend
-    takes as long for both, so noise costs time alone.
+    takes as long for both, so noise costs time alone. Beside `others`, processes that take turns with it on the device,
+    it may not: the device waits before a call that is looked at, and then it is another's turn.
     """
 
     def is_unusual(ms: float) -> bool:
@@ -240,7 +242,8 @@ def why_idle(
     fastest, usual = min(found[True]), median(found[False] or [time_ms])
     if _LEAST_SHARE_LOOKED_AT * fastest <= usual:
         return None
-    return f"a call takes {significant(usual)} ms, but at least {significant(fastest)} if its result is looked at"
+    reason = f"a call takes {significant(usual)} ms, but at least {significant(fastest)} if its result is looked at"
+    return f"{reason}, perhaps because other processes use the GPU; end them and run again" if others else reason
 
 
 def _why_misled(samples: Samples) -> str | None:

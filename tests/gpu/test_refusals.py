@@ -1,4 +1,7 @@
-"""Cheats that need a GPU, and those of the CPU, are refused on a GPU in every pass; honest kernels are not."""
+"""Cheats that need a GPU, and those of the CPU, are refused on a GPU in every pass; honest kernels are not.
+
+In one process at a time: beside others that use the GPU, an honest backend can be taken for one that idles.
+"""
 
 from dataclasses import replace
 from itertools import product

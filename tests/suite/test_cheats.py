@@ -176,9 +176,11 @@ def test_calls_that_take_longer_whenever_they_are_looked_at_are_idle_otherwise(
         calls.take()
         return Sample(looked_ms if calls.looked else other_ms)
 
-    reason = why_idle(sample, calls, looked_at_ms, 1.0)
-    assert reason == ("a call takes 1 ms, but at least 3 if its result is looked at" if is_idle else None)
+    expected = "a call takes 1 ms, but at least 3 if its result is looked at" if is_idle else None
+    assert why_idle(sample, calls, looked_at_ms, 1.0) == expected
     assert calls.count == looks
+    shared = why_idle(sample, calls, looked_at_ms, 1.0, others=2)
+    assert shared == (expected and f"{expected}, perhaps because other processes use the GPU; end them and run again")
 
 
 def test_a_result_that_is_wrong_in_the_last_call_alone_is_found_at_the_bound_of_its_dtype():
