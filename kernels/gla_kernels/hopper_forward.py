@@ -37,6 +37,7 @@ from gla_kernels.hopper_tiles import (
     make_words,
     mark_strong,
     masked_operand,
+    negative,
     operand_layout,
     product,
     put,
@@ -254,7 +255,7 @@ def gla_forward_hopper(
                     if STORE_O:
                         mark_strong(mark, last, n)
                 else:
-                    k_tile.store((bk.to(gl.float32) * gl.exp2(-G)).to(gl.bfloat16))
+                    k_tile.store((bk.to(gl.float32) * gl.exp2(negative(G))).to(gl.bfloat16))
                 if STORE_O:
                     bq = bq.to(gl.float32) * scale * gl.exp2(G)
                     mark += H

@@ -28,6 +28,7 @@ from gla_kernels.hopper_tiles import (
     load_gates,
     make_ones,
     make_words,
+    negative,
     operand_layout,
     put,
     start_gate_frame,
@@ -127,7 +128,7 @@ def gla_recurrence_hopper(
             if large:
                 beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
                 G += (0.5 if REVERSE else -0.5) * beyond
-            bx *= gl.exp2(G if REVERSE else -G)
+            bx *= gl.exp2(G if REVERSE else negative(G))
         x_tile.store(bx.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()

@@ -92,7 +92,7 @@ def gla_forward_strong_hopper(
     found, i, lane = next_raised(marks, marks_of(marks, 0, group, groups, items, 1), group * 0, group, groups, items)
     if lane == MARKS_AT_ONCE:  # as in most calls
         return
-    # For copies of gates (two tiles, unless values come there first), q, k, and a level's operands (two), and later three
+    # For copies of gates (two tiles, unless values come first), q, k, and a level's operands (two), and later three
     # pairs of tiles of values.
     tiles = gl.allocate_shared_memory(gl.bfloat16, [6, C, BV], operand_layout(C, BV))
     q_tile, k_tile = tiles.index(2), tiles.index(3)

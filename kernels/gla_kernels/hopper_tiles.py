@@ -125,6 +125,12 @@ def opaque_float(x):
 
 
 @gluon.jit
+def negative(x):
+    """-x, as part of the instruction that uses it: Triton computes -x as 0 - x, which is one of its own."""
+    return x * -1.0
+
+
+@gluon.jit
 def split(x):
     """float32 x as a sum of two bfloat16, which keep 16 bits. The first is truncated, not rounded: a single `and`."""
     high = (x.to(gl.int32, bitcast=True) & -65536).to(gl.float32, bitcast=True)

@@ -31,6 +31,7 @@ from gla_kernels.hopper_tiles import (
     gate_layout,
     load_state,
     make_words,
+    negative,
     no_state,
     operand_layout,
     product,
@@ -191,7 +192,7 @@ def wide_backward(
             excesses.store(excess(last))
             if large:
                 G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
-            k_tile.store((bk.to(gl.float32) * gl.exp2(-G)).to(gl.bfloat16))
+            k_tile.store((bk.to(gl.float32) * gl.exp2(negative(G))).to(gl.bfloat16))
             if large:
                 G += excess_row(last, C, BK)  # q's
             q_tile.store((bq.to(gl.float32) * scale * gl.exp2(G)).to(gl.bfloat16))
@@ -231,7 +232,7 @@ def wide_backward(
         put_tile(dv + wide_product(token, V), out_tile, H * V, rows_left, V, copy_v, 0, True)
         dS, bdq = warpgroup_mma_wait(2, deps=[dS, bdq])
         if GATED:
-            balance = -q_tile.load(key_tile).to(gl.float32) * bdq
+            balance = negative(q_tile.load(key_tile).to(gl.float32)) * bdq
             bdq *= gl.exp2(exponents.load(key_tile))
         thread_barrier()  # all threads have read dv from out_tile
         out_tile.store((bdq * scale).to(gl.bfloat16))

@@ -29,6 +29,7 @@ from gla_kernels.hopper_tiles import (
     fetch_gates,
     gate_layout,
     make_words,
+    negative,
     opaque_float,
     operand_layout,
     product,
@@ -180,7 +181,7 @@ def wide_gradients(
             G += 0.5 * beyond
             bk *= gl.exp2(beyond - G)
         else:
-            bk *= gl.exp2(-G)
+            bk *= gl.exp2(negative(G))
         bq *= gl.exp2(G)
     q_tile.store(bq.to(gl.bfloat16))
     k_tile.store(bk.to(gl.bfloat16))
@@ -260,7 +261,7 @@ def wide_gradients(
         bdq *= gl.exp2(G)
         if large:
             G -= kept_excess(excesses, place, k0, C, BK, K)
-        bdk *= gl.exp2(-G)
+        bdk *= gl.exp2(negative(G))
         thread_barrier()  # no thread reads dA, Q~ and K~ any more
         # The masks of the two sums over time. The first mask takes the tile of dA, the terms of the second sum take
         # the tiles of Q~ and K~.

@@ -22,6 +22,7 @@ from gla_kernels.hopper_tiles import (
     gate_layout,
     make_words,
     mark_strong,
+    negative,
     operand_layout,
     product,
     put,
@@ -165,7 +166,7 @@ def wide_readout(
                     store_framed(k_tile, bk.to(gl.float32), of_k)
                     mark_strong(marks + place, last, n)
             else:
-                store_framed(k_tile, bk.to(gl.float32), -G)
+                store_framed(k_tile, bk.to(gl.float32), negative(G))
             store_framed(q_tile, bq.to(gl.float32) * scale, G)
         else:
             store_scaled(q_tile, scale, C, BK)

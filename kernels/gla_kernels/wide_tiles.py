@@ -15,6 +15,7 @@ from gla_kernels.hopper_tiles import (
     has_large,
     keep_bits,
     locate,
+    negative,
     not_less,
     operand_layout,
     product,
@@ -158,7 +159,7 @@ def store_frame(q_tile, k_tile, G, last, large, scale, C: gl.constexpr, BK: gl.c
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     if large:
         G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
-    store_framed(k_tile, k_tile.load(key_tile).to(gl.float32), -G)
+    store_framed(k_tile, k_tile.load(key_tile).to(gl.float32), negative(G))
     if large:
         G += excess_row(last, C, BK)  # q's
     store_framed(q_tile, q_tile.load(key_tile).to(gl.float32) * scale, G)
