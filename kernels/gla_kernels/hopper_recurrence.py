@@ -33,6 +33,7 @@ from gla_kernels.hopper_tiles import (
     put,
     start_gate_frame,
     thread_barrier,
+    widened,
 )
 
 
@@ -114,7 +115,7 @@ def gla_recurrence_hopper(
         if GATED:
             fetch_gate_rows(g_tiles.index(later), g, b, t, h, g_b, g_t, g_h, rows_left, K)
         async_copy.commit_group()
-        bx = bx.to(gl.float32)
+        bx = widened(bx)
         if REVERSE:
             bx *= scale
         if GATED:

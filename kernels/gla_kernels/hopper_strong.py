@@ -55,6 +55,7 @@ from gla_kernels.hopper_tiles import (
     split,
     thread_barrier,
     triangle,
+    widened,
 )
 
 
@@ -236,12 +237,12 @@ def add_gradients(
         tile.store((gl.where(late, bq, bk) * factor).to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
-        gradient = product(masked_operand(pairs.to(gl.float32), at_level(level, C)), tile, C, BK)
+        gradient = product(masked_operand(widened(pairs), at_level(level, C)), tile, C, BK)
         gradient, exponents = warpgroup_mma_wait(0, deps=[gradient, exponents])
         # X is read again, because a number that is stored and used takes a slow conversion of its own.
         of_q = gl.where(late, 1.0, 0.0)
         of_k = 1.0 - of_q
-        balance += (of_k - of_q) * (tile.load(key_tile).to(gl.float32) * gradient)
+        balance += (of_k - of_q) * (widened(tile.load(key_tile)) * gradient)
         gradient *= factor
         bdq += of_q * gradient
         bdk += of_k * gradient

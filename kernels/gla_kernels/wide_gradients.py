@@ -37,6 +37,7 @@ from gla_kernels.hopper_tiles import (
     split,
     thread_barrier,
     triangle,
+    widened,
 )
 from gla_kernels.wide_tiles import (
     WARPS,
@@ -170,8 +171,8 @@ def wide_gradients(
         async_copy.commit_group()
     async_copy.wait_group(2)
     thread_barrier()
-    bq = q_tile.load(key_tile).to(gl.float32) * scale
-    bk = k_tile.load(key_tile).to(gl.float32)
+    bq = widened(q_tile.load(key_tile)) * scale
+    bk = widened(k_tile.load(key_tile))
     if GATED:
         halves, large = gate_halves(g_tile, g, words, C, BK)
         G = start_centred_gates(halves, cumulative, C, BK)
@@ -230,8 +231,8 @@ def wide_gradients(
         bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)
         bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
         if GATED:
-            S = S_tile.load(state_rows).to(gl.float32)
-            boundary += gl.sum(S * dS_tile.load(state_rows).to(gl.float32), axis=1)
+            S = widened(S_tile.load(state_rows))
+            boundary += gl.sum(S * widened(dS_tile.load(state_rows)), axis=1)
         if blocks_k == 1:
             bdv = warpgroup_mma_wait(3, deps=[bdv])
             put(dv, gl.convert_layout(bdv.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
@@ -248,14 +249,14 @@ def wide_gradients(
     intra = product(dA_tile, k_tile, C, BK, WARPS)
     bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
     if GATED:
-        Q = q_tile.load(key_tile).to(gl.float32)
+        Q = widened(q_tile.load(key_tile))
         high, low = split(Q * bdq)
         anew(halves.index(0)).store(high)
         anew(halves.index(1)).store(low)
     intra, bdk = warpgroup_mma_wait(0, deps=[intra, bdk])
     bdq += intra
     if GATED:
-        high, low = split(k_tile.load(key_tile).to(gl.float32) * bdk - Q * intra)
+        high, low = split(widened(k_tile.load(key_tile)) * bdk - Q * intra)
         # Otherwise 2^G would be kept from above, not G.
         G = opaque_float(G)
         bdq *= gl.exp2(G)

@@ -42,6 +42,7 @@ from gla_kernels.hopper_tiles import (
     put,
     thread_barrier,
     wide_product,
+    widened,
 )
 from gla_kernels.wide_tiles import (
     WARPS,
@@ -199,7 +200,7 @@ def wide_recurrence(
             factor = gl.exp2(G if REVERSE else negative(G))
             if STORE_EXCESS:
                 place += -H if REVERSE else H
-        bx = bx.to(gl.float32)
+        bx = widened(bx)
         if REVERSE:
             bx *= scale
         if GATED:

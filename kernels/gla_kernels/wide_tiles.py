@@ -27,6 +27,7 @@ from gla_kernels.hopper_tiles import (
     thread_barrier,
     triangle,
     wide_product,
+    widened,
 )
 
 WARPS = gl.constexpr(8)
@@ -159,17 +160,17 @@ def store_frame(q_tile, k_tile, G, last, large, scale, C: gl.constexpr, BK: gl.c
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     if large:
         G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
-    store_framed(k_tile, k_tile.load(key_tile).to(gl.float32), negative(G))
+    store_framed(k_tile, widened(k_tile.load(key_tile)), negative(G))
     if large:
         G += excess_row(last, C, BK)  # q's
-    store_framed(q_tile, q_tile.load(key_tile).to(gl.float32) * scale, G)
+    store_framed(q_tile, widened(q_tile.load(key_tile)) * scale, G)
 
 
 @gluon.jit
 def store_scaled(q_tile, scale, C: gl.constexpr, BK: gl.constexpr):
     """Replaces q by scale * q."""
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale).to(gl.bfloat16))
+    q_tile.store((widened(q_tile.load(key_tile)) * scale).to(gl.bfloat16))
 
 
 @gluon.jit
