@@ -229,7 +229,7 @@ def gla_backward_hopper(
         do_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
         if GATED:
-            balance += widened(k_tile.load(key_tile)) * bdk
+            balance += k_tile.load(key_tile).to(gl.float32) * bdk
             bdk *= gl.exp2(beyond - G)
             suspect += gl.sum(bdk, axis=1) * 0.0
             high, low = split(balance)

@@ -31,7 +31,6 @@ from gla_kernels.hopper_tiles import (
     split,
     thread_barrier,
     triangle,
-    widened,
 )
 
 # Levels of a chunk of 64: pairs of halves of 1, 2, 4, ... 32 rows.
@@ -146,8 +145,8 @@ def load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C: gl.constexpr):
     fence_async_shared()
     thread_barrier()
     total = start_sums(sums, 0, halves, C, BK)
-    k = widened(k_tile.load(key_tile))
-    q = widened(q_tile.load(key_tile))
+    k = k_tile.load(key_tile).to(gl.float32)
+    q = q_tile.load(key_tile).to(gl.float32)
     total = warpgroup_mma_wait(0, deps=[total])
     weight = (1.0 - gl.exp2(excess(total))) * scale
     return q * weight, k, weight
@@ -157,7 +156,7 @@ def load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C: gl.constexpr):
 def first_exponents(halves):
     """The exponents (C, BK) of level 0: a row's own gate in second halves."""
     key_tile: gl.constexpr = accumulator(halves.shape[2])
-    gates = widened(halves.index(0).load(key_tile)) + widened(halves.index(1).load(key_tile))
+    gates = halves.index(0).load(key_tile).to(gl.float32) + halves.index(1).load(key_tile).to(gl.float32)
     return gl.where(is_late(0, halves.shape[1], key_tile), gates, 0.0)
 
 
@@ -294,7 +293,7 @@ def add_products(out, scores, tiles, x, x_t, out_t, rows_left, V: gl.constexpr):
     value_tile: gl.constexpr = accumulator(BV)
     for column in range(0, V, BV):
         x_tile, out_tile = next_values(tiles, x, out, x_t, out_t, rows_left, column, V)
-        sums = widened(out_tile.load(value_tile))
+        sums = out_tile.load(value_tile).to(gl.float32)
         sums = add_product(scores, x_tile, sums)
         sums = warpgroup_mma_wait(0, deps=[sums])
         out_tile.store(sums.to(gl.bfloat16))

@@ -232,7 +232,7 @@ def wide_gradients(
         bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
         if GATED:
             S = widened(S_tile.load(state_rows))
-            boundary += gl.sum(S * widened(dS_tile.load(state_rows)), axis=1)
+            boundary += gl.sum(S * dS_tile.load(state_rows).to(gl.float32), axis=1)
         if blocks_k == 1:
             bdv = warpgroup_mma_wait(3, deps=[bdv])
             put(dv, gl.convert_layout(bdv.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
