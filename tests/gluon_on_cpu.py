@@ -247,6 +247,8 @@ def _wait_products(left: int, deps: list[Any]) -> Any:
 def _assembly(text: str, _: str, args: list[Any], dtype: Any, **__: Any) -> Any:
     if text.startswith("mov.b32"):
         return args[0] if isinstance(args[0], Value) else _value(args[0])
+    if text.startswith("shl.b32"):
+        return _value(args[0]).to(dtype)
     assert text.startswith("mul.wide.s32")
     return _value(args[0]).to(dtype) * args[1]
 

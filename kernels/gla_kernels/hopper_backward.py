@@ -56,6 +56,7 @@ from gla_kernels.hopper_tiles import (
     thread_barrier,
     triangle,
     wide_product,
+    widened,
 )
 
 
@@ -183,8 +184,8 @@ def gla_backward_hopper(
             fence_async_shared()
             thread_barrier()
             G, total = start_gate_frame(parts.index(0), parts.index(1), anew(ones_place), C, BK)
-        bq = q_tile.load(key_tile).to(gl.float32) * scale
-        bk = k_tile.load(key_tile).to(gl.float32)
+        bq = widened(q_tile.load(key_tile)) * scale
+        bk = widened(k_tile.load(key_tile))
         if GATED:
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = chunk_total(total, BV)
@@ -211,7 +212,7 @@ def gla_backward_hopper(
         dS, bdv = warpgroup_mma_wait(1, deps=[dS, bdv])
         anew(dv_place).store(bdv.to(gl.bfloat16))
         if GATED:
-            boundary = gl.sum(anew(S_place).load(state_layout).to(gl.float32) * dS, axis=1)
+            boundary = gl.sum(widened(anew(S_place).load(state_layout)) * dS, axis=1)
         bdq = product(do_tile, anew(S_place).permute((1, 0)), C, BK)
         dA = warpgroup_mma_wait(1, deps=[dA])
         bdq = add_product(masked_operand(dA, triangle(C, True, True)), k_tile, bdq)
@@ -220,7 +221,7 @@ def gla_backward_hopper(
         bdk = product(v_tile, anew(dS_place).permute((1, 0)), C, BK)
         bdk = add_product(masked_operand(dAt, triangle(C, False, True)), q_tile, bdk)
         if GATED:
-            balance = -q_tile.load(key_tile).to(gl.float32) * bdq
+            balance = -widened(q_tile.load(key_tile)) * bdq
             bdq *= gl.exp2(G)
             suspect += gl.sum(bdq, axis=1) * 0.0
         thread_barrier()  # dv is in its tile, and no product reads do_tile any more

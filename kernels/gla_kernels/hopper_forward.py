@@ -37,6 +37,7 @@ from gla_kernels.hopper_tiles import (
     make_words,
     mark_strong,
     masked_operand,
+    negative,
     operand_layout,
     product,
     put,
@@ -45,6 +46,7 @@ from gla_kernels.hopper_tiles import (
     thread_barrier,
     triangle,
     wide_product,
+    widened,
 )
 
 
@@ -250,16 +252,16 @@ def gla_forward_hopper(
                 if large:
                     beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, accumulator(BK)))[None, :]
                     G += 0.5 * beyond
-                    k_tile.store((bk.to(gl.float32) * gl.exp2(beyond - G)).to(gl.bfloat16))
+                    k_tile.store((widened(bk) * gl.exp2(beyond - G)).to(gl.bfloat16))
                     if STORE_O:
                         mark_strong(mark, last, n)
                 else:
-                    k_tile.store((bk.to(gl.float32) * gl.exp2(-G)).to(gl.bfloat16))
+                    k_tile.store((widened(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
                 if STORE_O:
-                    bq = bq.to(gl.float32) * scale * gl.exp2(G)
+                    bq = widened(bq) * scale * gl.exp2(G)
                     mark += H
             elif STORE_O:
-                bq = bq.to(gl.float32) * scale
+                bq = widened(bq) * scale
             S_tile.store(S.to(gl.bfloat16))
             fence_async_shared()
             thread_barrier()

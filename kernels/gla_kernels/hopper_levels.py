@@ -160,6 +160,15 @@ def first_exponents(halves):
     return gl.where(is_late(0, halves.shape[1], key_tile), gates, 0.0)
 
 
+@gluon.constexpr_function
+def values_come_first(K, V, BK):
+    """Whether value columns are copied at once behind the keys, because there is one block of each.
+
+    Levels then never wait behind copies, and what is copied needs no tiles of its own.
+    """
+    return K <= BK and V <= BV
+
+
 @gluon.jit
 def missing_scores(
     q_tile, k_tile, g_tile, halves, scaled, tiles, sums, q, k, g, x, y, scale, q_t, k_t, g_t, x_t, y_t, rows_left,
@@ -168,14 +177,18 @@ def missing_scores(
     """The missing scores (C, C) of the chunk whose first row q, k and g point to, and their mirror image above.
 
     Of all steps those from `begin` to before `end`: a step is half of the levels for BK key columns, and those of the
-    lower levels are even. The copy of the first key columns is under way; the first value columns' is when this ends.
-    `scaled` ends with two tiles (C, BK) that are free; `tiles` may begin with those of the keys' copies.
+    lower levels are even. The copy of the first key columns is under way; the first value columns' is when this ends,
+    and before, as the last group, if `values_come_first`. `scaled` ends with two tiles (C, BK) that are free; `tiles`
+    may begin with those of the keys' copies.
     """
     BK: gl.constexpr = q_tile.shape[1]
     key_tile: gl.constexpr = accumulator(BK)
     pairs = gl.zeros([C, C], gl.float32, accumulator(C)) + scale * 0.0
     for block in range(begin // 2, (end + 1) // 2):
-        async_copy.wait_group(0)
+        if values_come_first(K, V, BK):
+            async_copy.wait_group(1)
+        else:
+            async_copy.wait_group(0)
         thread_barrier()
         bq, bk, _weight = load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C)
         first = gl.where(block * 2 < begin, LEVELS // 2, 0)
@@ -202,7 +215,7 @@ def missing_scores(
                         async_copy.commit_group()
                     else:
                         first_values(tiles, x, y, x_t, y_t, rows_left, V)
-                else:
+                elif not values_come_first(K, V, BK):
                     first_values(tiles, x, y, x_t, y_t, rows_left, V)
             scores, exponents = warpgroup_mma_wait(0, deps=[scores, exponents])
             factor = gl.exp2(exponents)
@@ -305,9 +318,12 @@ def add_missing(
 ):  # fmt: skip
     """Adds the missing P^T x to the rows that `out` points to."""
     BK: gl.constexpr = q_tile.shape[1]
-    copied = first_gates(tiles, BK)
+    early: gl.constexpr = values_come_first(K, V, BK)
+    copied = g_tile if early else first_gates(tiles, BK)
     fetch_keys(q_tile, k_tile, copied, q, k, g, q_t, k_t, g_t, rows_left, 0, K)
     async_copy.commit_group()
+    if early:
+        first_values(tiles, x, out, x_t, out_t, rows_left, V)
     pairs = missing_scores(
         q_tile, k_tile, copied, gate_parts(g_tile), scaled, tiles, sums, q, k, g, x, out, scale, q_t, k_t, g_t, x_t,
         out_t, rows_left, rows_left * 0, rows_left * 0 + (K + BK - 1) // BK * 2, C, K, V,

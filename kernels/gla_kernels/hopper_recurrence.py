@@ -28,10 +28,12 @@ from gla_kernels.hopper_tiles import (
     load_gates,
     make_ones,
     make_words,
+    negative,
     operand_layout,
     put,
     start_gate_frame,
     thread_barrier,
+    widened,
 )
 
 
@@ -113,7 +115,7 @@ def gla_recurrence_hopper(
         if GATED:
             fetch_gate_rows(g_tiles.index(later), g, b, t, h, g_b, g_t, g_h, rows_left, K)
         async_copy.commit_group()
-        bx = bx.to(gl.float32)
+        bx = widened(bx)
         if REVERSE:
             bx *= scale
         if GATED:
@@ -127,7 +129,7 @@ def gla_recurrence_hopper(
             if large:
                 beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
                 G += (0.5 if REVERSE else -0.5) * beyond
-            bx *= gl.exp2(G if REVERSE else -G)
+            bx *= gl.exp2(G if REVERSE else negative(G))
         x_tile.store(bx.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()

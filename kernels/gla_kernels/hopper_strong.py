@@ -36,6 +36,7 @@ from gla_kernels.hopper_levels import (
     next_values,
     output_row,
     start_sums,
+    values_come_first,
 )
 from gla_kernels.hopper_tiles import (
     accumulator,
@@ -54,6 +55,7 @@ from gla_kernels.hopper_tiles import (
     split,
     thread_barrier,
     triangle,
+    widened,
 )
 
 
@@ -91,10 +93,13 @@ def gla_forward_strong_hopper(
     found, i, lane = next_raised(marks, marks_of(marks, 0, group, groups, items, 1), group * 0, group, groups, items)
     if lane == MARKS_AT_ONCE:  # as in most calls
         return
-    # For copies of gates (two tiles), q, k, and a level's operands (two), and later three pairs of tiles of values.
+    # For copies of gates (two tiles, unless values come first), q, k, and a level's operands (two), and later three
+    # pairs of tiles of values.
     tiles = gl.allocate_shared_memory(gl.bfloat16, [6, C, BV], operand_layout(C, BV))
-    g_tile, q_tile, k_tile = first_gates(tiles, BK), tiles.index(2), tiles.index(3)
+    q_tile, k_tile = tiles.index(2), tiles.index(3)
     halves = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    early: gl.constexpr = values_come_first(K, V, BK)
+    g_tile = halves._reinterpret(gl.float32, [C, BK], gate_layout()) if early else first_gates(tiles, BK)
     sums = gl.allocate_shared_memory(gl.bfloat16, [LEVELS, C, C], operand_layout(C, C))
     steps: gl.constexpr = (K + BK - 1) // BK * 2
     filled = lane * 0  # whether `sums` is
@@ -121,6 +126,10 @@ def gla_forward_strong_hopper(
                 row_of(g, b, t, h, g_b, g_t, g_h), q_t, k_t, g_t, rows_left, begin // 2 * BK, K,
             )  # fmt: skip
             async_copy.commit_group()
+            if early:
+                first_values(
+                    tiles, row_of(v, b, t, h, v_b, v_t, v_h), output_row(o, b, t, h, T, H, V), v_t, H * V, rows_left, V
+                )  # fmt: skip
             if filled == 0:  # while the first copies come
                 fill_sums(sums, C)
                 filled += 1
@@ -228,12 +237,12 @@ def add_gradients(
         tile.store((gl.where(late, bq, bk) * factor).to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
-        gradient = product(masked_operand(pairs.to(gl.float32), at_level(level, C)), tile, C, BK)
+        gradient = product(masked_operand(widened(pairs), at_level(level, C)), tile, C, BK)
         gradient, exponents = warpgroup_mma_wait(0, deps=[gradient, exponents])
         # X is read again, because a number that is stored and used takes a slow conversion of its own.
         of_q = gl.where(late, 1.0, 0.0)
         of_k = 1.0 - of_q
-        balance += (of_k - of_q) * (tile.load(key_tile).to(gl.float32) * gradient)
+        balance += (of_k - of_q) * (widened(tile.load(key_tile)) * gradient)
         gradient *= factor
         bdq += of_q * gradient
         bdk += of_k * gradient

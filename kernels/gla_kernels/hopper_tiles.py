@@ -125,6 +125,19 @@ def opaque_float(x):
 
 
 @gluon.jit
+def negative(x):
+    """-x, as part of the instruction that uses it: Triton computes -x as 0 - x, which is one of its own."""
+    return x * -1.0
+
+
+@gluon.jit
+def widened(x):
+    """bfloat16 x, an even number per thread, as float32: Triton takes three instructions for two of them, not two."""
+    both: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    return gl.inline_asm_elementwise(both, "=f,=f,r", [x], dtype=gl.float32, is_pure=True, pack=2)
+
+
+@gluon.jit
 def split(x):
     """float32 x as a sum of two bfloat16, which keep 16 bits. The first is truncated, not rounded: a single `and`."""
     high = (x.to(gl.int32, bitcast=True) & -65536).to(gl.float32, bitcast=True)

@@ -31,6 +31,7 @@ from gla_kernels.hopper_tiles import (
     gate_layout,
     load_state,
     make_words,
+    negative,
     no_state,
     operand_layout,
     product,
@@ -40,6 +41,7 @@ from gla_kernels.hopper_tiles import (
     thread_barrier,
     triangle,
     wide_product,
+    widened,
 )
 from gla_kernels.wide_tiles import (
     WARPS,
@@ -191,10 +193,10 @@ def wide_backward(
             excesses.store(excess(last))
             if large:
                 G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
-            k_tile.store((bk.to(gl.float32) * gl.exp2(-G)).to(gl.bfloat16))
+            k_tile.store((widened(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
             if large:
                 G += excess_row(last, C, BK)  # q's
-            q_tile.store((bq.to(gl.float32) * scale * gl.exp2(G)).to(gl.bfloat16))
+            q_tile.store((widened(bq) * scale * gl.exp2(G)).to(gl.bfloat16))
             exponents.store(G)
         else:
             fetch_rows(q_and_v.index((j + 2) % ring), v, b, t - C, h, v_b, v_t, v_h, rows_later, V, 16)
@@ -224,21 +226,21 @@ def wide_backward(
         out_tile.store(bdv.to(gl.bfloat16))
         if GATED:
             dS = warpgroup_mma_wait(2, deps=[dS])
-            boundary = gl.sum(S_tile.load(state_layout).to(gl.float32) * dS, axis=1)
+            boundary = gl.sum(widened(S_tile.load(state_layout)) * dS, axis=1)
         bdk = product(v_tile, dS_tile.permute((1, 0)), C, BK, WARPS)
         bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
         thread_barrier()
         put_tile(dv + wide_product(token, V), out_tile, H * V, rows_left, V, copy_v, 0, True)
         dS, bdq = warpgroup_mma_wait(2, deps=[dS, bdq])
         if GATED:
-            balance = -q_tile.load(key_tile).to(gl.float32) * bdq
+            balance = negative(widened(q_tile.load(key_tile))) * bdq
             bdq *= gl.exp2(exponents.load(key_tile))
         thread_barrier()  # all threads have read dv from out_tile
         out_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
         thread_barrier()
         if GATED:
-            balance += k_tile.load(key_tile).to(gl.float32) * bdk
+            balance += widened(k_tile.load(key_tile)) * bdk
             high, low = split(balance)
             sums = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             sums.index(0).store(high)

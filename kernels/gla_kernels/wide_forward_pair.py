@@ -43,6 +43,7 @@ from gla_kernels.wide_tiles import (
     cumulative_tile,
     gate_halves,
     make_ones_columns,
+    place_of,
     put_tile,
     raise_where_not_finite,
     raise_where_state_not_finite,
@@ -110,7 +111,8 @@ def wide_forward_pair(
     b = n * 0 if VARLEN else b
     if STORE_CHECKPOINTS:
         checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN)
-    chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
+    if STORE_STATES:
+        chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
 
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
@@ -178,7 +180,7 @@ def wide_forward_pair(
             S *= enter[:, None]
             S2 *= enter[:, None]
             if large:
-                mark_strong(marks + opaque(chunk_slot) * H + h, last, n)
+                mark_strong(marks + place_of(cu, n, opaque(t), h, opaque(T), H, C, VARLEN), last, n)
             store_frame(q_tile, k_tile, G, last, large, scale, C, BK)
         else:
             store_scaled(q_tile, scale, C, BK)
@@ -222,7 +224,8 @@ def wide_forward_pair(
         put_tile(o + wide_product(token, V) + v0, O_tile, H * V, rows_left, V, copy_v, v0)
         O2, S2 = warpgroup_mma_wait(0, deps=[O2, S2])
         O_tile.store(O2.to(gl.bfloat16))
-        chunk_slot += 1
+        if STORE_STATES:
+            chunk_slot += 1
         t += C
         rows_left -= C
     async_copy.wait_group(0)

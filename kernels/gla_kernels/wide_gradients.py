@@ -29,6 +29,7 @@ from gla_kernels.hopper_tiles import (
     fetch_gates,
     gate_layout,
     make_words,
+    negative,
     opaque_float,
     operand_layout,
     product,
@@ -36,6 +37,7 @@ from gla_kernels.hopper_tiles import (
     split,
     thread_barrier,
     triangle,
+    widened,
 )
 from gla_kernels.wide_tiles import (
     WARPS,
@@ -169,8 +171,8 @@ def wide_gradients(
         async_copy.commit_group()
     async_copy.wait_group(2)
     thread_barrier()
-    bq = q_tile.load(key_tile).to(gl.float32) * scale
-    bk = k_tile.load(key_tile).to(gl.float32)
+    bq = widened(q_tile.load(key_tile)) * scale
+    bk = widened(k_tile.load(key_tile))
     if GATED:
         halves, large = gate_halves(g_tile, g, words, C, BK)
         G = start_centred_gates(halves, cumulative, C, BK)
@@ -180,7 +182,7 @@ def wide_gradients(
             G += 0.5 * beyond
             bk *= gl.exp2(beyond - G)
         else:
-            bk *= gl.exp2(-G)
+            bk *= gl.exp2(negative(G))
         bq *= gl.exp2(G)
     q_tile.store(bq.to(gl.bfloat16))
     k_tile.store(bk.to(gl.bfloat16))
@@ -229,7 +231,7 @@ def wide_gradients(
         bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)
         bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
         if GATED:
-            S = S_tile.load(state_rows).to(gl.float32)
+            S = widened(S_tile.load(state_rows))
             boundary += gl.sum(S * dS_tile.load(state_rows).to(gl.float32), axis=1)
         if blocks_k == 1:
             bdv = warpgroup_mma_wait(3, deps=[bdv])
@@ -247,20 +249,20 @@ def wide_gradients(
     intra = product(dA_tile, k_tile, C, BK, WARPS)
     bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
     if GATED:
-        Q = q_tile.load(key_tile).to(gl.float32)
+        Q = widened(q_tile.load(key_tile))
         high, low = split(Q * bdq)
         anew(halves.index(0)).store(high)
         anew(halves.index(1)).store(low)
     intra, bdk = warpgroup_mma_wait(0, deps=[intra, bdk])
     bdq += intra
     if GATED:
-        high, low = split(k_tile.load(key_tile).to(gl.float32) * bdk - Q * intra)
+        high, low = split(widened(k_tile.load(key_tile)) * bdk - Q * intra)
         # Otherwise 2^G would be kept from above, not G.
         G = opaque_float(G)
         bdq *= gl.exp2(G)
         if large:
             G -= kept_excess(excesses, place, k0, C, BK, K)
-        bdk *= gl.exp2(-G)
+        bdk *= gl.exp2(negative(G))
         thread_barrier()  # no thread reads dA, Q~ and K~ any more
         # The masks of the two sums over time. The first mask takes the tile of dA, the terms of the second sum take
         # the tiles of Q~ and K~.

@@ -22,11 +22,13 @@ from gla_kernels.hopper_tiles import (
     gate_layout,
     make_words,
     mark_strong,
+    negative,
     operand_layout,
     product,
     put,
     thread_barrier,
     triangle,
+    widened,
 )
 from gla_kernels.wide_tiles import (
     WARPS,
@@ -158,15 +160,15 @@ def wide_readout(
                 if REVERSE:
                     beyond = kept_excess(excesses, place, ik * BK, C, BK, K)
                     G += 0.5 * beyond
-                    store_framed(k_tile, bk.to(gl.float32), beyond - G)
+                    store_framed(k_tile, widened(bk), beyond - G)
                 else:
                     last = total_gate(halves, ones, BK)
                     G, of_k = strong_exponents(G, last, C, BK)
-                    store_framed(k_tile, bk.to(gl.float32), of_k)
+                    store_framed(k_tile, widened(bk), of_k)
                     mark_strong(marks + place, last, n)
             else:
-                store_framed(k_tile, bk.to(gl.float32), -G)
-            store_framed(q_tile, bq.to(gl.float32) * scale, G)
+                store_framed(k_tile, widened(bk), negative(G))
+            store_framed(q_tile, widened(bq) * scale, G)
         else:
             store_scaled(q_tile, scale, C, BK)
         fence_async_shared()

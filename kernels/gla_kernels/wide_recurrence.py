@@ -37,10 +37,12 @@ from gla_kernels.hopper_tiles import (
     gate_layout,
     load_state,
     make_words,
+    negative,
     operand_layout,
     put,
     thread_barrier,
     wide_product,
+    widened,
 )
 from gla_kernels.wide_tiles import (
     WARPS,
@@ -195,10 +197,10 @@ def wide_recurrence(
                     if v0 == 0:
                         keep_excess(excesses, place, last, k0, K)
                 G += (0.5 if REVERSE else -0.5) * excess_row(last, C, BK)
-            factor = gl.exp2(G if REVERSE else -G)
+            factor = gl.exp2(G if REVERSE else negative(G))
             if STORE_EXCESS:
                 place += -H if REVERSE else H
-        bx = bx.to(gl.float32)
+        bx = widened(bx)
         if REVERSE:
             bx *= scale
         if GATED:

@@ -15,6 +15,7 @@ from gla_kernels.hopper_tiles import (
     has_large,
     keep_bits,
     locate,
+    negative,
     not_less,
     operand_layout,
     product,
@@ -26,6 +27,7 @@ from gla_kernels.hopper_tiles import (
     thread_barrier,
     triangle,
     wide_product,
+    widened,
 )
 
 WARPS = gl.constexpr(8)
@@ -158,17 +160,17 @@ def store_frame(q_tile, k_tile, G, last, large, scale, C: gl.constexpr, BK: gl.c
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     if large:
         G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
-    store_framed(k_tile, k_tile.load(key_tile).to(gl.float32), -G)
+    store_framed(k_tile, widened(k_tile.load(key_tile)), negative(G))
     if large:
         G += excess_row(last, C, BK)  # q's
-    store_framed(q_tile, q_tile.load(key_tile).to(gl.float32) * scale, G)
+    store_framed(q_tile, widened(q_tile.load(key_tile)) * scale, G)
 
 
 @gluon.jit
 def store_scaled(q_tile, scale, C: gl.constexpr, BK: gl.constexpr):
     """Replaces q by scale * q."""
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    q_tile.store((q_tile.load(key_tile).to(gl.float32) * scale).to(gl.bfloat16))
+    q_tile.store((widened(q_tile.load(key_tile)) * scale).to(gl.bfloat16))
 
 
 @gluon.jit
@@ -189,9 +191,14 @@ def zeros(rows: gl.constexpr, cols: gl.constexpr, scale):
 
 @gluon.jit
 def raise_where_not_finite(flag, x):
-    """Sets `flag` to 1 if an element of the tile x is not finite."""
-    # Infinity times 0 is NaN, which differs from 0.
-    raise_where(flag, x * 0.0 != 0.0)
+    """Sets `flag` to 1 if an element of the accumulator x is not finite."""
+    # Infinity times 0 is NaN, which stays NaN in every sum and differs from 0. A thread sums its own elements of a row,
+    # as the warpgroups share the columns: an instruction for each, where a comparison and a store were two more.
+    groups: gl.constexpr = WARPS // 4
+    R: gl.constexpr = x.shape[0]
+    W: gl.constexpr = x.shape[1]
+    nothing = gl.sum((x * 0.0).reshape([R, groups, W // (8 * groups), 8]), axis=2)
+    raise_where(flag, nothing != 0.0)
 
 
 @gluon.jit
