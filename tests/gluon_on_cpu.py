@@ -249,6 +249,8 @@ def _assembly(text: str, _: str, args: list[Any], dtype: Any, **__: Any) -> Any:
         return args[0] if isinstance(args[0], Value) else _value(args[0])
     if text.startswith("shl.b32"):
         return _value(args[0]).to(dtype)
+    if "selp" in text:
+        return _where(args[1] == 0, args[0], 0.0)
     assert text.startswith("mul.wide.s32")
     return _value(args[0]).to(dtype) * args[1]
 

@@ -20,6 +20,7 @@ from gla_kernels.hopper_tiles import (
     fetch_gates,
     first_slot,
     gate_layout,
+    left_operand,
     locate,
     masked_operand,
     not_less,
@@ -80,15 +81,27 @@ def is_late(level, C: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def at_level(level, C: gl.constexpr):
-    """Mask (C, C) of the pairs of a level, in either order; see `tree.at_level`.
+def beside_level(level, C: gl.constexpr):
+    """0 (C, C) at the pairs of a level, in either order, which are where (i ^ j) >> level is 1; see `tree.at_level`.
 
-    It is where (i ^ j) >> level is 1. In this form that takes one or two instructions per pair, not three.
+    In this form that takes one or two instructions per pair, not three.
     """
     layout: gl.constexpr = accumulator(C)
     bit = 1 << level
     i = (opaque(gl.arange(0, C, gl.SliceLayout(1, layout))) ^ bit)[:, None]
-    return ((i ^ gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]) & -bit) == 0
+    return (i ^ gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]) & -bit
+
+
+@gluon.jit
+def level_operand(pairs, level):
+    """`pairs` (C, C) bfloat16 of a level as a left operand, with 0 for others. Two stay in a register all the time."""
+    choose: gl.constexpr = (
+        "{ .reg .pred p, r; .reg .b32 x, y; setp.eq.s32 p, $2, 0; setp.eq.s32 r, $3, 0; "
+        "selp.b32 x, $1, 0, p; selp.b32 y, $1, 0, r; prmt.b32 $0, x, y, 0x7610; }"
+    )
+    beside = beside_level(level, pairs.shape[0])
+    chosen = gl.inline_asm_elementwise(choose, "=r,r,r,r", [pairs, beside], gl.bfloat16, is_pure=True, pack=2)
+    return gl.convert_layout(chosen, left_operand(pairs.shape[0]))
 
 
 @gluon.jit
@@ -118,6 +131,15 @@ def fetch_keys(
     fetch(q_tile, q + column, q_t, rows_left, K, copy_layout(BK, 16), column)
     fetch(k_tile, k + column, k_t, rows_left, K, copy_layout(BK, 16), column)
     fetch_gates(g_tile, g + column, g_t, rows_left, K, column)
+
+
+@gluon.jit
+def memory_of(tiles, dtype: gl.constexpr, W: gl.constexpr):
+    """The memory of bfloat16 `tiles` as tiles [C, W] of a dtype, for operands or gates."""
+    C: gl.constexpr = tiles.shape[1]
+    layout: gl.constexpr = gate_layout() if dtype == gl.float32 else operand_layout(C, W)
+    count: gl.constexpr = tiles.shape[0] * tiles.shape[2] // (2 * W if dtype == gl.float32 else W)
+    return tiles._reinterpret(dtype, [count, C, W], layout)
 
 
 @gluon.jit
@@ -219,7 +241,7 @@ def missing_scores(
                     first_values(tiles, x, y, x_t, y_t, rows_left, V)
             scores, exponents = warpgroup_mma_wait(0, deps=[scores, exponents])
             factor = gl.exp2(exponents)
-            pairs = gl.where(at_level(level, C), pairs + scores, pairs)
+            pairs = gl.where(beside_level(level, C) == 0, pairs + scores, pairs)
     return pairs
 
 
@@ -304,29 +326,32 @@ def add_products(out, scores, tiles, x, x_t, out_t, rows_left, V: gl.constexpr):
 
 
 @gluon.jit
-def first_gates(tiles, BK: gl.constexpr):
-    """The memory of the first two tiles (the first, if BK is 32) as a tile of gates [C, BK]."""
+def place_of_gates(tiles, halves, K: gl.constexpr, V: gl.constexpr):
+    """Where a tile of float32 gates [C, BK] is copied to: the first two of `tiles` (the first, if BK is 32).
+
+    If values come first, these are theirs, and the gates' parts replace their copy.
+    """
     C: gl.constexpr = tiles.shape[1]
-    count: gl.constexpr = tiles.shape[0] * BV // (2 * BK)
-    return tiles._reinterpret(gl.float32, [count, C, BK], gate_layout()).index(0)
+    BK: gl.constexpr = halves.shape[2]
+    if values_come_first(K, V, BK):
+        return halves._reinterpret(gl.float32, [C, BK], gate_layout())
+    return memory_of(tiles, gl.float32, BK).index(0)
 
 
 @gluon.jit
 def add_missing(
-    out, x, q, k, g, q_tile, k_tile, g_tile, scaled, tiles, sums, scale, out_t, x_t, q_t, k_t, g_t, rows_left,
+    out, x, q, k, g, tiles, halves, sums, scale, out_t, x_t, q_t, k_t, g_t, rows_left,
     C: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
 ):  # fmt: skip
-    """Adds the missing P^T x to the rows that `out` points to."""
-    BK: gl.constexpr = q_tile.shape[1]
-    early: gl.constexpr = values_come_first(K, V, BK)
-    copied = g_tile if early else first_gates(tiles, BK)
-    fetch_keys(q_tile, k_tile, copied, q, k, g, q_t, k_t, g_t, rows_left, 0, K)
+    """Adds the missing P^T x to the rows that `out` points to. `tiles` are used as in the forward."""
+    q_tile, k_tile, g_tile = tiles.index(2), tiles.index(3), place_of_gates(tiles, halves, K, V)
+    fetch_keys(q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, 0, K)
     async_copy.commit_group()
-    if early:
+    if values_come_first(K, V, BV):
         first_values(tiles, x, out, x_t, out_t, rows_left, V)
     pairs = missing_scores(
-        q_tile, k_tile, copied, gate_parts(g_tile), scaled, tiles, sums, q, k, g, x, out, scale, q_t, k_t, g_t, x_t,
-        out_t, rows_left, rows_left * 0, rows_left * 0 + (K + BK - 1) // BK * 2, C, K, V,
+        q_tile, k_tile, g_tile, halves, tiles, tiles, sums, q, k, g, x, out, scale, q_t, k_t, g_t, x_t, out_t,
+        rows_left, rows_left * 0, rows_left * 0 + (K + BV - 1) // BV * 2, C, K, V,
     )  # fmt: skip
     add_products(out, masked_operand(pairs, triangle(C, False, True)), tiles, x, x_t, out_t, rows_left, V)
 

@@ -17,24 +17,25 @@ from gla_kernels.hopper_levels import (
     add_products,
     all_scores,
     any_raised,
-    at_level,
     diagonal,
     fetch_keys,
     fill_sums,
     first_exponents,
-    first_gates,
     first_raised,
     first_values,
     gate_parts,
     is_late,
     lane_numbers,
+    level_operand,
     load_keys,
     marked_chunk,
     marks_of,
+    memory_of,
     missing_scores,
     next_raised,
     next_values,
     output_row,
+    place_of_gates,
     start_sums,
     values_come_first,
 )
@@ -98,8 +99,7 @@ def gla_forward_strong_hopper(
     tiles = gl.allocate_shared_memory(gl.bfloat16, [6, C, BV], operand_layout(C, BV))
     q_tile, k_tile = tiles.index(2), tiles.index(3)
     halves = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-    early: gl.constexpr = values_come_first(K, V, BK)
-    g_tile = halves._reinterpret(gl.float32, [C, BK], gate_layout()) if early else first_gates(tiles, BK)
+    g_tile = place_of_gates(tiles, halves, K, V)
     sums = gl.allocate_shared_memory(gl.bfloat16, [LEVELS, C, C], operand_layout(C, C))
     steps: gl.constexpr = (K + BK - 1) // BK * 2
     filled = lane * 0  # whether `sums` is
@@ -126,7 +126,7 @@ def gla_forward_strong_hopper(
                 row_of(g, b, t, h, g_b, g_t, g_h), q_t, k_t, g_t, rows_left, begin // 2 * BK, K,
             )  # fmt: skip
             async_copy.commit_group()
-            if early:
+            if values_come_first(K, V, BK):
                 first_values(
                     tiles, row_of(v, b, t, h, v_b, v_t, v_h), output_row(o, b, t, h, T, H, V), v_t, H * V, rows_left, V
                 )  # fmt: skip
@@ -161,7 +161,10 @@ def gla_forward_strong_hopper(
 
 @gluon.jit
 def gradients_of_pairs(tiles, v, do, v_t, do_t, rows_left, scale, C: gl.constexpr, V: gl.constexpr):
-    """The gradient of every pair's score, in both of its places (C, C) bfloat16. The first copy is under way."""
+    """The gradient of every pair's score, in both of its places (C, C) bfloat16, and of those on the diagonal (C) float32.
+
+    The first copy is under way.
+    """
     layout: gl.constexpr = accumulator(C)
     dA = gl.zeros([C, C], gl.float32, layout) + scale * 0.0
     dAt = gl.zeros([C, C], gl.float32, layout) + scale * 0.0
@@ -171,7 +174,8 @@ def gradients_of_pairs(tiles, v, do, v_t, do_t, rows_left, scale, C: gl.constexp
         dAt = add_product(v_tile, do_tile.permute((1, 0)), dAt)
         dA, dAt = warpgroup_mma_wait(0, deps=[dA, dAt])
     async_copy.wait_group(0)
-    return gl.where(triangle(C, True, True), dA, dAt).to(gl.bfloat16)
+    own = gl.sum(gl.where(diagonal(C), dA, 0.0), axis=1)
+    return gl.where(triangle(C, True, True), dA, dAt).to(gl.bfloat16), own
 
 
 @gluon.jit
@@ -203,16 +207,22 @@ def put_rows(tile, ptr, stride, rows_left, column, N: gl.constexpr):
 
 @gluon.jit
 def add_gradients(
-    q, k, v, g, do, dq, dk, dg, q_tile, k_tile, g_tile, scaled, tiles, sums, scale, q_t, k_t, v_t, g_t, do_t, grad_t,
-    column, rows_left, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
+    q, k, v, g, do, dq, dk, dg, tiles, keys, sums, scale, q_t, k_t, v_t, g_t, do_t, grad_t, column, rows_left,
+    C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr,
 ):  # fmt: skip
-    """Adds what the missing scores give key columns from `column` on of dq, dk and dg; see `strong.add_gradients`."""
-    BK: gl.constexpr = q_tile.shape[1]
+    """Adds what the missing scores give key columns from `column` on of dq, dk and dg; see `strong.add_gradients`.
+
+    `keys` is for q, k and gates; `tiles` is first for values, then for what is added to, and for operands.
+    """
     key_tile: gl.constexpr = accumulator(BK)
+    q_tile, k_tile = memory_of(keys, gl.bfloat16, BK).index(0), memory_of(keys, gl.bfloat16, BK).index(1)
+    g_tile = memory_of(keys, gl.float32, BK).index(1)
     fetch_keys(q_tile, k_tile, g_tile, q, k, g, q_t, k_t, g_t, rows_left, column, K)
     async_copy.commit_group()
     first_values(tiles, v, do, v_t, do_t, rows_left, V)
-    pairs = gradients_of_pairs(tiles, v, do, v_t, do_t, rows_left, scale, C, V)
+    pairs, own = gradients_of_pairs(tiles, v, do, v_t, do_t, rows_left, scale, C, V)
+    scaled = memory_of(tiles, gl.bfloat16, BK)
+    scaled_at: gl.constexpr = scaled.shape[0] - 2
     # What will be added to comes while the levels are computed.
     dq_tile, dk_tile = rows_tile(tiles.index(0), dq, BK), rows_tile(tiles.index(1), dk, BK)
     dg_tile = rows_tile(tiles.index(2), dg, BK)
@@ -223,7 +233,6 @@ def add_gradients(
     async_copy.commit_group()
     halves = gate_parts(g_tile)
     bq, bk, weight = load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C)
-    own = gl.sum(gl.where(diagonal(C), pairs.to(gl.float32), 0.0), axis=1)
     own = gl.convert_layout(own, gl.SliceLayout(1, key_tile))[:, None]
     bdq = own * bk
     bdk = own * bq
@@ -233,11 +242,11 @@ def add_gradients(
         # Beyond the last level too, where it is not used.
         exponents = start_sums(sums, gl.minimum(level + 1, LEVELS - 1), halves, C, BK)
         late = is_late(level, C, key_tile)
-        tile = scaled.index(level % 2)
+        tile = scaled.index(scaled_at + level % 2)
         tile.store((gl.where(late, bq, bk) * factor).to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
-        gradient = product(masked_operand(widened(pairs), at_level(level, C)), tile, C, BK)
+        gradient = product(level_operand(pairs, level), tile, C, BK)
         gradient, exponents = warpgroup_mma_wait(0, deps=[gradient, exponents])
         # X is read again, because a number that is stored and used takes a slow conversion of its own.
         of_q = gl.where(late, 1.0, 0.0)
@@ -295,11 +304,8 @@ def gla_backward_strong_hopper(
     begin_behind()
     if any_raised(marks, items, parts) == 0:
         return
-    q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
-    k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
-    g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
-    scaled = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-    tiles = gl.allocate_shared_memory(gl.bfloat16, [4, C, BV], operand_layout(C, BV))
+    tiles = gl.allocate_shared_memory(gl.bfloat16, [6, C, BV], operand_layout(C, BV))
+    halves = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
     sums = gl.allocate_shared_memory(gl.bfloat16, [LEVELS, C, C], operand_layout(C, C))
     fill_sums(sums, C)
     for i in range(gl.cdiv(items, MARKS_AT_ONCE * gl.num_programs(0))):
@@ -320,14 +326,14 @@ def gla_backward_strong_hopper(
                 do_at = row_of(do, b, t, h, do_b, do_t, do_h)
                 if part == 0:
                     add_missing(
-                        dv + token * V, do_at, q_at, k_at, g_at, q_tile, k_tile, g_tile, scaled, tiles, sums, scale,
-                        H * V, do_t, q_t, k_t, g_t, rows_left, C, K, V,
+                        dv + token * V, do_at, q_at, k_at, g_at, tiles, halves, sums, scale, H * V, do_t, q_t, k_t, g_t,
+                        rows_left, C, K, V,
                     )  # fmt: skip
                 else:
                     add_gradients(
                         q_at, k_at, row_of(v, b, t, h, v_b, v_t, v_h), g_at, do_at, dq + token * K, dk + token * K,
-                        dg + token * K, q_tile, k_tile, g_tile, scaled, tiles, sums, scale, q_t, k_t, v_t, g_t, do_t,
-                        H * K, (part - 1) * BK, rows_left, C, K, V,
+                        dg + token * K, tiles, halves, sums, scale, q_t, k_t, v_t, g_t, do_t, H * K, (part - 1) * BK,
+                        rows_left, C, K, V, BK,
                     )  # fmt: skip
             found = gl.where(lane_numbers() == lane, 0, found)
             lane = first_raised(found)

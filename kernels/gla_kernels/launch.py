@@ -77,8 +77,10 @@ MULTIPROCESSORS = 132
 # Programs of the exact kernels. Each fills a multiprocessor, and most find no work. A prime number, because a program
 # handles every 131st item, and flagged items are often evenly spaced (one head of every sequence).
 EXACT_PROGRAMS = 131
-# Programs of the kernels for chunks with strong gates.
+# Programs of the kernels for chunks with strong gates, forward and backward. The second is a prime number: a program of
+# the backward handles every 263rd item, and with 264 it would get the same part of every chunk, if there are three.
 STRONG_PROGRAMS = 2 * MULTIPROCESSORS
+STRONG_BACKWARD_PROGRAMS = STRONG_PROGRAMS - 1
 
 # The Gluon kernels for narrow heads: programs of 4 warps, two per multiprocessor, loads one chunk ahead. What was tried
 # and measured on the way to them is in kernels/NOTES.md.

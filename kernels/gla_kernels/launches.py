@@ -12,6 +12,7 @@ from gla_kernels.exact import gla_backward_exact, gla_backward_exact_recomputing
 from gla_kernels.forward import gla_forward_kernel
 from gla_kernels.launch import (
     EXACT_PROGRAMS,
+    STRONG_BACKWARD_PROGRAMS,
     STRONG_PROGRAMS,
     exact_tile,
     strong_shares,
@@ -123,9 +124,10 @@ def strong_kernel(call: Call, backward: bool) -> Any:
 def _run_strong_forward(call: Call, inputs: Inputs, o: torch.Tensor, flags: Flags) -> None:
     """Completes the outputs of chunks with strong gates."""
     items = flags.marks.numel()
-    programs = min(items, STRONG_PROGRAMS)
     partial: tuple[torch.Tensor, ...] = ()
-    if call.plan.family != "triton":
+    if call.plan.family == "triton":
+        programs = min(items, STRONG_PROGRAMS)
+    else:
         shares = strong_shares(call.K)
         groups = min(items, STRONG_PROGRAMS // shares)
         programs = groups * shares
@@ -251,4 +253,5 @@ def run_strong_backward(
     tile = strong_tile(call.K, call.V, call.plan, True)
     # dv is an item, and so is every block of key columns of dq, dk and dg.
     items = flags.marks.numel() * (1 + (call.K + tile.block_k - 1) // tile.block_k)
-    call.launch(strong_kernel(call, True), tile, (min(items, STRONG_PROGRAMS),), (*arguments, items), {})
+    programs = min(items, STRONG_BACKWARD_PROGRAMS)
+    call.launch(strong_kernel(call, True), tile, (programs,), (*arguments, items), {})
