@@ -200,11 +200,12 @@ def _run_plain_backward_from_checkpoints(
         return
     count = call.every
     scratch = inputs.q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
+    # A program reads its part of the gradient after a slice before it writes that of the one before, in its place.
+    before = call.new_states(inputs.q) if dinitial is None and call.chunks > count else dinitial
     after = dfinal
     for first in reversed(range(0, call.chunks, count)):
         piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True}
         run_plain_forward(call, inputs, flags, initial=checkpoints, states=scratch, **piece)
-        before = call.new_states(inputs.q) if first > 0 else dinitial
         run_plain_backward(
             call, inputs, do, scratch, flags, failed, gradients, dfinal=after, dinitial=before, **piece
         )  # fmt: skip

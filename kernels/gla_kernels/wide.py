@@ -415,9 +415,10 @@ def run_backward(
             _gradients(call, inputs, do, run, states, None, excesses, flags.rows, failed, gradients)
         return
     if carried:
+        # Each slice's gradient after it is replaced by that before it. The last one's is never missing, so that all
+        # slices use the same variant of the kernel.
         before = call.new_states(inputs.q) if dinitial is None else dinitial
-        # Zeros for the last slice, so that all slices use the same variant of the kernel.
-        after = call.new_states(inputs.q, zero=True) if after is None else after
+        after = before.zero_() if after is None else after
         slots = kept.unflatten(0, (call.sequences, -1))
         for run in reversed(list(slices(call))):
             _recurrence(call, inputs, forward, run, initial=slots[:, run.base], states=states)
