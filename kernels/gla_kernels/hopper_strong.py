@@ -161,9 +161,9 @@ def gla_forward_strong_hopper(
 
 @gluon.jit
 def gradients_of_pairs(tiles, v, do, v_t, do_t, rows_left, scale, C: gl.constexpr, V: gl.constexpr):
-    """The gradient of every pair's score, in both of its places (C, C) bfloat16, and of those on the diagonal (C) float32.
+    """The gradients of all pairs' scores (C, C) bfloat16, in both places of each, and of those on the diagonal (C).
 
-    The first copy is under way.
+    The copy of the first values is under way.
     """
     layout: gl.constexpr = accumulator(C)
     dA = gl.zeros([C, C], gl.float32, layout) + scale * 0.0
