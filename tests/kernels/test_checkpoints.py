@@ -81,6 +81,39 @@ def test_the_exact_kernel_needs_no_more_scratch_memory_than_the_plain_form_has_n
         assert states.shape[:2].numel() <= passes._scratch_states(call)
 
 
+@pytest.mark.parametrize(
+    "size", [SIZES["many narrow heads"], {"B": 32, "H": 4, "K": 256, "V": 512}], ids=["narrow", "wide"]
+)
+@pytest.mark.parametrize("gated", [True, False])
+def test_slices_hand_over_the_gradient_of_the_state_in_one_tensor(size, gated, launched):
+    call = make_call(T=4096, gated=gated, **size)
+    assert call.chunks > 2 * call.every
+    launch_backward(call)
+    shape = call.state_shape(call.sequences)
+    states = [x for name, _, arguments in launched if "exact" not in name for x in arguments if is_state(x, shape)]
+    assert len(states) > 4
+    assert len({id(x) for x in states}) == 1
+
+
+def is_state(x, shape):
+    """Whether it is a state of each sequence and head, and not a view of checkpoints."""
+    return isinstance(x, torch.Tensor) and x.dtype == torch.float32 and x.shape == shape and x.is_contiguous()
+
+
+@pytest.mark.parametrize("K", [32, 64, 128, 256, 512])
+def test_every_program_of_the_strong_backward_gets_all_parts_of_chunks(K, launched):
+    """Parts take different times, so programs that always get the same one would wait for others."""
+    launch_backward(make_call(B=4, T=8192, H=16, K=K, V=64))
+    ((programs,), (*_, items)) = next(note[1:] for note in launched if "strong" in note[0])
+    parts = items // (4 * 128 * 16)
+    assert items % parts == 0
+    assert parts > 1
+    for program in (0, 1, programs - 1):
+        found = Counter(item % parts for item in range(program, items, programs))
+        assert len(found) == parts
+        assert max(found.values()) - min(found.values()) <= 1
+
+
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("H", [1, 16, 100])
 @pytest.mark.parametrize(("T", "sequences"), [(4096, 2), (65536, 64), (262144, 64)])
