@@ -193,15 +193,15 @@ def values_come_first(K, V, BK):
 
 @gluon.jit
 def missing_scores(
-    q_tile, k_tile, g_tile, halves, scaled, tiles, sums, q, k, g, x, y, scale, q_t, k_t, g_t, x_t, y_t, rows_left,
+    q_tile, k_tile, g_tile, halves, tiles, sums, q, k, g, x, y, scale, q_t, k_t, g_t, x_t, y_t, rows_left,
     begin, end, C: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
 ):  # fmt: skip
     """The missing scores (C, C) of the chunk whose first row q, k and g point to, and their mirror image above.
 
     Of all steps those from `begin` to before `end`: a step is half of the levels for BK key columns, and those of the
-    lower levels are even. The copy of the first key columns is under way; the first value columns' is when this ends,
-    and before, as the last group, if `values_come_first`. `scaled` ends with two tiles (C, BK) that are free; `tiles`
-    may begin with those of the keys' copies.
+    lower levels are even. The copy of the first key columns is under way. That of the first value columns is started
+    here, unless `values_come_first`: then it already is, as the last group. The last two of `tiles` are for operands,
+    the others may hold the keys' copies until values replace them.
     """
     BK: gl.constexpr = q_tile.shape[1]
     key_tile: gl.constexpr = accumulator(BK)
@@ -224,7 +224,7 @@ def missing_scores(
         for level in range(first, opaque(gl.where(block * 2 + 1 < end, LEVELS, LEVELS // 2))):
             # Beyond the last level too, where it is not used.
             exponents = start_sums(sums, gl.minimum(level + 1, LEVELS - 1), halves, C, BK)
-            tile = scaled.index(scaled.shape[0] - 2 + level % 2)
+            tile = tiles.index(tiles.shape[0] - 2 + level % 2)
             tile.store((gl.where(is_late(level, C, key_tile), bq, bk) * factor).to(gl.bfloat16))
             fence_async_shared()
             thread_barrier()
@@ -267,8 +267,8 @@ def all_scores(pairs, partial, mark, share, SHARES: gl.constexpr):
 
 @gluon.jit
 def value_tiles(tiles, column):
-    """The pair of tiles for value columns from `column` on; `tiles` has two or three pairs, which take turns."""
-    place = column // BV % (tiles.shape[0] // 2) * 2
+    """The pair of tiles for value columns from `column` on; `tiles` has three pairs, which take turns."""
+    place = column // BV % 3 * 2
     return tiles.index(place), tiles.index(place + 1)
 
 
@@ -283,29 +283,24 @@ def fetch_values(tiles, x, y, x_t, y_t, rows_left, column, V: gl.constexpr):
 
 @gluon.jit
 def first_values(tiles, x, y, x_t, y_t, rows_left, V: gl.constexpr):
-    """Starts copying the first value columns: all but one of the pairs of tiles."""
+    """Starts copying the first value columns, to two of the three pairs of tiles."""
     fetch_values(tiles, x, y, x_t, y_t, rows_left, 0, V)
-    if tiles.shape[0] > 4:
-        if V > BV:
-            fetch_values(tiles, x, y, x_t, y_t, rows_left, BV, V)
+    if V > BV:
+        fetch_values(tiles, x, y, x_t, y_t, rows_left, BV, V)
 
 
 @gluon.jit
 def next_values(tiles, x, y, x_t, y_t, rows_left, column, V: gl.constexpr):
     """Waits for the tiles of value columns from `column` on, starts copying more, and returns the tiles."""
-    ahead: gl.constexpr = (tiles.shape[0] // 2 - 1) * BV
-    if ahead > BV:
-        if column + BV < V:
-            async_copy.wait_group(1)
-        else:
-            async_copy.wait_group(0)
+    if column + BV < V:
+        async_copy.wait_group(1)
     else:
         async_copy.wait_group(0)
     fence_async_shared()
     thread_barrier()
-    if ahead < V:  # else the compiler fails on code that never runs
-        if column + ahead < V:
-            fetch_values(tiles, x, y, x_t, y_t, rows_left, column + ahead, V)
+    if V > 2 * BV:  # else the compiler fails on code that never runs
+        if column + 2 * BV < V:
+            fetch_values(tiles, x, y, x_t, y_t, rows_left, column + 2 * BV, V)
     return value_tiles(tiles, column)
 
 
@@ -327,9 +322,9 @@ def add_products(out, scores, tiles, x, x_t, out_t, rows_left, V: gl.constexpr):
 
 @gluon.jit
 def place_of_gates(tiles, halves, K: gl.constexpr, V: gl.constexpr):
-    """Where a tile of float32 gates [C, BK] is copied to: the first two of `tiles` (the first, if BK is 32).
+    """Where a tile of float32 gates [C, BK] is copied to: the first two of `tiles`.
 
-    If values come first, these are theirs, and the gates' parts replace their copy.
+    If values come first, those hold values, and gates are copied to `halves`, where their two parts then replace them.
     """
     C: gl.constexpr = tiles.shape[1]
     BK: gl.constexpr = halves.shape[2]
@@ -350,7 +345,7 @@ def add_missing(
     if values_come_first(K, V, BV):
         first_values(tiles, x, out, x_t, out_t, rows_left, V)
     pairs = missing_scores(
-        q_tile, k_tile, g_tile, halves, tiles, tiles, sums, q, k, g, x, out, scale, q_t, k_t, g_t, x_t, out_t,
+        q_tile, k_tile, g_tile, halves, tiles, sums, q, k, g, x, out, scale, q_t, k_t, g_t, x_t, out_t,
         rows_left, rows_left * 0, rows_left * 0 + (K + BV - 1) // BV * 2, C, K, V,
     )  # fmt: skip
     add_products(out, masked_operand(pairs, triangle(C, False, True)), tiles, x, x_t, out_t, rows_left, V)

@@ -136,7 +136,7 @@ def gla_forward_strong_hopper(
             if given_up == 0:
                 # Addresses are computed again, because registers are short.
                 pairs = missing_scores(
-                    q_tile, k_tile, g_tile, halves, tiles, tiles, sums, row_of(q, b, t, h, q_b, q_t, q_h),
+                    q_tile, k_tile, g_tile, halves, tiles, sums, row_of(q, b, t, h, q_b, q_t, q_h),
                     row_of(k, b, t, h, k_b, k_t, k_h), row_of(g, b, t, h, g_b, g_t, g_h),
                     row_of(v, b, t, h, v_b, v_t, v_h), output_row(o, b, t, h, T, H, V), scale, q_t, k_t, g_t, v_t,
                     H * V, rows_left, begin, end, C, K, V,
@@ -212,7 +212,7 @@ def add_gradients(
 ):  # fmt: skip
     """Adds what the missing scores give key columns from `column` on of dq, dk and dg; see `strong.add_gradients`.
 
-    `keys` is for q, k and gates; `tiles` is first for values, then for what is added to, and for operands.
+    `keys` is memory for q, k and gates. `tiles` first holds values, then what is added to and the levels' operands.
     """
     key_tile: gl.constexpr = accumulator(BK)
     q_tile, k_tile = memory_of(keys, gl.bfloat16, BK).index(0), memory_of(keys, gl.bfloat16, BK).index(1)

@@ -158,7 +158,8 @@ def launch_backward(
     # From checkpoints, one exact kernel computes what either pass has flagged; it needs no states of the plain form.
     failed = failure_flags(flags, after_forward=call.gated and not materialized)
     # With gates, the exact kernel passes the state's gradient on in it.
-    dinitial = call.new_states(inputs.q) if has_initial or call.gated else None
+    zero = dfinal is None and not materialized and wide.carries_gradient(call)
+    dinitial = call.new_states(inputs.q, zero=zero) if has_initial or call.gated else None
     states: dict[str, Any] = {"dfinal": dfinal, "dinitial": dinitial}
     if call.plan.family == "wide":
         wide.run_backward(

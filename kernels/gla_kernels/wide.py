@@ -339,6 +339,13 @@ def run_forward(
         forward.run(group, borders[group.base : group.base + group.count], None, None)
 
 
+def carries_gradient(call: Call) -> bool:
+    """Whether a backward from checkpoints hands the gradient of the state from slice to slice, in memory."""
+    if call.plan.family != "wide" or not carries(call):
+        return False
+    return not parks(call) or one_backward(call, first_run(call).count)
+
+
 def run_backward(
     call: Call,
     inputs: Inputs,
@@ -352,7 +359,10 @@ def run_backward(
     dinitial: torch.Tensor | None,
     materialized: bool,
 ) -> None:
-    """Launches the plain form's backward. `kept`: states before every chunk if `materialized`, else checkpoints."""
+    """Launches the plain form's backward. `kept`: states before every chunk if `materialized`, else checkpoints.
+
+    `dinitial` is to be zeros if `carries_gradient` and there is no `dfinal`.
+    """
     forward = _Direction(inputs.k, inputs.v, reverse=False)
     reverse = _Direction(inputs.q, do, reverse=True)
     run = choose_pieces(call) if materialized else cut(call, call.every)
@@ -406,7 +416,7 @@ def run_backward(
         return
     states = inputs.q.new_empty(call.state_shape(scratch_slots(call)))
     dstates = new_dstates(len(states))
-    if carried and parked and not one_kernel:
+    if carried and not carries_gradient(call):
         # There is room for the gradients of all states at once, so only the states are recomputed slice by slice.
         walk_back(whole(call), dfinal, dinitial, None)
         slots = kept.unflatten(0, (call.sequences, -1))
@@ -417,8 +427,8 @@ def run_backward(
     if carried:
         # Each slice's gradient after it is replaced by that before it. The last one's is never missing, so that all
         # slices use the same variant of the kernel.
-        before = call.new_states(inputs.q) if dinitial is None else dinitial
-        after = before.zero_() if after is None else after
+        before = call.new_states(inputs.q, zero=dfinal is None) if dinitial is None else dinitial
+        after = before if after is None else after
         slots = kept.unflatten(0, (call.sequences, -1))
         for run in reversed(list(slices(call))):
             _recurrence(call, inputs, forward, run, initial=slots[:, run.base], states=states)

@@ -7,8 +7,10 @@ import fake_cuda
 import pytest
 import torch
 from fake_cuda import FakeLauncher, forward_of, inputs_of
-from gla_kernels import call, kinds, native, passes, recording
-from gla_kernels.launch import HOPPER
+from gla_kernels import call, kinds, native, passes, recording, replay
+from gla_kernels.buffers import Inputs, flag_buffer
+from gla_kernels.call import Call, version_of
+from gla_kernels.launch import HOPPER, hopper_plan
 from gla_kernels.recording import UnrecordableError, _Buffer, _pack
 from gla_kernels.replay import Replay
 
@@ -35,8 +37,14 @@ def recorded(run, *inputs):
     return recording.record(call._call(*SIZES), -1, inputs, run)
 
 
-def test_values_before_the_first_launch_are_repeated(driver):
+def test_values_before_the_first_launch_are_repeated(driver, monkeypatch):
     """Zeros and copies, in outputs and in scratch memory that no launch before them may use."""
+    make, kept = replay._maker, []
+
+    def kept_maker(*how):
+        return lambda: kept.append(make(*how)()) or kept[-1]  # the test reads scratch memory afterwards
+
+    monkeypatch.setattr(replay, "_maker", kept_maker)
 
     def run(call, x):
         before = x.new_empty(300)
@@ -140,3 +148,25 @@ def test_memory_is_packed_by_time():
     assert _pack([_Buffer(1000, 0, 1), _Buffer(1000, 1, 2)]) == 1000
     assert _pack([_Buffer(1000, 0, 2), _Buffer(1000, 1, 2)]) == 2024
     assert _pack([]) == 0
+
+
+SHAPES = [
+    (32, 4096, 16, 64, 64), (32, 2048, 4, 128, 256), (8, 2048, 4, 256, 512), (1, 32768, 4, 128, 256),
+    (4, 4096, 64, 128, 128), (1, 4096, 2, 512, 512),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "not gated"])
+@pytest.mark.parametrize("keep", [passes.KEEP_STATES, passes.KEEP_CHECKPOINTS], ids=["states", "checkpoints"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_backwards_on_hopper_do_nothing_that_cannot_be_repeated(shape, keep, gated):
+    B, T, H, K, V = shape
+    plan = hopper_plan(K, V, torch.bfloat16)
+    this = version_of(Call(B, T, H, K, V, B, False, gated, 1.0, torch.bfloat16, plan), recording._Recorder)
+    q, k, v, do = (torch.empty(B, T, H, D, dtype=torch.bfloat16, device="meta") for D in (K, K, V, V))
+    g = torch.empty(B, T, H, K, device="meta") if gated else None
+    kept = torch.empty(this.kept_shape(keep == passes.KEEP_STATES), device="meta")
+    inputs, flags = Inputs(q, k, v, g, None), flag_buffer(this, q)
+    with recording._Allocations(this):
+        passes.launch_backward(this, inputs, do, None, kept, flags, False, keep)
+    assert this.notes
