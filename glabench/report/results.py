@@ -9,6 +9,7 @@ from glabench.errors import printable
 from glabench.records import Run
 from glabench.records.environment import device_name
 from glabench.records.published import Group, Index, Published, kernels_of, recorded_code, started, tree_of
+from glabench.report.describe import describe_progress
 from glabench.report.grid import escape
 
 _COMMIT = 7
@@ -109,7 +110,7 @@ class _Page:
 
 
 def _when(one: Published) -> str:
-    """The day, the suite's version and its commit."""
+    """The day, the suite's version and its commit, and how far an interrupted run came."""
     environment = one.first.environment
     code = recorded_code(one.first)
     day = started(one.first)[:10] or "unknown day"
@@ -117,7 +118,8 @@ def _when(one: Published) -> str:
         where = f" at {str(code['commit'])[:_COMMIT]}{' with changes' if code.get('changed') else ''}"
     else:
         where = f", published in {one.entry.published[:_COMMIT]}" if one.entry.published else ", commit unknown"
-    return escape(f"{day}, {environment.get('glabench') or 'unknown version'}{where}")
+    progress = "".join(f", {words}" for words in map(describe_progress, one.runs) if words)
+    return escape(f"{day}, {environment.get('glabench') or 'unknown version'}{where}{progress}")
 
 
 def _command(one: Published) -> str:

@@ -146,6 +146,11 @@ def test_a_row_tells_what_the_run_recorded(repository, page):
     assert "All on NVIDIA H200, driver 580, torch 2.11.\n" in (repository / "docs/results.md").read_text()
 
 
+def test_a_run_that_was_interrupted_says_how_far_it_came(repository, page):
+    publish(repository, code={"kernels": kernels(repository, 1)}, cells=3)
+    assert page()["measured"] == "2026-11-23, 0.2.0, commit unknown, 1 of 3 cells"
+
+
 def test_a_command_that_was_not_recorded_is_marked(repository, page):
     (repository / "results/index.toml").write_text(INDEX + 'command = "glabench run y"\n')
     publish(repository, command=None)

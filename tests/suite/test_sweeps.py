@@ -556,8 +556,9 @@ STORED = sorted((Path(__file__).parents[2] / "results").glob("*/sweep.toml"))
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.parent.name)
 def test_the_cells_of_a_stored_run_are_those_of_its_sweep(path):
-    run = RunFolder(path.parent)
-    assert {record.cell for record in run.records()} == set(cells(run.sweep()))
+    run = RunFolder.open(path.parent).load()
+    measured, wanted = {record.cell for record in run.records}, set(cells(run.sweep))
+    assert measured == wanted if run.complete else measured < wanted
 
 
 def test_a_seed_is_an_axis_that_no_sweep_needs():
