@@ -38,6 +38,14 @@ class Steady(Backend):
 
 BACKENDS = [Steady]
 """
+SIZES = ["--batch", "1", "--heads", "1", "--head-dim", "16", "--dtype", "fp32"]
+TINY = ["--seqlen", "16,32", "--pass", "fwd", *SIZES]
+MADE_UP = [*TINY, "--plugin", "steady.py", "--backend", "steady", "--device", "cpu"]
+# A parameter of a plugin's own.
+WINDOWED = PLUGIN.replace(
+    '    name, op, title = "steady"',
+    '    parameters = (integers("window", "Tokens looked back.", 64),)\n    name, op, title = "steady"',
+).replace("import Backend", "import Backend\nfrom glabench.sweeps.parameters import integers")
 
 
 class MadeUpWorker:
@@ -104,3 +112,8 @@ def glabench(folder, *arguments, workers=MadeUpWorker, stdout=None):
         except SystemExit as end:
             return end.code, stdout.getvalue() if isinstance(stdout, StringIO) else "", stderr.getvalue()
     raise AssertionError("the command did not end")
+
+
+def shown(text):
+    """The words of a table or a help text, without its layout."""
+    return " ".join("".join(c for c in text if c not in "│╭╮╰╯─━┃┏┓┗┛┡┩┠┨╇┳┻╋").split())

@@ -8,6 +8,7 @@ from pathlib import Path
 import in_process
 import pytest
 
+from glabench.apart import ask_git
 from glabench.scheduling.process import ProcessWorker
 
 FAKES = Path(__file__).parent.parent / "fake_backends.py"
@@ -34,7 +35,21 @@ def command(tmp_path):
     return lambda *arguments, **options: in_process.glabench(tmp_path, *arguments, **{**REAL, **options})
 
 
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a command in a folder with a plugin, in this process; gives (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "steady.py").write_text(in_process.PLUGIN)
+    return lambda *arguments: in_process.glabench(tmp_path, *arguments)
+
+
 def last_line(stderr):
     """The command's last message, which must not be a traceback."""
     assert "Traceback" not in stderr
     return stderr.strip().splitlines()[-1]
+
+
+def git(folder, *arguments):
+    """What git prints in a folder. Commits have a made-up author."""
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    return ask_git(folder, *identity, *arguments)

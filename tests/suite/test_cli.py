@@ -4,49 +4,21 @@ import csv
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 from importlib.util import find_spec
 
 import in_process
 import pytest
-import typer
-from conftest import FAKES
-from in_process import PLUGIN
+from in_process import MADE_UP, PLUGIN, SIZES, TINY, WINDOWED, shown
 
-from glabench.backends import load_registry
-from glabench.backends.registry import OPTIONS
-from glabench.cli.app import make_app
-from glabench.cli.options import complete_list, find_axes
 from glabench.cli.output import Messages
 from glabench.records import RunFolder
-from glabench.records.metrics import METRICS
 from glabench.scheduling.runs import Request, announce
 from glabench.sweeps import preset_names
 
-SIZES = ["--batch", "1", "--heads", "1", "--head-dim", "16", "--dtype", "fp32"]
-TINY = ["--seqlen", "16,32", "--pass", "fwd", *SIZES]
-MADE_UP = [*TINY, "--plugin", "steady.py", "--backend", "steady", "--device", "cpu"]
 OF_THE_PAPER = ["--seqlen", "1k..16k", "--batch", "32", "--heads", "16", "--head-dim", "64", "--dtype", "bf16"]
 QUICK = ["--time-limit", "0.02", "--device", "cpu"]
-# A parameter of a plugin's own.
-WINDOWED = PLUGIN.replace(
-    '    name, op, title = "steady"',
-    '    parameters = (integers("window", "Tokens looked back.", 64),)\n    name, op, title = "steady"',
-).replace("import Backend", "import Backend\nfrom glabench.sweeps.parameters import integers")
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Runs a command in a folder with a plugin, in this process; gives (exit code, stdout, stderr)."""
-    (tmp_path / "steady.py").write_text(PLUGIN)
-    return lambda *arguments: in_process.glabench(tmp_path, *arguments)
-
-
-def shown(text):
-    """The words of a table or a help text, without its layout."""
-    return " ".join("".join(c for c in text if c not in "│╭╮╰╯─━┃┏┓┗┛┡┩┠┨╇┳┻╋").split())
 
 
 def rows_of(text):
@@ -206,120 +178,22 @@ def test_dry_run_as_json_is_data(run):
     assert first["estimate_mib"] == 640.0
 
 
-# What commands refuse
+@pytest.mark.parametrize("text", ["2%", "0.02", " 2 %"])
+def test_a_share_is_a_percentage_or_a_number(run, tmp_path, text):
+    assert run("speed", *MADE_UP, "--precision", text, "--out", "run")[0] == 0
+    assert RunFolder.open(tmp_path / "run").environment()["settings"]["precision"] == 0.02
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("speed --seqlen 5x", ["--seqlen", "'5x'", "1k..16k doubles"]),
-        ("speed --seqlen 16k..1k", ["--seqlen", "'16k..1k'", "smaller end"]),
-        ("speed --materialize maybe", ["--materialize", "'maybe'", "on, off"]),
-        ("speed --gate slo", ["--gate", "did you mean 'slow'?", "logsigmoid/16, logsigmoid, slow, strong"]),
-        ("speed --dtype int8", ["--dtype", "'int8'", "bf16, fp16, fp32, fp64"]),
-        ("speed --pass back", ["--pass", "'back'", "infer, fwd, bwd, fwd+bwd"]),
-        ("speed --backend fast", ["--backend", "'fast'", "gla-triton"]),
-        ("speed --backend sdpa-fast", ["did you mean 'sdpa-flash'?"]),
-        ("speed --backend=", ["--backend", "empty name"]),
-        ("speed --device tpu", ["--device", "'tpu'", "auto, cpu, cuda"]),
-        ("speed --device cuda:1", ["--device: 'cuda:1' does not exist: torch sees no GPU (allowed here: auto, cpu)"]),
-        ("speed --timing graf", ["--timing", "did you mean 'graph'?"]),
-        ("speed --timing graph", ["--timing: 'graph' needs a GPU"]),
-        ("speed --precision 7", ["--precision", "'7' is not a share (allowed: 5%, 0.05; 0.0001 to 0.5)"]),
-        ("speed --time-limit 0", ["--time-limit: 0 is out of range (allowed: 0.01 to 3600)"]),
-        ("speed --sequlen 1k", ["--sequlen", "--seqlen"]),
-        ("speed --window 8", ["--window", "; if it belongs to a plugin, also give --plugin FILE"]),
-        ("speed --backend mine", ["'mine' is not a backend", "; a plugin's needs --plugin FILE"]),
-        ("speed --metric tim", ["--metric: 'tim'", "did you mean 'time'?"]),
-        ("speed --plugin nope.py", ["--plugin", "'nope.py'"]),
-        ("speed --plugin broken.py --window 8", ["'broken.py' cannot be loaded: ModuleNotFoundError"]),
-        ("speed --seqlen 1..1000:+1 --batch 1..1000:+1", ["more than 100000 cells"]),
-        ("speed --json - --csv -", ["--csv", "--json"]),
-        ("speed --json nowhere/x.json", ["--json", "'nowhere/x.json'"]),
-        ("speed --resume", ["--resume", "no run"]),
-        ("speed --resume nowhere", ["'nowhere' is not a run folder (it does not exist)"]),
-        ("run --resume no/where", ["'no/where' is not a run folder (it does not exist)"]),
-        ("speed run1", ["RUN: 'run1' needs --resume"]),
-        ("run cpu-smoke --out steady.py", ["--out", "it is not a folder"]),
-        ("run paper-fig3", ["'paper-fig3'", "did you mean 'paper-fig2'?"]),
-        ("run mine.toml", ["'mine.toml'", "no file"]),
-        ("run", ["SWEEP", "cpu-smoke"]),
-        ("sweeps paper", ["'paper'", "paper-fig2"]),
-        ("report nowhere", ["'nowhere'", "not a run folder"]),
-        ("report --figure x.jpg nowhere", ["--figure: 'x.jpg' must end in one of .png, .svg, .pdf"]),
-        ("plugin new steady.py", ["'steady.py' already exists"]),
-        ("plugin new mine.txt", ["must end in .py"]),
-        ("plugin new nowhere/mine.py", ["there is no folder 'nowhere'"]),
-        ("validate --device cpu", ["--device: validate needs an NVIDIA GPU"]),
-        ("spede", ["Did you mean 'speed'?"]),
-    ],
-)
-def test_bad_input_gets_one_line_and_exit_code_2(run, tmp_path, arguments, words):
-    (tmp_path / "broken.py").write_text("import nothing_there")
-    code, stdout, stderr = run(*arguments.split())
-    assert (code, stdout) == (2, "")
-    (line,) = stderr.strip().splitlines()
-    assert line.startswith("glabench: error: ")
-    assert all(word in line for word in words), line
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["broken.py", "steady.py"]
-
-
-def test_a_wrong_key_in_a_users_sweep_is_named(run, tmp_path):
-    (tmp_path / "mine.toml").write_text('[axes]\nseqlne = "1k"\n[[backends]]\nname = "sdpa-math"\n')
-    code, _, stderr = run("run", "mine.toml")
-    assert code == 2
-    assert "'seqlne': there is no such axis" in stderr
-    assert "did you mean 'seqlen'?" in stderr
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('name = "fake-good"', 'label = "fake-good"', "Good needs a text `name`"),
-        ('name = "fake-good"', 'name = "gla-torch"', "a backend named 'gla-torch' exists already"),
-        ('op = "linear"', 'op = "cubic"', "unknown op 'cubic'"),
-        ("BACKENDS = [", "OTHERS = [", "needs a list BACKENDS"),
-        ("import time\n", "import no_such_module\n", "cannot be loaded: ModuleNotFoundError"),
-    ],
-)
-def test_a_mistake_in_a_plugin_is_named(run, tmp_path, old, new, message):
-    (tmp_path / "mine.py").write_text(FAKES.read_text().replace(old, new))
-    code, _, stderr = run("speed", "--plugin", "mine.py", "--dry-run")
-    assert code == 2
-    assert message in stderr
-    assert len(stderr.splitlines()) == 1
-
-
-def test_a_bug_is_a_traceback_and_a_code_of_its_own(run, monkeypatch):
-    def fail(*_):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(in_process.MadeUpWorker, "measure", fail)
-    code, _, stderr = run("speed", *MADE_UP)
-    assert code == 70
-    assert "ZeroDivisionError" in stderr
-
-
-def test_an_interruption_is_said_and_is_no_error(run, monkeypatch):
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("glabench.cli.env.list_plugins", stop)
-    assert run("env") == (130, "", "glabench: interrupted\n")
-
-
-def test_a_closed_terminal_and_a_batch_system_end_a_run_as_ctrl_c_does():
-    probe = "import signal, glabench.cli as c; c._end_like_an_interruption()\n"
-    probe += "print([signal.getsignal(n) is c._interrupt for n in (signal.SIGTERM, signal.SIGHUP)])"
-    for ignored, taken in ((signal.SIG_DFL, [True, True]), (signal.SIG_IGN, [True, False])):
-        done = subprocess.run(
-            [sys.executable, "-c", probe],
-            capture_output=True,
-            text=True,
-            check=True,
-            preexec_fn=lambda handler=ignored: signal.signal(signal.SIGHUP, handler),  # as nohup does
-        )
-        assert done.stdout.strip() == str(taken)
+def test_a_busy_gpu_is_warned_of_on_stderr(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    busy = {"other_processes": 2, "utilization_pct": 37.0}
+    for kind, words in (("cuda", "the GPU is busy (2 processes, in use 37 % of the time)"), ("cpu", "")):
+        seen = {"device": kind, "gpu": {"name": "a GPU", "index": 0}, "busy": busy}
+        monkeypatch.setattr("glabench.scheduling.plan.probe", lambda _, seen=seen: seen)
+        announce(Request("cpu-smoke", axes={"backend": "sdpa-math", "seqlen": "16"}).plan(), Messages(), 1)
+        said = " ".join(capsys.readouterr().err.split())
+        assert words in said
+        assert bool(said) == bool(words)
 
 
 # Resumed runs
@@ -472,164 +346,3 @@ def test_a_measured_run_is_shown_even_without_the_metric_asked_for(run):
     assert code == 0
     assert "no record has these metrics: energy" in stderr
     assert "median time" in stdout
-
-
-# Lists, help and completion
-
-
-def test_backends_says_what_is_there_and_what_is_not(run):
-    code, stdout, _ = run("backends", "--json", "-")
-    rows = {row["name"]: row for row in json.loads(stdout)}
-    assert code == 0
-    assert rows["gla-torch"]["available"]
-    assert set(rows) == set(load_registry())
-    assert all(row["available"] == (row["reason"] is None) for row in rows.values())
-    code, stdout, _ = run("backends")
-    assert "gla-recurrent-torch" in stdout
-    assert "glabench[mamba]" in "".join(stdout.split())  # square brackets are not taken for markup
-    assert "heads, key_dim, value_dim, gate" in stdout
-
-
-def test_sweeps_are_listed_as_data_too(run):
-    _, stdout, _ = run("sweeps", "--json", "-")
-    assert [sweep["name"] for sweep in json.loads(stdout)] == preset_names()
-
-
-def test_env_names_no_host_and_no_user_and_lists_the_plugins(run):
-    code, stdout, _ = run("env", "--json", "-", "--plugin", "steady.py")
-    assert code == 0
-    found = json.loads(stdout)
-    assert found["packages"]["torch"]
-    assert found["plugins"] == [{"name": "steady", "origin": "--plugin steady.py"}]
-    assert os.uname().nodename not in stdout
-    assert "packages torch" in run("env")[1]
-
-
-COMMANDS = [
-    *["speed", "chunk-sweep", "run", "compare", "check", "validate", "report", "backends", "sweeps", "env"],
-    *["baseline save", "baseline occasion", "plugin new"],
-]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(run, command):
-    code, stdout, _ = run(*command.split(), "--help")
-    assert code == 0
-    assert "Usage" in stdout
-
-
-def test_help_says_what_an_option_takes(run):
-    text = shown(run("speed", "--help")[1])
-    assert "logsigmoid/16, logsigmoid, slow, strong" in text
-    assert "bf16, fp16, fp32, fp64" in text
-    assert all(metric.name in text for metric in METRICS)
-
-
-@pytest.mark.parametrize("columns", ["40", "60", "80", "120"])
-@pytest.mark.parametrize("command", ["check", "run"])
-def test_help_shows_names_of_options_whole(run, command, columns, monkeypatch):
-    monkeypatch.setenv("COLUMNS", columns)
-    stdout = run(command, "--help")[1]
-    named = ["--max-slowdown", "--max-first-call"] if command == "check" else ["--cell-timeout", "--retry-failed"]
-    assert all(name in stdout for name in named)
-    assert "\\" not in stdout
-
-
-def test_no_command_shows_the_help_and_is_wrong_usage(run):
-    code, stdout, stderr = run()
-    assert code == 2
-    assert all(command.split()[0] in stdout + stderr for command in COMMANDS)
-    assert "error" not in stderr
-    assert run("--version") == (0, "glabench 0.2.0\n", "")
-
-
-def test_lists_are_completed_at_their_last_item_by_what_is_not_yet_in_them():
-    complete = complete_list(("fwd", "fwd+bwd", "bwd"))
-    assert complete("f") == ["fwd", "fwd+bwd"]
-    assert complete("bwd,f") == ["bwd,fwd", "bwd,fwd+bwd"]
-    assert complete("fwd,f") == ["fwd,fwd+bwd"]
-
-
-def test_every_option_with_a_fixed_set_of_values_is_completed():
-    commands = typer.main.get_command(make_app(find_axes([]))).commands
-    for command, option, text, words in (
-        ("speed", "--backend", "gla-torch,sdpa-m", ["gla-torch,sdpa-math"]),
-        ("speed", "--gate", "s", ["slow", "strong"]),
-        ("run", "--dtype", "bf", ["bf16"]),
-        ("run", "--pass", "i", ["infer"]),
-        ("run", "--materialize", "o", ["on", "off"]),
-        ("chunk-sweep", "--timing", "g", ["graph"]),
-        ("speed", "--metric", "time,ro", ["time,roof"]),
-        ("speed", "--device", "a", ["auto"]),
-        ("run", "sweep", "cpu", ["cpu-smoke"]),
-        ("sweeps", "name", "gu", ["guard"]),
-        ("check", "--sweep", "gu", ["guard"]),
-        ("compare", "--sweep", "gu", ["guard"]),
-        ("validate", "--sweep", "val", ["validation"]),
-        ("compare", "--fail-on", "slower,f", ["slower,failed"]),
-    ):
-        found = next(p for p in commands[command].params if option in (*p.opts, p.name))
-        context = typer.Context(commands[command])
-        assert [item.value for item in found.shell_complete(context, text)] == words, (command, option)
-
-
-def test_no_parameter_can_take_the_name_of_an_option():
-    app = typer.main.get_command(make_app({}))
-    groups = [app, *app.commands.values()]
-    commands = [each for group in groups for each in getattr(group, "commands", {}).values()]
-    shown = {option for each in [app, *commands] for p in each.params for option in (*p.opts, *p.secondary_opts)}
-    names = {option[2:].replace("-", "_") for option in shown if option.startswith("--")}
-    assert names | {"help"} == OPTIONS
-
-
-def test_a_hint_at_plugins_is_given_only_where_it_helps(run):
-    for arguments in (["speed", "--plugin", "steady.py", "--window", "8"], ["report", "--window", "8"]):
-        code, _, stderr = run(*arguments)
-        assert (code, "--plugin FILE" in stderr) == (2, False)
-
-
-def test_square_brackets_in_a_plugins_texts_are_shown_as_they_are(run, tmp_path):
-    odd = WINDOWED.replace("Tokens looked back.", "As [/b], [bold] or [x.")
-    odd = odd.replace("takes as long as it says", "as [/it]").replace('"steady"', '"[/steady]"')
-    (tmp_path / "odd.py").write_text(odd)
-    assert "As [/b], [bold] or [x." in shown(run("speed", "--help", "--plugin", "odd.py")[1])
-    assert "[/steady] linear as [/it] window yes" in shown(run("backends", "--plugin", "odd.py")[1])
-
-
-@pytest.mark.parametrize(
-    ("parse", "why"), [("int", "TypeError: it returns no tuple"), ("lambda text: ({}[text],)", "KeyError: '8'")]
-)
-def test_a_parameters_parser_that_fails_is_one_line(run, tmp_path, parse, why):
-    parameter = f'Parameter("window", "", {parse}, "a number")'
-    (tmp_path / "odd.py").write_text(
-        WINDOWED.replace('integers("window", "Tokens looked back.", 64)', parameter).replace("integers", "Parameter")
-    )
-    code, _, stderr = run("run", "cpu-smoke", "--plugin", "odd.py", "--backend", "steady", "--window", "8")
-    assert (code, stderr) == (2, f"glabench: error: --window: its parser fails for '8' (allowed: a number): {why}\n")
-
-
-@pytest.mark.parametrize("text", ["2%", "0.02", " 2 %"])
-def test_a_share_is_a_percentage_or_a_number(run, tmp_path, text):
-    assert run("speed", *MADE_UP, "--precision", text, "--out", "run")[0] == 0
-    assert RunFolder.open(tmp_path / "run").environment()["settings"]["precision"] == 0.02
-
-
-@pytest.mark.parametrize(
-    ("busy", "words"),
-    [
-        ({"other_processes": 2, "utilization_pct": 37.0}, "the GPU is busy (2 processes, in use 37 % of the time)"),
-        ({"other_processes": None, "utilization_pct": 90.0}, "the GPU is busy (0 processes, in use 90 % of the time)"),
-        ({"other_processes": 1, "utilization_pct": None}, "the GPU is busy (1 processes)"),
-        ({"other_processes": 0, "utilization_pct": 3.0}, ""),
-        (None, ""),
-    ],
-)
-def test_a_busy_gpu_is_warned_of(capsys, monkeypatch, tmp_path, busy, words):
-    monkeypatch.chdir(tmp_path)
-    for kind, expected in (("cuda", words), ("cpu", "")):
-        seen = {"device": kind, "gpu": {"name": "a GPU", "index": 0}, "busy": busy}
-        monkeypatch.setattr("glabench.scheduling.plan.probe", lambda _, seen=seen: seen)
-        announce(Request("cpu-smoke", axes={"backend": "sdpa-math", "seqlen": "16"}).plan(), Messages(), 1)
-        said = " ".join(capsys.readouterr().err.split())
-        assert expected in said
-        assert bool(said) == bool(expected)

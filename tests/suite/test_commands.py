@@ -5,11 +5,9 @@ import os
 import re
 from pathlib import Path
 
-import in_process
 import pytest
 import typer
 from conftest import last_line
-from in_process import PLUGIN
 from rich.console import Console
 from simulated import record
 
@@ -20,17 +18,10 @@ from glabench.cli.output import Messages
 from glabench.records.metrics import METRICS
 from glabench.sweeps import preset_names
 
+# Without a batch, which presets then choose for a CPU.
 TINY = ["--seqlen", "16,32", "--pass", "fwd", "--heads", "1", "--head-dim", "16", "--dtype", "fp32"]
 MADE_UP = [*TINY, "--plugin", "steady.py", "--backend", "steady", "--device", "cpu"]
 RECORDS = (Path(__file__).parents[2] / "docs/records.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Runs a command in a folder with a plugin, in this process; gives (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "steady.py").write_text(PLUGIN)
-    return lambda *arguments: in_process.glabench(tmp_path, *arguments)
 
 
 # Lists

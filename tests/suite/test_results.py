@@ -6,10 +6,9 @@ from pathlib import Path
 
 import in_process
 import pytest
-from conftest import last_line
+from conftest import git, last_line
 from simulated import record
 
-from glabench.apart import ask_git
 from glabench.devices.provenance import hash_code, hash_package
 from glabench.records import RunFolder
 from glabench.scheduling.revisions import KERNELS
@@ -35,11 +34,6 @@ ENVIRONMENT = {
     "glabench": "0.2.0",
     "command": "glabench run x",
 }
-
-
-def git(folder, *arguments):
-    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-    return ask_git(folder, *identity, *arguments)
 
 
 # This repository's results
