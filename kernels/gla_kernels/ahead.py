@@ -110,8 +110,10 @@ def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, b
         name, pieces = ", pieces" * of_pieces, {"PIECES": of_pieces}
         forwards = forward | pieces | {"STORE_FINAL": not of_pieces}
         yield Variant(f"forward{name}", "plain", gla_forward_hopper, call.plan.forward, forwards)
-        backwards = backward | pieces | {"STORE_DINITIAL": not of_pieces}
-        yield Variant(f"backward{name}", "plain", gla_backward_hopper, call.plan.backward, backwards)
+        for recompute in (False, True):
+            backwards = backward | pieces | {"STORE_DINITIAL": not of_pieces, "RECOMPUTE": recompute}
+            whence = " from checkpoints" * recompute
+            yield Variant(f"backward{whence}{name}", "plain", gla_backward_hopper, call.plan.backward, backwards)
     for reverse in (False, True):
         name = "reverse recurrence" if reverse else "recurrence"
         yield Variant(name, "plain", gla_recurrence_hopper, call.plan.forward, {"REVERSE": reverse})

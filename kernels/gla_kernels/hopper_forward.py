@@ -60,16 +60,14 @@ def row_in(ptr, b, t, h, stride_b, stride_t, stride_h):
 def fetch_ahead(
     q_tile, k_tile, v_tile, g_tile, row, i, rows, length, chunks, first, programs, start, H,
     q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, WITH_Q: gl.constexpr, GATED: gl.constexpr,
-    VARLEN: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr, VARLEN: gl.constexpr,
 ):  # fmt: skip
     """Starts copying chunk i of a row, to which q_at, k_at, v_at and g_at point.
 
     Returns row, chunk and pointers of what follows: the row's next chunk, or the program's next row.
     """
     rows_left = gl.where(row < rows, length - (first + i) * C, 0)
-    if WITH_Q:
-        fetch(q_tile, q_at, q_t, rows_left, K, copy_layout(q_tile.shape[1], 16))
+    fetch(q_tile, q_at, q_t, rows_left, K, copy_layout(q_tile.shape[1], 16))
     fetch(k_tile, k_at, k_t, rows_left, K, copy_layout(k_tile.shape[1], 16))
     fetch(v_tile, v_at, v_t, rows_left, V, copy_layout(v_tile.shape[1], 16))
     if GATED:
@@ -94,14 +92,14 @@ def fetch_ahead(
     return row, i, q_at, k_at, v_at, g_at
 
 
-@gluon.jit(do_not_specialize=["T", "H", "first", "count", "every", "rows", "N", "base"])
+@gluon.jit(do_not_specialize=["T", "H", "count", "every", "rows", "N", "base"])
 def gla_forward_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     o,  # [B, T, H, V], contiguous
-    initial,  # [N or pieces, H, K, V] float32: the states before the first chunk; checkpoints if FROM_CHECKPOINT
+    initial,  # [N or pieces, H, K, V] float32: the states before the first chunk
     final,  # [N, H, K, V] float32: the states after the last chunk; not of pieces
     states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
     checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
@@ -112,8 +110,7 @@ def gla_forward_hopper(
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     T,
     H,
-    first,  # the first chunk of each sequence to process; of a piece its own
-    count,  # the most chunks of a sequence, or a piece, to process
+    count,  # the most chunks of a sequence, or of a piece
     every,
     rows,  # sequences, or pieces, times heads
     N,
@@ -126,20 +123,18 @@ def gla_forward_hopper(
     GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     HAS_INITIAL: gl.constexpr,
-    FROM_CHECKPOINT: gl.constexpr,
-    STORE_O: gl.constexpr,
     STORE_FINAL: gl.constexpr,
     STORE_STATES: gl.constexpr,
     STORE_CHECKPOINTS: gl.constexpr,
     PIECES: gl.constexpr,
 ):  # fmt: skip
-    """A program handles a row (a sequence and head) and every `programs`-th after it: `count` chunks from `first` on.
+    """A program handles a row (a sequence and head) and every `programs`-th after it.
 
     Copies run ahead of the computation, also across the end of a row. All rows of a program are taken to have as many
     chunks as its first, so packed sequences need one program per row.
 
     PIECES: rows are pieces of `count` chunks (a multiple of `every` if checkpoints are kept) and a head, with a program
-    each. If FROM_CHECKPOINT too, `initial` and `states` have room for this launch's pieces only.
+    each.
     """
     copy_v: gl.constexpr = copy_layout(BV, 16)
     state_layout: gl.constexpr = accumulator(BV)
@@ -151,6 +146,7 @@ def gla_forward_hopper(
         first = nth * count
     else:
         n = gl.program_id(0) // H
+        first = n * 0
         _, begin, length = locate(cu, n, T, VARLEN)
     chunks = gl.minimum(gl.cdiv(length, C) - first, count)
     start = begin + first * C
@@ -160,7 +156,7 @@ def gla_forward_hopper(
     buffers: gl.constexpr = 2 if GATED else 3
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BV], operand_layout(C, BV))
-    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK)) if STORE_O else k_tiles
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
     g_tiles = gl.allocate_shared_memory(gl.float32, [buffers, C, BK], gate_layout()) if GATED else k_tiles
     if GATED:
         # Not one allocation for both: the compiler puts barriers between writes to the same allocation.
@@ -183,7 +179,7 @@ def gla_forward_hopper(
         ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
             q_tiles.index(slot), k_tiles.index(slot), v_tiles.index(slot), g_tiles.index(slot),
             ahead, ahead_i, rows, length, chunks, first, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
-            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, STORE_O, GATED, VARLEN,
+            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
         )  # fmt: skip
     now = ahead * 0
     for row in range(gl.program_id(0), rows, programs):
@@ -191,20 +187,16 @@ def gla_forward_hopper(
             n = row // H
         h = row % H
         b = n * 0 if VARLEN else n
-        if STORE_O:
-            mark = marks + (first_slot(n, begin, length, C, VARLEN) + first) * H + h
-            o_at = o + ((b.to(gl.int64) * T + start) * H + h) * V
+        mark = marks + (first_slot(n, begin, length, C, VARLEN) + first) * H + h
+        o_at = o + ((b.to(gl.int64) * T + start) * H + h) * V
         if STORE_STATES:
-            chunk_slot = row // H * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN) + first
+            chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
             states_at = states + (chunk_slot.to(gl.int64) * H + h) * K * V
         rows_left = length - first * C
-        # If a packed sequence ends before `first`, its last checkpoint: it is read, but not used.
-        last_checkpoint = gl.maximum((length + every * C - 1) // (every * C) - 1, 0)
-        checkpoint = first_slot(n, begin, length, every * C, VARLEN) + gl.minimum(first // every, last_checkpoint)
+        checkpoint = first_slot(n, begin, length, every * C, VARLEN) + first // every
         leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the last chunk: takes its state out of its frame
         if HAS_INITIAL:
-            at = checkpoint * H + h if FROM_CHECKPOINT and not PIECES else row
-            S = load_state(initial + wide_product(at, K * V), K, V, state_layout, BK, BV)
+            S = load_state(initial + wide_product(row, K * V), K, V, state_layout, BK, BV)
         else:
             S = gl.zeros([BK, BV], gl.float32, state_layout)
         suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, accumulator(BV)))
@@ -216,7 +208,7 @@ def gla_forward_hopper(
                 ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
                     q_tiles.index(later), k_tiles.index(later), v_tiles.index(later), g_tiles.index(later),
                     ahead, ahead_i, rows, length, chunks, first, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
-                    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, STORE_O, GATED, VARLEN,
+                    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
                 )  # fmt: skip
 
             k_tile = k_tiles.index(now)
@@ -228,8 +220,7 @@ def gla_forward_hopper(
             # Not as float32 yet, which would take twice the registers until they are brought into the frame.
             if GATED:
                 bk = k_tile.load(accumulator(BK))
-            if STORE_O:
-                bq = q_tiles.index(now).load(accumulator(BK))
+            bq = q_tiles.index(now).load(accumulator(BK))
             if GATED:
                 high, low = load_gates(g_tiles.index(now), g, words)
                 high_tile.store(high)
@@ -241,7 +232,7 @@ def gla_forward_hopper(
                 ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
                     q_tiles.index(later), k_tiles.index(later), v_tiles.index(later), g_tiles.index(later),
                     ahead, ahead_i, rows, length, chunks, first, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
-                    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, STORE_O, GATED, VARLEN,
+                    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
                 )  # fmt: skip
                 large = has_large(words)
                 G, total = warpgroup_mma_wait(0, deps=[G, total])
@@ -253,43 +244,35 @@ def gla_forward_hopper(
                     beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, accumulator(BK)))[None, :]
                     G += 0.5 * beyond
                     k_tile.store((widened(bk) * gl.exp2(beyond - G)).to(gl.bfloat16))
-                    if STORE_O:
-                        mark_strong(mark, last, n)
+                    mark_strong(mark, last, n)
                 else:
                     k_tile.store((widened(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
-                if STORE_O:
-                    bq = widened(bq) * scale * gl.exp2(G)
-                    mark += H
-            elif STORE_O:
+                bq = widened(bq) * scale * gl.exp2(G)
+                mark += H
+            else:
                 bq = widened(bq) * scale
             S_tile.store(S.to(gl.bfloat16))
             fence_async_shared()
             thread_barrier()
-            if STORE_O:
-                Q = gl.convert_layout(bq.to(gl.bfloat16), left_operand(BK))
-                P = product(Q, k_tile.permute((1, 0)), C, C)
-                O = product(Q, S_tile, C, BV)
-                S = add_product(k_tile.permute((1, 0)), v_tile, S)
-                P = warpgroup_mma_wait(2, deps=[P])
-                O = add_product(masked_operand(P, triangle(C, True, True)), v_tile, O)
-            else:
-                S = add_product(k_tile.permute((1, 0)), v_tile, S)
+            Q = gl.convert_layout(bq.to(gl.bfloat16), left_operand(BK))
+            P = product(Q, k_tile.permute((1, 0)), C, C)
+            O = product(Q, S_tile, C, BV)
+            S = add_product(k_tile.permute((1, 0)), v_tile, S)
+            P = warpgroup_mma_wait(2, deps=[P])
+            O = add_product(masked_operand(P, triangle(C, True, True)), v_tile, O)
             if STORE_STATES:
                 put(states_at, S_tile.load(copy_v), V, K, V, copy_v)
                 states_at += H * K * V
-            if STORE_O:
-                O, S = warpgroup_mma_wait(0, deps=[O, S])
-                suspect += gl.sum(O, axis=1) * 0.0
-                put(o_at, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v)
-                o_at += C * H * V
-            else:
-                S = warpgroup_mma_wait(0, deps=[S])
+            O, S = warpgroup_mma_wait(0, deps=[O, S])
+            suspect += gl.sum(O, axis=1) * 0.0
+            put(o_at, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v)
+            o_at += C * H * V
             rows_left -= C
             now = (now + 1) % buffers
         S *= leave[:, None]
         if STORE_FINAL:
             put(final + (n.to(gl.int64) * H + h) * K * V, S, V, K, V, state_layout)
-        if STORE_O and GATED:
+        if GATED:
             # Infinity times 0 is NaN, which stays NaN in every sum and differs from 0.
             nothing = suspect + gl.sum(S * 0.0, axis=1)
             raise_where(flags + n * H + h, (nothing != 0.0) & (chunks > 0))

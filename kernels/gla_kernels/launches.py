@@ -50,8 +50,10 @@ def run_forward(
     outputs: dict[str, Any] = {
         "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
     }  # fmt: skip
-    if call.plan.family != "wide":
+    if call.plan.family == "triton":
         run_plain_forward(call, inputs, flags, first=0, count=call.chunks, from_checkpoint=False, **outputs)
+    elif call.plan.family == "hopper":
+        narrow.run_forward(call, inputs, flags, **outputs)
     if not call.gated:
         return
     _run_strong_forward(call, inputs, o, flags)
@@ -91,17 +93,11 @@ def run_plain_forward(
     states: torch.Tensor | None = None,
     checkpoints: torch.Tensor | None = None,
 ) -> None:
-    """Runs the plain form over `count` chunks of every sequence, from chunk `first` on; not for wide heads on Hopper.
+    """Runs the portable plain form over `count` chunks of every sequence, from chunk `first` on.
 
     An output of None is not computed. Flags and marks are raised only if o is. `from_checkpoint`: `initial` holds
     checkpoints, and `states` has room for `count` chunks of every sequence.
     """
-    if call.plan.family == "hopper":
-        narrow.run_forward(
-            call, inputs, flags, first=first, count=count, from_checkpoint=from_checkpoint, o=o, initial=initial,
-            final=final, states=states, checkpoints=checkpoints,
-        )  # fmt: skip
-        return
     initial, final = _given_states(call, inputs, initial, final)
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, flags.marks,
@@ -158,11 +154,13 @@ def run_backward(
     With gates `dinitial` is needed.
     """
     dfinal, dinitial = _given_states(call, inputs, dfinal, dinitial)
-    if call.plan.family != "wide":
+    if call.plan.family == "triton":
         run_plain_backward(
             call, inputs, do, states, flags, failed, gradients, first=0, count=call.chunks, from_checkpoint=False,
             dfinal=dfinal, dinitial=dinitial,
         )  # fmt: skip
+    elif call.plan.family == "hopper":
+        narrow.run_backward(call, inputs, do, states, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
     if call.gated:
         rows = call.sequences * call.H
         arguments = (
@@ -190,16 +188,10 @@ def run_plain_backward(
     dfinal: torch.Tensor | None,
     dinitial: torch.Tensor | None,
 ) -> None:
-    """Runs the plain form over `count` chunks of every sequence, from chunk `first` on; not for wide heads on Hopper.
+    """Runs the portable plain form over `count` chunks of every sequence, from chunk `first` on.
 
     `from_checkpoint`: `states` has room for `count` chunks of every sequence.
     """
-    if call.plan.family == "hopper":
-        narrow.run_backward(
-            call, inputs, do, states, flags, failed, gradients, first=first, count=count,
-            from_checkpoint=from_checkpoint, dfinal=dfinal, dinitial=dinitial,
-        )  # fmt: skip
-        return
     dfinal, dinitial = _given_states(call, inputs, dfinal, dinitial)
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags.rows, failed, dfinal,

@@ -44,7 +44,7 @@ def recomputed_groups(call: Call) -> Sequence[Run]:
 def form(call: Call) -> tuple[object, ...]:
     """The part of a call's sizes that decides which kernels it launches."""
     forwards = (is_whole(call, choose_pieces(call, multiple)) for multiple in (1, call.every))
-    return *forwards, bool(recomputed_groups(call)), call.chunks > call.every
+    return *forwards, bool(recomputed_groups(call))
 
 
 def _borders(
@@ -67,16 +67,14 @@ def _borders(
 
 
 def run_forward(
-    call: Call, inputs: Inputs, flags: Flags, *, first: int, count: int, from_checkpoint: bool,
-    o: torch.Tensor | None, initial: torch.Tensor | None, final: torch.Tensor | None, states: torch.Tensor | None,
-    checkpoints: torch.Tensor | None,
+    call: Call, inputs: Inputs, flags: Flags, *, o: torch.Tensor, initial: torch.Tensor | None,
+    final: torch.Tensor | None, states: torch.Tensor | None, checkpoints: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """Runs the forward as `launches.run_forward` says. Sequences are cut only if o is computed."""
+    """Runs the forward over whole sequences or, if these are cut, over their pieces. Outputs of None are left out."""
     run = choose_pieces(call, 1 if checkpoints is None else call.every)
-    if o is None or is_whole(call, run):
+    if is_whole(call, run):
         _forward(
-            call, inputs, flags, None, first=first, count=count, from_checkpoint=from_checkpoint, o=o, initial=initial,
-            final=final, states=states, checkpoints=checkpoints,
+            call, inputs, flags, None, o=o, initial=initial, final=final, states=states, checkpoints=checkpoints
         )  # fmt: skip
         return
     borders = _borders(call, inputs, inputs.k, inputs.v, run, initial, final, reverse=False)
@@ -84,86 +82,86 @@ def run_forward(
 
 
 def _forward(
-    call: Call, inputs: Inputs, flags: Flags, pieces: Run | None, *, first: int = 0, count: int = 0,
-    from_checkpoint: bool = False, o: torch.Tensor | None = None, initial: torch.Tensor | None = None,
-    final: torch.Tensor | None = None, states: torch.Tensor | None = None, checkpoints: torch.Tensor | None = None,
+    call: Call, inputs: Inputs, flags: Flags, pieces: Run | None, *, o: torch.Tensor, initial: torch.Tensor | None,
+    states: torch.Tensor | None, checkpoints: torch.Tensor | None, final: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Runs the kernel over `pieces`; if None, over `count` chunks of every sequence from chunk `first` on."""
+    """Runs the kernel over `pieces`; if None, over whole sequences."""
     from gla_kernels.hopper_forward import gla_forward_hopper
 
     rows = (call.sequences if pieces is None else pieces.count) * call.H
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, flags.marks,
-        inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H, first,
-        count if pieces is None else pieces.chunks, call.every, rows, call.sequences,
+        inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H,
+        call.chunks if pieces is None else pieces.chunks, call.every, rows, call.sequences,
         0 if pieces is None else pieces.base,
     )  # fmt: skip
     switches = {
         "HAS_INITIAL": initial is not None,
-        "FROM_CHECKPOINT": from_checkpoint,
-        "STORE_O": o is not None,
         "STORE_FINAL": final is not None,
         "STORE_STATES": states is not None,
         "STORE_CHECKPOINTS": checkpoints is not None,
         "PIECES": pieces is not None,
     }
     # A program assumes one length for all its rows (a row is a head of a sequence), so packed rows need a program each,
-    # and pieces too. Without gates, and if only states are computed, a program per row was faster.
-    several = call.gated and o is not None and not call.varlen and pieces is None
+    # and pieces too. Without gates a program per row was faster.
+    several = call.gated and not call.varlen and pieces is None
     programs = min(rows, HOPPER_PROGRAMS) if several else rows
     call.launch(gla_forward_hopper, call.plan.forward, (programs,), arguments, switches)
 
 
 def run_backward(
     call: Call, inputs: Inputs, do: torch.Tensor, states: torch.Tensor, flags: Flags, failed: torch.Tensor,
-    gradients: Gradients, *, first: int, count: int, from_checkpoint: bool, dfinal: torch.Tensor | None,
-    dinitial: torch.Tensor | None,
+    gradients: Gradients, *, dfinal: torch.Tensor | None, dinitial: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """Runs the backward as `launches.run_backward` says. Sequences are cut only if all states are kept."""
+    """Runs the backward from the states of all chunks, over whole sequences or, if these are cut, over their pieces."""
     run = choose_pieces(call)
-    if from_checkpoint or is_whole(call, run):
+    if is_whole(call, run):
         _backward(
-            call, inputs, do, states, flags, failed, gradients, None, first=first, count=count,
-            from_checkpoint=from_checkpoint, dfinal=dfinal, dinitial=dinitial,
+            call, inputs, do, states, None, flags, failed, gradients, None, dfinal=dfinal, dinitial=dinitial
         )  # fmt: skip
         return
     after = _borders(call, inputs, inputs.q, do, run, dfinal, dinitial, reverse=True)
-    _backward(call, inputs, do, states, flags, failed, gradients, run, dfinal=after)
+    _backward(call, inputs, do, states, None, flags, failed, gradients, run, dfinal=after)
 
 
-def run_backward_in_groups(
+def run_backward_from_checkpoints(
     call: Call, inputs: Inputs, do: torch.Tensor, checkpoints: torch.Tensor, flags: Flags, failed: torch.Tensor,
     gradients: Gradients, *, dfinal: torch.Tensor | None, dinitial: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """Runs the backward from checkpoints over `recomputed_groups`, whose states are recomputed."""
-    first, *others = recomputed_groups(call)
+    """Runs the backward from checkpoints, whose programs recompute the states of `call.every` chunks at a time."""
+    runs = recomputed_groups(call)
+    if not runs:
+        states = inputs.q.new_empty(call.state_shape(call.sequences * call.every))
+        _backward(
+            call, inputs, do, states, checkpoints, flags, failed, gradients, None, dfinal=dfinal, dinitial=dinitial
+        )  # fmt: skip
+        return
     after = _borders(call, inputs, inputs.q, do, cut(call, call.every), dfinal, dinitial, reverse=True)
     # Behind the borders, whose own scratch memory is free again.
-    states = inputs.q.new_empty(call.state_shape(first.count * first.chunks))
-    for run in (first, *others):
+    states = inputs.q.new_empty(call.state_shape(runs[0].count * runs[0].chunks))
+    for run in runs:
         here = slice(run.base, run.base + run.count)
-        _forward(call, inputs, flags, run, from_checkpoint=True, initial=checkpoints[here], states=states)
         _backward(
-            call, inputs, do, states, flags, failed, gradients, run, from_checkpoint=True, dfinal=after[here]
+            call, inputs, do, states, checkpoints, flags, failed, gradients, run, dfinal=after[here]
         )  # fmt: skip
 
 
 def _backward(
-    call: Call, inputs: Inputs, do: torch.Tensor, states: torch.Tensor, flags: Flags, failed: torch.Tensor,
-    gradients: Gradients, pieces: Run | None, *, first: int = 0, count: int = 0, from_checkpoint: bool = False,
-    dfinal: torch.Tensor | None = None, dinitial: torch.Tensor | None = None,
+    call: Call, inputs: Inputs, do: torch.Tensor, states: torch.Tensor, checkpoints: torch.Tensor | None, flags: Flags,
+    failed: torch.Tensor, gradients: Gradients, pieces: Run | None, *, dfinal: torch.Tensor | None,
+    dinitial: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Runs the kernel over `pieces`; if None, over `count` chunks of every sequence from chunk `first` on."""
+    """Runs the kernel over `pieces`; if None, over whole sequences. With checkpoints, `states` is scratch memory."""
     from gla_kernels.hopper_backward import gla_backward_hopper
 
     arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags.rows, failed, dfinal,
+        inputs.q, inputs.k, inputs.v, inputs.g, do, states, checkpoints, flags.rows, failed, dfinal,
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens, call.scale,
-        *inputs.strides(do), call.T, call.H, first, count if pieces is None else pieces.chunks, call.sequences,
-        0 if pieces is None else pieces.base,
+        *inputs.strides(do), call.T, call.H, call.chunks if pieces is None else pieces.chunks, call.every,
+        call.sequences, 0 if pieces is None else pieces.base,
     )  # fmt: skip
     switches = {
-        "FROM_CHECKPOINT": from_checkpoint,
+        "RECOMPUTE": checkpoints is not None,
         "HAS_DFINAL": dfinal is not None,
         "STORE_DINITIAL": dinitial is not None,
         "PIECES": pieces is not None,

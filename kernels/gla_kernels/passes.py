@@ -165,6 +165,8 @@ def launch_backward(
         wide.run_backward(
             call, inputs, do, kept, flags, failed, gradients, materialized=materialized, **states
         )  # fmt: skip
+    elif not materialized and call.plan.family == "hopper":
+        narrow.run_backward_from_checkpoints(call, inputs, do, kept, flags, failed, gradients, **states)
     elif not materialized:
         _run_plain_backward_from_checkpoints(call, inputs, do, kept, flags, failed, gradients, **states)
     if materialized:
@@ -193,12 +195,7 @@ def _run_plain_backward_from_checkpoints(
     call: Call, inputs: Inputs, do: torch.Tensor, checkpoints: torch.Tensor, flags: Flags, failed: torch.Tensor,
     gradients: Gradients, *, dfinal: torch.Tensor | None, dinitial: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """The plain form's backward of narrow heads and of the portable kernels, which recomputes the states."""
-    if narrow.recomputed_groups(call):
-        narrow.run_backward_in_groups(
-            call, inputs, do, checkpoints, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial
-        )  # fmt: skip
-        return
+    """The portable plain form's backward, which recomputes the states slice by slice."""
     count = call.every
     scratch = inputs.q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
     # A program reads its part of the gradient after a slice before it writes that of the one before, in its place.
