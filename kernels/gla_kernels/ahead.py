@@ -1,10 +1,10 @@
 """Compiles the kernels without a GPU and reports their registers, spills and shared memory.
 
-    python -m gla_kernels.ahead --arch 80 90 100 --key-dim 64 --value-dim 64 --dtype bf16
+    python -m gla_kernels.ahead --arch 80 90 100 gfx942 --key-dim 64 --value-dim 64 --dtype bf16
     python -m gla_kernels.ahead --family hopper --key-dim 128 --value-dim 256
 
-prints one line of JSON per kernel, with the number of faults by LLVM (see `ptx.py`) and, for Gluon kernels, by the
-assembler (see `sass.py`).
+prints one line of JSON per kernel, for NVIDIA's architectures with the number of faults by LLVM (see `ptx.py`) and, for
+Gluon kernels, by the assembler (see `sass.py`).
 """
 
 import argparse
@@ -34,8 +34,9 @@ from gla_kernels.launch import (
     exact_tile,
     hopper_plan,
     narrower_state_tile,
-    plan,
+    operands,
     strong_tile,
+    triton_plan,
     wide_frames_tile,
     wide_readout_tile,
     wide_recurrence_tile,
@@ -46,10 +47,17 @@ from gla_kernels.ptx import overflowing_pairs, waits_first
 from gla_kernels.sass import disassemble, faulty_descriptors
 from gla_kernels.wide_pieces import fits_one_backward, parks
 
+# Bytes of shared memory that a program may have, by architecture: CUDA programming guide, technical specifications;
+# AMD's CDNA 3 instruction set, local data share.
+SHARED = {
+    "80": 163 * 1024, "86": 99 * 1024, "89": 99 * 1024, "90": 227 * 1024, "100": 227 * 1024, "120": 99 * 1024,
+    "gfx942": 64 * 1024,
+}  # fmt: skip
+
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 _SCALARS = ("T", "H", "N", "first", "count", "every", "base", "stride", "piece_chunks", "rows", "items")
 _STEPS = ("_b", "_t", "_h", "_p")
-_INPUTS = ("q", "k", "v", "x", "y", "z", "do", "o", "out", "dv", "framed_q", "framed_k", "scores")
+_INPUTS = ("q", "k", "v", "x", "y", "z", "do", "out", "framed_q", "framed_k", "scores")
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,7 @@ def variants(call: Call) -> Iterator[Variant]:
             reverse = name == "backward"
             tile = strong_tile(call.K, call.V, call.plan, reverse)
             yield Variant(name, "strong", strong_kernel(call, reverse), tile, {})
-        tile = exact_tile(call.K, call.V, call.dtype)
+        tile = exact_tile(call.K, call.V, call.plan)
         yield Variant("forward", "exact", gla_forward_exact, tile, forward)
         yield Variant("backward", "exact", gla_backward_exact, tile, backward)
         yield Variant("backward from checkpoints", "exact", gla_backward_exact_recomputing, tile, backward)
@@ -166,21 +174,27 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
         yield Variant("backward", "plain", wide_backward, WIDE_BACKWARD, backward)
 
 
-def compile_kernel(call: Call, variant: Variant, arch: int) -> Any:
-    """Compiles one kernel of `call` for CUDA architecture `arch` (90 = sm_90); no GPU needed.
+def compile_kernel(call: Call, variant: Variant, arch: str) -> Any:
+    """Compiles one kernel of `call` for an architecture, "90" (sm_90) or "gfx942"; no GPU needed.
 
-    Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin.
+    Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin or AMD's machine code.
     """
     kernel = variant.kernel
     absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg", "parked", "decays", "half_gates", "excesses"))
-    constants = named(kernel, call.constants(variant.tile) | variant.switches | absent)
+    amd = {"PRECISION": operands(call.dtype, amd=True).precision} if _is_amd(arch) else {}
+    constants = named(kernel, call.constants(variant.tile) | variant.switches | absent | amd)
     signature = {name: _type(call, name, constants) for name in kernel.arg_names}
     places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
     whole = [name for name, kind in signature.items() if kind.startswith("*") or name.endswith(_STEPS)]
     aligned = {places[name]: [["tt.divisibility", 16]] for name in whole}
     values = {places[name]: value for name, value in constants.items()}
     source = _source(kernel, signature, values, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.tile.options)
+    target = GPUTarget("hip", arch, 64) if _is_amd(arch) else GPUTarget("cuda", int(arch), 32)
+    return triton.compile(source, target=target, options=variant.tile.options)
+
+
+def _is_amd(arch: str) -> bool:
+    return arch.startswith("gfx")
 
 
 def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
@@ -191,7 +205,8 @@ def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
         return "i32"
     if name in ("flags", "failed", "raised", "marks"):
         return "*i32"
-    if name in _INPUTS or (name in ("dq", "dk") and call.gradient_parts == 1):
+    partial = {"o": call.key_parts, "dv": call.key_parts, "dq": call.value_parts, "dk": call.value_parts}
+    if name in (*_INPUTS, *partial) and partial.get(name, 1) == 1:
         return _POINTER[call.dtype]
     if name in ("g", "dg") and call.bfloat16_gates:
         return "*bf16"
@@ -209,7 +224,13 @@ def _source(kernel: Any, signature: dict[str, str], constants: dict[Any, Any], a
 
 
 def resources(compiled: Any) -> Resources:
-    """Reads a compiled kernel's resources with the `cuobjdump` that comes with Triton."""
+    """A compiled kernel's resources: from AMD's assembly, or read with the `cuobjdump` that comes with Triton."""
+    if "amdgcn" in compiled.asm:
+        found = {
+            key: int(value)
+            for key, value in re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", compiled.asm["amdgcn"])
+        }
+        return Resources(found["vgpr_count"], found["private_segment_fixed_size"], compiled.metadata.shared)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
@@ -228,7 +249,9 @@ def main() -> None:
     """The command line: compiles every kernel for head dims K and V on each architecture, with and without gates."""
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     parser = argparse.ArgumentParser(description="Compile the GLA kernels without a GPU and print their resources.")
-    parser.add_argument("--arch", type=int, nargs="+", default=[90], help="CUDA architectures; 90 is sm_90")
+    parser.add_argument(
+        "--arch", nargs="+", default=["90"], choices=SHARED, help="architectures; 90 is sm_90, gfx942 is an MI300"
+    )
     parser.add_argument("--key-dim", type=int, default=64)
     parser.add_argument("--value-dim", type=int, default=64)
     parser.add_argument("--dtype", choices=dtypes, default="bf16")
@@ -240,15 +263,16 @@ def main() -> None:
     special = hopper_plan(K, V, dtype, options.chunk) if options.family == "hopper" else None
     if options.family == "hopper" and special is None:
         parser.error(f"the Hopper kernels do not support K = {K}, V = {V} in {options.dtype}; use --family triton")
-    for gated in (True, False):
-        choice = special or plan(K, V, dtype, options.chunk, gated=gated)
-        call = call_of(K, V, gated, dtype, choice, options.gates == "bf16")
-        for variant in variants(call):
-            for arch in options.arch:
+    for arch in options.arch:
+        for gated in (True, False):
+            choice = special or triton_plan(K, V, dtype, options.chunk, gated, SHARED[arch])
+            call = call_of(K, V, gated, dtype, choice, options.gates == "bf16")
+            for variant in variants(call):
                 compiled = compile_kernel(call, variant, arch)
                 line = {"arch": arch, "kernel": variant.name, "gated": gated, "form": variant.form}
                 line |= asdict(resources(compiled))
-                line["overflowing_pairs"] = len(overflowing_pairs(compiled.asm["ptx"]))
+                if not _is_amd(arch):
+                    line["overflowing_pairs"] = len(overflowing_pairs(compiled.asm["ptx"]))
                 if choice.family != "triton":
                     line["waits_first"] = waits_first(compiled.asm["ptx"])
                 if choice.family != "triton" and variant.form != "exact":

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import triton
 
+from gla_kernels.device import gpu_of
 from gla_kernels.launch import LaunchPlan, operands, plan, plan_text, triton_plan
 from gla_kernels.limits import fitting_chunks
 
@@ -61,8 +62,9 @@ def plans_path() -> Path:
 def candidates(K: int, V: int, dtype: torch.dtype, device: torch.device, gated: bool = True) -> tuple[LaunchPlan, ...]:
     """The table's plan first, then portable Triton plans of every chunk size that fits, with 4 and 8 warps."""
     found = [plan(K, V, dtype, None, device, gated)]
-    for chunk in fitting_chunks(K, operands(dtype).dtype.itemsize):
-        row = triton_plan(K, V, dtype, chunk, gated)
+    shared_bytes = gpu_of(device).shared_bytes
+    for chunk in fitting_chunks(K, operands(dtype).dtype.itemsize, shared_bytes):
+        row = triton_plan(K, V, dtype, chunk, gated, shared_bytes)
         for warps in (4, 8):
             found.append(replace(row, backward=replace(row.backward, warps=warps)))
     return tuple(dict.fromkeys(found))

@@ -38,9 +38,9 @@ def gla_backward_kernel(
     flags,  # [N, H] int32: 1 if a result of the forward is not finite
     failed,  # [N, H] int32, 0: 1 if this kernel's results are not finite
     dfinal,  # [N, H, K, V] float32: gradient of the states after the last chunk
-    dq,  # [B, T, H, blocks_v, K], contiguous: one part a block of value columns, as in dk and dg
+    dq,  # [B, T, H, blocks_v, K], contiguous: one part per block of value columns, as in dk and dg
     dk,  # [B, T, H, blocks_v, K]
-    dv,  # [B, T, H, V]
+    dv,  # [B, T, H, blocks_k, V]: one part per block of key columns
     dg,  # [B, T, H, blocks_v, K]
     dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
@@ -62,11 +62,13 @@ def gla_backward_kernel(
     FROM_CHECKPOINT: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program handles BV value columns of one sequence and head, chunks first + count - 1 back to first."""
+    """A program handles BK key and BV value columns of one sequence and head, chunks first + count - 1 to first."""
+    blocks_k: tl.constexpr = (K + BK - 1) // BK
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     iv = pid % blocks_v
-    nh = pid // blocks_v
+    ik = pid // blocks_v % blocks_k
+    nh = pid // (blocks_v * blocks_k)
     n = nh // H
     h = nh % H
     if GATED:
@@ -86,13 +88,13 @@ def gla_backward_kernel(
     part = (out * blocks_v + iv) * K
     dq += part
     dk += part
-    dv += out * V
+    dv += (out * blocks_k + ik) * V
     if GATED:
         g += b * g_b + t * g_t + h.to(tl.int64) * g_h
         dg += part
     slot = (n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)) + chunks - 1
     states += (slot.to(tl.int64) * H + h) * K * V
-    kcols = tl.arange(0, BK)
+    kcols = ik * BK + tl.arange(0, BK)
     vcols = iv * BV + tl.arange(0, BV)
     steps = tl.arange(0, C)
     lower = steps[:, None] >= steps[None, :]
@@ -123,7 +125,7 @@ def gla_backward_kernel(
         dSd = dS.to(DOT)
         bdv = tl.dot(scores_t.to(DOT), bdo, input_precision=PRECISION)
         bdv = tl.dot(ks, dSd, bdv, input_precision=PRECISION)
-        store_tile(dv, bdv, steps, vcols, H * V, rows_left, V)
+        store_tile(dv, bdv, steps, vcols, H * blocks_k * V, rows_left, V)
         bdq = tl.dot(dA.to(DOT), ks, input_precision=PRECISION)
         bdq = tl.dot(bdo, tl.trans(Sd), bdq, input_precision=PRECISION)
         bdk = tl.dot(bv, tl.trans(dSd), input_precision=PRECISION)
@@ -150,7 +152,7 @@ def gla_backward_kernel(
         do -= C * do_t
         dq -= C * grad_stride
         dk -= C * grad_stride
-        dv -= C * H * V
+        dv -= C * H * blocks_k * V
         states -= H * K * V
         rows_left = C
     store_tile(dinitial + nh.to(tl.int64) * K * V, dS, kcols, vcols, V, K, V)

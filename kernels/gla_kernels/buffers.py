@@ -105,9 +105,21 @@ def failure_flags(flags: Flags, after_forward: bool) -> torch.Tensor:
     return flags.rows.clone() if after_forward else flags.rows.new_zeros(flags.rows.shape)
 
 
+def output_parts(like: torch.Tensor, parts: int) -> torch.Tensor:
+    """Memory for an output of the shape [B, T, H, D] of `like`; if in several parts, [B, T, H, parts, D] float32."""
+    if parts == 1:
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
+    return like.new_empty((*like.shape[:3], parts, like.shape[3]), dtype=torch.float32)
+
+
+def sum_of_parts(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """An output from its memory (see `output_parts`), in the dtype of `like`."""
+    return parts if parts.dim() == 4 else parts.sum(3).to(like.dtype)
+
+
 @dataclass(frozen=True)
 class Gradients:
-    """The backward's outputs: dv, and dq, dk and dg [B, T, H, K], or [B, T, H, parts, K] if they are partial sums."""
+    """The backward's outputs: dq, dk, dg [B, T, H, K] and dv [B, T, H, V], or partial sums (see `output_parts`)."""
 
     dq: torch.Tensor
     dk: torch.Tensor
@@ -116,22 +128,14 @@ class Gradients:
 
     @classmethod
     def empty(cls, call: Call, inputs: Inputs) -> "Gradients":
-        parts = call.gradient_parts
-
-        def part_buffer(x: torch.Tensor) -> torch.Tensor:
-            if parts == 1:
-                return torch.empty_like(x, memory_format=torch.contiguous_format)
-            return x.new_empty((*x.shape[:3], parts, call.K), dtype=torch.float32)
-
-        dg = None if inputs.g is None else part_buffer(inputs.g)
-        dv = torch.empty_like(inputs.v, memory_format=torch.contiguous_format)
-        return cls(part_buffer(inputs.q), part_buffer(inputs.k), dv, dg)
+        parts = call.value_parts
+        dg = None if inputs.g is None else output_parts(inputs.g, parts)
+        dv = output_parts(inputs.v, call.key_parts)
+        return cls(output_parts(inputs.q, parts), output_parts(inputs.k, parts), dv, dg)
 
     def summed(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """dq, dk, dv and dg in the shapes and dtypes of their inputs."""
-
-        def total(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-            return parts if parts.dim() == 4 else parts.sum(3).to(like.dtype)
-
-        dg = None if inputs.g is None or self.dg is None else total(self.dg, inputs.g)
-        return total(self.dq, inputs.q), total(self.dk, inputs.k), self.dv, dg
+        dg = None if inputs.g is None or self.dg is None else sum_of_parts(self.dg, inputs.g)
+        return (
+            sum_of_parts(self.dq, inputs.q), sum_of_parts(self.dk, inputs.k), sum_of_parts(self.dv, inputs.v), dg
+        )  # fmt: skip

@@ -9,10 +9,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import triton.language as tl
 
+from gla_kernels.device import Gpu, gpu_of, prime_below
 from gla_kernels.direct import Launcher, launcher
 from gla_kernels.launch import (
     EXACT_ROWS,
-    HOPPER_PROGRAMS,
     LEAST_NARROW_PIECES,
     LaunchPlan,
     Operands,
@@ -70,6 +70,7 @@ class Call:
     dtype: torch.dtype
     plan: LaunchPlan
     bfloat16_gates: bool = False  # else float32
+    multiprocessors: int = Gpu().multiprocessors
 
     @cached_property
     def decisions(self) -> dict[tuple[object, ...], Any]:
@@ -90,10 +91,37 @@ class Call:
         """Chunks of the longest possible sequence: all T tokens."""
         return (self.T + self.plan.chunk_size - 1) // self.plan.chunk_size
 
+    @property
+    def narrow_programs(self) -> int:
+        """Programs of the Gluon kernels for narrow heads that run at once."""
+        return 2 * self.multiprocessors
+
+    @property
+    def strong_programs(self) -> int:
+        """Programs of the forward for chunks with strong gates."""
+        return 2 * self.multiprocessors
+
+    @property
+    def strong_backward_programs(self) -> int:
+        """Programs of the backward for chunks with strong gates.
+
+        A prime number, because a program handles every so many items, of which each chunk has as many: with 264
+        programs and three items per chunk, one would get the same part of every chunk.
+        """
+        return prime_below(2 * self.multiprocessors)
+
+    @property
+    def exact_programs(self) -> int:
+        """Programs of the exact kernels: each fills a multiprocessor, and most find no work.
+
+        A prime number, because flagged items are often evenly spaced (one head of every sequence).
+        """
+        return prime_below(self.multiprocessors)
+
     @cached_property
     def has_few_narrow_heads(self) -> bool:
         """Whether sequences that are long enough are cut into pieces, as `narrow.py` does."""
-        few = LEAST_NARROW_PIECES * self.sequences * self.H <= HOPPER_PROGRAMS
+        few = LEAST_NARROW_PIECES * self.sequences * self.H <= self.narrow_programs
         return self.plan.family == "hopper" and few
 
     @cached_property
@@ -102,7 +130,7 @@ class Call:
         every = chunks_per_checkpoint(self.chunks // self.sequences if self.varlen else self.chunks)
         if self.has_few_narrow_heads:
             # A backward cuts sequences at their checkpoints, so these have to be enough for the GPU's programs.
-            while every > _LEAST_CHUNKS_PER_CHECKPOINT and self.slots(every) * self.H < HOPPER_PROGRAMS * 3 // 4:
+            while every > _LEAST_CHUNKS_PER_CHECKPOINT and self.slots(every) * self.H < self.narrow_programs * 3 // 4:
                 every //= 2
         return every
 
@@ -125,9 +153,18 @@ class Call:
         """Number of blocks of value columns."""
         return (self.V + tile.block_v - 1) // tile.block_v
 
+    def blocks(self, tile: Tile) -> int:
+        """Number of blocks of key and value columns."""
+        return -(-self.K // tile.block_k) * self.parts(tile)
+
     @cached_property
-    def gradient_parts(self) -> int:
-        """Partial sums of dq, dk and dg: the portable Triton backward has one program per block of value columns."""
+    def key_parts(self) -> int:
+        """Partial sums of o and dv: a program of the portable plain form handles one block of key columns."""
+        return -(-self.K // self.plan.forward.block_k) if self.plan.family == "triton" else 1
+
+    @cached_property
+    def value_parts(self) -> int:
+        """Partial sums of dq, dk and dg: a program of its backward handles one block of value columns."""
         return self.parts(self.plan.backward) if self.plan.family == "triton" else 1
 
     def new_states(self, like: torch.Tensor, count: int | None = None, zero: bool = False) -> torch.Tensor:
@@ -148,7 +185,8 @@ class Call:
             "PRECISION": self.operands.precision,
             "GATED": self.gated,
             "VARLEN": self.varlen,
-            "PARTS": self.gradient_parts,
+            "KEY_PARTS": self.key_parts,
+            "VALUE_PARTS": self.value_parts,
             "SHARES": strong_shares(self.K),
             "STAGES": tile.stages,
             "PDL": self.pdl,
@@ -229,7 +267,7 @@ def _call(
     choice = parse_plan(plan_of_choice) if plan_of_choice else plan(K, V, dtype, chunk_size, device, gated)
     return Call(
         B, T, H, K, V, B if sequences is None else sequences, packed, gated, scale, dtype, choice,
-        gates == torch.bfloat16,
+        gates == torch.bfloat16, gpu_of(device).multiprocessors,
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ import torch
 from gla_kernels import eager
 from gla_kernels.checks import check_inputs, check_values
 from gla_kernels.kinds import keep_of, kind_of, known, launches_on_its_inputs, note
-from gla_kernels.limits import MAX_KEY_DIM_FLOAT32
 from gla_kernels.passes import keeps
 from gla_kernels.tuning import autotuning, plan_for
 
@@ -51,8 +50,6 @@ def _chunk(
         check_values(g, q.shape[1], cu_seqlens)
     K = q.shape[-1]
     scale = K**-0.5 if scale is None else float(scale)
-    if K > MAX_KEY_DIM_FLOAT32 and q.dtype != torch.bfloat16:
-        return _in_pieces(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, materialize, chunk_size)
     keep = keeps(q, k, v, g, initial_state, materialize)
     if g is not None and g.dtype == torch.float16:  # which no kernel reads
         g = g.float()
@@ -65,33 +62,6 @@ def _chunk(
     if kind is not None:
         note(kind)
     return outputs
-
-
-def _in_pieces(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor | None,
-    scale: float,
-    initial_state: torch.Tensor | None,
-    output_final_state: bool,
-    cu_seqlens: torch.Tensor | None,
-    materialize: bool,
-    chunk_size: int | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The call as a sum over blocks of key channels; each block has its own rows of the state and its own gates."""
-    o, finals = torch.zeros((), dtype=v.dtype, device=v.device), []
-    for begin in range(0, q.shape[-1], MAX_KEY_DIM_FLOAT32):
-        cols = slice(begin, begin + MAX_KEY_DIM_FLOAT32)
-        gates = None if g is None else g[..., cols]
-        state = None if initial_state is None else initial_state[:, :, cols]
-        part, final = _chunk(
-            q[..., cols], k[..., cols], v, gates, scale, state, output_final_state, cu_seqlens, materialize,
-            chunk_size, False, False,
-        )  # fmt: skip
-        o = o + part
-        finals.append(final)
-    return o, None if finals[0] is None else torch.cat([x for x in finals if x is not None], dim=2)
 
 
 def chunk_gla(

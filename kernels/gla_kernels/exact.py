@@ -6,7 +6,8 @@ subchunks of R rows and never use the inverse of a decay: a tree of references (
 two factors of at most 1, and decays between the state and a token come from sums of just the gates between them. -inf
 is a reset.
 
-States are stored before every chunk of C rows, as in the plain form, but not in the chunk's frame. The backward goes
+A block of BK key columns depends on no other: it gives a part of o and dv of its own, as in the plain form. States are
+stored before every chunk of C rows, as in the plain form, but not in the chunk's frame. The backward goes
 through the subchunks of a chunk in reverse and recomputes the state before each from the chunk's. From checkpoints, it
 first recomputes the states of the chunks behind one checkpoint, then goes back through these, and so on to the first
 checkpoint, all in one launch. The code is written for clarity, not speed.
@@ -37,18 +38,18 @@ FLAGS_AT_ONCE = tl.constexpr(32)
 
 
 @triton.jit
-def exact_scores(q, k, g, scale, q_t, k_t, g_t, steps, rows_left, K: tl.constexpr, BK: tl.constexpr,
+def exact_scores(q, k, g, scale, q_t, k_t, g_t, first, steps, rows_left, K: tl.constexpr, BK: tl.constexpr,
                  TRANSPOSED: tl.constexpr, R: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """tril(scale q k^T with the decay of every pair) or its transpose, (R, R) float32, for any gates.
 
-    q, k and g point to the subchunk's first row. They are read again, one block of keys at a time: in a product this
-    small every warp holds both operands in full, and with 256 keys these alone exceed its registers.
+    Of BK keys from `first` on. q, k and g point to the subchunk's first row. They are read again, a few keys at a time:
+    in a product this small every warp holds both operands in full, and with 256 keys these alone exceed its registers.
     """
     block: tl.constexpr = min(BK, SCORE_KEYS)
     # Not constant zeros: with those LLVM made holes in the mask of the diagonal (`ptx.py`).
     scores = zero_state(scale, R, R)
-    for first in range(0, K, block):
-        cols = first + tl.arange(0, block)
+    for column in range(0, min(BK, K), block):
+        cols = first + column + tl.arange(0, block)
         bq = load_tile(q, steps, cols, q_t, rows_left, K).to(tl.float32) * scale
         bk = load_tile(k, steps, cols, k_t, rows_left, K).to(tl.float32)
         step_gates = exact_gates(load_tile(g, steps, cols, g_t, rows_left, K))
@@ -100,8 +101,7 @@ def any_raised(flags, items, PER_FLAG: tl.constexpr):
 
 @triton.jit
 def exact_forward_row(
-    item,
-    q, k, v, g, o, initial, final, states, checkpoints, cu, scale,
+    nh, ik, iv, q, k, v, g, o, initial, final, states, checkpoints, cu, scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     T, H, first, count, every,
     K: tl.constexpr,
@@ -120,15 +120,14 @@ def exact_forward_row(
     STORE_STATES: tl.constexpr,
     STORE_CHECKPOINTS: tl.constexpr,
 ):  # fmt: skip
-    """The forward of one item: a block of value columns of a sequence and head, `count` chunks from `first` on.
+    """The forward of blocks ik of key and iv of value columns of a sequence and head, `count` chunks from `first` on.
 
     FROM_CHECKPOINT: `initial` holds checkpoints, and `states` has room for this head's `count` states alone.
     """
-    blocks_v: tl.constexpr = (V + BV - 1) // BV
+    blocks_k: tl.constexpr = (K + BK - 1) // BK
     ratio: tl.constexpr = C // R
-    iv = item % blocks_v
-    n = item // blocks_v // H
-    h = item // blocks_v % H
+    n = nh // H
+    h = nh % H
     b, begin, length = locate(cu, n, T, VARLEN)
     rows_left = length - first * C
     subchunks = (tl.minimum(rows_left, count * C) + R - 1) // R
@@ -139,12 +138,12 @@ def exact_forward_row(
     v += b * v_b + t * v_t + h.to(tl.int64) * v_h
     g += b * g_b + t * g_t + h.to(tl.int64) * g_h
     if STORE_O:
-        o += ((b * T + t) * H + h) * V
+        o += (((b * T + t) * H + h) * blocks_k + ik) * V
     if STORE_STATES and not FROM_CHECKPOINT:
         states += (first_slot(n, begin, length, C, VARLEN).to(tl.int64) * H + h) * K * V
     state_step = K * V if FROM_CHECKPOINT else H.to(tl.int64) * K * V
     checkpoint = checkpoint_slot(n, begin, length, first, every, C, VARLEN)
-    kcols = tl.arange(0, BK)
+    kcols = ik * BK + tl.arange(0, BK)
     vcols = iv * BV + tl.arange(0, BV)
     steps = tl.arange(0, R)
     inside = (kcols[:, None] < K) & (vcols[None, :] < V)
@@ -168,12 +167,12 @@ def exact_forward_row(
             bq = load_tile(q, steps, kcols, q_t, rows_left, K).to(tl.float32) * scale
             since_start = select_sum(steps[:, None] >= steps[None, :], step_gates, 3, DOT)
             scores = exact_scores(
-                q, k, g, scale, q_t, k_t, g_t, steps, rows_left, K, BK, False, R, DOT, PRECISION
+                q, k, g, scale, q_t, k_t, g_t, ik * BK, steps, rows_left, K, BK, False, R, DOT, PRECISION
             ).to(DOT)  # fmt: skip
             bo = tl.dot((bq * tl.exp2(since_start)).to(DOT), S.to(DOT), input_precision=PRECISION)
             bo = tl.dot(scores, bv, bo, input_precision=PRECISION)
-            store_tile(o, bo, steps, vcols, H * V, rows_left, V)
-            o += R * H * V
+            store_tile(o, bo, steps, vcols, H * blocks_k * V, rows_left, V)
+            o += R * H * blocks_k * V
         S = advance(S, bk, bv, step_gates, steps, DOT, PRECISION)
         q += R * q_t
         k += R * k_t
@@ -207,30 +206,33 @@ def gla_forward_exact(
 ):  # fmt: skip
     """`gla_forward_kernel` for those of the `rows` sequences and heads whose flag is raised; R is rows of a subchunk.
 
-    An item is a block of value columns of a sequence and head. A program handles every num_programs-th item. Most calls
-    have no flag raised, so there are no more programs than an H200 runs at once.
+    An item is a block of key and of value columns of a sequence and head. A program handles every num_programs-th item.
+    Most calls have no flag raised, so there are no more programs than a GPU runs at once.
     """
     begin_behind(PDL)
+    blocks_k: tl.constexpr = (K + BK - 1) // BK
     blocks_v: tl.constexpr = (V + BV - 1) // BV
-    items = rows * blocks_v
-    if any_raised(flags, items, blocks_v):
+    items = rows * blocks_k * blocks_v
+    if any_raised(flags, items, blocks_k * blocks_v):
         for i in range(0, items_here(items)):
             item = tl.program_id(0) + i * tl.num_programs(0)
-            if tl.load(flags + item // blocks_v) != 0:
+            nh = item // (blocks_k * blocks_v)
+            if tl.load(flags + nh) != 0:
                 exact_forward_row(
-                    item, q, k, v, g, o, initial, final, states, checkpoints, cu, scale, q_b, q_t, q_h, k_b, k_t, k_h,
-                    v_b, v_t, v_h, g_b, g_t, g_h, T, H, 0, tl.cdiv(T, C), every, K, V, BK, BV, C, R, DOT, PRECISION,
+                    nh, item // blocks_v % blocks_k, item % blocks_v, q, k, v, g, o, initial, final, states,
+                    checkpoints, cu, scale, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+                    T, H, 0, tl.cdiv(T, C), every, K, V, BK, BV, C, R, DOT, PRECISION,
                     VARLEN, HAS_INITIAL, False, STORE_O, STORE_FINAL, STORE_STATES, STORE_CHECKPOINTS,
                 )  # fmt: skip
 
 
 @triton.jit
 def start_state_gradient(
-    nh, dfinal, dinitial, scale,
+    nh, ik, dfinal, dinitial, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, HAS_DFINAL: tl.constexpr,
 ):  # fmt: skip
-    """Sets `dinitial` of a sequence and head to the gradient of the state after the last token."""
-    kcols = tl.arange(0, BK)
+    """Sets block ik of `dinitial` of a sequence and head to the gradient of the state after the last token."""
+    kcols = ik * BK + tl.arange(0, BK)
     for iv in range(0, (V + BV - 1) // BV):
         vcols = iv * BV + tl.arange(0, BV)
         if HAS_DFINAL:
@@ -242,7 +244,7 @@ def start_state_gradient(
 
 @triton.jit
 def exact_backward_row(
-    nh, q, k, v, g, do, states, flags, dq, dk, dv, dg, dinitial, cu, scale,
+    nh, ik, q, k, v, g, do, states, flags, dq, dk, dv, dg, dinitial, cu, scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T, H, first, count,
     K: tl.constexpr,
@@ -251,21 +253,22 @@ def exact_backward_row(
     BV: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
-    PARTS: tl.constexpr,
+    VALUE_PARTS: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
     FROM_CHECKPOINT: tl.constexpr,
 ):  # fmt: skip
-    """The backward of a sequence and head, `count` chunks from `first` on.
+    """The backward of block ik of the key columns of a sequence and head, `count` chunks from `first` on.
 
     A program handles all value columns, block by block, so that dq, dk and dg are summed before they are rounded. The
     gradient of the state is passed from subchunk to subchunk in `dinitial`, which holds that after the last one.
-    PARTS: number of partial sums in the buffers of dq, dk and dg; the first gets the whole gradient, the others 0.
+    VALUE_PARTS: partial sums in the buffers of dq, dk and dg; the first gets the whole gradient, the others 0.
 
     FROM_CHECKPOINT: `states` holds this head's `count` states alone, as `exact_forward_row` stored them. Otherwise they
     are those of the whole pass, from the plain form unless the forward was flagged.
     """
+    blocks_k: tl.constexpr = (K + BK - 1) // BK
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     n = nh // H
     h = nh % H
@@ -279,17 +282,17 @@ def exact_backward_row(
     g += b * g_b + t * g_t + h.to(tl.int64) * g_h
     do += b * do_b + t * do_t + h.to(tl.int64) * do_h
     out = (b * T + t) * H + h
-    grad_stride = H * PARTS * K
-    dq += out * PARTS * K
-    dk += out * PARTS * K
-    dg += out * PARTS * K
-    dv += out * V
+    grad_stride = H * VALUE_PARTS * K
+    dq += out * VALUE_PARTS * K
+    dk += out * VALUE_PARTS * K
+    dg += out * VALUE_PARTS * K
+    dv += (out * blocks_k + ik) * V
     if not FROM_CHECKPOINT:
         states += (first_slot(n, begin, length, C, VARLEN).to(tl.int64) * H + h) * K * V
         flagged = tl.load(flags + nh) != 0
     state_step = K * V if FROM_CHECKPOINT else H.to(tl.int64) * K * V
     dinitial += nh.to(tl.int64) * K * V
-    kcols = tl.arange(0, BK)
+    kcols = ik * BK + tl.arange(0, BK)
     steps = tl.arange(0, R)
     lower = steps[:, None] >= steps[None, :]
     upper = steps[:, None] <= steps[None, :]
@@ -316,8 +319,8 @@ def exact_backward_row(
             qs = (bq * q_factor).to(DOT)
             ks = (bk * k_factor).to(DOT)
             scores_t = exact_scores(
-                q + row * q_t, k + row * k_t, g + row * g_t, scale, q_t, k_t, g_t, steps, rows_left, K, BK, True, R,
-                DOT, PRECISION,
+                q + row * q_t, k + row * k_t, g + row * g_t, scale, q_t, k_t, g_t, ik * BK, steps, rows_left, K, BK,
+                True, R, DOT, PRECISION,
             ).to(DOT)  # fmt: skip
             dA = zero_state(scale, R, R)
             dAt = zero_state(scale, R, R)
@@ -349,7 +352,7 @@ def exact_backward_row(
                 dk_state = tl.dot(bv, tl.trans(dSd), dk_state, input_precision=PRECISION)
                 bdv = tl.dot(scores_t, bdo, input_precision=PRECISION)
                 bdv = tl.dot(ks, dSd, bdv, input_precision=PRECISION)
-                store_tile(dv + row * H * V, bdv, steps, vcols, H * V, rows_left, V)
+                store_tile(dv + row * H * blocks_k * V, bdv, steps, vcols, H * blocks_k * V, rows_left, V)
                 dS *= tl.exp2(tl.sum(step_gates, axis=0))[:, None]
                 dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
                 start += tl.sum(Sd.to(tl.float32) * dS, axis=1)
@@ -361,7 +364,7 @@ def exact_backward_row(
             bdq = (bdq + dq_state * q_factor) * scale
             bdk += dk_state * k_factor
             bdg = select_sum(steps[:, None] > steps[None, :], balance, 3, DOT) + start[None, :]
-            for part in range(0, PARTS):
+            for part in range(0, VALUE_PARTS):
                 at = row * grad_stride + part * K
                 store_tile(dq + at, tl.where(part == 0, bdq, 0.0), steps, kcols, grad_stride, rows_left, K)
                 store_tile(dk + at, tl.where(part == 0, bdk, 0.0), steps, kcols, grad_stride, rows_left, K)
@@ -379,24 +382,30 @@ def gla_backward_exact(
     BV: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
-    PARTS: tl.constexpr,
+    VALUE_PARTS: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
     PDL: tl.constexpr,
     HAS_DFINAL: tl.constexpr,
 ):  # fmt: skip
-    """`gla_backward_kernel` for those of the `rows` sequences and heads that either pass has flagged."""
+    """`gla_backward_kernel` for those of the `rows` sequences and heads that either pass has flagged.
+
+    An item is a block of key columns of one of them.
+    """
     begin_behind(PDL)
-    if any_raised(flags, rows, 1) | any_raised(failed, rows, 1):
-        for i in range(0, items_here(rows)):
-            nh = tl.program_id(0) + i * tl.num_programs(0)
+    blocks_k: tl.constexpr = (K + BK - 1) // BK
+    items = rows * blocks_k
+    if any_raised(flags, items, blocks_k) | any_raised(failed, items, blocks_k):
+        for i in range(0, items_here(items)):
+            item = tl.program_id(0) + i * tl.num_programs(0)
+            nh = item // blocks_k
             if (tl.load(flags + nh) != 0) | (tl.load(failed + nh) != 0):
-                start_state_gradient(nh, dfinal, dinitial, scale, K, V, BK, BV, HAS_DFINAL)
+                start_state_gradient(nh, item % blocks_k, dfinal, dinitial, scale, K, V, BK, BV, HAS_DFINAL)
                 exact_backward_row(
-                    nh, q, k, v, g, do, states, flags, dq, dk, dv, dg, dinitial, cu, scale, q_b, q_t, q_h, k_b, k_t,
-                    k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, T, H, 0, tl.cdiv(T, C), K, V, BK, BV, C, R,
-                    PARTS, DOT, PRECISION, VARLEN, False,
+                    nh, item % blocks_k, q, k, v, g, do, states, flags, dq, dk, dv, dg, dinitial, cu, scale,
+                    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
+                    T, H, 0, tl.cdiv(T, C), K, V, BK, BV, C, R, VALUE_PARTS, DOT, PRECISION, VARLEN, False,
                 )  # fmt: skip
 
 
@@ -415,7 +424,7 @@ def gla_backward_exact_recomputing(
     BV: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
-    PARTS: tl.constexpr,
+    VALUE_PARTS: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
@@ -424,13 +433,17 @@ def gla_backward_exact_recomputing(
 ):  # fmt: skip
     """`gla_backward_exact` from checkpoints: a program goes back from one to the one before, recomputing the states."""
     begin_behind(PDL)
+    blocks_k: tl.constexpr = (K + BK - 1) // BK
     blocks_v: tl.constexpr = (V + BV - 1) // BV
-    if any_raised(failed, rows, 1):
+    items = rows * blocks_k
+    if any_raised(failed, items, blocks_k):
         states += tl.program_id(0).to(tl.int64) * every * K * V
-        for i in range(0, items_here(rows)):
-            nh = tl.program_id(0) + i * tl.num_programs(0)
+        for i in range(0, items_here(items)):
+            item = tl.program_id(0) + i * tl.num_programs(0)
+            nh = item // blocks_k
+            ik = item % blocks_k
             if tl.load(failed + nh) != 0:
-                start_state_gradient(nh, dfinal, dinitial, scale, K, V, BK, BV, HAS_DFINAL)
+                start_state_gradient(nh, ik, dfinal, dinitial, scale, K, V, BK, BV, HAS_DFINAL)
                 _, _, length = locate(cu, nh // H, T, VARLEN)
                 pieces = tl.cdiv(length, every * C)
                 for back in range(0, pieces):
@@ -439,14 +452,14 @@ def gla_backward_exact_recomputing(
                     tl.debug_barrier()
                     for iv in range(0, blocks_v):
                         exact_forward_row(
-                            nh * blocks_v + iv, q, k, v, g, None, checkpoints, None, states, None, cu, scale,
+                            nh, ik, iv, q, k, v, g, None, checkpoints, None, states, None, cu, scale,
                             q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, T, H, first, every, every,
                             K, V, BK, BV, C, R, DOT, PRECISION, VARLEN, True, True, False, False, True, False,
                         )  # fmt: skip
                     # The backward reads states that other threads have written.
                     tl.debug_barrier()
                     exact_backward_row(
-                        nh, q, k, v, g, do, states, None, dq, dk, dv, dg, dinitial, cu, scale, q_b, q_t, q_h,
+                        nh, ik, q, k, v, g, do, states, None, dq, dk, dv, dg, dinitial, cu, scale, q_b, q_t, q_h,
                         k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, T, H, first, every,
-                        K, V, BK, BV, C, R, PARTS, DOT, PRECISION, VARLEN, True,
+                        K, V, BK, BV, C, R, VALUE_PARTS, DOT, PRECISION, VARLEN, True,
                     )  # fmt: skip

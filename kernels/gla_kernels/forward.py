@@ -36,7 +36,7 @@ def gla_forward_kernel(
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
     g,  # [B, T, H, K], natural log, <= 0
-    o,  # [B, T, H, V], contiguous
+    o,  # [B, T, H, blocks_k, V], contiguous: one part per block of key columns
     initial,  # [N, H, K, V] float32: the states before the first chunk; checkpoints if FROM_CHECKPOINT
     final,  # [N, H, K, V] float32: the states after the last chunk
     states,  # [slots, H, K, V] in DOT: the state before each chunk, in that chunk's frame
@@ -66,13 +66,18 @@ def gla_forward_kernel(
     STORE_CHECKPOINTS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program handles BV value columns of one sequence and head, for `count` chunks from chunk `first` on."""
+    """A program handles BK key and BV value columns of one sequence and head, for `count` chunks from `first` on.
+
+    What a block of key columns adds to o depends on no other block.
+    """
+    blocks_k: tl.constexpr = (K + BK - 1) // BK
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     # Neighbouring programs read the same q, k and g, so that all but the first find them in L2.
     iv = pid % blocks_v
-    n = pid // blocks_v // H
-    h = pid // blocks_v % H
+    ik = pid // blocks_v % blocks_k
+    n = pid // (blocks_v * blocks_k) // H
+    h = pid // (blocks_v * blocks_k) % H
     b, begin, length = locate(cu, n, T, VARLEN)
     chunks = tl.minimum((length + C - 1) // C - first, count)
     rows_left = length - first * C
@@ -84,14 +89,14 @@ def gla_forward_kernel(
     if GATED:
         g += b * g_b + t * g_t + h.to(tl.int64) * g_h
     if STORE_O:
-        o += ((b * T + t) * H + h) * V
+        o += (((b * T + t) * H + h) * blocks_k + ik) * V
     if STORE_STATES:
         slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
         states += (slot.to(tl.int64) * H + h) * K * V
     if STORE_O:
         marks += first_slot(n, begin, length, C, VARLEN) * H + h
     checkpoint = checkpoint_slot(n, begin, length, first, every, C, VARLEN)
-    kcols = tl.arange(0, BK)
+    kcols = ik * BK + tl.arange(0, BK)
     vcols = iv * BV + tl.arange(0, BV)
     steps = tl.arange(0, C)
     at = checkpoint if FROM_CHECKPOINT else n
@@ -127,8 +132,8 @@ def gla_forward_kernel(
             bo = tl.dot(qs, Sd, input_precision=PRECISION)
             bo = tl.dot(scores, bv, bo, input_precision=PRECISION)
             suspect += tl.sum(bo, axis=1) * 0.0
-            store_tile(o, bo, steps, vcols, H * V, rows_left, V)
-            o += C * H * V
+            store_tile(o, bo, steps, vcols, H * blocks_k * V, rows_left, V)
+            o += C * H * blocks_k * V
         S = tl.dot(tl.trans(ks), bv, S, input_precision=PRECISION)
         if GATED:
             S *= half[:, None]

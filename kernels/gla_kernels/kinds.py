@@ -14,7 +14,6 @@ import torch
 from gla_kernels import cuda, native, passes
 from gla_kernels.buffers import Inputs, readable
 from gla_kernels.call import Call, make_call
-from gla_kernels.limits import MAX_KEY_DIM_FLOAT32
 from gla_kernels.plain import is_unwatched
 from gla_kernels.recording import UnrecordableError, record
 from gla_kernels.replay import Replay
@@ -145,10 +144,9 @@ def known(kind: Kind) -> Passes | None:
 def launches_on_its_inputs(
     q: torch.Tensor, g: torch.Tensor | None, initial_state: torch.Tensor | None, cu_seqlens: torch.Tensor | None
 ) -> bool:
-    """Whether a call gives its tensors to the operator as they are: K in one piece, no dtype or layout changed."""
+    """Whether a call gives its tensors to the operator as they are: no dtype or layout changed."""
     whole = all(x is None or x.is_contiguous() for x in (initial_state, cu_seqlens))
-    in_one_piece = q.dtype == torch.bfloat16 or (q.dtype == torch.float32 and q.shape[-1] <= MAX_KEY_DIM_FLOAT32)
-    return whole and in_one_piece and (g is None or g.dtype != torch.float16)
+    return whole and q.dtype != torch.float16 and (g is None or g.dtype != torch.float16)
 
 
 def note(kind: Kind) -> None:

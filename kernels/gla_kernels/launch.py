@@ -3,12 +3,20 @@
 import re
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.util import find_spec
 from typing import Literal
 
 import torch
 
-from gla_kernels.limits import NARROW_HEAD_DIMS, WALKED_KEYS, WIDE_KEY_BLOCK, WIDE_MULTIPLE, padded
+from gla_kernels.device import gpu_of, hopper_device
+from gla_kernels.limits import (
+    LARGE_SHARED_BYTES,
+    NARROW_HEAD_DIMS,
+    SHARED_BYTES,
+    WALKED_KEYS,
+    WIDE_KEY_BLOCK,
+    WIDE_MULTIPLE,
+    padded,
+)
 
 
 @dataclass(frozen=True)
@@ -72,21 +80,9 @@ class Operands:
 # Tokens per subchunk in the exact kernels, which divide every chunk further: the least that a product takes.
 EXACT_ROWS = 16
 
-# Multiprocessors of an H100 or H200: how many programs of the wide kernels run at once.
-MULTIPROCESSORS = 132
-# Programs of the exact kernels. Each fills a multiprocessor, and most find no work. A prime number, because a program
-# handles every 131st item, and flagged items are often evenly spaced (one head of every sequence).
-EXACT_PROGRAMS = 131
-# Programs of the kernels for chunks with strong gates, forward and backward. The second is a prime number: a program of
-# the backward handles every 263rd item, and with 264 it would get the same part of every chunk, if there are three.
-STRONG_PROGRAMS = 2 * MULTIPROCESSORS
-STRONG_BACKWARD_PROGRAMS = STRONG_PROGRAMS - 1
-
 # The Gluon kernels for narrow heads: programs of 4 warps, two per multiprocessor, loads one chunk ahead. What was tried
 # and measured on the way to them is in kernels/NOTES.md.
 HOPPER = LaunchPlan("hopper", 64, Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
-# Programs of these kernels that run at once.
-HOPPER_PROGRAMS = 2 * MULTIPROCESSORS
 # The fewest pieces that a sequence of narrow heads is cut into, on average. With two, the states at the borders cost
 # what more programs save; with three, 88 heads of 8192 tokens took 0.71 ms in place of 0.95 forward + backward.
 LEAST_NARROW_PIECES = 3
@@ -133,29 +129,31 @@ def wide_readout_tile(K: int) -> Tile:
     return _WIDE_CHUNK if K <= 384 else replace(_WIDE_CHUNK, block_v=32)
 
 
-@cache
-def hopper_device(index: int | None) -> bool:
-    """Whether CUDA device `index` (None: the current one) runs the Gluon kernels: sm_90, and a Triton with Gluon."""
-    if find_spec("triton.experimental.gluon.language.nvidia.hopper") is None:
-        return False
-    return torch.cuda.get_device_capability(index) == (9, 0)
+def operands(dtype: torch.dtype, amd: bool = torch.version.hip is not None) -> Operands:
+    """Operands for inputs of `dtype`. The range of float16 is too small for scaled operands: it goes through tf32.
 
-
-def operands(dtype: torch.dtype) -> Operands:
-    """Operands for inputs of `dtype`. The range of float16 is too small for scaled operands: it goes through tf32."""
+    `amd`: for AMD's GPUs, which multiply float32 as it is.
+    """
     if dtype == torch.bfloat16:
-        return Operands(torch.bfloat16, "tf32")
+        return Operands(torch.bfloat16, "ieee" if amd else "tf32")
+    if amd:
+        return Operands(torch.float32, "ieee")
     return Operands(torch.float32, "tf32" if dtype == torch.float16 else "tf32x3")
 
 
 @cache
-def exact_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
-    """The exact kernels' tile: up to 128 keys, the columns of the portable backward, without a pipeline (spills less).
+def exact_tile(K: int, V: int, plan: LaunchPlan) -> Tile:
+    """The exact kernels' tile, without a pipeline (spills less).
 
-    Above 128 keys, 8 warps cannot hold two states of 64 columns beside the rest.
+    In the portable family it has the plan's blocks of key columns, and little shared memory. The Gluon kernels' o and
+    dv are in one part, so there a program has all key columns: above 128, 8 warps cannot hold two states of 64 value
+    columns beside the rest.
     """
-    tile = replace(triton_plan(K, V, dtype, None).backward, warps=8, stages=1)
-    return tile if tile.block_k <= 128 else replace(tile, block_v=min(tile.block_v, 32), warps=16)
+    if plan.family == "triton":
+        block_k = plan.backward.block_k
+        return Tile(block_k, min(padded(V), 64 if block_k <= 64 else 16), 8 if block_k > 32 else 4, 1)
+    wide = padded(K)
+    return Tile(wide, min(padded(V), 64), 8, 1) if wide <= 128 else Tile(wide, min(padded(V), 32), 16, 1)
 
 
 # The tiles of these kernels in the Gluon families, forward and backward.
@@ -193,7 +191,7 @@ def plan(
     """The launch plan for head dims K and V (at most 512) and inputs of `dtype`; `chunk_size` overrides the table's."""
     on_hopper = device is not None and device.type == "cuda" and hopper_device(device.index)
     special = hopper_plan(K, V, dtype, chunk_size) if on_hopper else None
-    return special or triton_plan(K, V, dtype, chunk_size, gated)
+    return special or triton_plan(K, V, dtype, chunk_size, gated, gpu_of(device).shared_bytes)
 
 
 @cache
@@ -212,39 +210,43 @@ def hopper_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None = Non
 
 
 @cache
-def triton_plan(K: int, V: int, dtype: torch.dtype, chunk_size: int | None, gated: bool = True) -> LaunchPlan:
-    """The plan of the portable Triton kernels.
+def triton_plan(
+    K: int, V: int, dtype: torch.dtype, chunk_size: int | None, gated: bool = True, shared_bytes: int = SHARED_BYTES
+) -> LaunchPlan:
+    """The plan of the portable Triton kernels, on a GPU whose programs may have `shared_bytes` of shared memory.
 
-    Chosen by the time of forward + backward with states kept (H200, Triton 3.6). In ms, for bfloat16, K = V = 64,
-    H = 16, T = 4096, with 8 warps in the backward or 4 (B = 32, with gates: results/h200-chunk-sweep and
-    h200-chunk-sweep-4-warps; without gates: a run of the same age as the second, and the second; the rest by hand):
+    A program handles a block of key columns, because a tile of more columns spills: with float32 operands on GPUs
+    without Hopper's `wgmma` even 64 columns spill 1.5 KB a thread in the backward, 128 spill 10, and 32 less than 0.7.
+
+    With bfloat16 the table was chosen by the time of forward + backward with states kept (H200, Triton 3.6). In ms, for
+    K = V = 64, H = 16, T = 4096, with 8 warps in the backward or 4 (B = 32, with gates: an earlier
+    results/h200-chunk-sweep and h200-chunk-sweep-4-warps; without gates: a run of the same age as the second, and the
+    second; the rest by hand):
 
                  B = 32, gates    no gates       B = 8, gates
         C = 16   4.43 or 3.84     1.85 or 1.44   1.24 or 1.58
         C = 32   4.03 or 4.67     1.57 or 1.26   1.10 or 1.53
 
-    With few programs 8 warps are faster; a multiprocessor holds one program of 8 warps or two of 4. At B = 32 with
-    gates the kernel changed between the two runs, which was 7 % at C = 128, where the tiles are the same. The other
-    plans were compared at B * H of 64 and 128: float16, K = V = 64, C=16 2.32, or 2.98 with a stage less in both passes
-    (float32 has the same plan, untimed); bfloat16, K = V = 128, C=16 3.13, or 3.36 with a stage less in the backward.
-    float32 operands take twice the registers: longer chunks, and K > 256, are chosen to fit, not by time.
+    With few programs 8 warps are faster; a multiprocessor holds one program of 8 warps or two of 4. K = V = 128, C = 16
+    at B * H of 64 and 128 takes 3.13, or 3.36 with a stage less in the backward. The plans of the chunk sizes chosen
+    here fit every GPU (64 KiB on AMD's, 99 KiB on the smaller ones of NVIDIA's); longer chunks have
+    fewer stages if shared memory is small.
     """
-    wide, block_v = padded(K), min(padded(V), 64)
     half = dtype == torch.bfloat16
-    chunk = chunk_size or (32 if half and wide <= 64 else 16)
-    deep = chunk <= 16
-    if wide <= 64 and half:
+    block_k, block_v = min(padded(K), 128 if half else 32), min(padded(V), 64)
+    usual = 32 if half and block_k <= 64 else 16
+    chunk = chunk_size or usual
+    if half and block_k <= 64:
         short = chunk <= 32
-        backward = Tile(wide, block_v, 4 if short and not gated else 8, 3 if short else 2)
-        return LaunchPlan("triton", chunk, Tile(wide, block_v, 4, 3), backward)
-    if wide <= 64:
-        backward = Tile(wide, block_v, 4 if chunk <= 32 else 8, 2 if deep else 1)
-        return LaunchPlan("triton", chunk, Tile(wide, block_v, 4, 3 if deep else 2), backward)
-    if wide <= 128 and half:
-        return LaunchPlan("triton", chunk, Tile(wide, block_v, 4, 3), Tile(wide, block_v, 8, 3 if deep else 2))
-    if wide <= 128:
-        return LaunchPlan("triton", chunk, Tile(wide, block_v, 8, 2), Tile(wide, block_v, 8, 1))
-    if wide <= 256 and half:
-        return LaunchPlan("triton", chunk, Tile(wide, block_v, 8, 2), Tile(wide, block_v, 8, 1))
-    tile = Tile(wide, min(block_v, 32), 8, 1)
-    return LaunchPlan("triton", chunk, tile, tile)
+        forward = Tile(block_k, block_v, 4, 3)
+        backward = Tile(block_k, block_v, 4 if short and not gated else 8, 3 if short else 2)
+    elif half:
+        forward, backward = Tile(block_k, block_v, 4, 3), Tile(block_k, block_v, 8, 3 if chunk <= 16 else 2)
+    else:
+        forward = Tile(block_k, block_v, 4, 3 if chunk <= 16 else 2)
+        backward = Tile(block_k, block_v, 4, 2 if chunk <= 16 else 1)
+    if shared_bytes < SHARED_BYTES:
+        # With three stages, ptxas gives the backward of C = 32 only 32 registers a thread on sm_80.
+        most = 1 if chunk > usual and shared_bytes < LARGE_SHARED_BYTES else 2
+        forward, backward = (replace(tile, stages=min(tile.stages, most)) for tile in (forward, backward))
+    return LaunchPlan("triton", chunk, forward, backward)

@@ -11,9 +11,6 @@ from gla_kernels.call import Call
 from gla_kernels.exact import gla_backward_exact, gla_backward_exact_recomputing, gla_forward_exact
 from gla_kernels.forward import gla_forward_kernel
 from gla_kernels.launch import (
-    EXACT_PROGRAMS,
-    STRONG_BACKWARD_PROGRAMS,
-    STRONG_PROGRAMS,
     exact_tile,
     strong_shares,
     strong_tile,
@@ -57,12 +54,12 @@ def run_forward(
     if not call.gated:
         return
     _run_strong_forward(call, inputs, o, flags)
-    tile, rows = exact_tile(call.K, call.V, call.dtype), call.sequences * call.H
+    tile, rows = exact_tile(call.K, call.V, call.plan), call.sequences * call.H
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, inputs.cu_seqlens,
         call.scale, *inputs.strides(), call.T, call.H, call.every, rows,
     )  # fmt: skip
-    programs = min(rows * call.parts(tile), EXACT_PROGRAMS)
+    programs = min(rows * call.blocks(tile), call.exact_programs)
     call.launch(gla_forward_exact, tile, (programs,), arguments, _forward_switches(**outputs))
 
 
@@ -104,7 +101,7 @@ def run_plain_forward(
         inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H, first, count, call.every,
     )  # fmt: skip
     switches = _forward_switches(o, initial, final, states, checkpoints) | {"FROM_CHECKPOINT": from_checkpoint}
-    programs = call.sequences * call.H * call.parts(call.plan.forward)
+    programs = call.sequences * call.H * call.blocks(call.plan.forward)
     call.launch(gla_forward_kernel, call.plan.forward, (programs,), arguments, switches)
 
 
@@ -122,10 +119,10 @@ def _run_strong_forward(call: Call, inputs: Inputs, o: torch.Tensor, flags: Flag
     items = flags.marks.numel()
     partial: tuple[torch.Tensor, ...] = ()
     if call.plan.family == "triton":
-        programs = min(items, STRONG_PROGRAMS)
+        programs = min(items, call.strong_programs)
     else:
         shares = strong_shares(call.K)
-        groups = min(items, STRONG_PROGRAMS // shares)
+        groups = min(items, max(1, call.strong_programs // shares))
         programs = groups * shares
         shape = groups, shares // 2, shares, call.plan.chunk_size, call.plan.chunk_size
         partial = (o.new_empty(shape, dtype=torch.float32),)
@@ -168,9 +165,10 @@ def run_backward(
             gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
             call.scale, *inputs.strides(do), call.T, call.H, rows,
         )  # fmt: skip
-        tile = exact_tile(call.K, call.V, call.dtype)
+        tile = exact_tile(call.K, call.V, call.plan)
         switches = {"HAS_DFINAL": dfinal is not None}
-        call.launch(gla_backward_exact, tile, (min(rows, EXACT_PROGRAMS),), arguments, switches)
+        programs = min(rows * call.key_parts, call.exact_programs)
+        call.launch(gla_backward_exact, tile, (programs,), arguments, switches)
 
 
 def run_plain_backward(
@@ -198,7 +196,7 @@ def run_plain_backward(
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
         call.scale, *inputs.strides(do), call.T, call.H, first, count,
     )  # fmt: skip
-    programs = call.sequences * call.H * call.gradient_parts
+    programs = call.sequences * call.H * call.blocks(call.plan.backward)
     switches = {"FROM_CHECKPOINT": from_checkpoint}
     call.launch(gla_backward_kernel, call.plan.backward, (programs,), arguments, switches)
 
@@ -221,14 +219,14 @@ def run_exact_backward_from_checkpoints(
     the plain form has needed for them, and which is free again; it bounds the number of programs.
     """
     rows = call.sequences * call.H
-    programs = min(rows, EXACT_PROGRAMS, room // call.every)
+    programs = min(rows * call.key_parts, call.exact_programs, room // call.every)
     states = inputs.q.new_empty((programs, call.every, call.K, call.V), dtype=call.operands.dtype)
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, do, checkpoints, states, failed, dfinal,
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
         call.scale, *inputs.strides(do), call.T, call.H, call.every, rows,
     )  # fmt: skip
-    tile = exact_tile(call.K, call.V, call.dtype)
+    tile = exact_tile(call.K, call.V, call.plan)
     switches = {"HAS_DFINAL": dfinal is not None}
     call.launch(gla_backward_exact_recomputing, tile, (programs,), arguments, switches)
 
@@ -245,5 +243,5 @@ def run_strong_backward(
     tile = strong_tile(call.K, call.V, call.plan, True)
     # dv is an item, and so is every block of key columns of dq, dk and dg.
     items = flags.marks.numel() * (1 + (call.K + tile.block_k - 1) // tile.block_k)
-    programs = min(items, STRONG_BACKWARD_PROGRAMS)
+    programs = min(items, call.strong_backward_programs)
     call.launch(strong_kernel(call, True), tile, (programs,), (*arguments, items), {})

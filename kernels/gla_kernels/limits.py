@@ -2,8 +2,9 @@
 
 CHUNK_SIZES = (16, 32, 64, 128)
 MAX_HEAD_DIM = 512
-# Most key columns of one kernel with float32 operands, whose tiles take twice the memory.
-MAX_KEY_DIM_FLOAT32 = 256
+# Bytes of shared memory that a program may have on an H100, and the least on which two stages of any tile fit (A100).
+SHARED_BYTES = 227 * 1024
+LARGE_SHARED_BYTES = 163 * 1024
 # Head dims of the narrow Hopper kernels: tiles have 64 columns, and rows are copied in 16-byte units.
 NARROW_HEAD_DIMS = (16, 32, 48, 64)
 # Head dims of the wide Hopper kernels are multiples of this, for the same 16-byte units.
@@ -20,18 +21,13 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def fitting_chunks(K: int, operand_bytes: int) -> tuple[int, ...]:
-    """Chunk sizes whose tiles fit the shared memory of an H100 (227 KiB), as found in the compiled kernels.
+def fitting_chunks(K: int, operand_bytes: int, shared_bytes: int = SHARED_BYTES) -> tuple[int, ...]:
+    """Chunk sizes whose tiles fit a GPU with so much shared memory per program, as found in the compiled kernels.
 
     `operand_bytes` is 2 for bfloat16 inputs and 4 for float16 and float32, whose products use float32 operands.
     """
-    wide, half = padded(K), operand_bytes == 2
-    if wide <= 64:
-        largest = 128 if half else 64
-    elif wide <= 128:
-        largest = 64 if half else 32
-    elif wide <= 256:
-        largest = 32 if half else 16
+    if operand_bytes == 2:
+        largest = 128 if padded(K) <= 64 else 64
     else:
-        largest = 16
+        largest = 64 if shared_bytes >= LARGE_SHARED_BYTES else 32
     return tuple(size for size in CHUNK_SIZES if size <= largest)

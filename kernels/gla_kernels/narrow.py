@@ -12,7 +12,7 @@ import torch
 from gla_kernels import wide
 from gla_kernels.buffers import Flags, Gradients, Inputs, strides_of
 from gla_kernels.call import Call, decided_once
-from gla_kernels.launch import HOPPER_PROGRAMS, LEAST_NARROW_PIECES
+from gla_kernels.launch import LEAST_NARROW_PIECES
 from gla_kernels.wide_pieces import Run, cut, cut_into, groups, is_whole, whole
 
 
@@ -21,7 +21,7 @@ def choose_pieces(call: Call, multiple: int = 1) -> Run:
     """Whole sequences or, if these occupy too little of the GPU, pieces of a multiple of `multiple` chunks."""
     if not call.has_few_narrow_heads:
         return whole(call)
-    run = cut_into(call, HOPPER_PROGRAMS // call.H, multiple)
+    run = cut_into(call, call.narrow_programs // call.H, multiple)
     # Of packed sequences, as many pieces as sequences may be nearly empty.
     pieces = run.count - call.sequences if call.varlen else run.count
     return run if pieces >= LEAST_NARROW_PIECES * call.sequences else whole(call)
@@ -105,7 +105,7 @@ def _forward(
     # A program assumes one length for all its rows (a row is a head of a sequence), so packed rows need a program each,
     # and pieces too. Without gates a program per row was faster.
     several = call.gated and not call.varlen and pieces is None
-    programs = min(rows, HOPPER_PROGRAMS) if several else rows
+    programs = min(rows, call.narrow_programs) if several else rows
     call.launch(gla_forward_hopper, call.plan.forward, (programs,), arguments, switches)
 
 

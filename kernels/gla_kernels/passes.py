@@ -6,7 +6,17 @@ from typing import Any
 import torch
 
 from gla_kernels import narrow, wide, wide_pieces
-from gla_kernels.buffers import Flags, Gradients, Inputs, failure_flags, flag_buffer, on_meta, readable
+from gla_kernels.buffers import (
+    Flags,
+    Gradients,
+    Inputs,
+    failure_flags,
+    flag_buffer,
+    on_meta,
+    output_parts,
+    readable,
+    sum_of_parts,
+)
 from gla_kernels.call import Call, make_call
 from gla_kernels.launches import (
     run_backward,
@@ -78,7 +88,7 @@ def launch_forward(
     call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
 ) -> Outputs:
     """Launches the plain and the exact kernels of the forward, and returns their outputs."""
-    o, final, kept, buffer = forward_outputs(call, inputs.q, inputs.v, output_final_state, keep)
+    o, final, kept, buffer = forward_outputs(call, inputs.q, inputs.v, output_final_state, keep, parts=call.key_parts)
     flags = Flags.of(call, buffer)
     outputs: dict[str, Any] = {
         "o": o,
@@ -90,7 +100,7 @@ def launch_forward(
     if call.plan.family == "wide":
         wide.run_forward(call, inputs, flags, **outputs)
     run_forward(call, inputs, flags, **outputs)
-    return o, final, kept, buffer
+    return sum_of_parts(o, inputs.v), final, kept, buffer
 
 
 def _rehearse_forward(
@@ -105,16 +115,17 @@ def _rehearse_forward(
             launch_backward(rehearsal, like, torch.empty_like(o), None, kept, flags, has_initial, keep)
 
 
-def forward_outputs(call: Call, q: torch.Tensor, v: torch.Tensor, output_final_state: bool, keep: int) -> Outputs:
-    """Allocates a forward's outputs. q and v give the device and the dtypes."""
+def forward_outputs(
+    call: Call, q: torch.Tensor, v: torch.Tensor, output_final_state: bool, keep: int, parts: int = 1
+) -> Outputs:
+    """Allocates a forward's outputs, o in `parts` partial sums. q and v give the device and the dtypes."""
     final = kept = None
     if output_final_state:
         final = call.new_states(q)
     if keep != KEEP_NOTHING:
         materialize = keep == KEEP_STATES
         kept = q.new_empty(call.kept_shape(materialize), dtype=call.kept_dtype(materialize))
-    o = torch.empty_like(v, memory_format=torch.contiguous_format)
-    return o, final, kept, flag_buffer(call, q)
+    return output_parts(v, parts), final, kept, flag_buffer(call, q)
 
 
 def backward(

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
 from triton.runtime import driver
-from triton.runtime._async_compile import AsyncCompileMode, active_mode
 from triton.runtime.errors import OutOfResources
 
 from gla_kernels import narrow, wide_pieces
@@ -53,10 +54,19 @@ def unrehearsed(call: Call, *kind: object) -> bool:
     forms = {"wide": wide_pieces.form, "hopper": narrow.form}
     form = forms[call.plan.family](call) if call.plan.family in forms else ()
     key = (call.K, call.V, call.dtype, call.gated, call.bfloat16_gates, call.varlen, call.plan, form, *kind)
-    if key in _rehearsed or interpreting():
+    if key in _rehearsed or interpreting() or _asynchronous() is None:
         return False
     _rehearsed.add(key)
     return True
+
+
+@cache
+def _asynchronous() -> Any:
+    """Triton's private module that compiles kernels in other threads; None in a version without it."""
+    try:
+        return import_module("triton.runtime._async_compile")
+    except ImportError:
+        return None
 
 
 @contextmanager
@@ -71,11 +81,13 @@ def rehearsing(call: Call, device: torch.device) -> Iterator[Call]:
         return compiled
 
     # The caller may be in such a mode too, and a mode that ends with an error is not switched off.
+    asynchronous = _asynchronous()
+    active_mode = asynchronous.active_mode
     outer = active_mode.get()
     active_mode.set(None)
     try:
         with ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1)) as pool:
-            with AsyncCompileMode(pool):
+            with asynchronous.AsyncCompileMode(pool):
                 yield rehearsal
             compiled = list(pool.map(build, {id(kernel): kernel for kernel in rehearsal.compiling}.values()))
         # Not in parallel: all launchers have the same module name, and if Python imports two of them at once that it

@@ -117,7 +117,7 @@ def gla_forward_strong(
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
     g,  # [B, T, H, K], natural log, <= 0
-    o,  # [B, T, H, V], contiguous: the plain form's output, to be completed
+    o,  # [B, T, H, KEY_PARTS, V], contiguous: the plain form's output, to be completed in the first part
     flags,  # [N, H] int32: sequences and heads that the exact kernel computes
     marks,  # [slots, H] int32: n + 1 if the chunk, of sequence n, has a strong channel
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
@@ -131,6 +131,7 @@ def gla_forward_strong(
     BK: tl.constexpr,
     BV: tl.constexpr,
     C: tl.constexpr,
+    KEY_PARTS: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
@@ -157,8 +158,8 @@ def gla_forward_strong(
                     False, K, BK, C, DOT, PRECISION,
                 )  # fmt: skip
                 add_product(
-                    o + ((b * T + t) * H + h) * V, scores, v + b * v_b + t * v_t + h_wide * v_h, v_t, H * V,
-                    rows_left, V, BV, C, DOT, PRECISION,
+                    o + ((b * T + t) * H + h) * KEY_PARTS * V, scores, v + b * v_b + t * v_t + h_wide * v_h, v_t,
+                    H * KEY_PARTS * V, rows_left, V, BV, C, DOT, PRECISION,
                 )  # fmt: skip
             found = tl.where(lanes == lane, 0, found)
             lane = first_raised(found, lanes)
@@ -218,10 +219,10 @@ def gla_backward_strong(
     flags,  # [N, H] int32: sequences and heads that the exact kernel computes, because of the forward
     failed,  # [N, H] int32: and because of the plain backward
     marks,  # [slots, H] int32, as the forward raised them
-    dq,  # [B, T, H, PARTS, K], contiguous: the plain form's gradients, to be completed in the first part
-    dk,  # [B, T, H, PARTS, K]
-    dv,  # [B, T, H, V]
-    dg,  # [B, T, H, PARTS, K]
+    dq,  # [B, T, H, VALUE_PARTS, K], contiguous: the plain form's gradients, to be completed in the first part
+    dk,  # [B, T, H, VALUE_PARTS, K]
+    dv,  # [B, T, H, KEY_PARTS, V]
+    dg,  # [B, T, H, VALUE_PARTS, K]
     cu,
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
@@ -232,7 +233,8 @@ def gla_backward_strong(
     BK: tl.constexpr,
     BV: tl.constexpr,
     C: tl.constexpr,
-    PARTS: tl.constexpr,
+    KEY_PARTS: tl.constexpr,
+    VALUE_PARTS: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
@@ -262,13 +264,16 @@ def gla_backward_strong(
                     scores_t = missing_scores(
                         q_at, k_at, g_at, scale, q_t, k_t, g_t, rows_left, True, K, BK, C, DOT, PRECISION
                     )  # fmt: skip
-                    add_product(dv + row * V, scores_t, do_at, do_t, H * V, rows_left, V, BV, C, DOT, PRECISION)
+                    add_product(
+                        dv + row * KEY_PARTS * V, scores_t, do_at, do_t, H * KEY_PARTS * V, rows_left, V, BV, C, DOT,
+                        PRECISION,
+                    )  # fmt: skip
                 else:
-                    at = row * PARTS * K
+                    at = row * VALUE_PARTS * K
                     cols = (part - 1) * BK + tl.arange(0, BK)
                     add_gradients(
                         q_at, k_at, v + b * v_b + t * v_t + h_wide * v_h, g_at, do_at, dq + at, dk + at, dg + at,
-                        scale, q_t, k_t, v_t, g_t, do_t, H * PARTS * K, cols, rows_left,
+                        scale, q_t, k_t, v_t, g_t, do_t, H * VALUE_PARTS * K, cols, rows_left,
                         K, V, BK, BV, C, DOT, PRECISION,
                     )  # fmt: skip
             found = tl.where(lanes == lane, 0, found)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gla_kernels.call import Call, decided_once
-from gla_kernels.launch import MULTIPROCESSORS, WIDE_BACKWARD, Tile, narrower_state_tile, wide_recurrence_tile
+from gla_kernels.launch import WIDE_BACKWARD, Tile, narrower_state_tile, wide_recurrence_tile
 from gla_kernels.limits import WIDE_KEY_BLOCK
 
 # The fewest chunks of a piece. With fewer, the borders cost more time than more programs save.
@@ -48,7 +48,7 @@ def programs_a_piece(call: Call, tile: Tile) -> int:
 
 def occupies(call: Call, tile: Tile, pieces: int) -> bool:
     """Whether a kernel that walks the state through so many pieces has programs for three quarters of the GPU."""
-    return pieces * programs_a_piece(call, tile) >= MULTIPROCESSORS * 3 // 4
+    return pieces * programs_a_piece(call, tile) >= call.multiprocessors * 3 // 4
 
 
 def state_tile(call: Call, wider: Tile, pieces: int) -> Tile:
@@ -107,7 +107,7 @@ def cut_into(call: Call, wanted: int, multiple: int = 1) -> Run:
 
 def half_occupied(call: Call, tile: Tile) -> bool:
     """Whether programs for whole sequences, with the narrower form of `tile`, occupy more than half of the GPU."""
-    return 2 * call.sequences * programs_a_piece(call, narrower_state_tile(tile)) > MULTIPROCESSORS
+    return 2 * call.sequences * programs_a_piece(call, narrower_state_tile(tile)) > call.multiprocessors
 
 
 @decided_once
@@ -115,7 +115,7 @@ def choose_pieces(call: Call) -> Run:
     """Whole sequences or, if these leave half of the multiprocessors idle, pieces that just occupy all."""
     if half_occupied(call, call.plan.forward):
         return whole(call)
-    return cut_into(call, MULTIPROCESSORS // programs_a_piece(call, call.plan.forward))
+    return cut_into(call, call.multiprocessors // programs_a_piece(call, call.plan.forward))
 
 
 def is_whole(call: Call, run: Run) -> bool:
@@ -142,7 +142,7 @@ def slices(call: Call) -> Iterator[Run]:
 def groups(call: Call) -> Iterator[Run]:
     """Runs with as many pieces of `call.every` chunks as fill the GPU `ROUNDS` times, then the next, ..."""
     narrower = narrower_state_tile(wide_recurrence_tile(call.V))
-    at_once = max(1, ROUNDS * MULTIPROCESSORS // programs_a_piece(call, narrower))
+    at_once = max(1, ROUNDS * call.multiprocessors // programs_a_piece(call, narrower))
     pieces = call.slots(call.every)
     for base in range(0, pieces, at_once):
         yield Run(base, 1, min(at_once, pieces - base), call.every, True)

@@ -16,6 +16,7 @@ from gla_kernels import (
     two_level_chunk_gla,
     unaware_chunk_linear_attn,
 )
+from gla_kernels.call import Call
 from product import product
 
 BOUND = 5e-6
@@ -89,7 +90,7 @@ def test_a_piece_that_fails_leaves_strong_chunks_of_later_pieces_complete():
 @pytest.mark.parametrize(("programs", "V"), [(1, 16), pytest.param(3, 16, marks=pytest.mark.full), (3, 80)])
 def test_few_programs_find_the_flagged_sequence_and_head(programs, V, monkeypatch):
     """The last of more flags than a program reads at once."""
-    monkeypatch.setattr("gla_kernels.launches.EXACT_PROGRAMS", programs)
+    monkeypatch.setattr(Call, "exact_programs", programs)
     case = overflowing(make_case("mild", B=3, T=16, H=11, K=16, V=V), -1, slice(None), -1)
     assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=16), case, BOUND)
 
@@ -97,7 +98,7 @@ def test_few_programs_find_the_flagged_sequence_and_head(programs, V, monkeypatc
 @pytest.mark.parametrize(("programs", "V"), [(1, 16), pytest.param(3, 16, marks=pytest.mark.full), (3, 80)])
 def test_few_programs_find_the_marked_chunk(programs, V, monkeypatch):
     """The last of more marks than a program reads at once."""
-    monkeypatch.setattr("gla_kernels.launches.STRONG_PROGRAMS", programs)
+    monkeypatch.setattr(Call, "strong_programs", programs)
     case = make_case("mild", B=3, T=16, H=11, K=16, V=V)
     case.inputs["g"][-1, 1:, -1] = -float("inf")
     case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
@@ -181,6 +182,24 @@ def test_finite_inputs_of_any_size_never_give_nan(factors, materialize, request)
 def test_head_dims_up_to_512_are_right(K, V):
     case = make_case("mild", T=20, H=1, K=K, V=V)
     assert_close(run(chunk_gla, case.inputs, case.grads), case, BOUND)
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize("gate", ["mild", "resets", "overflowing"])
+def test_blocks_of_key_columns_add_up_to_the_whole(gate, materialize):
+    """Three blocks of 32 columns."""
+    case = make_case("mild" if gate == "overflowing" else gate, T=40, K=72, V=80)
+    if gate == "overflowing":
+        case = overflowing(case, slice(None), slice(None), -1)
+    assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=16, materialize=materialize), case, BOUND)
+
+
+def test_large_parts_of_a_float16_output_that_cancel_give_the_small_sum():
+    """Each block of key columns alone gives o of 64,000 and more, beyond float16's 65,504 from the second one on."""
+    q, k, v = torch.full((1, 8, 1, 320), 50.0), torch.full((1, 8, 1, 320), 100.0), torch.ones(1, 8, 1, 16)
+    k[..., 256:] = -400.0
+    o, _ = chunk_gla(q.half(), k.half(), v.half(), torch.zeros(1, 8, 1, 320), scale=0.4)
+    assert o.abs().max() < 1.0
 
 
 def test_a_cut_from_one_projection_is_taken_as_it_is():

@@ -7,9 +7,10 @@ import sys
 from functools import cache
 
 import pytest
+from gla_kernels.ahead import SHARED
 
-# Bytes of shared memory that a program may have: CUDA programming guide, technical specifications.
-SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+# The most bytes of stack per thread on any GPU: of the exact kernels, which hardly ever have work, and of the others.
+STACK = {"plain": 1024, "strong": 1024, "exact": 3584}
 # The kernels of the ops: forward and backward, plain, strong and exact with gates, plain without; and an exact backward
 # from checkpoints.
 KERNELS = 9
@@ -45,7 +46,7 @@ def compiled(*command):
 def checked(found):
     """With what holds for every kernel."""
     for kernel in found:
-        assert kernel["overflowing_pairs"] == 0, kernel
+        assert kernel.get("overflowing_pairs", 0) == 0, kernel
         assert kernel.get("waits_first", True), kernel
         assert kernel.get("faulty_descriptors", 0) == 0, kernel
         assert kernel["shared_bytes"] <= SHARED[kernel["arch"]], kernel
@@ -68,7 +69,7 @@ def compile_some(shapes):
 
 
 def default_shape():
-    return compile_all("--arch", *map(str, SHARED))
+    return compile_all("--arch", "90")
 
 
 @cache
@@ -78,17 +79,51 @@ def narrow_heads():
     return compile_some({"--family hopper": names})
 
 
-def test_the_default_shape_compiles_for_every_architecture():
-    found = default_shape()
-    assert [kernel["arch"] for kernel in found] == list(SHARED) * KERNELS
+def assert_fits(found):
+    for kernel in found:
+        assert kernel["stack_bytes"] <= STACK[kernel["form"]], kernel
+
+
+def test_kernels_that_need_the_most_fit_every_architecture():
+    """Shared memory (wide heads of bfloat16, the exact backward of float16) and registers (float32)."""
+    exact = "gated exact backward from checkpoints"
+    shapes = {
+        "--arch 80 --key-dim 128 --value-dim 128 --dtype fp16": (exact,),
+        "--arch 80 --key-dim 64 --value-dim 64": ("gated backward",),
+        "--arch 89 --key-dim 256 --value-dim 256": ("gated forward", exact),
+        "--arch 100 --key-dim 128 --value-dim 128": ("gated backward",),
+        "--arch 120 --key-dim 512 --value-dim 512 --dtype fp32": ("gated backward",),
+        "--arch gfx942 --key-dim 128 --value-dim 128": ("gated forward", "gated backward"),
+    }
+    assert_fits(compile_some(shapes))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("size", [32, 64, 128, 256, 512])
+def test_all_kernels_of_all_shapes_fit_every_architecture(size, dtype):
+    found = compile_all("--arch", *SHARED, "--key-dim", str(size), "--value-dim", str(size), "--dtype", dtype)
+    assert [kernel["arch"] for kernel in found] == [arch for arch in SHARED for _ in range(KERNELS)]
+    assert_fits(found)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ["80", "89", "gfx942"])
+@pytest.mark.parametrize(
+    ("size", "dtype", "chunk"), [(64, "bf16", 128), (256, "bf16", 64), (64, "fp16", 32), (128, "fp32", 32)]
+)
+def test_the_largest_chunks_fit_gpus_with_less_shared_memory(size, dtype, chunk, arch):
+    compile_all(
+        "--arch", arch, "--key-dim", str(size), "--value-dim", str(size), "--dtype", dtype, "--chunk", str(chunk)
+    )  # fmt: skip
 
 
 # The portable backward holds two factors of the gates, because one need not be the other's reciprocal.
 @pytest.mark.parametrize(
-    ("shape", "count", "bound"), [(default_shape, 4, 320), (narrow_heads, 12, 128)], ids=["triton", "hopper"]
+    ("shape", "count", "bound"), [(default_shape, 4, 512), (narrow_heads, 12, 128)], ids=["triton", "hopper"]
 )
 def test_the_plain_kernels_of_the_default_shape_do_not_spill_much_on_hopper(shape, count, bound):
-    found = [kernel for kernel in shape() if kernel["arch"] == 90 and kernel["form"] == "plain"]
+    found = [kernel for kernel in shape() if kernel["arch"] == "90" and kernel["form"] == "plain"]
     assert len(found) == count
     assert max(kernel["stack_bytes"] for kernel in found) <= bound
 
@@ -128,7 +163,7 @@ def assert_wide_kernels_do_not_spill_much(found):
             assert kernel["stack_bytes"] <= (128 if kernel["kernel"] == "backward" else 64), kernel
             assert kernel["faulty_descriptors"] == 0
         else:
-            assert kernel["stack_bytes"] <= 2304, kernel
+            assert kernel["stack_bytes"] <= STACK[kernel["form"]], kernel
 
 
 # Every kernel there is, with gates in every form, without in one; for heads that fill no block where there is a choice.
@@ -179,20 +214,10 @@ def test_all_kernels_for_wide_heads_fit_a_hopper_gpu_and_do_not_spill_much(K, V)
 LARGEST = [
     (64, 64, "bf16", 64),
     (128, 256, "bf16", 64),
-    (256, 256, "bf16", 32),
-    (128, 128, "fp32", 32),
+    (256, 256, "bf16", 64),
+    (128, 128, "fp32", 64),
     (60, 100, "fp16", 16),
 ]
-
-
-def test_the_largest_chunks_fit_a_hopper_gpu():
-    """The kernels that need the most shared memory; for float16 also the exact ones."""
-    names = ("gated forward", "gated backward")
-    exact = ("gated exact forward", "gated exact backward", "gated exact backward from checkpoints")
-    compile_some({
-        f"--key-dim {K} --value-dim {V} --dtype {dtype} --chunk {chunk}": names + exact * (dtype == "fp16")
-        for K, V, dtype, chunk in LARGEST
-    })  # fmt: skip
 
 
 @pytest.mark.full
@@ -211,7 +236,7 @@ kind = ahead._type
 ahead._type = lambda call, name, constants: "i64" if name.endswith("_b") else kind(call, name, constants)
 call = ahead.call_of(128, 128, True, torch.bfloat16, hopper_plan(128, 128, torch.bfloat16))
 forward = next(variant for variant in ahead.variants(call) if variant.name == "forward")
-code = ahead.compile_kernel(call, forward, 90).asm["llir"]
+code = ahead.compile_kernel(call, forward, '90').asm["llir"]
 print(*set(re.findall(r"mul[.]wide[^(]*[(]i32 [^,]+, (i[0-9]+)", code)))
 """
 

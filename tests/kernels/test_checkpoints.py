@@ -10,7 +10,7 @@ from gla_cases import Case, assert_close, cumulative, exact_from_checkpoints_alo
 from gla_kernels import chunk_gla, narrow, passes
 from gla_kernels.buffers import Inputs, flag_buffer
 from gla_kernels.call import Call
-from gla_kernels.launch import EXACT_PROGRAMS, hopper_plan, triton_plan
+from gla_kernels.launch import hopper_plan, triton_plan
 from product import product
 
 BOUND = 5e-6
@@ -77,7 +77,7 @@ def test_the_exact_kernel_needs_no_more_scratch_memory_than_the_plain_form_has_n
         ((programs,), arguments) = next((note[1:]) for note in launched if "exact" in note[0])
         states = arguments[6]
         assert states.shape == (programs, call.every, call.K, call.V)
-        assert 1 <= programs <= min(call.sequences * call.H, EXACT_PROGRAMS)
+        assert 1 <= programs <= min(call.sequences * call.H, call.exact_programs)
         assert states.shape[:2].numel() <= passes._scratch_states(call)
 
 
@@ -229,7 +229,7 @@ def test_the_exact_kernel_takes_no_gradient_of_final_states(poisoned, monkeypatc
 
 def test_a_program_does_several_flagged_heads_one_after_the_other(poisoned, monkeypatch):
     """In the same scratch memory."""
-    monkeypatch.setattr("gla_kernels.launches.EXACT_PROGRAMS", 2)
+    monkeypatch.setattr(Call, "exact_programs", 2)
     exact_from_checkpoints_alone(monkeypatch)
     case = case_of(LENGTHS["packed"], 16)
     assert_close(recomputed(case, LENGTHS["packed"]), case, BOUND)

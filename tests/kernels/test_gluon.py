@@ -6,9 +6,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 from gla_cases import Case, assert_close, cumulative, exact_from_checkpoints_alone, make_case, run, truth
-from gla_kernels import call, chunk_gla, chunk_linear_attn, launches, narrow, ops, passes, wide, wide_pieces
+from gla_kernels import call, chunk_gla, chunk_linear_attn, narrow, ops, passes, wide
 from gla_kernels.buffers import Flags
 from gla_kernels.call import Call, make_call
+from gla_kernels.device import Gpu
 from gla_kernels.launch import hopper_plan
 from gluon_on_cpu import Kernel, gluon_on_cpu, interpret_bfloat16
 from product import product
@@ -32,6 +33,11 @@ def on_hopper(monkeypatch):
         yield
     torch.use_deterministic_algorithms(False)
     assert Kernel.launches > before
+
+
+def set_multiprocessors(monkeypatch, count):
+    """Calls are made for a GPU with so many multiprocessors."""
+    monkeypatch.setattr(call, "gpu_of", lambda device: Gpu(multiprocessors=count))
 
 
 def attend(case, gated=True, **options):
@@ -58,7 +64,7 @@ def test_every_gate_is_right(K, V, gate):
 @pytest.mark.parametrize("gate", ["logsigmoid", "strong", "dead channel", "-inf"])
 def test_all_gradients_in_one_kernel_are_right_for_every_gate(gate, monkeypatch):
     """As with enough heads for all multiprocessors."""
-    monkeypatch.setattr(wide_pieces, "MULTIPROCESSORS", 1)
+    set_multiprocessors(monkeypatch, 1)
     case = bfloat16_case(gate, T=150, H=1, K=96, V=80)
     assert_close(attend(case), case, BOUND)
 
@@ -98,7 +104,7 @@ def every_way_to_cut_time(shape, gate, multiprocessors, kept):
 )
 def test_sequences_are_right_however_time_is_cut(shape, gate, multiprocessors, materialize, monkeypatch):
     """Few multiprocessors: sequences stay whole. Many: they are cut in pieces that run side by side."""
-    monkeypatch.setattr(wide_pieces, "MULTIPROCESSORS", multiprocessors)
+    set_multiprocessors(monkeypatch, multiprocessors)
     K, V, lengths = shape
     options = {"materialize": materialize}
     if len(set(lengths)) > 1:
@@ -167,7 +173,7 @@ def test_strong_chunks_are_the_same_whether_programs_share_them_or_not(K, V, mon
         monkeypatch.setattr(sys.modules[f"gla_kernels.{module}"], "MARKS_AT_ONCE", 3)
     found = []
     for programs in (264, 4):
-        monkeypatch.setattr(launches, "STRONG_PROGRAMS", programs)
+        monkeypatch.setattr(Call, "strong_programs", programs)
         o, *_, buffer = ops.chunk_forward(q, k, v, g, initial, None, 0.1, False, passes.KEEP_NOTHING, None, None)[:4]
         marks = Flags.of(make_call(q, v, g, None, 0.1, None, None), buffer).marks
         assert marks.flatten().nonzero().flatten().tolist() == strong

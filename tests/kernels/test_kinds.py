@@ -104,7 +104,6 @@ def test_a_mode_does_not_see_how_tensors_are_described():
         {"g": torch.zeros(1, 20, 1, 16, dtype=torch.float16)},
         {"initial_state": torch.zeros(1, 1, 16, 32)[..., :16]},
         {"cu_seqlens": torch.tensor([0, 1, 20, 1])[::2]},
-        {"q": torch.zeros(1, 20, 1, 512), "k": torch.zeros(1, 20, 1, 512)},
         {"q": torch.zeros(1, 20, 1, 16, dtype=torch.float16)},
     ],
     ids=str,

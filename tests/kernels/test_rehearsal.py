@@ -10,7 +10,8 @@ import torch
 from gla_kernels import rehearsal
 from gla_kernels.call import Call
 from gla_kernels.launch import HOPPER, triton_plan
-from gla_kernels.rehearsal import active_mode, rehearsing, unrehearsed
+from gla_kernels.rehearsal import rehearsing, unrehearsed
+from triton.runtime._async_compile import active_mode
 
 
 class Kernel:
