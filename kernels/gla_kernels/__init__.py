@@ -8,13 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gla_kernels.chunk import chunk_gla, chunk_linear_attn
+    from gla_kernels.chunk import chunk_gla, chunk_linear_attn, fused_chunk_gla
     from gla_kernels.chunkwise_torch import two_level_chunk_gla, unaware_chunk_linear_attn
     from gla_kernels.naive import naive_recurrent_gla
+    from gla_kernels.recurrent import fused_recurrent_gla
 
 __all__ = [
     "chunk_gla",
     "chunk_linear_attn",
+    "fused_chunk_gla",
+    "fused_recurrent_gla",
     "naive_recurrent_gla",
     "two_level_chunk_gla",
     "unaware_chunk_linear_attn",
@@ -23,6 +26,8 @@ __all__ = [
 _HOME = {
     "chunk_gla": "chunk",
     "chunk_linear_attn": "chunk",
+    "fused_chunk_gla": "chunk",
+    "fused_recurrent_gla": "recurrent",
     "naive_recurrent_gla": "naive",
     "two_level_chunk_gla": "chunkwise_torch",
     "unaware_chunk_linear_attn": "chunkwise_torch",

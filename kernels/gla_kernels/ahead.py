@@ -44,6 +44,8 @@ from gla_kernels.launch import (
 from gla_kernels.launches import strong_kernel
 from gla_kernels.limits import CHUNK_SIZES
 from gla_kernels.ptx import overflowing_pairs, waits_first
+from gla_kernels.recurrent import recurrent_tile
+from gla_kernels.recurrent_kernel import gla_recurrent_kernel
 from gla_kernels.sass import disassemble, faulty_descriptors
 from gla_kernels.wide_pieces import fits_one_backward, parks
 
@@ -96,6 +98,8 @@ def variants(call: Call) -> Iterator[Variant]:
     elif call.plan.family == "hopper":
         yield from _narrow_variants(call, forward, backward)
     else:
+        recurrent = forward | {"V_FIRST": False}
+        yield Variant("recurrence", "plain", gla_recurrent_kernel, recurrent_tile(call.K, call.V), recurrent)
         yield Variant("forward", "plain", gla_forward_kernel, call.plan.forward, forward)
         yield Variant("backward", "plain", gla_backward_kernel, call.plan.backward, backward)
     if call.gated:

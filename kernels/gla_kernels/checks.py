@@ -32,8 +32,13 @@ def check_inputs(
     initial_state: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None,
     chunk_size: int | None,
+    *,
+    state_v_first: bool = False,
+    gates: str = "g",
 ) -> None:
-    """Checks shapes, dtypes and devices of a call of the chunkwise kernels. Raises ValueError; never synchronises.
+    """Checks shapes, dtypes and devices of a call of our kernels. Raises ValueError; never synchronises.
+
+    `gates`: what the caller calls g.
 
     Every call pays for this: what a message says is put together only if a check has failed.
     """
@@ -48,8 +53,8 @@ def check_inputs(
         _refuse("k", f"shape {tuple(k.shape)}", f"q's shape {tuple(like)}")
     if values[:3] != like[:3]:
         _refuse("v", f"shape {tuple(values)}", f"[B, T, H] = {[B, T, H]} as in q")
-    if min(B, T, H, K, V) <= 0:
-        _refuse("q, v", f"shapes {tuple(like)}, {tuple(values)}", "no empty dimension")
+    if min(H, K, V) <= 0:
+        _refuse("q, v", f"shapes {tuple(like)}, {tuple(values)}", "no empty dimension but B and T")
     if K > MAX_HEAD_DIM:
         _refuse("q", f"K = {K}", f"K of at most {MAX_HEAD_DIM}")
     if V > MAX_HEAD_DIM:
@@ -62,9 +67,9 @@ def check_inputs(
         _refuse("v", v.dtype, f"q's dtype {dtype}")
     if g is not None:
         if g.shape != like:
-            _refuse("g", f"shape {tuple(g.shape)}", f"q's shape {tuple(like)}")
+            _refuse(gates, f"shape {tuple(g.shape)}", f"q's shape {tuple(like)}")
         if g.dtype not in DTYPES:
-            _refuse("g", g.dtype, "float32 (best), bfloat16 or float16")
+            _refuse(gates, g.dtype, "float32 (best), bfloat16 or float16")
     if scale is not None and not isinstance(scale, Real):
         _refuse("scale", type(scale).__name__, "a number (a constant: no gradient is computed for it)")
     sequences = B
@@ -80,17 +85,18 @@ def check_inputs(
             _refuse("q", f"B = {B} beside cu_seqlens", "packed sequences in one row, B = 1")
         sequences = cu_seqlens.shape[0] - 1
     if initial_state is not None:
-        if initial_state.shape != (sequences, H, K, V):
-            needs = f"one state a sequence and head, {[sequences, H, K, V]}"
+        expected = (sequences, H, V, K) if state_v_first else (sequences, H, K, V)
+        if initial_state.shape != expected:
+            needs = f"one state per sequence and head, {list(expected)}"
             _refuse("initial_state", f"shape {tuple(initial_state.shape)}", needs)
-        if initial_state.dtype != torch.float32:
-            _refuse("initial_state", initial_state.dtype, "float32")
+        if initial_state.dtype not in DTYPES:
+            _refuse("initial_state", initial_state.dtype, "float32 (best), bfloat16 or float16")
     if k.device != device:
         _refuse("k", f"device {k.device}", f"q's device {device}")
     if v.device != device:
         _refuse("v", f"device {v.device}", f"q's device {device}")
     if g is not None and g.device != device:
-        _refuse("g", f"device {g.device}", f"q's device {device}")
+        _refuse(gates, f"device {g.device}", f"q's device {device}")
     if initial_state is not None and initial_state.device != device:
         _refuse("initial_state", f"device {initial_state.device}", f"q's device {device}")
     if cu_seqlens is not None and cu_seqlens.device != device:
@@ -111,6 +117,6 @@ def check_values(g: torch.Tensor | None, T: int, cu_seqlens: torch.Tensor | None
             _refuse("g", f"a gate of {largest}", "gates of at most 0: natural logarithms of decays")
     if cu_seqlens is not None:
         marks = cu_seqlens.tolist()
-        if marks[0] != 0 or marks[-1] != T or any(a > b for a, b in pairwise(marks)):
-            needs = f"numbers that start at 0, never fall, and end at T = {T}"
+        if marks[0] != 0 or marks[-1] > T or any(a > b for a, b in pairwise(marks)):
+            needs = f"numbers that start at 0, never fall, and end at T = {T} or before"
             _refuse("cu_seqlens", marks if len(marks) <= 10 else f"{marks[:5]} ... {marks[-5:]}", needs)

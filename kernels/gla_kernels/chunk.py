@@ -28,12 +28,20 @@ def _chunk(
     scale: float | None,
     initial_state: torch.Tensor | None,
     output_final_state: bool,
+    state_v_first: bool,
     cu_seqlens: torch.Tensor | None,
     materialize: bool,
     chunk_size: int | None,
     check: bool,
     autotune: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if state_v_first and (initial_state is not None or output_final_state):
+        check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size, state_v_first=True)
+        o, final = _chunk(
+            q, k, v, g, scale, None if initial_state is None else initial_state.mT, output_final_state, False,
+            cu_seqlens, materialize, chunk_size, check, autotune,
+        )  # fmt: skip
+        return o, None if final is None else final.mT.contiguous()
     kind, tunes = None, chunk_size is None and (autotune or autotuning()) and not _compiling()
     if chunk_size is None and not check and not tunes and not _compiling():
         kind = kind_of(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, materialize)
@@ -46,14 +54,16 @@ def _chunk(
     check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size)
     if kind is not None and not launches_on_its_inputs(q, g, initial_state, cu_seqlens):
         kind = None
-    if check:
+    if check and q.numel():
         check_values(g, q.shape[1], cu_seqlens)
     K = q.shape[-1]
     scale = K**-0.5 if scale is None else float(scale)
     keep = keeps(q, k, v, g, initial_state, materialize)
     if g is not None and g.dtype == torch.float16:  # which no kernel reads
         g = g.float()
-    initial_state = None if initial_state is None else initial_state.contiguous()
+    initial_state = None if initial_state is None else initial_state.float().contiguous()
+    if q.shape[0] == 0 or q.shape[1] == 0:
+        return _of_no_tokens(q, k, v, g, initial_state, output_final_state, cu_seqlens)
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
     tuned = None
     if tunes:
@@ -64,6 +74,20 @@ def _chunk(
     return outputs
 
 
+def _of_no_tokens(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial_state: torch.Tensor | None,
+    output_final_state: bool, cu_seqlens: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """A call with B = 0 or T = 0, differentiable as any other: o is empty, and states stay as they are."""
+    nothing = sum((x.sum() for x in (q, k, v, g) if x is not None), torch.zeros((), device=q.device))
+    final = None
+    if output_final_state:
+        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        shape = (sequences, q.shape[2], q.shape[3], v.shape[3])
+        final = (q.new_zeros(shape, dtype=torch.float32) if initial_state is None else initial_state) + nothing.float()
+    return v + nothing.to(v.dtype), final
+
+
 def chunk_gla(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -72,7 +96,9 @@ def chunk_gla(
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
+    state_v_first: bool = False,
     cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,  # noqa: ARG001
     *,
     materialize: bool = True,
     chunk_size: int | None = None,
@@ -81,18 +107,23 @@ def chunk_gla(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Gated linear attention: `S_t = diag(exp g_t) S_{t-1} + k_t^T v_t`, `o_t = scale * q_t S_t`.
 
+    The arguments before the star are those of fla's function of this name, in its order.
+
     Args:
-        q, k: queries and keys, [B, T, H, K], bfloat16, float16 or float32; any T >= 1, K <= 512. Batch, time and head
-            may have any strides.
+        q, k: queries and keys, [B, T, H, K], bfloat16, float16 or float32; any B and T, K <= 512. Batch, time and
+            head may have any strides.
         v: values, [B, T, H, V], q's dtype; V <= 512.
         g: gates, [B, T, H, K], natural logarithm, <= 0, in any of the dtypes above (float32 is best). 0, very negative
             values and -inf (a reset) are valid. A gate below -23.5 acts as -23.5: 6e-11 of the state is left.
         scale: factor on q; K ** -0.5 if None.
-        initial_state: the state before the first token of each of N sequences, [N, H, K, V] float32; zero if None.
-            N is B, or the number of packed sequences.
+        initial_state: the state before the first token of each of N sequences, [N, H, K, V], float32 (best), bfloat16
+            or float16; zero if None. N is B, or the number of packed sequences.
         output_final_state: whether to return the states after the last tokens.
+        state_v_first: states are [N, H, V, K], those given and those returned; they are copied.
         cu_seqlens: boundaries of packed sequences, [N + 1], int32 or int64, on q's device: B is 1, and sequence n is
-            tokens cu_seqlens[n] to cu_seqlens[n + 1]. A sequence may be empty.
+            tokens cu_seqlens[n] to cu_seqlens[n + 1]. A sequence may be empty. Tokens behind the last one are ignored:
+            there o and all gradients are 0.
+        cu_seqlens_cpu: a copy of cu_seqlens in the CPU's memory, which is not needed here.
         materialize: keep the state before every chunk for the backward pass (paper, Alg. 3 and 4). If false, keep only
             a state every 8 chunks or more and recompute the others (the trade of Alg. 5 and 6: less memory, more
             work); the gradients are the same up to float32 rounding.
@@ -116,8 +147,12 @@ def chunk_gla(
     if g is None:
         raise ValueError("g: got None; it needs a gate of q's shape (without a gate, use chunk_linear_attn)")
     return _chunk(
-        q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, materialize, chunk_size, check, autotune
+        q, k, v, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens, materialize, chunk_size, check,
+        autotune,
     )  # fmt: skip
+
+
+fused_chunk_gla = chunk_gla  # a name of fla's, which its layer may call
 
 
 def chunk_linear_attn(
@@ -127,7 +162,9 @@ def chunk_linear_attn(
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
+    state_v_first: bool = False,
     cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,  # noqa: ARG001
     *,
     materialize: bool = True,
     chunk_size: int | None = None,
@@ -136,5 +173,6 @@ def chunk_linear_attn(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Linear attention without a gate: `S_t = S_{t-1} + k_t^T v_t`, `o_t = scale * q_t S_t`; see `chunk_gla`."""
     return _chunk(
-        q, k, v, None, scale, initial_state, output_final_state, cu_seqlens, materialize, chunk_size, check, autotune
+        q, k, v, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens, materialize, chunk_size,
+        check, autotune,
     )  # fmt: skip

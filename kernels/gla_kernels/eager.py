@@ -12,7 +12,7 @@ import torch
 
 from gla_kernels import ops, passes
 from gla_kernels.kinds import Passes
-from gla_kernels.plain import is_plain, is_unwatched
+from gla_kernels.plain import is_plain, is_transformed, is_unwatched
 
 
 def _forward(
@@ -63,6 +63,45 @@ class _Chunk(torch.autograd.Function):
         return *ops.gradients(run, saved, settings, do, dfinal), None, None, None
 
 
+class _TransformedBackward(torch.autograd.Function):
+    """The backward's operator; its results cannot be differentiated again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[torch.Tensor, ...]:
+        found: tuple[torch.Tensor, ...] = ops.chunk_backward(*inputs)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        """Nothing is kept."""
+
+    backward = staticmethod(ops.refuse)
+
+
+class _Transformed(torch.autograd.Function):
+    """The operator with its gradients as transforms of functorch can use them, which refuse the operator's own.
+
+    It gives o, the final states, the kept states and the flags.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[torch.Tensor, ...]:
+        found: tuple[torch.Tensor, ...] = ops.chunk_forward(*inputs)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ops.setup(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, do: torch.Tensor | None, dfinal: torch.Tensor | None, *_: Any) -> tuple[Any, ...]:
+        return ops.gradients(_TransformedBackward.apply, ctx.saved_tensors, ctx.settings, do, dfinal)
+
+
 # What `_Chunk.apply` comes to if no transform of functorch is active, without its questions.
 _apply_unwatched = super(torch.autograd.Function, _Chunk).apply
 
@@ -87,7 +126,8 @@ def chunk(
     """
     settings = (scale, output_final_state, keep, chunk_size, plan)
     if known is None and not is_plain(q, k, v, g, initial_state, cu_seqlens):
-        o, final, _, _ = ops.chunk_forward(q, k, v, g, initial_state, cu_seqlens, *settings)
+        run = _Transformed.apply if keep != passes.KEEP_NOTHING and is_transformed() else ops.chunk_forward
+        o, final, _, _ = run(q, k, v, g, initial_state, cu_seqlens, *settings)
         return o, final if output_final_state else None
     if keep == passes.KEEP_NOTHING:
         return _forward(known, q, k, v, g, initial_state, cu_seqlens, settings)[:2]

@@ -156,6 +156,9 @@ def exact_tile(K: int, V: int, plan: LaunchPlan) -> Tile:
     return Tile(wide, min(padded(V), 64), 8, 1) if wide <= 128 else Tile(wide, min(padded(V), 32), 16, 1)
 
 
+# The tile of the kernel that sets rows to 0: elements at a time are its value columns.
+TAIL = Tile(1, 1024, 4, 1)
+
 # The tiles of these kernels in the Gluon families, forward and backward.
 _STRONG_HOPPER = Tile(64, 64, 4, 1), Tile(32, 64, 4, 1)
 

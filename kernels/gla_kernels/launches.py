@@ -11,11 +11,13 @@ from gla_kernels.call import Call
 from gla_kernels.exact import gla_backward_exact, gla_backward_exact_recomputing, gla_forward_exact
 from gla_kernels.forward import gla_forward_kernel
 from gla_kernels.launch import (
+    TAIL,
     exact_tile,
     strong_shares,
     strong_tile,
 )
 from gla_kernels.strong import gla_backward_strong, gla_forward_strong
+from gla_kernels.tail import clear_tails_kernel
 
 
 def _given_states(
@@ -103,6 +105,17 @@ def run_plain_forward(
     switches = _forward_switches(o, initial, final, states, checkpoints) | {"FROM_CHECKPOINT": from_checkpoint}
     programs = call.sequences * call.H * call.blocks(call.plan.forward)
     call.launch(gla_forward_kernel, call.plan.forward, (programs,), arguments, switches)
+
+
+def clear_tails(call: Call, inputs: Inputs, *outputs: torch.Tensor | None) -> None:
+    """Sets what is behind the last packed sequence in up to four outputs [1, T, ...] to 0."""
+    if inputs.cu_seqlens is None:
+        return
+    four = (*outputs, *[None] * (4 - len(outputs)))
+    widths = [0 if x is None else x.numel() // call.T for x in four]
+    arguments = (*four, inputs.cu_seqlens, *widths, call.sequences, call.T)
+    # Not early: their memory may have been that of a tensor which the kernel before still reads.
+    call.launch(clear_tails_kernel, TAIL, (call.multiprocessors,), arguments, {}, early=False)
 
 
 def strong_kernel(call: Call, backward: bool) -> Any:

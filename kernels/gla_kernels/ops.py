@@ -61,7 +61,8 @@ def _fake_backward(
     )
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    """What a forward saves for `gradients`."""
     q, k, v, g, initial_state, cu_seqlens, scale, _, keep, chunk_size, plan = inputs
     _, _, kept, flags = output
     ctx.set_materialize_grads(False)
@@ -96,7 +97,8 @@ def _backward(
     return gradients(chunk_backward, ctx.saved_tensors, ctx.settings, do, dfinal)
 
 
-def _refuse(ctx: Any, *grads: torch.Tensor | None) -> None:
+def refuse(ctx: Any, *grads: torch.Tensor | None) -> None:
+    """The backward of the backward. Raises RuntimeError."""
     raise RuntimeError("the gradients of chunk_gla and chunk_linear_attn cannot be differentiated again")
 
 
@@ -117,8 +119,8 @@ for _device in ("CPU", "CUDA"):  # on a CPU: Triton's interpreter
     _LIBRARY.impl("chunk_backward", _chunk_backward, _device)
 library.register_fake("gla_kernels::chunk_forward", _fake_forward, lib=_LIBRARY)
 library.register_fake("gla_kernels::chunk_backward", _fake_backward, lib=_LIBRARY)
-library.register_autograd("gla_kernels::chunk_forward", _backward, setup_context=_setup, lib=_LIBRARY)
-library.register_autograd("gla_kernels::chunk_backward", _refuse, lib=_LIBRARY)
+library.register_autograd("gla_kernels::chunk_forward", _backward, setup_context=setup, lib=_LIBRARY)
+library.register_autograd("gla_kernels::chunk_backward", refuse, lib=_LIBRARY)
 
 chunk_forward = torch.ops.gla_kernels.chunk_forward.default
 chunk_backward = torch.ops.gla_kernels.chunk_backward.default

@@ -19,6 +19,7 @@ from gla_kernels.buffers import (
 )
 from gla_kernels.call import Call, make_call
 from gla_kernels.launches import (
+    clear_tails,
     run_backward,
     run_exact_backward_from_checkpoints,
     run_forward,
@@ -38,7 +39,7 @@ Outputs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Te
 _NO_CHANGE = nullcontext()
 
 
-def _device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
+def device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
     """A context with x's device as the current one. It nearly always is, and then this costs nothing."""
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return _NO_CHANGE
@@ -78,7 +79,7 @@ def forward(
     """Runs a forward. `plan` is the text of a launch plan; if None, the plan comes from the table in `launch.py`."""
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
-    with _device_of(q):
+    with device_of(q):
         if unrehearsed(call, "forward", initial_state is None, output_final_state, keep):
             _rehearse_forward(call, inputs, initial_state, output_final_state, keep)
         return launch_forward(call, inputs, initial_state, output_final_state, keep)
@@ -100,6 +101,7 @@ def launch_forward(
     if call.plan.family == "wide":
         wide.run_forward(call, inputs, flags, **outputs)
     run_forward(call, inputs, flags, **outputs)
+    clear_tails(call, inputs, o)
     return sum_of_parts(o, inputs.v), final, kept, buffer
 
 
@@ -148,7 +150,7 @@ def backward(
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
     do = readable(call, do)
-    with _device_of(q):
+    with device_of(q):
         if unrehearsed(call, "backward", dfinal is None, has_initial, keep):
             with rehearsing(call, q.device) as rehearsal:
                 like, after = inputs.on_meta(), on_meta(dfinal)
@@ -188,6 +190,7 @@ def launch_backward(
         )  # fmt: skip
     if call.gated:
         run_strong_backward(call, inputs, do, flags, failed, gradients)
+    clear_tails(call, inputs, gradients.dq, gradients.dk, gradients.dv, gradients.dg)
     return *gradients.summed(inputs), dinitial if has_initial else None
 
 

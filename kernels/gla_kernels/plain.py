@@ -25,6 +25,11 @@ def is_unwatched() -> bool:
     )
 
 
+def is_transformed() -> bool:
+    """Whether a transform of functorch is active, outside of compilers, which trace through it."""
+    return not _compiling() and _transform() is not None
+
+
 def is_plain(*tensors: torch.Tensor | None) -> bool:
     """Whether nothing but autograd has to see what is done with these tensors, whose memory holds their values."""
     if not is_unwatched():

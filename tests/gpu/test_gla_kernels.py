@@ -4,7 +4,17 @@ import threading
 
 import pytest
 import torch
-from gla_cases import GATES, Case, assert_close, cumulative, exact_from_checkpoints_alone, make_case, run, truth
+from gla_cases import (
+    GATES,
+    Case,
+    assert_close,
+    cumulative,
+    exact_from_checkpoints_alone,
+    make_case,
+    run,
+    run_with_a_tail,
+    truth,
+)
 from gla_kernels import call, chunk_gla, chunk_linear_attn, kinds, launch, naive_recurrent_gla, ops, passes
 from gla_kernels.replay import Replay
 from torch import library
@@ -44,6 +54,17 @@ def test_bf16_is_right_over_2048_tokens(gate, materialize):
 def test_every_chunk_size_is_right_for_every_gate(chunk_size, gate):
     case = make_case(gate, T=300, K=64, V=64, dtype=torch.bfloat16, device="cuda")
     assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=chunk_size), case, bound_of(gate))
+
+
+@pytest.mark.parametrize("materialize", MODES)
+@pytest.mark.parametrize("gate", [None, "mild", "resets"])
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (128, 256), (256, 256), (60, 100), (300, 20)])
+def test_tokens_behind_the_last_sequence_are_ignored(K, V, gate, materialize):
+    lengths = [300, 1, 0, 700]
+    case = make_case(gate, K=K, V=V, dtype=torch.bfloat16, device="cuda", lengths=lengths)
+    function = chunk_linear_attn if gate is None else chunk_gla
+    found = run_with_a_tail(function, case, cumulative(lengths).cuda(), materialize=materialize)
+    assert_close(found, case, bound_of(gate))
 
 
 @pytest.mark.parametrize("dtype", list(BOUNDS), ids=str)

@@ -32,7 +32,7 @@ WRONG = {
     "cu_seqlens: got shape": {"cu_seqlens": torch.zeros(2, 2, dtype=torch.int32)},
     "cu_seqlens: got 1 numbers": {"cu_seqlens": torch.zeros(1, dtype=torch.int32)},
     "cu_seqlens: got torch.float32": {"cu_seqlens": torch.tensor([0.0, 8.0])},
-    "initial_state: got shape .* it needs one state a sequence": {
+    "initial_state: got shape .* it needs one state per sequence": {
         "cu_seqlens": torch.tensor([0, 4, 8]),
         "initial_state": torch.zeros(1, 2, 16, 16),
     },
@@ -55,7 +55,7 @@ def test_head_dims_beyond_the_limit_are_refused(dims, message):
 WRONG_VALUES = {
     "g: got a gate of 0.5": {"g": torch.full((1, 8, 2, 16), 0.5)},
     "g: got a gate of nan": {"g": torch.full((1, 8, 2, 16), torch.nan)},
-    "cu_seqlens: got .0, 6.; it needs": {"cu_seqlens": torch.tensor([0, 6])},
+    "cu_seqlens: got .0, 9.; it needs": {"cu_seqlens": torch.tensor([0, 9])},
     "cu_seqlens: got .0, 6, 4, 8.": {"cu_seqlens": torch.tensor([0, 6, 4, 8])},
 }
 
@@ -76,9 +76,9 @@ def test_float64_is_refused_with_the_way_out():
         chunk_gla(**tensors(dtype=torch.float64))
 
 
-def test_empty_dimensions_are_refused():
+def test_empty_heads_are_refused():
     with pytest.raises(ValueError, match="no empty dimension"):
-        chunk_gla(**tensors(T=0))
+        chunk_gla(**tensors(H=0))
 
 
 def test_a_cpu_tensor_without_the_interpreter_is_refused(monkeypatch):

@@ -5,7 +5,16 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from gla_cases import Case, assert_close, cumulative, exact_from_checkpoints_alone, make_case, run, truth
+from gla_cases import (
+    Case,
+    assert_close,
+    cumulative,
+    exact_from_checkpoints_alone,
+    make_case,
+    run,
+    run_with_a_tail,
+    truth,
+)
 from gla_kernels import call, chunk_gla, chunk_linear_attn, narrow, ops, passes, wide
 from gla_kernels.buffers import Flags
 from gla_kernels.call import Call, make_call
@@ -38,6 +47,13 @@ def on_hopper(monkeypatch):
 def set_multiprocessors(monkeypatch, count):
     """Calls are made for a GPU with so many multiprocessors."""
     monkeypatch.setattr(call, "gpu_of", lambda device: Gpu(multiprocessors=count))
+
+
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 80), (144, 32)])
+def test_tokens_behind_the_last_sequence_are_ignored(K, V):
+    lengths = [70, 60]
+    case = bfloat16_case("mild", H=1, K=K, V=V, lengths=lengths)
+    assert_close(run_with_a_tail(chunk_gla, case, cumulative(lengths)), case, BOUND)
 
 
 def attend(case, gated=True, **options):

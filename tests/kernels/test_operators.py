@@ -72,6 +72,24 @@ def test_the_backward_operator_passes_torchs_checks():
     library.opcheck(ops.chunk_backward, arguments)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, which goes over the batch in a loop
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "initial"])
+def test_transforms_of_functions_give_the_gradients_of_autograd(name):
+    case = make_case("mild", T=33, K=16, V=16)
+
+    def loss(x):
+        inputs = case.inputs | {name: x}
+        o, final = chunk_gla(*(inputs[n] for n in NAMES), initial_state=inputs["initial"], output_final_state=True)
+        return o.square().sum() + final.sum()
+
+    leaf = case.inputs[name].clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf), leaf)
+    assert torch.equal(torch.func.grad(loss)(case.inputs[name]), expected)
+    assert torch.equal(torch.func.vmap(torch.func.grad(loss))(case.inputs[name][None])[0], expected)
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        torch.func.grad(lambda x: torch.func.grad(loss)(x).sum())(case.inputs[name])
+
+
 @pytest.mark.parametrize("materialize", [True, False])
 def test_a_compiled_call_is_one_graph_and_gives_the_same(materialize):
     case = make_case("mild", T=40, K=16, V=16)

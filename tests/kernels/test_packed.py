@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gla_cases import assert_close, cumulative, make_case, run
+from gla_cases import assert_close, cumulative, make_case, run, run_with_a_tail
 from gla_kernels import chunk_gla, chunk_linear_attn
 from product import product
 
@@ -49,6 +49,27 @@ def test_not_materializing_is_right_when_one_sequence_is_far_longer_than_the_oth
     case = make_case("mild", H=1, K=16, V=16, lengths=lengths)
     found = run(chunk_gla, case.inputs, case.grads, cu_seqlens=cumulative(lengths), materialize=False, chunk_size=16)
     assert_close(found, case, BOUND)
+
+
+@pytest.fixture
+def poisoned_memory():
+    """Memory that is not initialised is NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+def test_tokens_behind_the_last_sequence_are_ignored(gated, materialize):
+    """Also with o and gradients in several parts."""
+    lengths = [20, 17]
+    case = make_case("resets" if gated else None, K=48, V=80, lengths=lengths)
+
+    function = chunk_gla if gated else chunk_linear_attn
+    options = {"materialize": materialize, "chunk_size": 16}
+    assert_close(run_with_a_tail(function, case, cumulative(lengths), **options), case, BOUND)
 
 
 def test_linear_attention_takes_packed_sequences():
