@@ -9,8 +9,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-from gla_kernels import call, cuda, kinds, passes, recording, replay
-from gla_kernels.launch import hopper_plan, triton_plan
+from gla_kernels.launching import call, cuda, recording, replay
+from gla_kernels.launching.plans import hopper_plan, triton_plan
+from gla_kernels.operators import kinds, passes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 C_TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}

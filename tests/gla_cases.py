@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from gla_kernels import naive_recurrent_gla, passes
-from gla_kernels.buffers import Gradients, Inputs
-from gla_kernels.call import Call
+from gla_kernels import naive_recurrent_gla
+from gla_kernels.launching.buffers import Gradients, Inputs
+from gla_kernels.launching.call import Call
+from gla_kernels.operators import passes
 
 GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mild": lambda x: F.logsigmoid(x) / 16,

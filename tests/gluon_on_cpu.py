@@ -32,11 +32,11 @@ import triton.language as tl
 
 # The package's Gluon modules, each after those that it imports.
 OURS = tuple(
-    f"gla_kernels.{name}"
+    f"gla_kernels.hopper.{name}"
     for name in (
-        "hopper_tiles", "hopper_forward", "hopper_backward", "hopper_recurrence", "wide_tiles", "wide_frames",
-        "wide_walk", "wide_forward", "wide_forward_pair", "wide_recurrence", "wide_readout", "wide_gradients",
-        "wide_backward", "hopper_levels", "hopper_strong",
+        "tiles", "narrow.forward", "narrow.backward", "narrow.recurrence", "wide.tiles", "wide.frames", "wide.walk",
+        "wide.forward", "wide.forward_pair", "wide.recurrence", "wide.readout", "wide.gradients", "wide.backward",
+        "levels", "strong",
     )
 )  # fmt: skip
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gla_kernels.chunk import chunk_gla, chunk_linear_attn, fused_chunk_gla
-    from gla_kernels.chunkwise_torch import two_level_chunk_gla, unaware_chunk_linear_attn
-    from gla_kernels.naive import naive_recurrent_gla
     from gla_kernels.recurrent import fused_recurrent_gla
+    from gla_kernels.reference.chunkwise import two_level_chunk_gla, unaware_chunk_linear_attn
+    from gla_kernels.reference.recurrent import naive_recurrent_gla
 
 __all__ = [
     "chunk_gla",
@@ -28,9 +28,9 @@ _HOME = {
     "chunk_linear_attn": "chunk",
     "fused_chunk_gla": "chunk",
     "fused_recurrent_gla": "recurrent",
-    "naive_recurrent_gla": "naive",
-    "two_level_chunk_gla": "chunkwise_torch",
-    "unaware_chunk_linear_attn": "chunkwise_torch",
+    "naive_recurrent_gla": "reference.recurrent",
+    "two_level_chunk_gla": "reference.chunkwise",
+    "unaware_chunk_linear_attn": "reference.chunkwise",
 }
 
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from gla_kernels import eager
-from gla_kernels.checks import check_inputs, check_values
-from gla_kernels.kinds import keep_of, kind_of, known, launches_on_its_inputs, note
-from gla_kernels.passes import keeps
+from gla_kernels.operators import eager
+from gla_kernels.operators.checks import check_inputs, check_values
+from gla_kernels.operators.kinds import keep_of, kind_of, known, launches_on_its_inputs, note
+from gla_kernels.operators.passes import keeps
 from gla_kernels.tuning import autotuning, plan_for
 
 _compiling = torch.compiler.is_compiling

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import library
 
-from gla_kernels.buffers import Inputs, strides_of
-from gla_kernels.call import make_call
-from gla_kernels.checks import check_inputs
 from gla_kernels.chunk import chunk_gla, chunk_linear_attn
-from gla_kernels.direct import launcher
-from gla_kernels.launch import Tile
-from gla_kernels.launches import clear_tails
+from gla_kernels.launching.buffers import Inputs, strides_of
+from gla_kernels.launching.call import make_call
+from gla_kernels.launching.direct import launcher
+from gla_kernels.launching.plans import Tile
 from gla_kernels.limits import MAX_RECURRENT_TOKENS, padded
-from gla_kernels.passes import KEEP_NOTHING, device_of, keeps
-from gla_kernels.plain import is_plain
+from gla_kernels.operators.checks import check_inputs
+from gla_kernels.operators.passes import KEEP_NOTHING, device_of, keeps
+from gla_kernels.operators.plain import is_plain
+from gla_kernels.portable.launches import clear_tails
 
 # Elements of the state per program: 16 registers of each of 128 threads. Few, so that decoding fills a GPU.
 _STATE_ELEMENTS = 2048
@@ -33,7 +33,7 @@ def _run(
     final: torch.Tensor | None, cu_seqlens: torch.Tensor | None, scale: float, state_v_first: bool,
 ) -> torch.Tensor:  # fmt: skip
     """Launches the kernel: returns o, and fills `final`, which may be `initial`, if it is not None."""
-    from gla_kernels.recurrent_kernel import gla_recurrent_kernel
+    from gla_kernels.portable.recurrence import gla_recurrent_kernel
 
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     g = g if g is None or g.stride(-1) == 1 else g.contiguous()

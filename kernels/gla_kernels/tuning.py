@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from gla_kernels import eager
-from gla_kernels.autotune import CallKind, kept_plan, tuned_plan
-from gla_kernels.launch import plan, plan_text
-from gla_kernels.passes import KEEP_NOTHING, KEEP_STATES
+from gla_kernels.launching.autotune import CallKind, kept_plan, tuned_plan
+from gla_kernels.launching.plans import plan, plan_text
+from gla_kernels.operators import eager
+from gla_kernels.operators.passes import KEEP_NOTHING, KEEP_STATES
 
 
 def autotuning() -> bool:

@@ -15,8 +15,11 @@ from gla_cases import (
     run_with_a_tail,
     truth,
 )
-from gla_kernels import call, chunk_gla, chunk_linear_attn, kinds, launch, naive_recurrent_gla, ops, passes
-from gla_kernels.replay import Replay
+from gla_kernels import chunk_gla, chunk_linear_attn, naive_recurrent_gla
+from gla_kernels.launching import call
+from gla_kernels.launching import plans as launch
+from gla_kernels.launching.replay import Replay
+from gla_kernels.operators import kinds, ops, passes
 from torch import library
 from torch.utils.checkpoint import checkpoint
 from triton import knobs

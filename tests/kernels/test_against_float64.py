@@ -16,7 +16,7 @@ from gla_kernels import (
     two_level_chunk_gla,
     unaware_chunk_linear_attn,
 )
-from gla_kernels.call import Call
+from gla_kernels.launching.call import Call
 from product import product
 
 BOUND = 5e-6

@@ -7,7 +7,7 @@ import sys
 from functools import cache
 
 import pytest
-from gla_kernels.ahead import SHARED
+from gla_kernels.inspection.ahead import SHARED
 
 # The most bytes of stack per thread on any GPU: of the exact kernels, which hardly ever have work, and of the others.
 STACK = {"plain": 1024, "strong": 1024, "exact": 3584}
@@ -18,7 +18,7 @@ KERNELS = {"triton": 11, "hopper": 9}
 # The command line for several shapes in one process, each with only the named kernels.
 SOME = """
 import json, sys
-from gla_kernels import ahead
+from gla_kernels.inspection import ahead
 
 every = ahead.variants
 for arguments, names in json.loads(sys.argv[1]):
@@ -55,7 +55,7 @@ def checked(found):
 
 @cache
 def compile_all(*arguments):
-    return checked(compiled("-m", "gla_kernels.ahead", *arguments))
+    return checked(compiled("-m", "gla_kernels.inspection.ahead", *arguments))
 
 
 def compile_some(shapes):
@@ -230,8 +230,8 @@ def test_all_kernels_of_the_largest_chunks_fit_a_hopper_gpu(K, V, dtype, chunk):
 
 STRIDES_OF_64_BITS = """
 import re, torch
-from gla_kernels import ahead
-from gla_kernels.launch import hopper_plan
+from gla_kernels.inspection import ahead
+from gla_kernels.launching.plans import hopper_plan
 kind = ahead._type
 ahead._type = lambda call, name, constants: "i64" if name.endswith("_b") else kind(call, name, constants)
 call = ahead.call_of(128, 128, True, torch.bfloat16, hopper_plan(128, 128, torch.bfloat16))

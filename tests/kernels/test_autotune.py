@@ -7,8 +7,9 @@ import pytest
 import torch
 import triton
 from gla_cases import assert_close, make_case, run
-from gla_kernels import autotune, chunk_gla
-from gla_kernels.launch import HOPPER, hopper_plan, parse_plan, plan, plan_text
+from gla_kernels import chunk_gla
+from gla_kernels.launching import autotune
+from gla_kernels.launching.plans import HOPPER, hopper_plan, parse_plan, plan, plan_text
 from gla_kernels.tuning import launch_of
 from torch.utils.checkpoint import checkpoint
 

@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 import triton
-from gla_kernels import direct
-from gla_kernels.call import Call
-from gla_kernels.direct import Launcher
-from gla_kernels.launch import HOPPER
+from gla_kernels.launching import direct
+from gla_kernels.launching.call import Call
+from gla_kernels.launching.direct import Launcher
+from gla_kernels.launching.plans import HOPPER
 from triton import knobs
 
 
@@ -251,11 +251,11 @@ Launch.__module__ = "triton.backends.nvidia.driver"
 driver._active = Driver()
 compiler.max_shared_mem = lambda device: 232448
 
-from gla_kernels.buffers import Flags, Inputs, flag_buffer
-from gla_kernels.call import Call
-from gla_kernels.launches import run_forward
-from gla_kernels.launch import HOPPER, triton_plan
-from gla_kernels.recording import Place, record
+from gla_kernels.launching.buffers import Flags, Inputs, flag_buffer
+from gla_kernels.launching.call import Call
+from gla_kernels.portable.launches import run_forward
+from gla_kernels.launching.plans import HOPPER, triton_plan
+from gla_kernels.launching.recording import Place, record
 
 for plan in (HOPPER, triton_plan(64, 64, torch.bfloat16, None)):
     q = torch.zeros(1, 100, 1, 64, dtype=torch.bfloat16)

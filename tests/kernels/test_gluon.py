@@ -15,11 +15,15 @@ from gla_cases import (
     run_with_a_tail,
     truth,
 )
-from gla_kernels import call, chunk_gla, chunk_linear_attn, narrow, ops, passes, wide
-from gla_kernels.buffers import Flags
-from gla_kernels.call import Call, make_call
-from gla_kernels.device import Gpu
-from gla_kernels.launch import hopper_plan
+from gla_kernels import chunk_gla, chunk_linear_attn
+from gla_kernels.hopper.narrow import launches as narrow
+from gla_kernels.hopper.wide import launches as wide
+from gla_kernels.launching import call
+from gla_kernels.launching.buffers import Flags
+from gla_kernels.launching.call import Call, make_call
+from gla_kernels.launching.device import Gpu
+from gla_kernels.launching.plans import hopper_plan
+from gla_kernels.operators import ops, passes
 from gluon_on_cpu import Kernel, gluon_on_cpu, interpret_bfloat16
 from product import product
 
@@ -185,8 +189,8 @@ def test_strong_chunks_are_the_same_whether_programs_share_them_or_not(K, V, mon
     strong = [1, 6, 7, 8, 12]
     for chunk in strong:
         g[:, chunk * 64 : chunk * 64 + 64] *= 100.0
-    for module in ("hopper_levels", "hopper_strong"):
-        monkeypatch.setattr(sys.modules[f"gla_kernels.{module}"], "MARKS_AT_ONCE", 3)
+    for module in ("levels", "strong"):
+        monkeypatch.setattr(sys.modules[f"gla_kernels.hopper.{module}"], "MARKS_AT_ONCE", 3)
     found = []
     for programs in (264, 4):
         monkeypatch.setattr(Call, "strong_programs", programs)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from fake_cuda import inputs_of
-from gla_kernels import chunk_gla, kinds
+from gla_kernels import chunk_gla
+from gla_kernels.operators import kinds
 from torch.overrides import TorchFunctionMode
 
 

@@ -7,8 +7,10 @@ import sys
 import pytest
 import torch
 from gla_cases import assert_close, make_case, run
-from gla_kernels import chunk_gla, kinds, native, plain
-from gla_kernels.replay import Plan
+from gla_kernels import chunk_gla
+from gla_kernels.launching import native
+from gla_kernels.launching.replay import Plan
+from gla_kernels.operators import kinds, plain
 
 
 def described(*tensors):

@@ -5,7 +5,8 @@ import warnings
 import pytest
 import torch
 from gla_cases import cumulative, make_case
-from gla_kernels import chunk_gla, chunk_linear_attn, eager, kinds, ops, passes
+from gla_kernels import chunk_gla, chunk_linear_attn
+from gla_kernels.operators import eager, kinds, ops, passes
 from torch import library
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx

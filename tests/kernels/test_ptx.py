@@ -1,7 +1,7 @@
 """Faults of the compiler are found in PTX that has them, and correct PTX is not blamed."""
 
 import pytest
-from gla_kernels.ptx import overflowing_pairs, waits_first
+from gla_kernels.inspection.ptx import overflowing_pairs, waits_first
 
 FAULTY = """
 \tmov.u32 \t%r4, %tid.x;

@@ -7,12 +7,13 @@ import fake_cuda
 import pytest
 import torch
 from fake_cuda import FakeLauncher, forward_of, inputs_of
-from gla_kernels import call, kinds, native, passes, recording, replay
-from gla_kernels.buffers import Inputs, flag_buffer
-from gla_kernels.call import Call, version_of
-from gla_kernels.launch import HOPPER, hopper_plan
-from gla_kernels.recording import UnrecordableError, _Buffer, _pack
-from gla_kernels.replay import Replay
+from gla_kernels.launching import call, native, recording, replay
+from gla_kernels.launching.buffers import Inputs, flag_buffer
+from gla_kernels.launching.call import Call, version_of
+from gla_kernels.launching.plans import HOPPER, hopper_plan
+from gla_kernels.launching.recording import UnrecordableError, _Buffer, _pack
+from gla_kernels.launching.replay import Replay
+from gla_kernels.operators import kinds, passes
 
 driver, log = fake_cuda.driver, fake_cuda.log
 pytestmark = pytest.mark.usefixtures("log")

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from gla_kernels import rehearsal
-from gla_kernels.call import Call
-from gla_kernels.launch import HOPPER, triton_plan
-from gla_kernels.rehearsal import rehearsing, unrehearsed
+from gla_kernels.launching.call import Call
+from gla_kernels.launching.plans import HOPPER, triton_plan
+from gla_kernels.operators import rehearsal
+from gla_kernels.operators.rehearsal import rehearsing, unrehearsed
 from triton.runtime._async_compile import active_mode
 
 

@@ -8,7 +8,9 @@ import fake_cuda
 import pytest
 import torch
 from fake_cuda import Keeping, forward_of, inputs_of
-from gla_kernels import checks, chunk_gla, kinds, passes, replay
+from gla_kernels import chunk_gla
+from gla_kernels.launching import replay
+from gla_kernels.operators import checks, kinds, passes
 
 driver, log = fake_cuda.driver, fake_cuda.log
 pytestmark = pytest.mark.usefixtures("log")

@@ -1,7 +1,7 @@
 """The assembler's fault is found in machine code that has it, and not in correct code."""
 
 import pytest
-from gla_kernels.sass import faulty_descriptors
+from gla_kernels.inspection.sass import faulty_descriptors
 
 RIGHT = """
         /*8b30*/                   UIADD3 UR5, UP0, UR15, 0x2, URZ ;

@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 import torch
-from gla_kernels import wide, wide_pieces
-from gla_kernels.buffers import Flags, Gradients, Inputs, failure_flags, flag_buffer
-from gla_kernels.call import Call
-from gla_kernels.launch import hopper_plan
+from gla_kernels.hopper.wide import launches as wide
+from gla_kernels.hopper.wide import pieces as wide_pieces
+from gla_kernels.launching.buffers import Flags, Gradients, Inputs, failure_flags, flag_buffer
+from gla_kernels.launching.call import Call
+from gla_kernels.launching.plans import hopper_plan
 
 
 @pytest.mark.parametrize("materialize", [True, False])

@@ -1,0 +1,7 @@
+"""The kernels in Gluon, for bfloat16 on Hopper GPUs.
+
+- `narrow`: K and V up to 64, a warpgroup per program.
+- `wide`: wider heads, two warpgroups per program.
+- `tiles`: what both use: layouts, gates, copies, products, rows.
+- `levels`, `strong`: what the plain form leaves out of chunks with strong gates, for both.
+"""

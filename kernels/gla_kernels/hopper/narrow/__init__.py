@@ -1,0 +1,5 @@
+"""K and V of 16, 32, 48 or 64. `launches` cuts long sequences of few heads into pieces that run side by side.
+
+- `forward`, `backward`: the plain form, which carries the state, or its gradient, from chunk to chunk.
+- `recurrence`: what a piece adds to the state, so that states at the borders are known first.
+"""

@@ -1,0 +1,353 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: SIM102
+"""Backward kernel for Hopper, in Gluon: the plain form of `backward.py` for chunks of 64, K and V up to 64, bfloat16.
+
+With the names of `narrow/forward.py`, dS' the gradient of the state after the chunk, and dS~ = 2^r dS' in the chunk's
+frame:
+
+    dV  = tril(Q~ K~^T)^T dO + K~ dS~
+    dQ~ = tril(dO V^T) K~    + dO S~^T         dq = scale 2^(a - r) dQ~
+    dK~ = tril(dO V^T)^T Q~  + V dS~^T         dk = 2^(b - r) dK~
+    dS  = dS~ + Q~^T dO
+    dg_t = sum_v S~ dS + sum_{i < t} (K~_i dK~_i - Q~_i dQ~_i)
+
+The last line starts at the chunk's first boundary with the full effect of a gate there, and subtracts the share of the
+tokens before t. All of its terms use the rounded operands of the products, so that terms which cancel in exact
+arithmetic cancel here too; this is why S~ is used as loaded and dS as accumulated. (Starting at the chunk's end, with
+S' rounded to bfloat16 once more, the error was 3.6e-3 instead of 2.8e-3.)
+
+A multiprocessor holds two programs of 4 warps, by shared memory (113 KiB each) and by registers (255 per thread).
+Shared memory is reused as soon as it is free: the tile of the gates holds their two bfloat16 parts, then dS~, then the
+parts of the sum in dg. dq, dk and dv are stored through shared tiles (those of dO and V, and dv's own), because rows
+stored from an accumulator, 16 bytes at a time, take twice the bandwidth of L2 (measured: 1.34 ms against 1.09).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper.tiles import (
+    accumulator,
+    add_product,
+    anew,
+    begin_behind,
+    chunk_total,
+    copy_layout,
+    excess,
+    fetch,
+    fetch_gate_rows,
+    fetch_rows,
+    find_piece,
+    first_slot,
+    frame_factor,
+    gate_layout,
+    has_large,
+    left_operand,
+    load_gates,
+    load_state,
+    locate,
+    make_ones,
+    make_words,
+    masked_operand,
+    negative,
+    not_less,
+    operand_layout,
+    product,
+    put,
+    read_gates,
+    split,
+    start_gate_frame,
+    thread_barrier,
+    triangle,
+    wide_product,
+    widened,
+)
+
+
+@gluon.jit
+def recompute_states(
+    states, checkpoint, k_tiles, v_tiles, g_tiles, S_place, ones, words, k, v, g, b, t, h, chunks, rows_left,
+    k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr,
+):  # fmt: skip
+    """Stores the states before `chunks` chunks from token t on, as the forward does, from the first one's checkpoint.
+
+    What is stored is soon read again, and stays in L2 meanwhile: a program has room of its own for it.
+    """
+    key_tile: gl.constexpr = accumulator(BK)
+    copy_v: gl.constexpr = copy_layout(BV, 16)
+    state_layout: gl.constexpr = accumulator(BV)
+    S = load_state(checkpoint, K, V, state_layout, BK, BV)
+    leave = gl.full([BK], 1.0, gl.float32, gl.SliceLayout(1, state_layout))
+    fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+    fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
+    if GATED:
+        fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+    async_copy.commit_group()
+    for i in range(chunks):
+        now = i % 2
+        later = (i + 1) % 2
+        async_copy.wait_group(0)
+        thread_barrier()
+        k_tile = k_tiles.index(now)
+        if GATED:
+            bk = k_tile.load(key_tile)
+            high, low = load_gates(g_tiles.index(now), g, words)
+            parts = g_tiles.index(now)._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+            thread_barrier()
+            parts.index(0).store(high)
+            parts.index(1).store(low)
+            fence_async_shared()
+            thread_barrier()
+            G, total = start_gate_frame(parts.index(0), parts.index(1), anew(ones), C, BK)
+        t += C
+        rows_left = gl.where(i + 1 < chunks, rows_left - C, 0)
+        fetch_rows(k_tiles.index(later), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+        fetch_rows(v_tiles.index(later), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
+        if GATED:
+            fetch_gate_rows(g_tiles.index(later), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+        async_copy.commit_group()
+        if GATED:
+            large = has_large(words)
+            G, total = warpgroup_mma_wait(0, deps=[G, total])
+            last = chunk_total(total, BV)
+            half = frame_factor(last)
+            S *= (leave * half)[:, None]
+            leave = half
+            if large:
+                beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
+                G -= 0.5 * beyond
+            k_tile.store((widened(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
+        S_place.store(S.to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+        S = add_product(k_tile.permute((1, 0)), v_tiles.index(now), S)
+        put(states + i * (K * V), S_place.load(copy_v), V, K, V, copy_v)
+        S = warpgroup_mma_wait(0, deps=[S])
+    async_copy.wait_group(0)
+    thread_barrier()
+
+
+@gluon.jit(do_not_specialize=["T", "H", "count", "every", "N", "base"])
+def gla_backward_hopper(
+    q,  # [B, T, H, K] bfloat16, any strides of B, T and H
+    k,  # [B, T, H, K]
+    v,  # [B, T, H, V]
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    do,  # [B, T, H, V]
+    states,  # [slots, H, K, V] bfloat16, as the forward stored them; if recomputed, room for [programs, every, K, V]
+    checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
+    flags,  # [N, H] int32: 1 if a result of the forward is not finite
+    failed,  # [N, H] int32: set to 1 if this kernel's results are not finite
+    dfinal,  # [N or pieces, H, K, V] float32: gradient of the states after the last chunk
+    dq,  # [B, T, H, K], contiguous, like dk, dv and dg
+    dk,  # [B, T, H, K]
+    dv,  # [B, T, H, V]
+    dg,  # [B, T, H, K] in g's dtype
+    dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk; not of pieces
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
+    T,
+    H,
+    count,  # the most chunks of a sequence, or of a piece
+    every,
+    N,
+    base,  # the first of this launch's pieces
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
+    RECOMPUTE: gl.constexpr,
+    HAS_DFINAL: gl.constexpr,
+    STORE_DINITIAL: gl.constexpr,
+    PIECES: gl.constexpr,
+):  # fmt: skip
+    """A program handles one sequence and head, or a piece of it and a head, from the last chunk to the first.
+
+    RECOMPUTE: it computes the states again, those of every `every` chunks before it needs them. Pieces have as many.
+    """
+    key_tile: gl.constexpr = accumulator(BK)
+    copy_k: gl.constexpr = copy_layout(BK, 16)
+    copy_v: gl.constexpr = copy_layout(BV, 16)
+    state_layout: gl.constexpr = accumulator(BV)
+    key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    begin_behind()
+    pid = gl.program_id(0)
+    h = pid % H
+    if PIECES:
+        n, nth, b, begin, length = find_piece(cu, base + pid // H, N, T, count * C, VARLEN)
+        first = nth * count
+    else:
+        n = pid // H
+        first = n * 0
+        b, begin, length = locate(cu, n, T, VARLEN)
+    if GATED:
+        if gl.load(flags + n * H + h) != 0:
+            return
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, count), 0)
+    rows_left = gl.minimum(length - (first + chunks - 1) * C, chunks * C)
+    t = begin + (first + chunks - 1) * C
+    b = n * 0 if VARLEN else b
+    slot = first_slot(n, begin, length, C, VARLEN) + first + chunks - 1
+
+    buffers: gl.constexpr = 2
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BV], operand_layout(C, BV))
+    do_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BV], operand_layout(C, BV))
+    S_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    dv_place = gl.allocate_shared_memory(gl.bfloat16, [C, BV], operand_layout(C, BV))
+    if GATED:
+        g_tiles = gl.allocate_shared_memory(gl.float32, [buffers, C, BK], gate_layout())
+        ones_place = make_ones()
+        if RECOMPUTE:
+            words = make_words()
+    else:
+        dS_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the next chunk: takes its gradient out of its frame
+    if HAS_DFINAL:
+        dS = load_state(dfinal + pid.to(gl.int64) * K * V, K, V, state_layout, BK, BV)
+    else:
+        dS = gl.zeros([BK, BV], gl.float32, state_layout)
+    suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, key_tile))
+
+    left = chunks  # chunks of this and earlier slices
+    for _ in range(gl.cdiv(chunks, every) if RECOMPUTE else 1):
+        here = chunks
+        if RECOMPUTE:
+            here = (left - 1) % every + 1
+            left -= here
+            slot = pid * every + here - 1
+            checkpoint = first_slot(n, begin, length, every * C, VARLEN) + first // every + left // every
+            thread_barrier()  # all tiles are free
+            recompute_states(
+                states + wide_product(pid * every, K * V), checkpoints + wide_product(checkpoint * H + h, K * V),
+                k_tiles, v_tiles, g_tiles if GATED else k_tiles, S_place,
+                ones_place if GATED else S_place, words if GATED else S_place,
+                k, v, g, b, t - (here - 1) * C, h, here, rows_left + (here - 1) * C,
+                k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, BK, BV, C, GATED,
+            )  # fmt: skip
+        fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
+        fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+        fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
+        fetch_rows(do_tiles.index(0), do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
+        if GATED:
+            fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+        async_copy.commit_group()
+        for i in range(here):
+            now = i % buffers
+            later = (i + 1) % buffers
+            async_copy.wait_group(0)
+            thread_barrier()
+            place = slot if RECOMPUTE else slot * H + h
+            fetch(anew(S_place), states + wide_product(place, K * V), V, K, V, copy_v)
+            async_copy.commit_group()
+            # The next chunk is copied while this one is processed.
+            rows_later = gl.where(i + 1 < here, C, 0)
+            fetch_rows(q_tiles.index(later), q, b, t - C, h, q_b, q_t, q_h, rows_later, K, 16)
+            fetch_rows(k_tiles.index(later), k, b, t - C, h, k_b, k_t, k_h, rows_later, K, 16)
+            fetch_rows(v_tiles.index(later), v, b, t - C, h, v_b, v_t, v_h, rows_later, V, 16)
+            fetch_rows(do_tiles.index(later), do, b, t - C, h, do_b, do_t, do_h, rows_later, V, 16)
+            if GATED:
+                fetch_gate_rows(g_tiles.index(later), g, b, t - C, h, g_b, g_t, g_h, rows_later, K)
+            async_copy.commit_group()
+
+            q_tile = q_tiles.index(now)
+            k_tile = k_tiles.index(now)
+            v_tile = v_tiles.index(now)
+            do_tile = do_tiles.index(now)
+            token = (b * T + t) * H + h
+            if GATED:
+                gates = read_gates(g_tiles.index(now), g, copy_layout(BK, g.dtype.element_ty.primitive_bitwidth))
+                high, low = split(not_less(gates))
+                parts = g_tiles.index(now)._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+                dS_place = parts.index(0)
+                thread_barrier()
+                parts.index(0).store(high)
+                parts.index(1).store(low)
+                fence_async_shared()
+                thread_barrier()
+                G, total = start_gate_frame(parts.index(0), parts.index(1), anew(ones_place), C, BK)
+            bq = widened(q_tile.load(key_tile)) * scale
+            bk = widened(k_tile.load(key_tile))
+            if GATED:
+                G, total = warpgroup_mma_wait(0, deps=[G, total])
+                last = chunk_total(total, BV)
+                half = frame_factor(last)
+                dS *= (leave * half)[:, None]
+                leave = half
+                beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
+                G += 0.5 * beyond
+                bk *= gl.exp2(beyond - G)
+                bq *= gl.exp2(G)
+            q_tile.store(bq.to(gl.bfloat16))
+            k_tile.store(bk.to(gl.bfloat16))
+            anew(dS_place).store(dS.to(gl.bfloat16))
+            async_copy.wait_group(1)  # the state
+            fence_async_shared()
+            thread_barrier()
+
+            Pt = product(k_tile, q_tile.permute((1, 0)), C, C)
+            bdv = product(k_tile, anew(dS_place), C, BV)
+            dS = add_product(q_tile.permute((1, 0)), do_tile, dS)
+            Pt = warpgroup_mma_wait(2, deps=[Pt])
+            bdv = add_product(masked_operand(Pt, triangle(C, False, True)), do_tile, bdv)
+            dA = product(do_tile, v_tile.permute((1, 0)), C, C)
+            dS, bdv = warpgroup_mma_wait(1, deps=[dS, bdv])
+            anew(dv_place).store(bdv.to(gl.bfloat16))
+            if GATED:
+                boundary = gl.sum(widened(anew(S_place).load(state_layout)) * dS, axis=1)
+            bdq = product(do_tile, anew(S_place).permute((1, 0)), C, BK)
+            dA = warpgroup_mma_wait(1, deps=[dA])
+            bdq = add_product(masked_operand(dA, triangle(C, True, True)), k_tile, bdq)
+            dAt = product(v_tile, do_tile.permute((1, 0)), C, C)
+            bdq, dAt = warpgroup_mma_wait(0, deps=[bdq, dAt])
+            bdk = product(v_tile, anew(dS_place).permute((1, 0)), C, BK)
+            bdk = add_product(masked_operand(dAt, triangle(C, False, True)), q_tile, bdk)
+            if GATED:
+                balance = -widened(q_tile.load(key_tile)) * bdq
+                bdq *= gl.exp2(G)
+                suspect += gl.sum(bdq, axis=1) * 0.0
+            thread_barrier()  # dv is in its tile, and no product reads do_tile any more
+            put(dv + wide_product(token, V), anew(dv_place).load(copy_v), H * V, rows_left, V, copy_v, 0, GATED)
+            do_tile.store((bdq * scale).to(gl.bfloat16))
+            bdk = warpgroup_mma_wait(0, deps=[bdk])
+            if GATED:
+                balance += k_tile.load(key_tile).to(gl.float32) * bdk
+                bdk *= gl.exp2(beyond - G)
+                suspect += gl.sum(bdk, axis=1) * 0.0
+                high, low = split(balance)
+            thread_barrier()  # dq is in do_tile, and no product reads v_tile or dS~ any more
+            put(dq + wide_product(token, K), do_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
+            v_tile.store(bdk.to(gl.bfloat16))
+            if GATED:
+                parts.index(0).store(high)
+                parts.index(1).store(low)
+                fence_async_shared()
+            thread_barrier()
+            put(dk + wide_product(token, K), v_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
+            if GATED:
+                before = gl.where(triangle(C, True, False), 1.0, 0.0).to(gl.bfloat16)
+                before = gl.convert_layout(before, left_operand(C))
+                bdg = product(before, parts.index(0), C, BK)
+                bdg = add_product(before, parts.index(1), bdg)
+                start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
+                bdg = warpgroup_mma_wait(0, deps=[bdg])
+                put(dg + wide_product(token, K), bdg + start[None, :], H * K, rows_left, K, key_tile, 0, GATED)
+            t -= C
+            slot -= 1
+            rows_left = C
+        async_copy.wait_group(0)
+    dS *= leave[:, None]
+    if STORE_DINITIAL:
+        put(dinitial + pid.to(gl.int64) * K * V, dS, V, K, V, state_layout)
+    if GATED:
+        # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison.
+        finite = (gl.sum(suspect, axis=0) + gl.sum(gl.sum(dS * 0.0, axis=1), axis=0)) == 0.0
+        if (chunks > 0) & (finite == 0):
+            gl.store(failed + n * H + h, 1)

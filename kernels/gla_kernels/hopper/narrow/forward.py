@@ -1,0 +1,279 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: E741, SIM102
+"""Forward kernel for Hopper, in Gluon: the plain form of `forward.py` for chunks of 64, K and V up to 64, bfloat16.
+
+    Q~ = scale q 2^(a - r),   K~ = k 2^(b - r),   r = max(G_last, -SPAN_LIMIT) / 2
+    O  = Q~ S~ + tril(Q~ K~^T) V,       S' = S~ + K~^T V
+
+S~ = 2^r S is the state in the chunk's frame. The same factor 2^r takes the state into a frame and out of it, and the
+product of two factors takes it from one frame to the next.
+
+Chunks with a strong channel are marked, and heads of which a result is not finite are flagged, as in `forward.py`.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper.tiles import (
+    accumulator,
+    add_product,
+    begin_behind,
+    chunk_total,
+    copy_layout,
+    excess,
+    fetch,
+    fetch_gates,
+    find_piece,
+    first_slot,
+    frame_factor,
+    gate_layout,
+    has_large,
+    left_operand,
+    load_gates,
+    load_state,
+    locate,
+    make_ones,
+    make_words,
+    mark_strong,
+    masked_operand,
+    negative,
+    operand_layout,
+    product,
+    put,
+    raise_where,
+    start_gate_frame,
+    thread_barrier,
+    triangle,
+    wide_product,
+    widened,
+)
+
+
+@gluon.jit
+def row_in(ptr, b, t, h, stride_b, stride_t, stride_h):
+    """Pointer to token t of batch row b and head h."""
+    return ptr + b.to(gl.int64) * stride_b + t.to(gl.int64) * stride_t + h.to(gl.int64) * stride_h
+
+
+@gluon.jit
+def fetch_ahead(
+    q_tile, k_tile, v_tile, g_tile, row, i, rows, length, chunks, first, programs, start, H,
+    q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr, VARLEN: gl.constexpr,
+):  # fmt: skip
+    """Starts copying chunk i of a row, to which q_at, k_at, v_at and g_at point.
+
+    Returns row, chunk and pointers of what follows: the row's next chunk, or the program's next row.
+    """
+    rows_left = gl.where(row < rows, length - (first + i) * C, 0)
+    fetch(q_tile, q_at, q_t, rows_left, K, copy_layout(q_tile.shape[1], 16))
+    fetch(k_tile, k_at, k_t, rows_left, K, copy_layout(k_tile.shape[1], 16))
+    fetch(v_tile, v_at, v_t, rows_left, V, copy_layout(v_tile.shape[1], 16))
+    if GATED:
+        fetch_gates(g_tile, g_at, g_t, rows_left, K)
+    async_copy.commit_group()
+    i += 1
+    q_at += C * q_t
+    k_at += C * k_t
+    v_at += C * v_t
+    if GATED:
+        g_at += C * g_t
+    if i >= chunks:
+        i = row * 0
+        row += programs
+        b = row * 0 if VARLEN else row // H
+        h = row % H
+        q_at = row_in(q, b, start, h, q_b, q_t, q_h)
+        k_at = row_in(k, b, start, h, k_b, k_t, k_h)
+        v_at = row_in(v, b, start, h, v_b, v_t, v_h)
+        if GATED:
+            g_at = row_in(g, b, start, h, g_b, g_t, g_h)
+    return row, i, q_at, k_at, v_at, g_at
+
+
+@gluon.jit(do_not_specialize=["T", "H", "count", "every", "rows", "N", "base"])
+def gla_forward_hopper(
+    q,  # [B, T, H, K] bfloat16, any strides of B, T and H
+    k,  # [B, T, H, K]
+    v,  # [B, T, H, V]
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    o,  # [B, T, H, V], contiguous
+    initial,  # [N or pieces, H, K, V] float32: the states before the first chunk
+    final,  # [N, H, K, V] float32: the states after the last chunk; not of pieces
+    states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
+    checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
+    flags,  # [N, H] int32: 1 if a result is not finite
+    marks,  # [slots, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    T,
+    H,
+    count,  # the most chunks of a sequence, or of a piece
+    every,
+    rows,  # sequences, or pieces, times heads
+    N,
+    base,  # the first of this launch's pieces
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
+    HAS_INITIAL: gl.constexpr,
+    STORE_FINAL: gl.constexpr,
+    STORE_STATES: gl.constexpr,
+    STORE_CHECKPOINTS: gl.constexpr,
+    PIECES: gl.constexpr,
+):  # fmt: skip
+    """A program handles a row (a sequence and head) and every `programs`-th after it.
+
+    Copies run ahead of the computation, also across the end of a row. All rows of a program are taken to have as many
+    chunks as its first, so packed sequences need one program per row.
+
+    PIECES: rows are pieces of `count` chunks (a multiple of `every` if checkpoints are kept) and a head, with a program
+    each.
+    """
+    copy_v: gl.constexpr = copy_layout(BV, 16)
+    state_layout: gl.constexpr = accumulator(BV)
+    key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    begin_behind()
+    programs = gl.num_programs(0)
+    if PIECES:
+        n, nth, _, begin, length = find_piece(cu, base + gl.program_id(0) // H, N, T, count * C, VARLEN)
+        first = nth * count
+    else:
+        n = gl.program_id(0) // H
+        first = n * 0
+        _, begin, length = locate(cu, n, T, VARLEN)
+    chunks = gl.minimum(gl.cdiv(length, C) - first, count)
+    start = begin + first * C
+
+    # A multiprocessor holds two programs. Without gates there is room for loads two chunks ahead; a third program
+    # instead would only leave fewer for the last round of programs.
+    buffers: gl.constexpr = 2 if GATED else 3
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BV], operand_layout(C, BV))
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
+    g_tiles = gl.allocate_shared_memory(gl.float32, [buffers, C, BK], gate_layout()) if GATED else k_tiles
+    if GATED:
+        # Not one allocation for both: the compiler puts barriers between writes to the same allocation.
+        high_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+        low_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+        ones = make_ones()
+        words = make_words()
+    S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+
+    # What is fetched next: row, chunk, and input pointers.
+    ahead = gl.program_id(0)
+    ahead_i = ahead * 0
+    b = n * 0 if VARLEN else n
+    h = ahead % H
+    q_at = row_in(q, b, start, h, q_b, q_t, q_h)
+    k_at = row_in(k, b, start, h, k_b, k_t, k_h)
+    v_at = row_in(v, b, start, h, v_b, v_t, v_h)
+    g_at = row_in(g, b, start, h, g_b, g_t, g_h) if GATED else k_at
+    for slot in gl.static_range(buffers - 1):
+        ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
+            q_tiles.index(slot), k_tiles.index(slot), v_tiles.index(slot), g_tiles.index(slot),
+            ahead, ahead_i, rows, length, chunks, first, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
+            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
+        )  # fmt: skip
+    now = ahead * 0
+    for row in range(gl.program_id(0), rows, programs):
+        if not PIECES:
+            n = row // H
+        h = row % H
+        b = n * 0 if VARLEN else n
+        mark = marks + (first_slot(n, begin, length, C, VARLEN) + first) * H + h
+        o_at = o + ((b.to(gl.int64) * T + start) * H + h) * V
+        if STORE_STATES:
+            chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
+            states_at = states + (chunk_slot.to(gl.int64) * H + h) * K * V
+        rows_left = length - first * C
+        checkpoint = first_slot(n, begin, length, every * C, VARLEN) + first // every
+        leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the last chunk: takes its state out of its frame
+        if HAS_INITIAL:
+            S = load_state(initial + wide_product(row, K * V), K, V, state_layout, BK, BV)
+        else:
+            S = gl.zeros([BK, BV], gl.float32, state_layout)
+        suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, accumulator(BV)))
+        for i in range(chunks):
+            async_copy.wait_group(buffers - 2)
+            thread_barrier()
+            later = (now + buffers - 1) % buffers
+            if not GATED:
+                ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
+                    q_tiles.index(later), k_tiles.index(later), v_tiles.index(later), g_tiles.index(later),
+                    ahead, ahead_i, rows, length, chunks, first, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
+                    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
+                )  # fmt: skip
+
+            k_tile = k_tiles.index(now)
+            v_tile = v_tiles.index(now)
+            if STORE_CHECKPOINTS:
+                if i % every == 0:
+                    there = checkpoints + ((checkpoint + i // every).to(gl.int64) * H + h) * K * V
+                    put(there, S * leave[:, None], V, K, V, state_layout)
+            # Not as float32 yet, which would take twice the registers until they are brought into the frame.
+            if GATED:
+                bk = k_tile.load(accumulator(BK))
+            bq = q_tiles.index(now).load(accumulator(BK))
+            if GATED:
+                high, low = load_gates(g_tiles.index(now), g, words)
+                high_tile.store(high)
+                low_tile.store(low)
+                fence_async_shared()
+                thread_barrier()
+                G, total = start_gate_frame(high_tile, low_tile, ones, C, BK)
+                # Behind the loads of gates, which would wait for every copy that was started before them.
+                ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
+                    q_tiles.index(later), k_tiles.index(later), v_tiles.index(later), g_tiles.index(later),
+                    ahead, ahead_i, rows, length, chunks, first, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
+                    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
+                )  # fmt: skip
+                large = has_large(words)
+                G, total = warpgroup_mma_wait(0, deps=[G, total])
+                last = chunk_total(total, BV)
+                half = frame_factor(last)
+                S *= (leave * half)[:, None]
+                leave = half
+                if large:
+                    beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, accumulator(BK)))[None, :]
+                    G += 0.5 * beyond
+                    k_tile.store((widened(bk) * gl.exp2(beyond - G)).to(gl.bfloat16))
+                    mark_strong(mark, last, n)
+                else:
+                    k_tile.store((widened(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
+                bq = widened(bq) * scale * gl.exp2(G)
+                mark += H
+            else:
+                bq = widened(bq) * scale
+            S_tile.store(S.to(gl.bfloat16))
+            fence_async_shared()
+            thread_barrier()
+            Q = gl.convert_layout(bq.to(gl.bfloat16), left_operand(BK))
+            P = product(Q, k_tile.permute((1, 0)), C, C)
+            O = product(Q, S_tile, C, BV)
+            S = add_product(k_tile.permute((1, 0)), v_tile, S)
+            P = warpgroup_mma_wait(2, deps=[P])
+            O = add_product(masked_operand(P, triangle(C, True, True)), v_tile, O)
+            if STORE_STATES:
+                put(states_at, S_tile.load(copy_v), V, K, V, copy_v)
+                states_at += H * K * V
+            O, S = warpgroup_mma_wait(0, deps=[O, S])
+            suspect += gl.sum(O, axis=1) * 0.0
+            put(o_at, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v)
+            o_at += C * H * V
+            rows_left -= C
+            now = (now + 1) % buffers
+        S *= leave[:, None]
+        if STORE_FINAL:
+            put(final + (n.to(gl.int64) * H + h) * K * V, S, V, K, V, state_layout)
+        if GATED:
+            # Infinity times 0 is NaN, which stays NaN in every sum and differs from 0.
+            nothing = suspect + gl.sum(S * 0.0, axis=1)
+            raise_where(flags + n * H + h, (nothing != 0.0) & (chunks > 0))
+    async_copy.wait_group(0)

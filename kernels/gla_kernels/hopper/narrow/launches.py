@@ -1,0 +1,170 @@
+"""The launches of the plain form for narrow heads on Hopper: over whole sequences, or over pieces of them.
+
+Few heads of a long sequence would leave most of the GPU idle. So sequences are cut: first the state that each piece
+adds is computed, a scan gives the states at the borders, and then pieces are independent (see `wide/pieces.py`, which
+does the same for wide heads). So is a backward of several packed sequences from checkpoints, whatever the heads.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from gla_kernels.hopper.wide import launches as wide
+from gla_kernels.hopper.wide.pieces import Run, cut, cut_into, groups, is_whole, whole
+from gla_kernels.launching.buffers import Flags, Gradients, Inputs, strides_of
+from gla_kernels.launching.call import Call, decided_once
+from gla_kernels.launching.plans import LEAST_NARROW_PIECES
+
+
+@decided_once
+def choose_pieces(call: Call, multiple: int = 1) -> Run:
+    """Whole sequences or, if these occupy too little of the GPU, pieces of a multiple of `multiple` chunks."""
+    if not call.has_few_narrow_heads:
+        return whole(call)
+    run = cut_into(call, call.narrow_programs // call.H, multiple)
+    # Of packed sequences, as many pieces as sequences may be nearly empty.
+    pieces = run.count - call.sequences if call.varlen else run.count
+    return run if pieces >= LEAST_NARROW_PIECES * call.sequences else whole(call)
+
+
+@decided_once
+def recomputed_groups(call: Call) -> Sequence[Run]:
+    """Runs of pieces of `call.every` chunks for a backward from checkpoints; none if all sequences take a piece a time.
+
+    Of several packed sequences, each may have all tokens for all that is known when kernels are launched. A piece a
+    time would take launches for that many pieces, most of which no sequence has.
+    """
+    if call.plan.family != "hopper":
+        return ()
+    packed = call.varlen and call.sequences > 1 and call.chunks > call.every
+    return tuple(groups(call)) if packed or not is_whole(call, choose_pieces(call, call.every)) else ()
+
+
+@decided_once
+def form(call: Call) -> tuple[object, ...]:
+    """The part of a call's sizes that decides which kernels it launches."""
+    forwards = (is_whole(call, choose_pieces(call, multiple)) for multiple in (1, call.every))
+    return *forwards, bool(recomputed_groups(call))
+
+
+def _borders(
+    call: Call, inputs: Inputs, x: torch.Tensor, y: torch.Tensor, run: Run, initial: torch.Tensor | None,
+    final: torch.Tensor | None, *, reverse: bool,
+) -> torch.Tensor:  # fmt: skip
+    """The state before each piece, from k and v; in reverse its gradient after it, from q and do. Fills `final`."""
+    from gla_kernels.hopper.narrow.recurrence import gla_recurrence_hopper
+
+    local, borders = call.new_states(inputs.q, run.count), call.new_states(inputs.q, run.count)
+    decays = borders.new_empty(borders.shape[:3]) if call.gated else None
+    arguments = (
+        x, y, inputs.g, local, decays, inputs.cu_seqlens, call.scale, *strides_of(x, y, inputs.g),
+        call.T, call.H, call.sequences, run.chunks,
+    )  # fmt: skip
+    programs = (run.count * call.H,)
+    call.launch(gla_recurrence_hopper, call.plan.forward, programs, arguments, {"REVERSE": reverse})
+    wide.scan(call, inputs, run, local, decays, borders, initial, final, reverse=reverse)
+    return borders
+
+
+def run_forward(
+    call: Call, inputs: Inputs, flags: Flags, *, o: torch.Tensor, initial: torch.Tensor | None,
+    final: torch.Tensor | None, states: torch.Tensor | None, checkpoints: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """Runs the forward over whole sequences or, if these are cut, over their pieces. Outputs of None are left out."""
+    run = choose_pieces(call, 1 if checkpoints is None else call.every)
+    if is_whole(call, run):
+        _forward(
+            call, inputs, flags, None, o=o, initial=initial, final=final, states=states, checkpoints=checkpoints
+        )  # fmt: skip
+        return
+    borders = _borders(call, inputs, inputs.k, inputs.v, run, initial, final, reverse=False)
+    _forward(call, inputs, flags, run, o=o, initial=borders, states=states, checkpoints=checkpoints)
+
+
+def _forward(
+    call: Call, inputs: Inputs, flags: Flags, pieces: Run | None, *, o: torch.Tensor, initial: torch.Tensor | None,
+    states: torch.Tensor | None, checkpoints: torch.Tensor | None, final: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Runs the kernel over `pieces`; if None, over whole sequences."""
+    from gla_kernels.hopper.narrow.forward import gla_forward_hopper
+
+    rows = (call.sequences if pieces is None else pieces.count) * call.H
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, flags.marks,
+        inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H,
+        call.chunks if pieces is None else pieces.chunks, call.every, rows, call.sequences,
+        0 if pieces is None else pieces.base,
+    )  # fmt: skip
+    switches = {
+        "HAS_INITIAL": initial is not None,
+        "STORE_FINAL": final is not None,
+        "STORE_STATES": states is not None,
+        "STORE_CHECKPOINTS": checkpoints is not None,
+        "PIECES": pieces is not None,
+    }
+    # A program assumes one length for all its rows (a row is a head of a sequence), so packed rows need a program each,
+    # and pieces too. Without gates a program per row was faster.
+    several = call.gated and not call.varlen and pieces is None
+    programs = min(rows, call.narrow_programs) if several else rows
+    call.launch(gla_forward_hopper, call.plan.forward, (programs,), arguments, switches)
+
+
+def run_backward(
+    call: Call, inputs: Inputs, do: torch.Tensor, states: torch.Tensor, flags: Flags, failed: torch.Tensor,
+    gradients: Gradients, *, dfinal: torch.Tensor | None, dinitial: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """Runs the backward from the states of all chunks, over whole sequences or, if these are cut, over their pieces."""
+    run = choose_pieces(call)
+    if is_whole(call, run):
+        _backward(
+            call, inputs, do, states, None, flags, failed, gradients, None, dfinal=dfinal, dinitial=dinitial
+        )  # fmt: skip
+        return
+    after = _borders(call, inputs, inputs.q, do, run, dfinal, dinitial, reverse=True)
+    _backward(call, inputs, do, states, None, flags, failed, gradients, run, dfinal=after)
+
+
+def run_backward_from_checkpoints(
+    call: Call, inputs: Inputs, do: torch.Tensor, checkpoints: torch.Tensor, flags: Flags, failed: torch.Tensor,
+    gradients: Gradients, *, dfinal: torch.Tensor | None, dinitial: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """Runs the backward from checkpoints, whose programs recompute the states of `call.every` chunks at a time."""
+    runs = recomputed_groups(call)
+    if not runs:
+        states = inputs.q.new_empty(call.state_shape(call.sequences * call.every))
+        _backward(
+            call, inputs, do, states, checkpoints, flags, failed, gradients, None, dfinal=dfinal, dinitial=dinitial
+        )  # fmt: skip
+        return
+    after = _borders(call, inputs, inputs.q, do, cut(call, call.every), dfinal, dinitial, reverse=True)
+    # Behind the borders, whose own scratch memory is free again.
+    states = inputs.q.new_empty(call.state_shape(runs[0].count * runs[0].chunks))
+    for run in runs:
+        here = slice(run.base, run.base + run.count)
+        _backward(
+            call, inputs, do, states, checkpoints, flags, failed, gradients, run, dfinal=after[here]
+        )  # fmt: skip
+
+
+def _backward(
+    call: Call, inputs: Inputs, do: torch.Tensor, states: torch.Tensor, checkpoints: torch.Tensor | None, flags: Flags,
+    failed: torch.Tensor, gradients: Gradients, pieces: Run | None, *, dfinal: torch.Tensor | None,
+    dinitial: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Runs the kernel over `pieces`; if None, over whole sequences. With checkpoints, `states` is scratch memory."""
+    from gla_kernels.hopper.narrow.backward import gla_backward_hopper
+
+    arguments = (
+        inputs.q, inputs.k, inputs.v, inputs.g, do, states, checkpoints, flags.rows, failed, dfinal,
+        gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens, call.scale,
+        *inputs.strides(do), call.T, call.H, call.chunks if pieces is None else pieces.chunks, call.every,
+        call.sequences, 0 if pieces is None else pieces.base,
+    )  # fmt: skip
+    switches = {
+        "RECOMPUTE": checkpoints is not None,
+        "HAS_DFINAL": dfinal is not None,
+        "STORE_DINITIAL": dinitial is not None,
+        "PIECES": pieces is not None,
+    }
+    rows = (call.sequences if pieces is None else pieces.count) * call.H
+    call.launch(gla_backward_hopper, call.plan.backward, (rows,), arguments, switches)

@@ -1,0 +1,143 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+"""Computes the state that every piece of a sequence adds: Gluon kernel for Hopper, K and V up to 64.
+
+With the names of `narrow/forward.py` and `narrow/backward.py`, for every chunk
+
+    S <- 2^r (2^r S + K~^T V),        or in reverse        dS <- 2^r (2^r dS + Q~^T dO)
+
+from 0 on. `wide.recurrence.scan_pieces` adds what comes from the pieces before (in reverse after). This takes the time
+of half a forward more, but few heads of a long sequence then fill the GPU.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper.tiles import (
+    accumulator,
+    add_product,
+    begin_behind,
+    chunk_total,
+    excess,
+    fetch_gate_rows,
+    fetch_rows,
+    find_piece,
+    frame_factor,
+    gate_layout,
+    has_large,
+    load_gates,
+    make_ones,
+    make_words,
+    negative,
+    operand_layout,
+    put,
+    start_gate_frame,
+    thread_barrier,
+    widened,
+)
+
+
+@gluon.jit(do_not_specialize=["T", "H", "N", "piece_chunks"])
+def gla_recurrence_hopper(
+    x,  # [B, T, H, K] bfloat16, any strides of B, T and H: k, or q in reverse
+    y,  # [B, T, H, V]: v, or do in reverse
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    end,  # [pieces, H, K, V] float32: the state after each piece if it starts from 0; in reverse before it
+    decays,  # [pieces, H, K] float32: total gate of each piece, in log2
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    scale,
+    x_b, x_t, x_h, y_b, y_t, y_h, g_b, g_t, g_h,
+    T,
+    H,
+    N,
+    piece_chunks,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
+    REVERSE: gl.constexpr,
+):  # fmt: skip
+    """A program handles one piece and head."""
+    state_layout: gl.constexpr = accumulator(BV)
+    key_tile: gl.constexpr = accumulator(BK)
+    key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    begin_behind(False)  # `scan_pieces` comes next: small programs
+    pid = gl.program_id(0)
+    h = pid % H
+    n, i, b, begin, length = find_piece(cu, pid // H, N, T, piece_chunks * C, VARLEN)
+    first = i * piece_chunks
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
+    chunk = first + chunks - 1 if REVERSE else first
+    b = n * 0 if VARLEN else b
+
+    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    y_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
+    if GATED:
+        g_tiles = gl.allocate_shared_memory(gl.float32, [2, C, BK], gate_layout())
+        high_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+        low_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+        ones = make_ones()
+        words = make_words()
+    S = gl.zeros([BK, BV], gl.float32, state_layout)
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
+    decay = gl.zeros([BK], gl.float32, key_layout)
+
+    t = begin + chunk * C
+    rows_left = gl.minimum(length - chunk * C, gl.minimum(chunks, 1) * C)
+    fetch_rows(x_tiles.index(0), x, b, t, h, x_b, x_t, x_h, rows_left, K, 16)
+    fetch_rows(y_tiles.index(0), y, b, t, h, y_b, y_t, y_h, rows_left, V, 16)
+    if GATED:
+        fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+    async_copy.commit_group()
+    for j in range(chunks):
+        now = j % 2
+        later = (j + 1) % 2
+        async_copy.wait_group(0)
+        thread_barrier()
+        x_tile = x_tiles.index(now)
+        bx = x_tile.load(key_tile)
+        if GATED:
+            high, low = load_gates(g_tiles.index(now), g, words)
+            high_tile.store(high)
+            low_tile.store(low)
+            fence_async_shared()
+            thread_barrier()
+            G, total = start_gate_frame(high_tile, low_tile, ones, C, BK)
+        # The next chunk is copied while this one is processed.
+        chunk += -1 if REVERSE else 1
+        t += -C if REVERSE else C
+        rows_left = gl.where(j + 1 < chunks, gl.minimum(length - chunk * C, C), 0)
+        fetch_rows(x_tiles.index(later), x, b, t, h, x_b, x_t, x_h, rows_left, K, 16)
+        fetch_rows(y_tiles.index(later), y, b, t, h, y_b, y_t, y_h, rows_left, V, 16)
+        if GATED:
+            fetch_gate_rows(g_tiles.index(later), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+        async_copy.commit_group()
+        bx = widened(bx)
+        if REVERSE:
+            bx *= scale
+        if GATED:
+            large = has_large(words)
+            G, total = warpgroup_mma_wait(0, deps=[G, total])
+            last = chunk_total(total, BV)
+            decay += last
+            half = frame_factor(last)
+            S *= (leave * half)[:, None]
+            leave = half
+            if large:
+                beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
+                G += (0.5 if REVERSE else -0.5) * beyond
+            bx *= gl.exp2(G if REVERSE else negative(G))
+        x_tile.store(bx.to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+        S = add_product(x_tile.permute((1, 0)), y_tiles.index(now), S)
+        S = warpgroup_mma_wait(0, deps=[S])
+    async_copy.wait_group(0)
+    S *= leave[:, None]
+    put(end + pid.to(gl.int64) * K * V, S, V, K, V, state_layout)
+    if GATED:
+        keys = gl.arange(0, BK, key_layout)
+        gl.store(decays + pid.to(gl.int64) * K + keys, decay, keys < K)

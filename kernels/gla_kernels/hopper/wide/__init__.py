@@ -1,0 +1,12 @@
+"""K or V above 64. `launches` says which kernels run; `pieces` how sequences are cut in time.
+
+A state walks through time in the registers of one program; what is computed from stored states has a program per chunk.
+
+- `forward`, `forward_pair`: states and o, K up to 128; the second for 256 value columns per program.
+- `frames`, `walk`: operands in their frames, then states and o or, in reverse, dv; K up to 256.
+- `recurrence`: states, or in reverse their gradients; and `scan_pieces`, the states at the borders of pieces.
+- `readout`: o or dv from stored states, K above 256.
+- `gradients`: dq, dk, dg, and dv for K up to 128, from states and their gradients.
+- `backward`: all gradients in one kernel, K and V up to 128.
+- `tiles`: products and rows of two warpgroups.
+"""

@@ -1,0 +1,281 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: SIM102
+"""Computes all gradients of wide heads in one kernel, K and V up to 128: Gluon kernel for Hopper.
+
+The equations are those of `narrow/backward.py`. The gradient of the state stays in the registers of two warpgroups from
+chunk to chunk; only at the ends of a piece is it in global memory.
+
+Registers and shared memory are both full. The exponents a - r, and the excess, are kept in shared memory for dq and dk.
+q and k of the next chunk are fetched into the tiles of v and do once those have been read, v and do into those of q and
+k. The two parts of the sum in dg go to the tile of dS~. The accumulators of dv, dq and dk are used one after another as
+far as possible, and the addresses of rows are recomputed.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper.tiles import (
+    accumulator,
+    add_product,
+    anew,
+    begin_behind,
+    copy_layout,
+    excess,
+    fetch,
+    fetch_gate_rows,
+    fetch_rows,
+    find_piece,
+    first_slot,
+    frame_factor,
+    gate_layout,
+    load_state,
+    make_words,
+    negative,
+    no_state,
+    operand_layout,
+    product,
+    put,
+    raise_where,
+    split,
+    thread_barrier,
+    triangle,
+    wide_product,
+    widened,
+)
+from gla_kernels.hopper.wide.tiles import (
+    WARPS,
+    excess_row,
+    gate_halves,
+    make_ones_columns,
+    put_tile,
+    start_centred_gates,
+    start_total_gate,
+    store_scaled,
+)
+
+
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
+def wide_backward(
+    q,  # [B, T, H, K] bfloat16, any strides of B, T and H
+    k,  # [B, T, H, K]
+    v,  # [B, T, H, V]
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    do,  # [B, T, H, V]
+    states,  # [slots, H, K, V] bfloat16: the state before each chunk; of this launch's pieces only if SCRATCH
+    after,  # [pieces, H, K, V] float32: the gradient of the state after each piece of this launch
+    before,  # [pieces, H, K, V] float32: the gradient of the state before each
+    flags,  # [N, H] int32: 1 if a result of the forward is not finite
+    failed,  # [N, H] int32: set to 1 if the results are not finite
+    dq,  # [B, T, H, K], contiguous, like dk, dv and dg
+    dk,  # [B, T, H, K]
+    dv,  # [B, T, H, V]
+    dg,  # [B, T, H, K] in g's dtype
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
+    after_p,  # elements from one piece's state in `after` to the next piece's
+    before_p,  # the same for `before`
+    T,
+    H,
+    N,
+    base,  # the first of this launch's pieces
+    stride,  # from one piece of this launch to the next
+    piece_chunks,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
+    HAS_AFTER: gl.constexpr,
+    STORE_BEFORE: gl.constexpr,
+    SCRATCH: gl.constexpr,
+):  # fmt: skip
+    """A program handles one piece and head."""
+    copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
+    copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
+    state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    begin_behind()
+    pid = gl.program_id(0)
+    h = pid % H
+    piece = pid // H
+    n, i, b, begin, length = find_piece(cu, base + piece * stride, N, T, piece_chunks * C, VARLEN)
+    if GATED:
+        if gl.load(flags + n * H + h) != 0:
+            return
+    b = n * 0 if VARLEN else b
+    first = i * piece_chunks
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
+    rows_left = gl.minimum(length - (first + chunks - 1) * C, gl.minimum(chunks, 1) * C)
+    t = begin + (first + chunks - 1) * C
+    if SCRATCH:
+        slot = piece * piece_chunks + chunks - 1
+    else:
+        slot = first_slot(n, begin, length, C, VARLEN) + first + chunks - 1
+
+    # q and k of a chunk take the place of v and do of the chunk processed before it. Without gates there is also room
+    # for v and do of the next one.
+    ring: gl.constexpr = 2 if GATED else 3
+    q_and_v = gl.allocate_shared_memory(gl.bfloat16, [ring, C, 128], operand_layout(C, 128))
+    k_and_do = gl.allocate_shared_memory(gl.bfloat16, [ring, C, 128], operand_layout(C, 128))
+    S_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    dS_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    Pt_place = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    dA_place = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    # dv, and then dq, are stored through it.
+    out_place = gl.allocate_shared_memory(gl.bfloat16, [C, 128], operand_layout(C, 128))
+    if GATED:
+        g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
+        exponents = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
+        ones = make_ones_columns(C)
+        words = make_words()
+        # Not a row beside the tiles, which would take 16 registers; and without a branch where it is read, which would
+        # take more (NOTES, "Registers").
+        excesses = gl.allocate_shared_memory(gl.float32, [BK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        suspect = gl.zeros([BK, 8], gl.float32, accumulator(8, BK, WARPS))
+    if HAS_AFTER:
+        dS = load_state(after + piece.to(gl.int64) * after_p + h * K * V, K, V, state_layout, BK, BV)
+    else:
+        dS = no_state(BK, BV, scale, state_layout)
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the next chunk: takes its gradient out of its frame
+
+    fetch_rows(q_and_v.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
+    fetch_rows(k_and_do.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+    fetch(S_place, states + wide_product(slot * H + h, K * V), V, gl.where(chunks > 0, K, 0), V, copy_v)
+    if GATED:
+        fetch_gate_rows(g_tile, g, b, t, h, g_b, g_t, g_h, rows_left, K)
+    else:
+        fetch_rows(q_and_v.index(1), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
+        fetch_rows(k_and_do.index(1), do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
+    async_copy.commit_group()
+    for j in range(chunks):
+        q_tile = q_and_v.index(j % ring)
+        k_tile = k_and_do.index(j % ring)
+        v_tile = q_and_v.index((j + 1) % ring)
+        do_tile = k_and_do.index((j + 1) % ring)
+        rows_later = gl.where(j + 1 < chunks, C, 0)
+        token = (b * T + t) * H + h
+        if GATED:
+            # With the branch for large gates, some 20 descriptors and addresses would be on the stack otherwise.
+            S_tile = anew(S_place)
+            dS_tile = anew(dS_place)
+            Pt_tile = anew(Pt_place)
+            dA_tile = anew(dA_place)
+            out_tile = anew(out_place)
+        else:
+            S_tile = S_place
+            dS_tile = dS_place
+            Pt_tile = Pt_place
+            dA_tile = dA_place
+            out_tile = out_place
+        async_copy.wait_group(0)
+        thread_barrier()
+        if GATED:
+            dA_tile.store(gl.where(triangle(C, True, True, WARPS), 0.5, -0.5).to(gl.bfloat16))
+            halves, large = gate_halves(g_tile, g, words, C, BK)
+            G = start_centred_gates(halves, dA_tile, C, BK)
+            total = start_total_gate(halves, ones, BK)
+            # Behind the loads of gates, which would wait for every copy that was started before them.
+            fetch_rows(v_tile, v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
+            fetch_rows(do_tile, do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
+            async_copy.commit_group()
+            G, total = warpgroup_mma_wait(0, deps=[G, total])
+            last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+            half = frame_factor(last)
+            dS *= (leave * half)[:, None]
+            leave = half
+            bq = q_tile.load(key_tile)
+            bk = k_tile.load(key_tile)
+            excesses.store(excess(last))
+            if large:
+                G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
+            k_tile.store((widened(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
+            if large:
+                G += excess_row(last, C, BK)  # q's
+            q_tile.store((widened(bq) * scale * gl.exp2(G)).to(gl.bfloat16))
+            exponents.store(G)
+        else:
+            fetch_rows(q_and_v.index((j + 2) % ring), v, b, t - C, h, v_b, v_t, v_h, rows_later, V, 16)
+            fetch_rows(k_and_do.index((j + 2) % ring), do, b, t - C, h, do_b, do_t, do_h, rows_later, V, 16)
+            async_copy.commit_group()
+            store_scaled(q_tile, scale, C, BK)
+        dS_tile.store(dS.to(gl.bfloat16))
+        async_copy.wait_group(0 if GATED else 1)  # v and do
+        fence_async_shared()
+        thread_barrier()
+        if GATED:
+            fetch_gate_rows(g_tile, g, b, t - C, h, g_b, g_t, g_h, rows_later, K)
+            async_copy.commit_group()
+        Pt = product(k_tile, q_tile.permute((1, 0)), C, C, WARPS)
+        dA = product(do_tile, v_tile.permute((1, 0)), C, C, WARPS)
+        Pt, dA = warpgroup_mma_wait(0, deps=[Pt, dA])
+        Pt_tile.store(gl.where(triangle(C, False, True, WARPS), Pt, 0.0).to(gl.bfloat16))
+        dA_tile.store(gl.where(triangle(C, True, True, WARPS, 1), dA, 0.0).to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+        bdv = product(Pt_tile, do_tile, C, BV, WARPS)
+        bdv = add_product(k_tile, dS_tile, bdv)
+        dS = add_product(q_tile.permute((1, 0)), do_tile, dS)
+        bdq = product(do_tile, S_tile.permute((1, 0)), C, BK, WARPS)
+        bdq = add_product(dA_tile, k_tile, bdq)
+        bdv = warpgroup_mma_wait(3, deps=[bdv])
+        out_tile.store(bdv.to(gl.bfloat16))
+        if GATED:
+            dS = warpgroup_mma_wait(2, deps=[dS])
+            boundary = gl.sum(widened(S_tile.load(state_layout)) * dS, axis=1)
+        bdk = product(v_tile, dS_tile.permute((1, 0)), C, BK, WARPS)
+        bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
+        thread_barrier()
+        put_tile(dv + wide_product(token, V), out_tile, H * V, rows_left, V, copy_v, 0, True)
+        dS, bdq = warpgroup_mma_wait(2, deps=[dS, bdq])
+        if GATED:
+            balance = negative(widened(q_tile.load(key_tile))) * bdq
+            bdq *= gl.exp2(exponents.load(key_tile))
+        thread_barrier()  # all threads have read dv from out_tile
+        out_tile.store((bdq * scale).to(gl.bfloat16))
+        bdk = warpgroup_mma_wait(0, deps=[bdk])
+        thread_barrier()
+        if GATED:
+            balance += widened(k_tile.load(key_tile)) * bdk
+            high, low = split(balance)
+            sums = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+            sums.index(0).store(high)
+            sums.index(1).store(low)
+            bdk *= gl.exp2(excesses.load(gl.SliceLayout(0, key_tile))[None, :] - exponents.load(key_tile))
+            dA_tile.store(gl.where(triangle(C, True, False, WARPS, 1), 1.0, 0.0).to(gl.bfloat16))
+            fence_async_shared()
+        q_tile.store(bdk.to(gl.bfloat16))
+        thread_barrier()
+        if GATED:
+            bdg = product(dA_tile, sums.index(0), C, BK, WARPS)
+            bdg = add_product(dA_tile, sums.index(1), bdg)
+            suspect = add_product(sums.index(0).permute((1, 0)), ones, suspect)
+        put_tile(dq + wide_product(token, K), out_tile, H * K, rows_left, K, copy_k, 0, True)
+        put_tile(dk + wide_product(token, K), q_tile, H * K, rows_left, K, copy_k, 0, True)
+        # Behind the stores' loads from shared memory, which would wait for these copies.
+        fetch_rows(v_tile, q, b, t - C, h, q_b, q_t, q_h, rows_later, K, 16)
+        fetch_rows(do_tile, k, b, t - C, h, k_b, k_t, k_h, rows_later, K, 16)
+        slot -= 1
+        fetch(S_tile, states + wide_product(slot * H + h, K * V), V, gl.where(rows_later > 0, K, 0), V, copy_v)
+        async_copy.commit_group()
+        if GATED:
+            bdg, suspect = warpgroup_mma_wait(0, deps=[bdg, suspect])
+            start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
+            bdg += start[None, :]
+            put(dg + wide_product(token, K), bdg, H * K, rows_left, K, key_tile, 0, True)
+        t -= C
+        rows_left = C
+    async_copy.wait_group(0)
+    dS *= leave[:, None]
+    if GATED:
+        # Infinity times 0 is NaN, which stays NaN in every sum. `suspect` sums the terms of dg with dQ~ and dK~. Of the
+        # other terms, an S~ that is not finite shows in dQ~, and a dS that is not finite stays so to the end.
+        nothing = gl.sum(suspect * 0.0, axis=1)
+        nothing = gl.convert_layout(nothing, key_layout) + gl.sum(dS * 0.0, axis=1)
+        raise_where(failed + n * H + h, (nothing != 0.0) & (chunks > 0))
+    if STORE_BEFORE:
+        put(before + piece.to(gl.int64) * before_p + h * K * V, dS, V, K, V, state_layout)

@@ -1,0 +1,229 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: E741, SIM102
+"""Forward kernel for wide heads on Hopper, in Gluon, K up to 128: the plain form of `narrow/forward.py`.
+
+    O = Q~ S~ + tril(Q~ K~^T) V,       S' = S~ + K~^T V
+
+Two warpgroups divide every accumulator of 64 rows by columns, so left operands must be in shared memory.
+
+One program fills a multiprocessor, so no other program runs while it waits. Therefore it works on two chunks at a time:
+while the products of one run, q, k and g of the next are brought into its frame.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper.tiles import (
+    accumulator,
+    add_product,
+    begin_behind,
+    copy_layout,
+    fetch_gate_rows,
+    fetch_rows,
+    find_piece,
+    first_slot,
+    frame_factor,
+    gate_layout,
+    load_state,
+    make_words,
+    mark_strong,
+    opaque,
+    operand_layout,
+    product,
+    put,
+    thread_barrier,
+    triangle,
+    wide_product,
+)
+from gla_kernels.hopper.wide.tiles import (
+    WARPS,
+    cumulative_tile,
+    gate_halves,
+    make_ones_columns,
+    raise_where_not_finite,
+    raise_where_state_not_finite,
+    start_centred_gates,
+    start_total_gate,
+    store_frame,
+    store_scaled,
+    zeros,
+)
+
+
+@gluon.jit
+def start_frame(g_tile, g, words, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
+    """Starts a chunk's G - G_last / 2 (C, BK) and G_last (BK, 8), four products; and whether it has a large gate."""
+    halves, large = gate_halves(g_tile, g, words, C, BK)
+    return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, BK), large
+
+
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "every"])
+def wide_forward(
+    q,  # [B, T, H, K] bfloat16, any strides of B, T and H
+    k,  # [B, T, H, K]
+    v,  # [B, T, H, V]
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    o,  # [B, T, H, V], contiguous
+    initial,  # [pieces, H, K, V] float32: the state before each piece of this launch
+    final,  # [pieces, H, K, V] float32: the state after each
+    states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
+    checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
+    flags,  # [N, H] int32: set to 1 if a result is not finite
+    marks,  # [chunks, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    initial_p,  # elements from one piece's state in `initial` to the next piece's
+    final_p,  # the same for `final`
+    T,
+    H,
+    N,
+    base,  # the first of this launch's pieces
+    stride,  # from one piece of this launch to the next
+    piece_chunks,
+    every,  # chunks between checkpoints
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
+    HAS_INITIAL: gl.constexpr,
+    STORE_FINAL: gl.constexpr,
+    STORE_STATES: gl.constexpr,
+    STORE_CHECKPOINTS: gl.constexpr,
+):  # fmt: skip
+    """A program handles one piece and head, and BV value columns."""
+    blocks_v: gl.constexpr = (V + BV - 1) // BV
+    copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
+    state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
+    key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    begin_behind()
+    pid = gl.program_id(0)
+    v0 = pid % blocks_v * BV
+    h = pid // blocks_v % H
+    piece = pid // blocks_v // H
+    n, i, b, begin, length = find_piece(cu, base + piece * stride, N, T, piece_chunks * C, VARLEN)
+    first = i * piece_chunks
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
+    rows_left = length - first * C
+    t = begin + first * C
+    b = n * 0 if VARLEN else b
+    if STORE_CHECKPOINTS:
+        checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN)
+    chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
+    if GATED:
+        place = chunk_slot * H + h
+
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
+    S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    P_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    if GATED:
+        g_tiles = gl.allocate_shared_memory(gl.float32, [2, C, BK], gate_layout())
+        ones = make_ones_columns(C)
+        cumulative = cumulative_tile(C)
+        words = make_words()
+    if HAS_INITIAL:
+        S = load_state(initial + piece.to(gl.int64) * initial_p + h * K * V + v0, K, V, state_layout, BK, BV, v0)
+    else:
+        S = zeros(BK, BV, scale)
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
+    half = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the current chunk
+
+    # Before the loop, bring the first chunk into its frame and start copying its v and the second chunk's q, k and g.
+    fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
+    fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+    if GATED:
+        fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+    async_copy.commit_group()
+    fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
+    if GATED:
+        fetch_gate_rows(g_tiles.index(1), g, b, t + C, h, g_b, g_t, g_h, rows_left - C, K)
+    async_copy.commit_group()
+    fetch_rows(q_tiles.index(1), q, b, t + C, h, q_b, q_t, q_h, rows_left - C, K, 16)
+    fetch_rows(k_tiles.index(1), k, b, t + C, h, k_b, k_t, k_h, rows_left - C, K, 16)
+    async_copy.commit_group()
+    async_copy.wait_group(2)
+    thread_barrier()
+    if GATED:
+        G, total, large = start_frame(g_tiles.index(0), g, words, cumulative, ones, C, BK)
+        G, total = warpgroup_mma_wait(0, deps=[G, total])
+        last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+        half = frame_factor(last)
+        if large:
+            mark_strong(marks + place, last, n)
+        store_frame(q_tiles.index(0), k_tiles.index(0), G, last, large, scale, C, BK)
+    else:
+        store_scaled(q_tiles.index(0), scale, C, BK)
+
+    for j in range(chunks):
+        now = j % 2
+        later = (j + 1) % 2
+        q_tile = q_tiles.index(now)
+        k_tile = k_tiles.index(now)
+        v_tile = v_tiles.index(now)
+        if STORE_CHECKPOINTS:
+            if j % every == 0:
+                there = checkpoints + wide_product(checkpoint_slot * H + h, K * V) + v0
+                put(there, S * leave[:, None], V, K, V, state_layout, v0)
+                checkpoint_slot += 1
+        async_copy.wait_group(1)  # this chunk's v
+        if GATED:
+            S *= (leave * half)[:, None]
+            leave = half
+        S_tile.store(S.to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+        P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
+        O = product(q_tile, S_tile, C, BV, WARPS)
+        S = add_product(k_tile.permute((1, 0)), v_tile, S)
+        # Meanwhile, the next chunk's gates. Their products queue up behind these.
+        if GATED:
+            G, total, large = start_frame(g_tiles.index(later), g, words, cumulative, ones, C, BK)
+        P = warpgroup_mma_wait(6 if GATED else 2, deps=[P])
+        P = gl.where(triangle(C, True, True, WARPS), P, 0.0)
+        P_tile.store(P.to(gl.bfloat16))
+        if GATED:
+            raise_where_not_finite(flags + n * H + h, P)
+        async_copy.wait_group(0)  # the next chunk's q and k
+        fence_async_shared()
+        thread_barrier()
+        O = add_product(P_tile, v_tile, O)
+        # Behind the loads of gates, which would wait for these copies.
+        fetch_rows(v_tiles.index(later), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
+        if GATED:
+            fetch_gate_rows(g_tiles.index(now), g, b, t + 2 * C, h, g_b, g_t, g_h, rows_left - 2 * C, K)
+        async_copy.commit_group()
+        if STORE_STATES:
+            state = states + wide_product(chunk_slot * H + h, K * V) + v0
+            put(state, S_tile.load(copy_v), V, K, V, copy_v, v0)
+            chunk_slot += 1
+        if GATED:
+            G, total = warpgroup_mma_wait(1, deps=[G, total])
+            last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+            place += H
+            half = frame_factor(last)
+            if large:
+                mark_strong(marks + opaque(place), last, n)  # beyond the last chunk, gates are 0
+            store_frame(q_tiles.index(later), k_tiles.index(later), G, last, large, scale, C, BK)
+        else:
+            store_scaled(q_tiles.index(later), scale, C, BK)
+        O, S = warpgroup_mma_wait(0, deps=[O, S])
+        thread_barrier()  # no product reads q_tile or k_tile any more
+        fetch_rows(q_tile, q, b, t + 2 * C, h, q_b, q_t, q_h, rows_left - 2 * C, K, 16)
+        fetch_rows(k_tile, k, b, t + 2 * C, h, k_b, k_t, k_h, rows_left - 2 * C, K, 16)
+        async_copy.commit_group()
+        row = o + wide_product((b * T + t) * H + h, V) + v0
+        put(row, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, v0)
+        t += C
+        rows_left -= C
+    async_copy.wait_group(0)
+    S *= leave[:, None]
+    if STORE_FINAL:
+        put(final + piece.to(gl.int64) * final_p + h * K * V + v0, S, V, K, V, state_layout, v0)
+    if GATED:
+        raise_where_state_not_finite(flags + n * H + h, S * 0.0, chunks)

@@ -1,0 +1,289 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: SIM102
+"""Computes dq, dk, dg and, for K up to 128, dv of a chunk: Gluon kernel for wide heads on Hopper.
+
+With S~ the state before the chunk and dS~ the gradient of the state after it, both in the chunk's frame, as stored by
+`wide_recurrence` or `wide_walk`:
+
+    dA  = tril(dO V^T)
+    dQ~ = dA K~   + dO S~^T         dq = scale 2^(a - r) dQ~
+    dK~ = dA^T Q~ + V dS~^T         dk = 2^(b - r) dK~
+    dV  = triu(K~ Q~^T) dO + K~ dS~
+    dg_t = sum_v S~ dS~ + sum_{i >= t} (Q~ dO S~^T)_i + sum_{i < t} (K~_i dK~_i - Q~_i (dA K~)_i)
+
+The first two terms of the last line at t = 0 are the effect of the chunk's first gate, sum_v S~ dS with dS before the
+chunk. Each uses the rounded operands of the products, so that terms which cancel in exact arithmetic cancel here too.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper.tiles import (
+    accumulator,
+    add_product,
+    anew,
+    begin_behind,
+    copy_layout,
+    fetch,
+    fetch_gates,
+    gate_layout,
+    make_words,
+    negative,
+    opaque_float,
+    operand_layout,
+    product,
+    put,
+    split,
+    thread_barrier,
+    triangle,
+    widened,
+)
+from gla_kernels.hopper.wide.tiles import (
+    WARPS,
+    cumulative_tile,
+    find_chunk,
+    gate_halves,
+    kept_excess,
+    place_of,
+    raise_where_not_finite,
+    start_centred_gates,
+    zeros,
+)
+
+
+@gluon.jit
+def fetch_parked(
+    tile, dq, dk, parked, H, keys, K: gl.constexpr, V: gl.constexpr, layout: gl.constexpr, column
+):  # fmt: skip
+    """`fetch` of columns of a state that is parked in the memory of its chunk's gradients; see `wide/recurrence.py`."""
+    C: gl.constexpr = tile.shape[0] // 2
+    gl.static_assert((K == 2 * C) & (V <= 2 * K))
+    lower = gl.where(column < K, dq + column, dk + (column - K))
+    fetch(tile.slice(0, C, 0), lower, H * K, keys, V, layout, column)
+    fetch(tile.slice(C, C, 0), parked + column, H * 2 * K, keys - C, V, layout, column)
+
+
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
+def wide_gradients(
+    q,  # [B, T, H, K] bfloat16, any strides of B, T and H
+    k,  # [B, T, H, K]
+    v,  # [B, T, H, V]
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    do,  # [B, T, H, V]
+    states,  # [chunks, H, K, V] bfloat16: the state before each chunk of this launch
+    dstates,  # [chunks, H, K, V] bfloat16: the gradient of the state after it; unused if PARKED
+    parked,  # [B, T, H, 2 K]: if PARKED, the memory of dg as bfloat16, which with dq and dk holds that gradient
+    excesses,  # [chunks of all launches, H, K] float32, as `wide_recurrence` or `wide_frames` kept them
+    flags,  # [N, H] int32: 1 if a result of the forward is not finite
+    failed,  # [N, H] int32: set to 1 if the results are not finite
+    dq,  # [B, T, H, K], contiguous, like dk, dv and dg
+    dk,  # [B, T, H, K]
+    dv,  # [B, T, H, V]; written if K fits one block
+    dg,  # [B, T, H, K] in g's dtype
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
+    T,
+    H,
+    N,
+    base,  # the first of this launch's pieces
+    stride,  # from one piece of this launch to the next
+    piece_chunks,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
+    PARKED: gl.constexpr,
+):  # fmt: skip
+    """A program handles one chunk and head and BK key columns, in a loop over blocks of BV value columns."""
+    blocks_k: gl.constexpr = (K + BK - 1) // BK
+    blocks_v: gl.constexpr = (V + BV - 1) // BV
+    copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
+    copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
+    # Two threads share a row of a state, so that a sum over the row needs one step between threads.
+    state_rows: gl.constexpr = gl.BlockedLayout([1, BV // 2], [16, 2], [WARPS, 1], [1, 0])
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    begin_behind()
+    pid = gl.program_id(0)
+    k0 = pid % blocks_k * BK
+    h = pid // blocks_k % H
+    chunk_slot = pid // blocks_k // H
+    n, b, t, rows_left = find_chunk(cu, chunk_slot, base, stride, piece_chunks, N, T, C, VARLEN)
+    if rows_left <= 0:
+        return
+    if GATED:
+        if gl.load(flags + n * H + h) != 0:
+            return
+    q += b * q_b + t * q_t + h.to(gl.int64) * q_h + k0
+    k += b * k_b + t * k_t + h.to(gl.int64) * k_h + k0
+    v += b * v_b + t * v_t + h.to(gl.int64) * v_h
+    do += b * do_b + t * do_t + h.to(gl.int64) * do_h
+    state_at = ((chunk_slot.to(gl.int64) * H + h) * K + k0) * V
+    if not PARKED:
+        dstates += state_at
+    states += state_at
+    out = (b * T + t) * H + h
+    if PARKED:
+        parked += out * 2 * K
+    dq += out * K + k0
+    dk += out * K + k0
+    if blocks_k == 1:
+        dv += out * V
+    if GATED:
+        g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
+        dg += out * K + k0
+        place = place_of(cu, n, t, h, T, H, C, VARLEN)
+
+    q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+    k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [3, C, BV], operand_layout(C, BV))
+    do_tiles = gl.allocate_shared_memory(gl.bfloat16, [3, C, BV], operand_layout(C, BV))
+    S_tiles = gl.allocate_shared_memory(gl.bfloat16, [3, BK, BV], operand_layout(BK, BV))
+    dS_tiles = gl.allocate_shared_memory(gl.bfloat16, [3, BK, BV], operand_layout(BK, BV))
+    fetch(q_tile, q, q_t, rows_left, K, copy_k, k0)
+    fetch(k_tile, k, k_t, rows_left, K, copy_k, k0)
+    if GATED:
+        g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
+        fetch_gates(g_tile, g, g_t, rows_left, K, k0)
+        cumulative = cumulative_tile(C)
+        words = make_words()
+    async_copy.commit_group()
+    for block in gl.static_range(2):
+        if block > 0:
+            v += BV
+            do += BV
+            states += BV
+            if not PARKED:
+                dstates += BV
+        rows_there = rows_left if block < blocks_v else 0
+        keys_there = K - k0 if block < blocks_v else 0
+        fetch(v_tiles.index(block), v, v_t, rows_there, V, copy_v, block * BV)
+        fetch(do_tiles.index(block), do, do_t, rows_there, V, copy_v, block * BV)
+        fetch(S_tiles.index(block), states, V, keys_there, V, copy_v, block * BV)
+        if PARKED:
+            fetch_parked(dS_tiles.index(block), dq, dk, parked, H, keys_there, K, V, copy_v, block * BV)
+        else:
+            fetch(dS_tiles.index(block), dstates, V, keys_there, V, copy_v, block * BV)
+        async_copy.commit_group()
+    async_copy.wait_group(2)
+    thread_barrier()
+    bq = widened(q_tile.load(key_tile)) * scale
+    bk = widened(k_tile.load(key_tile))
+    if GATED:
+        halves, large = gate_halves(g_tile, g, words, C, BK)
+        G = start_centred_gates(halves, cumulative, C, BK)
+        G = warpgroup_mma_wait(0, deps=[G])
+        if large:
+            beyond = kept_excess(excesses, place, k0, C, BK, K)
+            G += 0.5 * beyond
+            bk *= gl.exp2(beyond - G)
+        else:
+            bk *= gl.exp2(negative(G))
+        bq *= gl.exp2(G)
+    q_tile.store(bq.to(gl.bfloat16))
+    k_tile.store(bk.to(gl.bfloat16))
+    fence_async_shared()
+    thread_barrier()
+    if blocks_k == 1:
+        Pt = product(k_tile, q_tile.permute((1, 0)), C, C, WARPS)
+        Pt = warpgroup_mma_wait(0, deps=[Pt])
+        Pt = gl.where(triangle(C, False, True, WARPS), Pt, 0.0).to(gl.bfloat16)
+        Pt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+        Pt_tile.store(Pt)
+
+    dA = zeros(C, C, scale)
+    bdq = zeros(C, BK, scale)
+    bdk = zeros(C, BK, scale)
+    boundary = gl.zeros([BK], gl.float32, gl.SliceLayout(1, state_rows))
+    for j in range(blocks_v):
+        now = j % 3
+        later = (j + 2) % 3
+        async_copy.wait_group(1)
+        fence_async_shared()
+        thread_barrier()
+        rows_there = gl.where(j + 2 < blocks_v, rows_left, 0)
+        keys_there = gl.where(j + 2 < blocks_v, K - k0, 0)
+        column = (j + 2) * BV
+        v += BV
+        do += BV
+        states += BV
+        fetch(v_tiles.index(later), v, v_t, rows_there, V, copy_v, column)
+        fetch(do_tiles.index(later), do, do_t, rows_there, V, copy_v, column)
+        fetch(S_tiles.index(later), states, V, keys_there, V, copy_v, column)
+        if PARKED:
+            fetch_parked(dS_tiles.index(later), dq, dk, parked, H, keys_there, K, V, copy_v, column)
+        else:
+            dstates += BV
+            fetch(dS_tiles.index(later), dstates, V, keys_there, V, copy_v, column)
+        async_copy.commit_group()
+        v_tile = v_tiles.index(now)
+        do_tile = do_tiles.index(now)
+        S_tile = S_tiles.index(now)
+        dS_tile = dS_tiles.index(now)
+        if blocks_k == 1:
+            bdv = product(Pt_tile, do_tile, C, BV, WARPS)
+            bdv = add_product(k_tile, dS_tile, bdv)
+        dA = add_product(do_tile, v_tile.permute((1, 0)), dA)
+        bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)
+        bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
+        if GATED:
+            S = widened(S_tile.load(state_rows))
+            boundary += gl.sum(S * dS_tile.load(state_rows).to(gl.float32), axis=1)
+        if blocks_k == 1:
+            bdv = warpgroup_mma_wait(3, deps=[bdv])
+            put(dv, gl.convert_layout(bdv.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
+            dv += BV
+        # The tiles are listed as dependencies too: with one block of V nothing reads them later, and the compiler could
+        # use their memory for the conversion of dv while the products still read them.
+        dA, bdq, bdk, _, _, _, _ = warpgroup_mma_wait(0, deps=[dA, bdq, bdk, S_tile, dS_tile, v_tile, do_tile])
+    async_copy.wait_group(0)
+    thread_barrier()
+    dA_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    dA_tile.store(gl.where(triangle(C, True, True, WARPS), dA, 0.0).to(gl.bfloat16))
+    fence_async_shared()
+    thread_barrier()
+    intra = product(dA_tile, k_tile, C, BK, WARPS)
+    bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
+    if GATED:
+        Q = widened(q_tile.load(key_tile))
+        high, low = split(Q * bdq)
+        anew(halves.index(0)).store(high)
+        anew(halves.index(1)).store(low)
+    intra, bdk = warpgroup_mma_wait(0, deps=[intra, bdk])
+    bdq += intra
+    if GATED:
+        high, low = split(widened(k_tile.load(key_tile)) * bdk - Q * intra)
+        # Otherwise 2^G would be kept from above, not G.
+        G = opaque_float(G)
+        bdq *= gl.exp2(G)
+        if large:
+            G -= kept_excess(excesses, place, k0, C, BK, K)
+        bdk *= gl.exp2(negative(G))
+        thread_barrier()  # no thread reads dA, Q~ and K~ any more
+        # The masks of the two sums over time. The first mask takes the tile of dA, the terms of the second sum take
+        # the tiles of Q~ and K~.
+        dA_tile.store(gl.where(triangle(C, False, True, WARPS), 1.0, 0.0).to(gl.bfloat16))
+        before_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+        before_tile.store(gl.where(triangle(C, True, False, WARPS), 1.0, 0.0).to(gl.bfloat16))
+        q_tile.store(high)
+        k_tile.store(low)
+        fence_async_shared()
+        thread_barrier()
+        bdg = product(dA_tile, anew(halves.index(0)), C, BK, WARPS)
+        bdg = add_product(dA_tile, anew(halves.index(1)), bdg)
+        bdg = add_product(before_tile, q_tile, bdg)
+        bdg = add_product(before_tile, k_tile, bdg)
+    put(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
+    put(dk, gl.convert_layout(bdk.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
+    if GATED:
+        # The tiles are listed as dependencies, as in the loop: dq and dk are converted while the products read them.
+        bdg, _, _, _, _, _ = warpgroup_mma_wait(0, deps=[bdg, dA_tile, before_tile, halves, q_tile, k_tile])
+        start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
+        bdg += start[None, :]
+        put(dg, bdg, H * K, rows_left, K, key_tile, k0)
+        # dg is a sum over dQ~, dK~ and the states; a term that is not finite makes the sum so too: 0 * infinity is NaN.
+        raise_where_not_finite(failed + n * H + h, bdg)

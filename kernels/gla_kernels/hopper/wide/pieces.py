@@ -1,0 +1,183 @@
+"""How the plain form for wide heads on Hopper cuts sequences in time: pieces, and the run of pieces of each launch.
+
+If there are enough sequences and heads to fill the GPU, each sequence is one piece. Otherwise sequences are cut: first
+every piece is computed from a state of zero and a scan gives the states at the borders, then pieces are independent.
+
+A backward that was given checkpoints recomputes the other states for a run of pieces at a time. A run is the same piece
+of every sequence, with the state's gradient carried from one run to the next. If sequences are few or packed, it is as
+many pieces as fill the GPU, after another scan for the gradients at the borders.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gla_kernels.launching.call import Call, decided_once
+from gla_kernels.launching.plans import WIDE_BACKWARD, Tile, narrower_state_tile, wide_recurrence_tile
+from gla_kernels.limits import WIDE_KEY_BLOCK
+
+# The fewest chunks of a piece. With fewer, the borders cost more time than more programs save.
+MIN_PIECE_CHUNKS = 4
+# How often a run of pieces fills the GPU: more takes fewer launches, but more memory for the run's states.
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Run:
+    """The pieces of a launch: `count` pieces of `chunks` chunks, with numbers base, base + stride, ...
+
+    `scratch`: states go to a buffer with room for these pieces only, not to one with a slot for every chunk.
+    """
+
+    base: int
+    stride: int
+    count: int
+    chunks: int
+    scratch: bool
+
+    def of_chunks(self, call: Call) -> tuple["Run", int]:
+        """The same run for kernels with one program per chunk, and its number of chunks."""
+        if self.scratch:
+            return self, self.count * self.chunks
+        return replace(self, chunks=1), call.slots(1)
+
+
+def programs_a_piece(call: Call, tile: Tile) -> int:
+    """Programs that walk the state through one piece of a sequence, for all heads."""
+    return call.H * call.parts(tile) * ((call.K + tile.block_k - 1) // tile.block_k)
+
+
+def occupies(call: Call, tile: Tile, pieces: int) -> bool:
+    """Whether a kernel that walks the state through so many pieces has programs for three quarters of the GPU."""
+    return pieces * programs_a_piece(call, tile) >= call.multiprocessors * 3 // 4
+
+
+def state_tile(call: Call, wider: Tile, pieces: int) -> Tile:
+    """The tile of a kernel that walks the state: `wider` if its programs occupy the GPU, else a narrower one."""
+    return wider if occupies(call, wider, pieces) else narrower_state_tile(wider)
+
+
+@decided_once
+def forward_tile(call: Call, pieces: int) -> Tile:
+    """The tile of the kernel that walks the state and computes o."""
+    return state_tile(call, call.plan.forward, pieces)
+
+
+@decided_once
+def recurrence_tile(call: Call, pieces: int) -> Tile:
+    """The tile of `wide_recurrence`."""
+    return state_tile(call, wide_recurrence_tile(call.V), pieces)
+
+
+def fits_one_backward(call: Call) -> bool:
+    """Whether a program can hold the full gradient of the state. V up to 64 is left to tiles of 64 columns."""
+    tile = WIDE_BACKWARD
+    return tile.block_k >= call.K and tile.block_v >= call.V > tile.block_v // 2
+
+
+@decided_once
+def one_backward(call: Call, pieces: int) -> bool:
+    """Whether one kernel computes all gradients of so many pieces: they fit, and its programs occupy the GPU."""
+    return fits_one_backward(call) and occupies(call, WIDE_BACKWARD, pieces)
+
+
+@decided_once
+def whole(call: Call) -> Run:
+    """Every sequence as one piece.
+
+    The piece has one chunk more than the longest sequence, so that no sequence has a second piece, not even an empty
+    sequence after the last token.
+    """
+    return Run(0, 1, call.sequences, call.chunks + 1, False)
+
+
+@decided_once
+def cut(call: Call, chunks: int) -> Run:
+    """All sequences cut into pieces of `chunks` chunks."""
+    return Run(0, 1, call.slots(chunks), chunks, False)
+
+
+def cut_into(call: Call, wanted: int, multiple: int = 1) -> Run:
+    """All sequences cut into at most `wanted` pieces of a multiple of `multiple` chunks, or whole if they are short."""
+    # The last piece of a packed sequence may be nearly empty.
+    pieces = wanted - call.sequences if call.varlen else wanted // call.sequences
+    chunks = max(-(-call.chunks // pieces), MIN_PIECE_CHUNKS)
+    chunks = -(-chunks // multiple) * multiple
+    return cut(call, chunks) if chunks < call.chunks else whole(call)
+
+
+def half_occupied(call: Call, tile: Tile) -> bool:
+    """Whether programs for whole sequences, with the narrower form of `tile`, occupy more than half of the GPU."""
+    return 2 * call.sequences * programs_a_piece(call, narrower_state_tile(tile)) > call.multiprocessors
+
+
+@decided_once
+def choose_pieces(call: Call) -> Run:
+    """Whole sequences or, if these leave half of the multiprocessors idle, pieces that just occupy all."""
+    if half_occupied(call, call.plan.forward):
+        return whole(call)
+    return cut_into(call, call.multiprocessors // programs_a_piece(call, call.plan.forward))
+
+
+def is_whole(call: Call, run: Run) -> bool:
+    """Whether the pieces of a run are whole sequences."""
+    return run.chunks > call.chunks
+
+
+@decided_once
+def carries(call: Call) -> bool:
+    """Whether a run is the same piece of `call.every` chunks of all sequences, and the state's gradient is carried on.
+
+    This depends on how `wide_recurrence`, which recomputes the states, occupies the GPU.
+    """
+    return not call.varlen and (call.chunks <= call.every or half_occupied(call, wide_recurrence_tile(call.V)))
+
+
+def slices(call: Call) -> Iterator[Run]:
+    """Runs with the first piece of `call.every` chunks of every sequence, then the second, ..."""
+    pieces = -(-call.chunks // call.every)
+    for piece in range(pieces):
+        yield Run(piece, pieces, call.sequences, call.every, True)
+
+
+def groups(call: Call) -> Iterator[Run]:
+    """Runs with as many pieces of `call.every` chunks as fill the GPU `ROUNDS` times, then the next, ..."""
+    narrower = narrower_state_tile(wide_recurrence_tile(call.V))
+    at_once = max(1, ROUNDS * call.multiprocessors // programs_a_piece(call, narrower))
+    pieces = call.slots(call.every)
+    for base in range(0, pieces, at_once):
+        yield Run(base, 1, min(at_once, pieces - base), call.every, True)
+
+
+@decided_once
+def first_run(call: Call) -> Run:
+    """The first and largest run of pieces whose states are recomputed."""
+    return next(slices(call) if carries(call) else groups(call))
+
+
+@decided_once
+def parks(call: Call) -> bool:
+    """Whether the gradient of a chunk's state is parked in the memory of its dq, dk and dg (see `wide/recurrence.py`).
+
+    There is room for 256 value columns with float32 gates, if all chunks are full, which is not known of packed
+    sequences. Up to 128 columns, `wide_backward` needs no memory for the gradient if there are enough programs.
+    """
+    fits = call.K == WIDE_KEY_BLOCK and WIDE_KEY_BLOCK < call.V <= 2 * WIDE_KEY_BLOCK
+    return fits and call.gated and not call.bfloat16_gates and not call.varlen and call.T % call.plan.chunk_size == 0
+
+
+@decided_once
+def scratch_slots(call: Call) -> int:
+    """Chunks whose states need room at the same time if states are not kept."""
+    first = first_run(call)
+    return first.count * first.chunks
+
+
+@decided_once
+def form(call: Call) -> tuple[object, ...]:
+    """The part of a call's sizes that decides which kernels it launches: how sequences are cut, and which tiles fit."""
+    pieces = choose_pieces(call)
+    *_, last = slices(call) if carries(call) else groups(call)
+    counts = (pieces.count, cut(call, call.every).count, first_run(call).count, last.count)
+    tiles = (tile(call, count) for tile in (forward_tile, recurrence_tile) for count in counts)
+    one = (one_backward(call, count) for count in counts)
+    return is_whole(call, pieces), call.chunks > call.every, carries(call), parks(call), *tiles, *one

@@ -1,0 +1,303 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: SIM102
+"""Computes the state before every chunk, or in reverse its gradient: Gluon kernel for wide heads on Hopper, and a scan.
+
+    forward:  X = K~, Y = V    S~ = 2^r S is kept before every chunk,    S'  = S~  + K~^T V
+    reverse:  X = Q~, Y = dO   dS~ = 2^r dS' is kept after every chunk,  dS  = dS~ + Q~^T dO
+
+in the chunk's frame (`narrow/forward.py`). A factor 2^r takes the state into this frame, and another out of it. Other
+kernels read the stored states and handle each chunk independently.
+
+With PARK, the state of a chunk is parked in the memory of that chunk's dq, dk and dg until such a kernel has read it.
+At K = BK = 128 this memory has just room for 256 value columns: keys 0 to C in dq (columns from 128 on in dk), the
+other keys in dg.
+
+A sequence cut into pieces has at least one program per piece. First every piece runs from a state of zero and gives its
+local state and total decay; then a scan computes the states at the borders of the pieces; then every piece runs again
+from its own state.
+"""
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper.tiles import (
+    accumulator,
+    add_product,
+    begin_behind,
+    copy_layout,
+    fetch,
+    fetch_gates,
+    find_piece,
+    first_slot,
+    frame_factor,
+    gate_layout,
+    load_state,
+    make_words,
+    negative,
+    operand_layout,
+    put,
+    thread_barrier,
+    wide_product,
+    widened,
+)
+from gla_kernels.hopper.wide.tiles import (
+    WARPS,
+    cumulative_tile,
+    excess_row,
+    gate_halves,
+    keep_excess,
+    make_ones_columns,
+    put_tile,
+    raise_where_state_not_finite,
+    start_centred_gates,
+    start_total_gate,
+    zeros,
+)
+from gla_kernels.portable import tiles
+
+
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
+def wide_recurrence(
+    x,  # [B, T, H, K] bfloat16: k, or q in reverse; any strides of B, T and H
+    y,  # [B, T, H, V]: v, or do in reverse
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    initial,  # [pieces, H, K, V] float32: the state before each piece of this launch; in reverse its gradient after it
+    end,  # [pieces, H, K, V] float32: the state after each; in reverse its gradient before it
+    decays,  # [pieces, H, K] float32: total gate of each, in log2
+    excesses,  # [chunks of all launches, H, K] float32: for the kernels that read the states; see `hopper/tiles.py`
+    states,  # [slots, H, K, V] bfloat16, one per chunk; of this launch's pieces only if SCRATCH; unused if PARK
+    dq,  # [B, T, H, K] bfloat16, contiguous, like dk; holds parked states if PARK
+    dk,  # [B, T, H, K]
+    parked,  # [B, T, H, 2 K]: the memory of dg as bfloat16; holds parked states if PARK
+    raised,  # [N, H] int32: set to 1 if a state is not finite
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    scale,
+    x_b, x_t, x_h, y_b, y_t, y_h, g_b, g_t, g_h,
+    initial_p,  # elements from one piece's state in `initial` to the next piece's
+    end_p,  # the same for `end`
+    T,
+    H,
+    N,
+    base,  # the first of this launch's pieces
+    stride,  # from one piece of this launch to the next
+    piece_chunks,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
+    REVERSE: gl.constexpr,
+    HAS_INITIAL: gl.constexpr,
+    STORE_END: gl.constexpr,
+    STORE_DECAYS: gl.constexpr,
+    STORE_EXCESS: gl.constexpr,
+    STORE_STATES: gl.constexpr,
+    SCRATCH: gl.constexpr,
+    PARK: gl.constexpr,
+    CHECK: gl.constexpr,
+):  # fmt: skip
+    """A program handles one piece and head, and a tile of BK key and BV value columns of the state."""
+    blocks_k: gl.constexpr = (K + BK - 1) // BK
+    blocks_v: gl.constexpr = (V + BV - 1) // BV
+    copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
+    copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
+    state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    begin_behind(STORE_STATES or PARK)  # if it stores no states, `scan_pieces` comes next: small programs
+    pid = gl.program_id(0)
+    k0 = pid // blocks_v % blocks_k * BK
+    v0 = pid % blocks_v * BV
+    rest = pid // blocks_v // blocks_k
+    h = rest % H
+    piece = rest // H
+    slot = base + piece * stride
+    n, i, b, begin, length = find_piece(cu, slot, N, T, piece_chunks * C, VARLEN)
+    first = i * piece_chunks
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
+    start = first + chunks - 1 if REVERSE else first
+    rows_left = gl.minimum(length - start * C, gl.minimum(chunks, 1) * C)
+    t = (begin + start * C).to(gl.int64)
+    b = b.to(gl.int64) if not VARLEN else 0
+    x += b * x_b + t * x_t + h.to(gl.int64) * x_h + k0
+    y += b * y_b + t * y_t + h.to(gl.int64) * y_h + v0
+    if GATED:
+        g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
+    tile_at = (h * K + k0) * V + v0
+    if STORE_EXCESS:
+        place = (first_slot(n, begin, length, C, VARLEN) + start) * H + h
+    if PARK:
+        gl.static_assert((K == BK) & (K == 2 * C) & (V <= 2 * K) & (BV % BK == 0))
+        token = ((b * T + t) * H + h).to(gl.int32)
+    elif STORE_STATES:
+        chunk_slot = piece * piece_chunks if SCRATCH else first_slot(n, begin, length, C, VARLEN) + first
+        chunk_slot += start - first
+        states += ((chunk_slot.to(gl.int64) * H + h) * K + k0) * V + v0
+
+    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    y_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
+    S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    # With a tile of 256 value columns there is room for the gates of one chunk only.
+    g_buffers: gl.constexpr = 2 if BV <= 128 else 1
+    if GATED:
+        g_tiles = gl.allocate_shared_memory(gl.float32, [g_buffers, C, BK], gate_layout())
+        ones = make_ones_columns(C)
+        cumulative = cumulative_tile(C)
+        words = make_words()
+    if HAS_INITIAL:
+        S = load_state(initial + piece.to(gl.int64) * initial_p + tile_at, K - k0, V, state_layout, BK, BV, v0)
+    else:
+        S = zeros(BK, BV, scale)
+    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
+    decay = gl.zeros([BK], gl.float32, key_layout)
+
+    step = -C if REVERSE else C
+    fetch(x_tiles.index(0), x, x_t, rows_left, K, copy_k, k0)
+    fetch(y_tiles.index(0), y, y_t, rows_left, V, copy_v, v0)
+    if GATED:
+        fetch_gates(g_tiles.index(0), g, g_t, rows_left, K, k0)
+    async_copy.commit_group()
+    for j in range(chunks):
+        now = j % 2
+        later = (j + 1) % 2
+        async_copy.wait_group(0)
+        thread_barrier()
+        # The next chunk is copied while this one is processed.
+        next_chunk = start - j - 1 if REVERSE else start + j + 1
+        rows_later = gl.where(j + 1 < chunks, gl.minimum(length - next_chunk * C, C), 0)
+        x += step * x_t
+        y += step * y_t
+        fetch(x_tiles.index(later), x, x_t, rows_later, K, copy_k, k0)
+        fetch(y_tiles.index(later), y, y_t, rows_later, V, copy_v, v0)
+        if GATED:
+            g += step * g_t
+            if g_buffers == 2:
+                fetch_gates(g_tiles.index(later), g, g_t, rows_later, K, k0)
+        async_copy.commit_group()
+
+        x_tile = x_tiles.index(now)
+        bx = x_tile.load(key_tile)
+        if GATED:
+            halves, large = gate_halves(g_tiles.index(now % g_buffers), g, words, C, BK)
+            G = start_centred_gates(halves, cumulative, C, BK)
+            total = start_total_gate(halves, ones, BK)
+            G, total = warpgroup_mma_wait(0, deps=[G, total])
+            last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+            decay += last
+            half = frame_factor(last)
+            S *= (leave * half)[:, None]
+            leave = half
+            if large:
+                if STORE_EXCESS:
+                    if v0 == 0:
+                        keep_excess(excesses, place, last, k0, K)
+                G += (0.5 if REVERSE else -0.5) * excess_row(last, C, BK)
+            factor = gl.exp2(G if REVERSE else negative(G))
+            if STORE_EXCESS:
+                place += -H if REVERSE else H
+        bx = widened(bx)
+        if REVERSE:
+            bx *= scale
+        if GATED:
+            bx *= factor
+        x_tile.store(bx.to(gl.bfloat16))
+        if STORE_STATES or PARK:
+            S_tile.store(S.to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+        if GATED and g_buffers == 1:
+            fetch_gates(g_tiles.index(0), g, g_t, rows_later, K, k0)
+            async_copy.commit_group()
+        S = add_product(x_tile.permute((1, 0)), y_tiles.index(now), S)
+        if PARK:
+            for part in gl.static_range(BV // BK):
+                column = v0 + part * BK
+                columns = S_tile.slice(part * BK, BK, 1)
+                lower = gl.where(column == 0, dq, dk) + wide_product(token, K)
+                upper = parked + wide_product(token, 2 * K) + column
+                put_tile(lower, columns.slice(0, C, 0), H * K, C, V, copy_k, column)
+                put_tile(upper, columns.slice(C, C, 0), H * 2 * K, C, V, copy_k, column)
+            token += (-C if REVERSE else C) * H
+        elif STORE_STATES:
+            put(states, S_tile.load(copy_v), V, K - k0, V, copy_v, v0)
+            states += (-H if REVERSE else H) * K * V
+        S = warpgroup_mma_wait(0, deps=[S])
+    async_copy.wait_group(0)
+    S *= leave[:, None]
+    if STORE_END:
+        put(end + piece.to(gl.int64) * end_p + tile_at, S, V, K - k0, V, state_layout, v0)
+    if STORE_DECAYS:
+        if v0 == 0:
+            keys = gl.arange(0, BK, key_layout)
+            gl.store(decays + (piece.to(gl.int64) * H + h) * K + k0 + keys, decay, keys < K - k0)
+    if CHECK:
+        raise_where_state_not_finite(raised + n * H + h, S * 0.0, chunks)
+
+
+# Pieces whose states `scan_pieces` loads together.
+AT_ONCE = tl.constexpr(8)
+
+
+@triton.jit
+def scan_place(slot, i, pieces, H, h, REVERSE: tl.constexpr):
+    """Where the i-th piece of a scan has its state, among those of all pieces and heads (64 bits)."""
+    return (slot + (pieces - 1 - i if REVERSE else i)).to(tl.int64) * H + h
+
+
+@triton.jit(do_not_specialize=["T", "H", "rows"])
+def scan_pieces(
+    local,  # [pieces, H, K, V] float32: the state after each piece if it starts from zero; in reverse before it
+    decays,  # [pieces, H, K] float32: total gate of each piece, in log2; unused if not GATED
+    initial,  # [N, H, K, V] float32: the state before each sequence; in reverse after it
+    borders,  # [pieces, H, K, V] float32: the state before each piece; in reverse after it
+    final,  # [N, H, K, V] float32: the state after each sequence; in reverse before it
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    T,
+    H,
+    rows,  # tokens of a piece
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    VARLEN: tl.constexpr,
+    PDL: tl.constexpr,
+    REVERSE: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    STORE_FINAL: tl.constexpr,
+):
+    """S <- 2^decay S + local from piece to piece. A program handles BLOCK elements of the state of a head."""
+    tiles.begin_behind(PDL)
+    nh = tl.program_id(0)
+    n = nh // H
+    h = nh % H
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < K * V
+    _, begin, length = tiles.locate(cu, n, T, VARLEN)
+    pieces = (length + rows - 1) // rows
+    slot = tiles.first_slot(n, begin, length, rows, VARLEN)
+    S = tl.zeros([BLOCK], dtype=tl.float32)
+    if HAS_INITIAL:
+        S = tl.load(initial + nh.to(tl.int64) * K * V + at, mask=inside)
+    for start in range(0, pieces, AT_ONCE):
+        # No load depends on S: several at a time take as long as one.
+        added = ()
+        decay = ()
+        for j in tl.static_range(AT_ONCE):
+            place = scan_place(slot, start + j, pieces, H, h, REVERSE)
+            there = inside & (start + j < pieces)
+            added += (tl.load(local + place * K * V + at, mask=there, other=0.0),)  # type: ignore[assignment]
+            if GATED:
+                decay += (tl.load(decays + place * K + at // V, mask=there, other=0.0),)  # type: ignore[assignment]
+        for j in tl.static_range(AT_ONCE):
+            place = scan_place(slot, start + j, pieces, H, h, REVERSE)
+            tl.store(borders + place * K * V + at, S, mask=inside & (start + j < pieces))
+            if GATED:
+                S *= tl.exp2(decay[j])
+            S += added[j]
+    if STORE_FINAL:
+        tl.store(final + nh.to(tl.int64) * K * V + at, S, mask=inside)

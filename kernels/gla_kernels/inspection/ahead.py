@@ -1,0 +1,288 @@
+"""Compiles the kernels without a GPU and reports their registers, spills and shared memory.
+
+    python -m gla_kernels.inspection.ahead --arch 80 90 100 gfx942 --key-dim 64 --value-dim 64 --dtype bf16
+    python -m gla_kernels.inspection.ahead --family hopper --key-dim 128 --value-dim 256
+
+prints one line of JSON per kernel, for NVIDIA's architectures with the number of faults by LLVM (see `ptx.py`) and, for
+Gluon kernels, by the assembler (see `sass.py`).
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from gla_kernels.hopper.wide import launches as wide
+from gla_kernels.hopper.wide.pieces import fits_one_backward, parks
+from gla_kernels.inspection.ptx import overflowing_pairs, waits_first
+from gla_kernels.inspection.sass import disassemble, faulty_descriptors
+from gla_kernels.launching.call import Call, named
+from gla_kernels.launching.plans import (
+    WIDE_BACKWARD,
+    LaunchPlan,
+    Tile,
+    exact_tile,
+    hopper_plan,
+    narrower_state_tile,
+    operands,
+    strong_tile,
+    triton_plan,
+    wide_frames_tile,
+    wide_readout_tile,
+    wide_recurrence_tile,
+)
+from gla_kernels.limits import CHUNK_SIZES
+from gla_kernels.portable.backward import gla_backward_kernel
+from gla_kernels.portable.exact import gla_backward_exact, gla_backward_exact_recomputing, gla_forward_exact
+from gla_kernels.portable.forward import gla_forward_kernel
+from gla_kernels.portable.launches import strong_kernel
+from gla_kernels.portable.recurrence import gla_recurrent_kernel
+from gla_kernels.recurrent import recurrent_tile
+
+# Bytes of shared memory that a program may have, by architecture: CUDA programming guide, technical specifications;
+# AMD's CDNA 3 instruction set, local data share.
+SHARED = {
+    "80": 163 * 1024, "86": 99 * 1024, "89": 99 * 1024, "90": 227 * 1024, "100": 227 * 1024, "120": 99 * 1024,
+    "gfx942": 64 * 1024,
+}  # fmt: skip
+
+_POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+_SCALARS = ("T", "H", "N", "first", "count", "every", "base", "stride", "piece_chunks", "rows", "items")
+_STEPS = ("_b", "_t", "_h", "_p")
+_INPUTS = ("q", "k", "v", "x", "y", "z", "do", "out", "framed_q", "framed_k", "scores")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a kernel needs: registers per thread, bytes of stack per thread (spills), bytes of shared memory."""
+
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel as a call may launch it: its name, what it computes, its tile and its switches.
+
+    `form`: the plain form, what that leaves out of chunks with strong gates, or the exact form.
+    """
+
+    name: str
+    form: Literal["plain", "strong", "exact"]
+    kernel: Any
+    tile: Tile
+    switches: dict[str, bool]
+
+
+def variants(call: Call) -> Iterator[Variant]:
+    """The kernels of a call, with every optional input and output, so that all of their code is compiled.
+
+    A forward keeps states; for wide heads, variants that keep checkpoints instead are included.
+    """
+    forward = dict.fromkeys(("HAS_INITIAL", "STORE_O", "STORE_FINAL", "STORE_STATES"), True)
+    forward |= dict.fromkeys(("FROM_CHECKPOINT", "STORE_CHECKPOINTS"), False)
+    backward = {"FROM_CHECKPOINT": False, "HAS_DFINAL": True, "STORE_DINITIAL": True}
+    if call.plan.family == "wide":
+        yield from _wide_variants(call, forward)
+    elif call.plan.family == "hopper":
+        yield from _narrow_variants(call, forward, backward)
+    else:
+        recurrent = forward | {"V_FIRST": False}
+        yield Variant("recurrence", "plain", gla_recurrent_kernel, recurrent_tile(call.K, call.V), recurrent)
+        yield Variant("forward", "plain", gla_forward_kernel, call.plan.forward, forward)
+        yield Variant("backward", "plain", gla_backward_kernel, call.plan.backward, backward)
+    if call.gated:
+        for name in ("forward", "backward"):
+            reverse = name == "backward"
+            tile = strong_tile(call.K, call.V, call.plan, reverse)
+            yield Variant(name, "strong", strong_kernel(call, reverse), tile, {})
+        tile = exact_tile(call.K, call.V, call.plan)
+        yield Variant("forward", "exact", gla_forward_exact, tile, forward)
+        yield Variant("backward", "exact", gla_backward_exact, tile, backward)
+        yield Variant("backward from checkpoints", "exact", gla_backward_exact_recomputing, tile, backward)
+
+
+def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, bool]) -> Iterator[Variant]:
+    from gla_kernels.hopper.narrow.backward import gla_backward_hopper
+    from gla_kernels.hopper.narrow.forward import gla_forward_hopper
+    from gla_kernels.hopper.narrow.recurrence import gla_recurrence_hopper
+
+    for of_pieces in (False, True):
+        name, pieces = ", pieces" * of_pieces, {"PIECES": of_pieces}
+        forwards = forward | pieces | {"STORE_FINAL": not of_pieces}
+        yield Variant(f"forward{name}", "plain", gla_forward_hopper, call.plan.forward, forwards)
+        for recompute in (False, True):
+            backwards = backward | pieces | {"STORE_DINITIAL": not of_pieces, "RECOMPUTE": recompute}
+            whence = " from checkpoints" * recompute
+            yield Variant(f"backward{whence}{name}", "plain", gla_backward_hopper, call.plan.backward, backwards)
+    for reverse in (False, True):
+        name = "reverse recurrence" if reverse else "recurrence"
+        yield Variant(name, "plain", gla_recurrence_hopper, call.plan.forward, {"REVERSE": reverse})
+
+
+def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
+    from gla_kernels.hopper.wide.backward import wide_backward
+    from gla_kernels.hopper.wide.frames import wide_frames
+    from gla_kernels.hopper.wide.gradients import wide_gradients
+    from gla_kernels.hopper.wide.readout import wide_readout
+    from gla_kernels.hopper.wide.recurrence import wide_recurrence
+    from gla_kernels.hopper.wide.walk import wide_walk
+
+    def tiles(state: Tile) -> dict[str, Tile]:
+        narrower = narrower_state_tile(state)
+        return {"": narrower} | ({} if narrower == state else {"wider ": state})
+
+    checkpoints = forward | {"STORE_STATES": False, "STORE_CHECKPOINTS": True}
+    steps = dict.fromkeys(("HAS_INITIAL", "STORE_END", "STORE_STATES"), True)
+    steps |= {"SCRATCH": False, "STORE_DECAYS": call.gated, "CHECK": call.gated, "PARK": False}
+    for reverse in (False, True):
+        way, backwards = {"REVERSE": reverse}, "reverse " if reverse else ""
+        kept = {"STORE_EXCESS": reverse and call.gated}
+        for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
+            yield Variant(f"{wider}{backwards}recurrence", "plain", wide_recurrence, tile, steps | way | kept)
+        if wide.walks(call):
+            yield Variant(f"{backwards}frames", "plain", wide_frames, wide_frames_tile(call.gated), way)
+            switches = steps | way | {"STORE_CHECKPOINTS": False}
+            yield Variant(f"{backwards}walk", "plain", wide_walk, call.plan.forward, switches)
+        elif not wide.fused(call):
+            yield Variant(f"{backwards}readout", "plain", wide_readout, wide_readout_tile(call.K), way)
+    if wide.walks(call):
+        switches = steps | checkpoints | {"REVERSE": False}
+        yield Variant("walk, checkpoints", "plain", wide_walk, call.plan.forward, switches)
+    elif wide.fused(call):
+        for wider, tile in tiles(call.plan.forward).items():
+            yield Variant(f"{wider}forward", "plain", wide.forward_kernel(tile), tile, forward)
+            yield Variant(f"{wider}forward, checkpoints", "plain", wide.forward_kernel(tile), tile, checkpoints)
+    for parked in {False, parks(call)}:
+        yield Variant(
+            "gradients" + ", parked" * parked, "plain", wide_gradients, call.plan.backward, {"PARKED": parked}
+        )
+    if parks(call):
+        for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
+            switches = steps | {"REVERSE": True, "PARK": True, "STORE_EXCESS": True}
+            switches |= {"STORE_STATES": False, "STORE_DECAYS": False}
+            yield Variant(f"{wider}reverse recurrence, parked", "plain", wide_recurrence, tile, switches)
+    if fits_one_backward(call):
+        backward = {"HAS_AFTER": True, "STORE_BEFORE": True, "SCRATCH": False}
+        yield Variant("backward", "plain", wide_backward, WIDE_BACKWARD, backward)
+
+
+def compile_kernel(call: Call, variant: Variant, arch: str) -> Any:
+    """Compiles one kernel of `call` for an architecture, "90" (sm_90) or "gfx942"; no GPU needed.
+
+    Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin or AMD's machine code.
+    """
+    kernel = variant.kernel
+    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg", "parked", "decays", "half_gates", "excesses"))
+    amd = {"PRECISION": operands(call.dtype, amd=True).precision} if _is_amd(arch) else {}
+    constants = named(kernel, call.constants(variant.tile) | variant.switches | absent | amd)
+    signature = {name: _type(call, name, constants) for name in kernel.arg_names}
+    places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
+    whole = [name for name, kind in signature.items() if kind.startswith("*") or name.endswith(_STEPS)]
+    aligned = {places[name]: [["tt.divisibility", 16]] for name in whole}
+    values = {places[name]: value for name, value in constants.items()}
+    source = _source(kernel, signature, values, aligned)
+    target = GPUTarget("hip", arch, 64) if _is_amd(arch) else GPUTarget("cuda", int(arch), 32)
+    return triton.compile(source, target=target, options=variant.tile.options)
+
+
+def _is_amd(arch: str) -> bool:
+    return arch.startswith("gfx")
+
+
+def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
+    """An argument's type in Triton's notation."""
+    if name in constants:
+        return "constexpr"
+    if name in _SCALARS or name.endswith(_STEPS):
+        return "i32"
+    if name in ("flags", "failed", "raised", "marks"):
+        return "*i32"
+    partial = {"o": call.key_parts, "dv": call.key_parts, "dq": call.value_parts, "dk": call.value_parts}
+    if name in (*_INPUTS, *partial) and partial.get(name, 1) == 1:
+        return _POINTER[call.dtype]
+    if name in ("g", "dg") and call.bfloat16_gates:
+        return "*bf16"
+    if name in ("states", "dstates", "parked"):
+        return _POINTER[call.operands.dtype]
+    return "fp32" if name == "scale" else "*fp32"
+
+
+def _source(kernel: Any, signature: dict[str, str], constants: dict[Any, Any], attributes: dict[Any, Any]) -> Any:
+    if getattr(kernel, "is_gluon", lambda: False)():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource(kernel, signature, constants, attributes)
+    return ASTSource(kernel, signature, constants, attributes)
+
+
+def resources(compiled: Any) -> Resources:
+    """A compiled kernel's resources: from AMD's assembly, or read with the `cuobjdump` that comes with Triton."""
+    if "amdgcn" in compiled.asm:
+        found = {
+            key: int(value)
+            for key, value in re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", compiled.asm["amdgcn"])
+        }
+        return Resources(found["vgpr_count"], found["private_segment_fixed_size"], compiled.metadata.shared)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        text = subprocess.run([tool, "-res-usage", cubin.name], check=True, capture_output=True, text=True).stdout
+    found = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", text)}
+    return Resources(found["REG"], found["STACK"], compiled.metadata.shared)
+
+
+def call_of(K: int, V: int, gated: bool, dtype: torch.dtype, choice: LaunchPlan, bfloat16_gates: bool = False) -> Call:
+    """A call with head dims K and V and an arbitrary shape, for compiling."""
+    return Call(2, 4096, 4, K, V, 2, False, gated, K**-0.5, dtype, choice, bfloat16_gates)
+
+
+def main() -> None:
+    """The command line: compiles every kernel for head dims K and V on each architecture, with and without gates."""
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    parser = argparse.ArgumentParser(description="Compile the GLA kernels without a GPU and print their resources.")
+    parser.add_argument(
+        "--arch", nargs="+", default=["90"], choices=SHARED, help="architectures; 90 is sm_90, gfx942 is an MI300"
+    )
+    parser.add_argument("--key-dim", type=int, default=64)
+    parser.add_argument("--value-dim", type=int, default=64)
+    parser.add_argument("--dtype", choices=dtypes, default="bf16")
+    parser.add_argument("--gates", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--chunk", type=int, choices=CHUNK_SIZES)
+    parser.add_argument("--family", choices=("triton", "hopper"), default="triton")
+    options = parser.parse_args()
+    K, V, dtype = options.key_dim, options.value_dim, dtypes[options.dtype]
+    special = hopper_plan(K, V, dtype, options.chunk) if options.family == "hopper" else None
+    if options.family == "hopper" and special is None:
+        parser.error(f"the Hopper kernels do not support K = {K}, V = {V} in {options.dtype}; use --family triton")
+    for arch in options.arch:
+        for gated in (True, False):
+            choice = special or triton_plan(K, V, dtype, options.chunk, gated, SHARED[arch])
+            call = call_of(K, V, gated, dtype, choice, options.gates == "bf16")
+            for variant in variants(call):
+                compiled = compile_kernel(call, variant, arch)
+                line = {"arch": arch, "kernel": variant.name, "gated": gated, "form": variant.form}
+                line |= asdict(resources(compiled))
+                if not _is_amd(arch):
+                    line["overflowing_pairs"] = len(overflowing_pairs(compiled.asm["ptx"]))
+                if choice.family != "triton":
+                    line["waits_first"] = waits_first(compiled.asm["ptx"])
+                if choice.family != "triton" and variant.form != "exact":
+                    line["faulty_descriptors"] = len(faulty_descriptors(disassemble(compiled)))
+                print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

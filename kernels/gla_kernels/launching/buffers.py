@@ -1,0 +1,141 @@
+"""The tensors of a call: its inputs as kernels can read them, the flags that kernels raise, and the gradients."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from gla_kernels.launching.call import Call
+
+
+def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
+    """x as the call's kernels can read it: the last dimension contiguous, the others with any strides.
+
+    The Gluon kernels also need rows of aligned 16-byte units, which the compiler assumes only of strides that are
+    multiples of 16. q, k and v cut from one projection have such strides. Other tensors are copied, even contiguous
+    ones: they may start at an unaligned address, or a single head may have a stride of 1.
+    """
+    b, t, h, last = x.stride()
+    fits = last == 1
+    if call.plan.family != "triton":
+        fits = fits and b % 16 == t % 16 == h % 16 == 0 and x.data_ptr() % 16 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+def strides_of(*tensors: torch.Tensor | None) -> tuple[int, ...]:
+    """Strides of batch, time and head of each tensor, as the kernels take them; 0 for None."""
+    found: list[int] = []
+    for x in tensors:
+        found += (0, 0, 0) if x is None else x.stride()[:3]
+    return tuple(found)
+
+
+def on_meta(x: torch.Tensor | None) -> torch.Tensor | None:
+    """A tensor like x on the meta device, without data. Its strides are x's, even if x is a slice."""
+    return None if x is None else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+@dataclass(eq=False)
+class Inputs:
+    """The tensors of a call: q, k [B, T, H, K], v [B, T, H, V], g [B, T, H, K] or None, cu_seqlens [N + 1] or None."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor | None
+    cu_seqlens: torch.Tensor | None
+
+    @classmethod
+    def of(
+        cls, call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
+        cu_seqlens: torch.Tensor | None,
+    ) -> "Inputs":  # fmt: skip
+        """The tensors as the call's kernels can read them (see `readable`)."""
+        gates = None if g is None else readable(call, g)
+        return cls(readable(call, q), readable(call, k), readable(call, v), gates, cu_seqlens)
+
+    def on_meta(self) -> "Inputs":
+        """Tensors like these on the meta device, without data."""
+        return Inputs(
+            self.q.to("meta"), self.k.to("meta"), self.v.to("meta"), on_meta(self.g), on_meta(self.cu_seqlens)
+        )
+
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        return strides_of(self.q, self.k, self.v, self.g)
+
+    def strides(self, *more: torch.Tensor) -> tuple[int, ...]:
+        """Strides of q, k, v, g and `more`; see `strides_of`."""
+        return self._strides + strides_of(*more)
+
+
+class Flags(NamedTuple):
+    """What a forward found: `rows` [N, H], 1 where a result is not finite, and `marks` of chunks with strong gates.
+
+    Marks are [slots, H], n + 1 for a chunk of sequence n, and empty without gates. Both are int32 and start at 0,
+    because kernels only write raised ones.
+    """
+
+    rows: torch.Tensor
+    marks: torch.Tensor
+
+    @classmethod
+    def of(cls, call: Call, buffer: torch.Tensor) -> "Flags":
+        """The parts of a buffer, which is one tensor so that it is set to 0 by one launch; see `flag_buffer`."""
+        N, H = call.sequences, call.H
+        slots = call.slots(1) if call.gated else 0
+        begin = buffer.storage_offset() + _aligned(N * H)
+        return cls(buffer.as_strided((N, H), (H, 1)), buffer.as_strided((slots, H), (H, 1), begin))
+
+
+def _aligned(words: int) -> int:
+    """The least multiple of 4 that is not below `words`: 16 bytes, to which kernels take pointers to be aligned."""
+    return (words + 3) // 4 * 4
+
+
+def flag_buffer(call: Call, like: torch.Tensor) -> torch.Tensor:
+    """A buffer of zeros for `Flags`, on `like`'s device."""
+    marks = call.slots(1) * call.H if call.gated else 0
+    return like.new_zeros(_aligned(call.sequences * call.H) + marks, dtype=torch.int32)
+
+
+def failure_flags(flags: Flags, after_forward: bool) -> torch.Tensor:
+    """Flags [N, H] for a backward to raise: first 0 or, `after_forward`, as the forward has left its own."""
+    return flags.rows.clone() if after_forward else flags.rows.new_zeros(flags.rows.shape)
+
+
+def output_parts(like: torch.Tensor, parts: int) -> torch.Tensor:
+    """Memory for an output of the shape [B, T, H, D] of `like`; if in several parts, [B, T, H, parts, D] float32."""
+    if parts == 1:
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
+    return like.new_empty((*like.shape[:3], parts, like.shape[3]), dtype=torch.float32)
+
+
+def sum_of_parts(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """An output from its memory (see `output_parts`), in the dtype of `like`."""
+    return parts if parts.dim() == 4 else parts.sum(3).to(like.dtype)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The backward's outputs: dq, dk, dg [B, T, H, K] and dv [B, T, H, V], or partial sums (see `output_parts`)."""
+
+    dq: torch.Tensor
+    dk: torch.Tensor
+    dv: torch.Tensor
+    dg: torch.Tensor | None
+
+    @classmethod
+    def empty(cls, call: Call, inputs: Inputs) -> "Gradients":
+        parts = call.value_parts
+        dg = None if inputs.g is None else output_parts(inputs.g, parts)
+        dv = output_parts(inputs.v, call.key_parts)
+        return cls(output_parts(inputs.q, parts), output_parts(inputs.k, parts), dv, dg)
+
+    def summed(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """dq, dk, dv and dg in the shapes and dtypes of their inputs."""
+        dg = None if inputs.g is None or self.dg is None else sum_of_parts(self.dg, inputs.g)
+        return (
+            sum_of_parts(self.dq, inputs.q), sum_of_parts(self.dk, inputs.k), sum_of_parts(self.dv, inputs.v), dg
+        )  # fmt: skip

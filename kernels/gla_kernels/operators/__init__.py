@@ -1,0 +1,9 @@
+"""Calls as torch sees them: checks, the registered operators, eager calls around them, and what one pass does.
+
+- `checks`: errors of arguments.
+- `ops`: the operators, their fake implementations and autograd, for what traces or changes calls.
+- `eager`: eager calls, which go around them; `plain` says when that is allowed.
+- `kinds`: what is known of calls like one that has been seen; their passes are repeated.
+- `passes`: a forward and a backward: what is allocated, and which launches are made.
+- `rehearsal`: compiles the kernels of a first call in parallel.
+"""

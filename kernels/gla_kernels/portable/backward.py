@@ -1,0 +1,163 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: SIM102
+"""Backward kernel of the plain form, in Triton: one reverse pass over a sequence, with the state's gradient on chip.
+
+With the names of `forward.py`, dS' the gradient of the state after the chunk, and both states in the chunk's frame
+(dS~ = 2^r dS', and S~ = 2^r S as the forward stored it):
+
+    dV  = tril(Q~ K~^T)^T dO + K~ dS~
+    dQ~ = tril(dO V^T) K~    + dO S~^T         dq = scale 2^(a - r) dQ~
+    dK~ = tril(dO V^T)^T Q~  + V dS~^T         dk = 2^(b - r) dK~
+    dS~' = dS~ + Q~^T dO                       dS = 2^r dS~'
+    dg_t = sum_v S~ dS~' + sum_{i < t} (K~_i dK~_i - Q~_i dQ~_i)
+
+The last line starts at the chunk's first boundary with the full effect of a gate there, and subtracts the share of the
+tokens before t. All of its terms use the rounded operands of the products, so that terms which cancel in exact
+arithmetic cancel here too: the error of dg grows neither with T nor with the strength of the gates.
+
+As in the forward, what passes from token to token in a strong channel is missing; `strong.py` adds it.
+
+`dfinal` is always given (zeros if there is none) and `dinitial` always written: the variant without them, compiled by
+Triton 3.6 for sm_90, left most of dv unwritten at K = V = 128.
+"""
+
+import triton
+import triton.language as tl
+
+from gla_kernels.portable.tiles import first_slot, gate_frame, load_tile, locate, select_sum, store_tile
+
+
+@triton.jit(do_not_specialize=["T", "H", "first", "count"])
+def gla_backward_kernel(
+    q,  # [B, T, H, K], any strides of B, T and H
+    k,  # [B, T, H, K]
+    v,  # [B, T, H, V]
+    g,  # [B, T, H, K], natural log, <= 0
+    do,  # [B, T, H, V]
+    states,  # [slots, H, K, V] in DOT, as the forward stored them
+    flags,  # [N, H] int32: 1 if a result of the forward is not finite
+    failed,  # [N, H] int32, 0: 1 if this kernel's results are not finite
+    dfinal,  # [N, H, K, V] float32: gradient of the states after the last chunk
+    dq,  # [B, T, H, blocks_v, K], contiguous: one part per block of value columns, as in dk and dg
+    dk,  # [B, T, H, blocks_v, K]
+    dv,  # [B, T, H, blocks_k, V]: one part per block of key columns
+    dg,  # [B, T, H, blocks_v, K]
+    dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
+    T,
+    H,
+    first,  # the first chunk of each sequence to process
+    count,  # the most chunks of a sequence to process
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    GATED: tl.constexpr,
+    VARLEN: tl.constexpr,
+    FROM_CHECKPOINT: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """A program handles BK key and BV value columns of one sequence and head, chunks first + count - 1 to first."""
+    blocks_k: tl.constexpr = (K + BK - 1) // BK
+    blocks_v: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % blocks_v
+    ik = pid // blocks_v % blocks_k
+    nh = pid // (blocks_v * blocks_k)
+    n = nh // H
+    h = nh % H
+    if GATED:
+        if tl.load(flags + nh) != 0:
+            return
+    b, begin, length = locate(cu, n, T, VARLEN)
+    chunks = tl.maximum(tl.minimum((length + C - 1) // C - first, count), 0)
+    rows_left = tl.minimum(length - (first + chunks - 1) * C, chunks * C)
+    b = b.to(tl.int64) if not VARLEN else b
+    t = (begin + (first + chunks - 1) * C).to(tl.int64)
+    q += b * q_b + t * q_t + h.to(tl.int64) * q_h
+    k += b * k_b + t * k_t + h.to(tl.int64) * k_h
+    v += b * v_b + t * v_t + h.to(tl.int64) * v_h
+    do += b * do_b + t * do_t + h.to(tl.int64) * do_h
+    out = (b * T + t) * H + h
+    grad_stride = H * blocks_v * K
+    part = (out * blocks_v + iv) * K
+    dq += part
+    dk += part
+    dv += (out * blocks_k + ik) * V
+    if GATED:
+        g += b * g_b + t * g_t + h.to(tl.int64) * g_h
+        dg += part
+    slot = (n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)) + chunks - 1
+    states += (slot.to(tl.int64) * H + h) * K * V
+    kcols = ik * BK + tl.arange(0, BK)
+    vcols = iv * BV + tl.arange(0, BV)
+    steps = tl.arange(0, C)
+    lower = steps[:, None] >= steps[None, :]
+    upper = steps[:, None] <= steps[None, :]
+    dS = load_tile(dfinal + nh.to(tl.int64) * K * V, kcols, vcols, V, K, V).to(tl.float32)
+    suspect = tl.zeros([C], dtype=tl.float32)
+    for _ in tl.range(0, chunks, num_stages=STAGES):
+        bq = load_tile(q, steps, kcols, q_t, rows_left, K).to(tl.float32)
+        bk = load_tile(k, steps, kcols, k_t, rows_left, K).to(tl.float32)
+        bv = load_tile(v, steps, vcols, v_t, rows_left, V).to(DOT)
+        bdo = load_tile(do, steps, vcols, do_t, rows_left, V).to(DOT)
+        Sd = load_tile(states, kcols, vcols, V, K, V)
+        if GATED:
+            to_row, to_end, r, _ = gate_frame(load_tile(g, steps, kcols, g_t, rows_left, K), steps, DOT)
+            q_factor = tl.exp2(to_row) * scale
+            k_factor = tl.exp2(to_end)
+            half = tl.exp2(r)
+            qs = (bq * q_factor).to(DOT)
+            ks = (bk * k_factor).to(DOT)
+            dS *= half[:, None]
+        else:
+            qs = (bq * scale).to(DOT)
+            ks = bk.to(DOT)
+        # Not dA transposed: Triton 3.4 to 3.7 miscompile a transposed accumulator as an operand on Hopper.
+        dA = tl.where(lower, tl.dot(bdo, tl.trans(bv), input_precision=PRECISION), 0.0)
+        dAt = tl.where(upper, tl.dot(bv, tl.trans(bdo), input_precision=PRECISION), 0.0)
+        scores_t = tl.where(upper, tl.dot(ks, tl.trans(qs), input_precision=PRECISION), 0.0)
+        dSd = dS.to(DOT)
+        bdv = tl.dot(scores_t.to(DOT), bdo, input_precision=PRECISION)
+        bdv = tl.dot(ks, dSd, bdv, input_precision=PRECISION)
+        store_tile(dv, bdv, steps, vcols, H * blocks_k * V, rows_left, V)
+        bdq = tl.dot(dA.to(DOT), ks, input_precision=PRECISION)
+        bdq = tl.dot(bdo, tl.trans(Sd), bdq, input_precision=PRECISION)
+        bdk = tl.dot(bv, tl.trans(dSd), input_precision=PRECISION)
+        bdk = tl.dot(dAt.to(DOT), qs, bdk, input_precision=PRECISION)
+        dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
+        if GATED:
+            balance = ks.to(tl.float32) * bdk - qs.to(tl.float32) * bdq
+            start = tl.sum(Sd.to(tl.float32) * dS, axis=1)
+            bdg = select_sum(steps[:, None] > steps[None, :], balance, 2, DOT) + start[None, :]
+            store_tile(dg, bdg, steps, kcols, grad_stride, rows_left, K)
+            bdq *= q_factor
+            bdk *= k_factor
+            dS *= half[:, None]
+            suspect += (tl.sum(bdq, axis=1) + tl.sum(bdk, axis=1)) * 0.0
+            g -= C * g_t
+            dg -= C * grad_stride
+        else:
+            bdq *= scale
+        store_tile(dq, bdq, steps, kcols, grad_stride, rows_left, K)
+        store_tile(dk, bdk, steps, kcols, grad_stride, rows_left, K)
+        q -= C * q_t
+        k -= C * k_t
+        v -= C * v_t
+        do -= C * do_t
+        dq -= C * grad_stride
+        dk -= C * grad_stride
+        dv -= C * H * blocks_k * V
+        states -= H * K * V
+        rows_left = C
+    store_tile(dinitial + nh.to(tl.int64) * K * V, dS, kcols, vcols, V, K, V)
+    if GATED:
+        # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison.
+        finite = (tl.sum(suspect, axis=0) + tl.sum(tl.sum(dS * 0.0, axis=1), axis=0)) == 0.0
+        if not finite:
+            tl.store(failed + nh, 1)

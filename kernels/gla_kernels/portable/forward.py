@@ -1,0 +1,158 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+"""Forward kernel of the plain form, in Triton: one pass over a sequence, chunk by chunk, with the state kept on chip.
+
+    S_t = diag(exp g_t) S_{t-1} + k_t^T v_t,    o_t = scale * q_t S_t
+
+The plain form computes a chunk from scaled operands. With a_i the gates up to token i of the chunk and b_j those after
+token j (sums per key channel, in log2, both at most 0), their total a_last, and a reference r:
+
+    Q~ = scale q 2^(a - r),   K~ = k 2^(b - r),   r = max(a_last, -limit) / 2
+    O  = Q~ (2^r S) + tril(Q~ K~^T) V,        S' = 2^r ((2^r S) + K~^T V)
+
+Q~ and K~ are q and k "in the chunk's frame", and 2^r S is the state in the chunk's frame. No operand is scaled by more
+than 2^(limit / 2).
+
+A channel is mild in this chunk if |a_last| is at most the limit (`span_limit`). Then a_i + b_j - 2r = a_i - a_j, and
+all of it is exact. In a strong channel, what passes between the state and a token is exact too, and the state that
+passes through the whole chunk is 2^-limit of what it was, in place of still less. But what passes from token to token
+is too small by the factor 2^(a_last + limit). So a chunk with a strong channel is marked, and `strong.py` adds what is
+missing. A token's gate counts as at least LEAST_GATE, so that a few resets leave a chunk mild.
+
+The scaled operands, and what is computed from them, may be beyond their dtype's range. If a result of a head of a
+sequence is not finite, its flag is raised, and the kernel of `exact.py` computes the head again.
+
+There are no variants without initial or final states, or for full tiles only: see `backward.py`.
+"""
+
+import triton
+import triton.language as tl
+
+from gla_kernels.portable.tiles import (
+    checkpoint_slot,
+    first_slot,
+    gate_frame,
+    load_tile,
+    locate,
+    span_limit,
+    store_tile,
+)
+
+
+@triton.jit(do_not_specialize=["T", "H", "first", "count", "every"])
+def gla_forward_kernel(
+    q,  # [B, T, H, K], any strides of B, T and H
+    k,  # [B, T, H, K]
+    v,  # [B, T, H, V]
+    g,  # [B, T, H, K], natural log, <= 0
+    o,  # [B, T, H, blocks_k, V], contiguous: one part per block of key columns
+    initial,  # [N, H, K, V] float32: the states before the first chunk; checkpoints if FROM_CHECKPOINT
+    final,  # [N, H, K, V] float32: the states after the last chunk
+    states,  # [slots, H, K, V] in DOT: the state before each chunk, in that chunk's frame
+    checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
+    flags,  # [N, H] int32, 0: 1 if a result is not finite
+    marks,  # [slots, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel
+    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    T,
+    H,
+    first,  # the first chunk of each sequence to process
+    count,  # the most chunks of a sequence to process
+    every,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    GATED: tl.constexpr,
+    VARLEN: tl.constexpr,
+    FROM_CHECKPOINT: tl.constexpr,
+    STORE_O: tl.constexpr,
+    STORE_STATES: tl.constexpr,
+    STORE_CHECKPOINTS: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """A program handles BK key and BV value columns of one sequence and head, for `count` chunks from `first` on.
+
+    What a block of key columns adds to o depends on no other block.
+    """
+    blocks_k: tl.constexpr = (K + BK - 1) // BK
+    blocks_v: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    # Neighbouring programs read the same q, k and g, so that all but the first find them in L2.
+    iv = pid % blocks_v
+    ik = pid // blocks_v % blocks_k
+    n = pid // (blocks_v * blocks_k) // H
+    h = pid // (blocks_v * blocks_k) % H
+    b, begin, length = locate(cu, n, T, VARLEN)
+    chunks = tl.minimum((length + C - 1) // C - first, count)
+    rows_left = length - first * C
+    b = b.to(tl.int64) if not VARLEN else b
+    t = (begin + first * C).to(tl.int64)
+    q += b * q_b + t * q_t + h.to(tl.int64) * q_h
+    k += b * k_b + t * k_t + h.to(tl.int64) * k_h
+    v += b * v_b + t * v_t + h.to(tl.int64) * v_h
+    if GATED:
+        g += b * g_b + t * g_t + h.to(tl.int64) * g_h
+    if STORE_O:
+        o += (((b * T + t) * H + h) * blocks_k + ik) * V
+    if STORE_STATES:
+        slot = n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)
+        states += (slot.to(tl.int64) * H + h) * K * V
+    if STORE_O:
+        marks += first_slot(n, begin, length, C, VARLEN) * H + h
+    checkpoint = checkpoint_slot(n, begin, length, first, every, C, VARLEN)
+    kcols = ik * BK + tl.arange(0, BK)
+    vcols = iv * BV + tl.arange(0, BV)
+    steps = tl.arange(0, C)
+    at = checkpoint if FROM_CHECKPOINT else n
+    S = load_tile(initial + (at.to(tl.int64) * H + h) * K * V, kcols, vcols, V, K, V).to(tl.float32)
+    suspect = tl.zeros([C], dtype=tl.float32)
+    for i in tl.range(0, chunks, num_stages=STAGES):
+        bq = load_tile(q, steps, kcols, q_t, rows_left, K).to(tl.float32) * scale
+        bk = load_tile(k, steps, kcols, k_t, rows_left, K)
+        bv = load_tile(v, steps, vcols, v_t, rows_left, V).to(DOT)
+        if STORE_CHECKPOINTS:
+            there = checkpoints + ((checkpoint + i // every).to(tl.int64) * H + h) * K * V
+            due = (i % every == 0) & (kcols[:, None] < K) & (vcols[None, :] < V)
+            tl.store(there + kcols[:, None] * V + vcols[None, :], S, mask=due)
+        if GATED:
+            to_row, to_end, r, total = gate_frame(load_tile(g, steps, kcols, g_t, rows_left, K), steps, DOT)
+            qs = (bq * tl.exp2(to_row)).to(DOT)
+            ks = (bk.to(tl.float32) * tl.exp2(to_end)).to(DOT)
+            half = tl.exp2(r)
+            S *= half[:, None]
+            if STORE_O:
+                tl.store(marks + i * H, n + 1, mask=tl.min(total, axis=0) < -span_limit(DOT))
+        else:
+            qs = bq.to(DOT)
+            ks = bk.to(DOT)
+        Sd = S.to(DOT)
+        if STORE_STATES:
+            store_tile(states, Sd, kcols, vcols, V, K, V)
+            states += H * K * V
+        if STORE_O:
+            product = tl.dot(qs, tl.trans(ks), input_precision=PRECISION)
+            # Entries above the diagonal may be inf, so they are replaced, not multiplied by 0.
+            scores = tl.where(steps[:, None] >= steps[None, :], product, 0.0).to(DOT)
+            bo = tl.dot(qs, Sd, input_precision=PRECISION)
+            bo = tl.dot(scores, bv, bo, input_precision=PRECISION)
+            suspect += tl.sum(bo, axis=1) * 0.0
+            store_tile(o, bo, steps, vcols, H * blocks_k * V, rows_left, V)
+            o += C * H * blocks_k * V
+        S = tl.dot(tl.trans(ks), bv, S, input_precision=PRECISION)
+        if GATED:
+            S *= half[:, None]
+            g += C * g_t
+        q += C * q_t
+        k += C * k_t
+        v += C * v_t
+        rows_left -= C
+    store_tile(final + (n.to(tl.int64) * H + h) * K * V, S, kcols, vcols, V, K, V)
+    if GATED and STORE_O:
+        # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison.
+        finite = (tl.sum(suspect, axis=0) + tl.sum(tl.sum(S * 0.0, axis=1), axis=0)) == 0.0
+        if not finite:
+            tl.store(flags + n * H + h, 1)
