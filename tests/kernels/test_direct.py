@@ -253,7 +253,7 @@ compiler.max_shared_mem = lambda device: 232448
 
 from gla_kernels.launching.buffers import Flags, Inputs, flag_buffer
 from gla_kernels.launching.call import Call
-from gla_kernels.portable.launches import run_forward
+from gla_kernels.operators.launches import run_forward
 from gla_kernels.launching.plans import HOPPER, triton_plan
 from gla_kernels.launching.recording import Place, record
 

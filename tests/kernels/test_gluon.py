@@ -1,6 +1,7 @@
 """The Gluon kernels for Hopper end to end on a CPU (`gluon_on_cpu.py`), in bfloat16, against the float64 recurrence."""
 
 import sys
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -17,13 +18,13 @@ from gla_cases import (
 )
 from gla_kernels import chunk_gla, chunk_linear_attn
 from gla_kernels.hopper.narrow import launches as narrow
-from gla_kernels.hopper.wide import launches as wide
 from gla_kernels.launching import call
 from gla_kernels.launching.buffers import Flags
 from gla_kernels.launching.call import Call, make_call
 from gla_kernels.launching.device import Gpu
 from gla_kernels.launching.plans import hopper_plan
 from gla_kernels.operators import ops, passes
+from gla_kernels.portable import launches
 from gluon_on_cpu import Kernel, gluon_on_cpu, interpret_bfloat16
 from product import product
 
@@ -38,7 +39,8 @@ def on_hopper(monkeypatch):
     monkeypatch.setattr(call, "plan", lambda K, V, dtype, chunk, *_: hopper_plan(K, V, dtype, chunk))
     monkeypatch.setattr(call, "_remembered_call", call._call)
     monkeypatch.setattr(Call, "pdl", False)
-    monkeypatch.setattr(wide, "_SCAN_BLOCK", 4096)  # the interpreter takes its time by the program
+    # The interpreter takes its time by the program.
+    monkeypatch.setattr(launches, "SCAN", replace(launches.SCAN, block_v=4096))
     interpret_bfloat16(monkeypatch)
     torch.use_deterministic_algorithms(True)
     before = Kernel.launches

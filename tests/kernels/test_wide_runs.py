@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 import torch
 from gla_kernels.hopper.wide import pieces as wide_pieces
-from gla_kernels.hopper.wide.recurrence import scan_pieces
 from gla_kernels.launching.buffers import readable
 from gla_kernels.launching.call import Call
 from gla_kernels.launching.plans import hopper_plan
+from gla_kernels.portable.scan import scan_pieces
 
 C = 64
 LENGTHS = [[300, 1, 64, 500], [0, 16], [65, 0, 0, 130, 0], [4096], [64, 64, 64]]

@@ -91,6 +91,33 @@ def test_the_kernels_import_nothing_of_the_suite():
         assert not any(module.startswith("glabench") for module in imports(path)), path
 
 
+# What the rooms of the kernels may import, from below to above; the public modules may import all but inspection.
+ROOMS = {
+    "limits": set(),
+    "launching": {"limits"},
+    "portable": {"launching", "limits"},
+    "hopper": {"portable", "launching", "limits"},
+    "reference": set(),
+    "operators": {"hopper", "portable", "launching", "limits"},
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_of_the_kernels_imports_only_what_is_below_it(room):
+    path = ROOT / "kernels/gla_kernels" / room
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    assert files
+    for file in files:
+        for module in imports(file):
+            if module.startswith("gla_kernels"):
+                assert module.split(".")[1] in ROOMS[room] | {room}, f"{file} imports {module}"
+
+
+def test_nobody_but_developers_imports_the_inspection_of_kernels():
+    files = [x for x in (ROOT / "kernels/gla_kernels").rglob("*.py") if "inspection" not in x.parts]
+    assert not [x for x in files if any(module.startswith("gla_kernels.inspection") for module in imports(x))]
+
+
 def test_a_parent_process_is_light():
     """Tests the API, the command line, the registry and a preset's cells in one process."""
     code = f"""

@@ -42,10 +42,10 @@ from gla_kernels.launching.plans import (
     wide_recurrence_tile,
 )
 from gla_kernels.limits import CHUNK_SIZES
+from gla_kernels.operators.launches import strong_kernel
 from gla_kernels.portable.backward import gla_backward_kernel
 from gla_kernels.portable.exact import gla_backward_exact, gla_backward_exact_recomputing, gla_forward_exact
 from gla_kernels.portable.forward import gla_forward_kernel
-from gla_kernels.portable.launches import strong_kernel
 from gla_kernels.portable.recurrence import gla_recurrent_kernel
 from gla_kernels.recurrent import recurrent_tile
 

@@ -20,16 +20,14 @@ from gla_kernels.launching.buffers import (
     sum_of_parts,
 )
 from gla_kernels.launching.call import Call, make_call
-from gla_kernels.operators.rehearsal import rehearsing, unrehearsed
-from gla_kernels.portable.launches import (
-    clear_tails,
+from gla_kernels.operators.launches import (
     run_backward,
     run_exact_backward_from_checkpoints,
     run_forward,
-    run_plain_backward,
-    run_plain_forward,
     run_strong_backward,
 )
+from gla_kernels.operators.rehearsal import rehearsing, unrehearsed
+from gla_kernels.portable.launches import clear_tails, run_plain_backward, run_plain_forward
 
 # What a forward keeps for the backward. Integers, because an operator's schema has no enums. Checkpoints (a state every
 # few chunks) save memory and cost recomputed states.

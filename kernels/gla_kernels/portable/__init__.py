@@ -6,6 +6,7 @@
 - `strong`: what that leaves out of chunks with strong gates.
 - `exact`: the heads whose values are too large for it.
 - `recurrence`: token by token.
+- `scan`: states at the borders of pieces, for the families that cut sequences.
 - `tail`: zeros behind the last packed sequence.
-- `launches`: their launches, and those of `strong` and `exact` for the other families.
+- `launches`: launches of the plain form, of `scan` and of `tail`.
 """

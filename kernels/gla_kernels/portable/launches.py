@@ -1,26 +1,19 @@
-"""The launches of both passes; those of the plain form on Hopper are in `narrow/launches.py` and `wide/launches.py`."""
+"""The launches of the portable plain form, and of the small kernels that every family uses."""
 
 from typing import Any
 
 import torch
 
-from gla_kernels.hopper.narrow import launches as narrow
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs
 from gla_kernels.launching.call import Call
-from gla_kernels.launching.plans import (
-    TAIL,
-    exact_tile,
-    strong_shares,
-    strong_tile,
-)
+from gla_kernels.launching.plans import SCAN, TAIL
 from gla_kernels.portable.backward import gla_backward_kernel
-from gla_kernels.portable.exact import gla_backward_exact, gla_backward_exact_recomputing, gla_forward_exact
 from gla_kernels.portable.forward import gla_forward_kernel
-from gla_kernels.portable.strong import gla_backward_strong, gla_forward_strong
+from gla_kernels.portable.scan import scan_pieces
 from gla_kernels.portable.tail import clear_tails_kernel
 
 
-def _given_states(
+def given_states(
     call: Call, inputs: Inputs, before: torch.Tensor | None, after: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The states that a pass starts from and those that it ends with; the portable kernels need both."""
@@ -30,45 +23,11 @@ def _given_states(
     return before, call.new_states(inputs.q) if after is None else after
 
 
-def run_forward(
-    call: Call,
-    inputs: Inputs,
-    flags: Flags,
-    *,
-    o: torch.Tensor,
-    initial: torch.Tensor | None = None,
-    final: torch.Tensor | None = None,
-    states: torch.Tensor | None = None,
-    checkpoints: torch.Tensor | None = None,
-) -> None:
-    """Runs the forward: o, and those of the other outputs that are not None.
-
-    For wide heads on Hopper, whose plain form is in `wide/launches.py`, only the kernels that repair what that leaves.
-    """
-    initial, final = _given_states(call, inputs, initial, final)
-    outputs: dict[str, Any] = {
-        "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
-    }  # fmt: skip
-    if call.plan.family == "triton":
-        run_plain_forward(call, inputs, flags, first=0, count=call.chunks, from_checkpoint=False, **outputs)
-    elif call.plan.family == "hopper":
-        narrow.run_forward(call, inputs, flags, **outputs)
-    if not call.gated:
-        return
-    _run_strong_forward(call, inputs, o, flags)
-    tile, rows = exact_tile(call.K, call.V, call.plan), call.sequences * call.H
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, inputs.cu_seqlens,
-        call.scale, *inputs.strides(), call.T, call.H, call.every, rows,
-    )  # fmt: skip
-    programs = min(rows * call.blocks(tile), call.exact_programs)
-    call.launch(gla_forward_exact, tile, (programs,), arguments, _forward_switches(**outputs))
-
-
-def _forward_switches(
+def forward_switches(
     o: torch.Tensor | None, initial: torch.Tensor | None, final: torch.Tensor | None, states: torch.Tensor | None,
     checkpoints: torch.Tensor | None,
 ) -> dict[str, Any]:  # fmt: skip
+    """The switches of a forward's kernels, plain or exact, for the states and outputs that are not None."""
     return {
         "HAS_INITIAL": initial is not None,
         "STORE_O": o is not None,
@@ -97,91 +56,14 @@ def run_plain_forward(
     An output of None is not computed. Flags and marks are raised only if o is. `from_checkpoint`: `initial` holds
     checkpoints, and `states` has room for `count` chunks of every sequence.
     """
-    initial, final = _given_states(call, inputs, initial, final)
+    initial, final = given_states(call, inputs, initial, final)
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, flags.marks,
         inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H, first, count, call.every,
     )  # fmt: skip
-    switches = _forward_switches(o, initial, final, states, checkpoints) | {"FROM_CHECKPOINT": from_checkpoint}
+    switches = forward_switches(o, initial, final, states, checkpoints) | {"FROM_CHECKPOINT": from_checkpoint}
     programs = call.sequences * call.H * call.blocks(call.plan.forward)
     call.launch(gla_forward_kernel, call.plan.forward, (programs,), arguments, switches)
-
-
-def clear_tails(call: Call, inputs: Inputs, *outputs: torch.Tensor | None) -> None:
-    """Sets what is behind the last packed sequence in up to four outputs [1, T, ...] to 0."""
-    if inputs.cu_seqlens is None:
-        return
-    four = (*outputs, *[None] * (4 - len(outputs)))
-    widths = [0 if x is None else x.numel() // call.T for x in four]
-    arguments = (*four, inputs.cu_seqlens, *widths, call.sequences, call.T)
-    # Not early: their memory may have been that of a tensor which the kernel before still reads.
-    call.launch(clear_tails_kernel, TAIL, (call.multiprocessors,), arguments, {}, early=False)
-
-
-def strong_kernel(call: Call, backward: bool) -> Any:
-    """The kernel of the call's family that completes the results of marked chunks."""
-    if call.plan.family == "triton":
-        return gla_backward_strong if backward else gla_forward_strong
-    from gla_kernels.hopper.strong import gla_backward_strong_hopper, gla_forward_strong_hopper
-
-    return gla_backward_strong_hopper if backward else gla_forward_strong_hopper
-
-
-def _run_strong_forward(call: Call, inputs: Inputs, o: torch.Tensor, flags: Flags) -> None:
-    """Completes the outputs of chunks with strong gates."""
-    items = flags.marks.numel()
-    partial: tuple[torch.Tensor, ...] = ()
-    if call.plan.family == "triton":
-        programs = min(items, call.strong_programs)
-    else:
-        shares = strong_shares(call.K)
-        groups = min(items, max(1, call.strong_programs // shares))
-        programs = groups * shares
-        shape = groups, shares // 2, shares, call.plan.chunk_size, call.plan.chunk_size
-        partial = (o.new_empty(shape, dtype=torch.float32),)
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, o, *partial, flags.rows, flags.marks, inputs.cu_seqlens, call.scale,
-        *inputs.strides(), call.T, call.H, items,
-    )  # fmt: skip
-    tile = strong_tile(call.K, call.V, call.plan, False)
-    call.launch(strong_kernel(call, False), tile, (programs,), arguments, {})
-
-
-def run_backward(
-    call: Call,
-    inputs: Inputs,
-    do: torch.Tensor,
-    states: torch.Tensor,
-    flags: Flags,
-    failed: torch.Tensor,
-    gradients: Gradients,
-    *,
-    dfinal: torch.Tensor | None,
-    dinitial: torch.Tensor | None,
-) -> None:
-    """Runs the backward from the states of all chunks; for wide heads on Hopper only the exact kernel.
-
-    With gates `dinitial` is needed.
-    """
-    dfinal, dinitial = _given_states(call, inputs, dfinal, dinitial)
-    if call.plan.family == "triton":
-        run_plain_backward(
-            call, inputs, do, states, flags, failed, gradients, first=0, count=call.chunks, from_checkpoint=False,
-            dfinal=dfinal, dinitial=dinitial,
-        )  # fmt: skip
-    elif call.plan.family == "hopper":
-        narrow.run_backward(call, inputs, do, states, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
-    if call.gated:
-        rows = call.sequences * call.H
-        arguments = (
-            inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags.rows, failed, dfinal,
-            gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
-            call.scale, *inputs.strides(do), call.T, call.H, rows,
-        )  # fmt: skip
-        tile = exact_tile(call.K, call.V, call.plan)
-        switches = {"HAS_DFINAL": dfinal is not None}
-        programs = min(rows * call.key_parts, call.exact_programs)
-        call.launch(gla_backward_exact, tile, (programs,), arguments, switches)
 
 
 def run_plain_backward(
@@ -203,7 +85,7 @@ def run_plain_backward(
 
     `from_checkpoint`: `states` has room for `count` chunks of every sequence.
     """
-    dfinal, dinitial = _given_states(call, inputs, dfinal, dinitial)
+    dfinal, dinitial = given_states(call, inputs, dfinal, dinitial)
     arguments = (
         inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags.rows, failed, dfinal,
         gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
@@ -214,47 +96,33 @@ def run_plain_backward(
     call.launch(gla_backward_kernel, call.plan.backward, (programs,), arguments, switches)
 
 
-def run_exact_backward_from_checkpoints(
-    call: Call,
-    inputs: Inputs,
-    do: torch.Tensor,
-    checkpoints: torch.Tensor,
-    failed: torch.Tensor,
-    gradients: Gradients,
-    *,
-    room: int,
-    dfinal: torch.Tensor | None,
-    dinitial: torch.Tensor | None,
-) -> None:
-    """Computes all gradients of the sequences and heads in `failed` [N, H] again, in one launch.
+def clear_tails(call: Call, inputs: Inputs, *outputs: torch.Tensor | None) -> None:
+    """Sets what is behind the last packed sequence in up to four outputs [1, T, ...] to 0."""
+    if inputs.cu_seqlens is None:
+        return
+    four = (*outputs, *[None] * (4 - len(outputs)))
+    widths = [0 if x is None else x.numel() // call.T for x in four]
+    arguments = (*four, inputs.cu_seqlens, *widths, call.sequences, call.T)
+    # Not early: their memory may have been that of a tensor which the kernel before still reads.
+    call.launch(clear_tails_kernel, TAIL, (call.multiprocessors,), arguments, {}, early=False)
 
-    A program has memory of its own for the states behind one checkpoint. `room`: states that fit into the memory which
-    the plain form has needed for them, and which is free again; it bounds the number of programs.
+
+def scan(
+    call: Call, inputs: Inputs, piece_chunks: int, local: torch.Tensor, decays: torch.Tensor | None,
+    borders: torch.Tensor, initial: torch.Tensor | None, final: torch.Tensor | None, *, reverse: bool,
+) -> None:  # fmt: skip
+    """Fills `borders` and `final` from what each piece of `piece_chunks` chunks adds to the state, `local`.
+
+    `decays`: total gates of each piece. Not of the portable plain form, but of those that cut sequences.
     """
-    rows = call.sequences * call.H
-    programs = min(rows * call.key_parts, call.exact_programs, room // call.every)
-    states = inputs.q.new_empty((programs, call.every, call.K, call.V), dtype=call.operands.dtype)
     arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, do, checkpoints, states, failed, dfinal,
-        gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
-        call.scale, *inputs.strides(do), call.T, call.H, call.every, rows,
+        local, decays, initial, borders, final, inputs.cu_seqlens, call.T, call.H, piece_chunks * call.plan.chunk_size,
     )  # fmt: skip
-    tile = exact_tile(call.K, call.V, call.plan)
-    switches = {"HAS_DFINAL": dfinal is not None}
-    call.launch(gla_backward_exact_recomputing, tile, (programs,), arguments, switches)
-
-
-def run_strong_backward(
-    call: Call, inputs: Inputs, do: torch.Tensor, flags: Flags, failed: torch.Tensor, gradients: Gradients
-) -> None:
-    """Completes the gradients of chunks with strong gates, but for the sequences and heads in `failed` [N, H]."""
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, do, flags.rows, failed, flags.marks,
-        gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale, *inputs.strides(do),
-        call.T, call.H,
-    )  # fmt: skip
-    tile = strong_tile(call.K, call.V, call.plan, True)
-    # dv is an item, and so is every block of key columns of dq, dk and dg.
-    items = flags.marks.numel() * (1 + (call.K + tile.block_k - 1) // tile.block_k)
-    programs = min(items, call.strong_backward_programs)
-    call.launch(strong_kernel(call, True), tile, (programs,), (*arguments, items), {})
+    switches = {
+        "BLOCK": SCAN.block_v,
+        "REVERSE": reverse,
+        "HAS_INITIAL": initial is not None,
+        "STORE_FINAL": final is not None,
+    }
+    blocks = -(-call.K * call.V // SCAN.block_v)
+    call.launch(scan_pieces, SCAN, (call.sequences * call.H, blocks), arguments, switches)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from gla_kernels.hopper.wide import launches as wide
 from gla_kernels.hopper.wide.pieces import Run, cut, cut_into, groups, is_whole, whole
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, strides_of
 from gla_kernels.launching.call import Call, decided_once
 from gla_kernels.launching.plans import LEAST_NARROW_PIECES
+from gla_kernels.portable.launches import scan
 
 
 @decided_once
@@ -62,7 +62,7 @@ def _borders(
     )  # fmt: skip
     programs = (run.count * call.H,)
     call.launch(gla_recurrence_hopper, call.plan.forward, programs, arguments, {"REVERSE": reverse})
-    wide.scan(call, inputs, run, local, decays, borders, initial, final, reverse=reverse)
+    scan(call, inputs, run.chunks, local, decays, borders, initial, final, reverse=reverse)
     return borders
 
 

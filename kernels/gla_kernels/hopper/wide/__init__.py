@@ -4,7 +4,7 @@ A state walks through time in the registers of one program; what is computed fro
 
 - `forward`, `forward_pair`: states and o, K up to 128; the second for 256 value columns per program.
 - `frames`, `walk`: operands in their frames, then states and o or, in reverse, dv; K up to 256.
-- `recurrence`: states, or in reverse their gradients; and `scan_pieces`, the states at the borders of pieces.
+- `recurrence`: states or, in reverse, their gradients.
 - `readout`: o or dv from stored states, K above 256.
 - `gradients`: dq, dk, dg, and dv for K up to 128, from states and their gradients.
 - `backward`: all gradients in one kernel, K and V up to 128.

@@ -33,11 +33,9 @@ from gla_kernels.hopper.wide.pieces import (
 )
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, strides_of
 from gla_kernels.launching.call import Call
-from gla_kernels.launching.plans import WIDE_BACKWARD, Tile, wide_frames_tile, wide_readout_tile, wide_recurrence_tile
+from gla_kernels.launching.plans import WIDE_BACKWARD, Tile, wide_frames_tile, wide_readout_tile
 from gla_kernels.limits import WIDE_KEY_BLOCK
-
-# Elements of a state that a program of the scan over pieces handles.
-_SCAN_BLOCK = 1024
+from gla_kernels.portable.launches import scan
 
 
 @dataclass(frozen=True)
@@ -98,27 +96,7 @@ def _borders(
     local = torch.empty_like(borders)
     decays = borders.new_empty(borders.shape[:3]) if call.gated else None
     _recurrence(call, inputs, way, run, end=local, decays=decays)
-    scan(call, inputs, run, local, decays, borders, initial, final, reverse=way.reverse)
-
-
-def scan(
-    call: Call, inputs: Inputs, run: Run, local: torch.Tensor, decays: torch.Tensor | None, borders: torch.Tensor,
-    initial: torch.Tensor | None, final: torch.Tensor | None, *, reverse: bool,
-) -> None:  # fmt: skip
-    """Fills `borders` and `final` from what each piece adds to the state, `local`, and its total gates, `decays`."""
-    from gla_kernels.hopper.wide.recurrence import scan_pieces
-
-    arguments = (
-        local, decays, initial, borders, final, inputs.cu_seqlens, call.T, call.H, run.chunks * call.plan.chunk_size,
-    )  # fmt: skip
-    switches = {
-        "BLOCK": _SCAN_BLOCK,
-        "REVERSE": reverse,
-        "HAS_INITIAL": initial is not None,
-        "STORE_FINAL": final is not None,
-    }
-    blocks = -(-call.K * call.V // _SCAN_BLOCK)
-    call.launch(scan_pieces, wide_recurrence_tile(call.V), (call.sequences * call.H, blocks), arguments, switches)
+    scan(call, inputs, run.chunks, local, decays, borders, initial, final, reverse=way.reverse)
 
 
 def _readout(

@@ -17,8 +17,6 @@ local state and total decay; then a scan computes the states at the borders of t
 from its own state.
 """
 
-import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
@@ -56,7 +54,6 @@ from gla_kernels.hopper.wide.tiles import (
     start_total_gate,
     zeros,
 )
-from gla_kernels.portable import tiles
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks"])
@@ -237,67 +234,3 @@ def wide_recurrence(
             gl.store(decays + (piece.to(gl.int64) * H + h) * K + k0 + keys, decay, keys < K - k0)
     if CHECK:
         raise_where_state_not_finite(raised + n * H + h, S * 0.0, chunks)
-
-
-# Pieces whose states `scan_pieces` loads together.
-AT_ONCE = tl.constexpr(8)
-
-
-@triton.jit
-def scan_place(slot, i, pieces, H, h, REVERSE: tl.constexpr):
-    """Where the i-th piece of a scan has its state, among those of all pieces and heads (64 bits)."""
-    return (slot + (pieces - 1 - i if REVERSE else i)).to(tl.int64) * H + h
-
-
-@triton.jit(do_not_specialize=["T", "H", "rows"])
-def scan_pieces(
-    local,  # [pieces, H, K, V] float32: the state after each piece if it starts from zero; in reverse before it
-    decays,  # [pieces, H, K] float32: total gate of each piece, in log2; unused if not GATED
-    initial,  # [N, H, K, V] float32: the state before each sequence; in reverse after it
-    borders,  # [pieces, H, K, V] float32: the state before each piece; in reverse after it
-    final,  # [N, H, K, V] float32: the state after each sequence; in reverse before it
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
-    T,
-    H,
-    rows,  # tokens of a piece
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GATED: tl.constexpr,
-    VARLEN: tl.constexpr,
-    PDL: tl.constexpr,
-    REVERSE: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    STORE_FINAL: tl.constexpr,
-):
-    """S <- 2^decay S + local from piece to piece. A program handles BLOCK elements of the state of a head."""
-    tiles.begin_behind(PDL)
-    nh = tl.program_id(0)
-    n = nh // H
-    h = nh % H
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < K * V
-    _, begin, length = tiles.locate(cu, n, T, VARLEN)
-    pieces = (length + rows - 1) // rows
-    slot = tiles.first_slot(n, begin, length, rows, VARLEN)
-    S = tl.zeros([BLOCK], dtype=tl.float32)
-    if HAS_INITIAL:
-        S = tl.load(initial + nh.to(tl.int64) * K * V + at, mask=inside)
-    for start in range(0, pieces, AT_ONCE):
-        # No load depends on S: several at a time take as long as one.
-        added = ()
-        decay = ()
-        for j in tl.static_range(AT_ONCE):
-            place = scan_place(slot, start + j, pieces, H, h, REVERSE)
-            there = inside & (start + j < pieces)
-            added += (tl.load(local + place * K * V + at, mask=there, other=0.0),)  # type: ignore[assignment]
-            if GATED:
-                decay += (tl.load(decays + place * K + at // V, mask=there, other=0.0),)  # type: ignore[assignment]
-        for j in tl.static_range(AT_ONCE):
-            place = scan_place(slot, start + j, pieces, H, h, REVERSE)
-            tl.store(borders + place * K * V + at, S, mask=inside & (start + j < pieces))
-            if GATED:
-                S *= tl.exp2(decay[j])
-            S += added[j]
-    if STORE_FINAL:
-        tl.store(final + nh.to(tl.int64) * K * V + at, S, mask=inside)
