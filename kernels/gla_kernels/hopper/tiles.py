@@ -8,12 +8,11 @@ it as the left operand of the next product without going through shared memory.
 Gates are in log2 units. They are summed by products with constant matrices: a float32 gate is split into two bfloat16
 parts (16 bits), products with +-1/2 and 1 are exact, and the accumulator is float32.
 
-The frame of a chunk is that of `forward.py`. With G the cumulative gate, G_last the total and r = max(G_last,
--SPAN_LIMIT) / 2, its exponents are made from the centred gate G - G_last / 2 and a channel's excess, which is 0 if the
-channel is mild:
+The frame of a chunk is that of `forward.py` (symbols: docs/kernels.md). Its exponents are made from the centred gate
+a - a_last / 2 and a channel's excess, which is 0 if the channel is mild:
 
-    excess = min(G_last + SPAN_LIMIT, 0)
-    of q:  a - r = (G - G_last / 2) + excess / 2,    of k:  b - r = excess - (a - r)
+    excess = min(a_last + limit, 0)
+    of q:  a - r = (a - a_last / 2) + excess / 2,    of k:  b - r = excess - (a - r)
 
 The excess takes a change of layout, so a program first asks whether its tile has a large gate (`has_large`). If not, no
 channel of the chunk is strong, and the program leaves the excess out. A chunk with an excess of 0 gives the same bits
@@ -368,11 +367,11 @@ def make_ones():
 
 @gluon.jit
 def start_gate_frame(high, low, ones, C: gl.constexpr, BK: gl.constexpr):
-    """Starts the sums of a chunk's gates: the centred gate G - G_last / 2, and the total.
+    """Starts the sums of a chunk's gates: the centred gate a - a_last / 2, and the total.
 
     `high` and `low` are the two bfloat16 parts of the gates in log2, [C, BK]:
 
-        G - G_last / 2 = (lower triangle - 1/2) @ gates (C, BK),    G_last = gates^T @ 1 (BK, 8)
+        a - a_last / 2 = (lower triangle - 1/2) @ gates (C, BK),    a_last = gates^T @ 1 (BK, 8)
 
     In the second, keys are rows, as in the state, and all columns are the same.
     """
@@ -389,7 +388,7 @@ def start_gate_frame(high, low, ones, C: gl.constexpr, BK: gl.constexpr):
 
 @gluon.jit
 def chunk_total(total, BV: gl.constexpr):
-    """The chunk's G_last (BK), in the layout of a state's rows [BK, BV], from `start_gate_frame`'s total (BK, 8)."""
+    """The chunk's a_last (BK), in the layout of a state's rows [BK, BV], from `start_gate_frame`'s total (BK, 8)."""
     return gl.convert_layout(gl.max(total, axis=1), gl.SliceLayout(1, accumulator(BV)))
 
 

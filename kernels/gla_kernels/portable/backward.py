@@ -2,8 +2,8 @@
 # ruff: noqa: SIM102
 """Backward kernel of the plain form, in Triton: one reverse pass over a sequence, with the state's gradient on chip.
 
-With the names of `forward.py`, dS' the gradient of the state after the chunk, and both states in the chunk's frame
-(dS~ = 2^r dS', and S~ = 2^r S as the forward stored it):
+With the names of `forward.py`, dS' the gradient of the state after the chunk, dS that of the state before it, and dS~ =
+2^r dS'; S~ is as the forward stored it:
 
     dV  = tril(Q~ K~^T)^T dO + K~ dS~
     dQ~ = tril(dO V^T) K~    + dO S~^T         dq = scale 2^(a - r) dQ~

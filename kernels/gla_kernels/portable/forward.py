@@ -7,10 +7,10 @@ The plain form computes a chunk from scaled operands. With a_i the gates up to t
 token j (sums per key channel, in log2, both at most 0), their total a_last, and a reference r:
 
     Q~ = scale q 2^(a - r),   K~ = k 2^(b - r),   r = max(a_last, -limit) / 2
-    O  = Q~ (2^r S) + tril(Q~ K~^T) V,        S' = 2^r ((2^r S) + K~^T V)
+    O  = Q~ S~ + tril(Q~ K~^T) V,        S~ = 2^r S,    S~' = S~ + K~^T V,    S' = 2^r S~'
 
-Q~ and K~ are q and k "in the chunk's frame", and 2^r S is the state in the chunk's frame. No operand is scaled by more
-than 2^(limit / 2).
+Q~ and K~ are q and k "in the chunk's frame", and S~ and S~' the states before and after the chunk. No operand is scaled
+by more than 2^(limit / 2).
 
 A channel is mild in this chunk if |a_last| is at most the limit (`span_limit`). Then a_i + b_j - 2r = a_i - a_j, and
 all of it is exact. In a strong channel, what passes between the state and a token is exact too, and the state that

@@ -8,13 +8,13 @@ frame:
     dV  = tril(Q~ K~^T)^T dO + K~ dS~
     dQ~ = tril(dO V^T) K~    + dO S~^T         dq = scale 2^(a - r) dQ~
     dK~ = tril(dO V^T)^T Q~  + V dS~^T         dk = 2^(b - r) dK~
-    dS  = dS~ + Q~^T dO
-    dg_t = sum_v S~ dS + sum_{i < t} (K~_i dK~_i - Q~_i dQ~_i)
+    dS~' = dS~ + Q~^T dO
+    dg_t = sum_v S~ dS~' + sum_{i < t} (K~_i dK~_i - Q~_i dQ~_i)
 
 The last line starts at the chunk's first boundary with the full effect of a gate there, and subtracts the share of the
 tokens before t. All of its terms use the rounded operands of the products, so that terms which cancel in exact
-arithmetic cancel here too; this is why S~ is used as loaded and dS as accumulated. (Starting at the chunk's end, with
-S' rounded to bfloat16 once more, the error was 3.6e-3 instead of 2.8e-3.)
+arithmetic cancel here too; this is why S~ is used as loaded and dS~' as accumulated. (Starting at the chunk's end, with
+the state rounded to bfloat16 once more, the error was 3.6e-3 instead of 2.8e-3.)
 
 A multiprocessor holds two programs of 4 warps, by shared memory (113 KiB each) and by registers (255 per thread).
 Shared memory is reused as soon as it is free: the tile of the gates holds their two bfloat16 parts, then dS~, then the

@@ -2,11 +2,11 @@
 # ruff: noqa: E741, SIM102
 """Forward kernel for Hopper, in Gluon: the plain form of `forward.py` for chunks of 64, K and V up to 64, bfloat16.
 
-    Q~ = scale q 2^(a - r),   K~ = k 2^(b - r),   r = max(G_last, -SPAN_LIMIT) / 2
-    O  = Q~ S~ + tril(Q~ K~^T) V,       S' = S~ + K~^T V
+    Q~ = scale q 2^(a - r),   K~ = k 2^(b - r),   r = max(a_last, -limit) / 2
+    O  = Q~ S~ + tril(Q~ K~^T) V,       S~' = S~ + K~^T V
 
-S~ = 2^r S is the state in the chunk's frame. The same factor 2^r takes the state into a frame and out of it, and the
-product of two factors takes it from one frame to the next.
+S~ = 2^r S is the state in the chunk's frame, and 2^r S~' the state after the chunk. The same factor 2^r takes the state
+into a frame and out of it, and the product of two factors takes it from one frame to the next.
 
 Chunks with a strong channel are marked, and heads of which a result is not finite are flagged, as in `forward.py`.
 """

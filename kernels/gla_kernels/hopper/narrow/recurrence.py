@@ -3,7 +3,7 @@
 
 With the names of `narrow/forward.py` and `narrow/backward.py`, for every chunk
 
-    S <- 2^r (2^r S + K~^T V),        or in reverse        dS <- 2^r (2^r dS + Q~^T dO)
+    S <- 2^r (2^r S + K~^T V),        or in reverse        dS' <- 2^r (2^r dS' + Q~^T dO)
 
 from 0 on. `portable/scan.py` adds what comes from the pieces before (in reverse after). This takes the time
 of half a forward more, but few heads of a long sequence then fill the GPU.

@@ -2,7 +2,7 @@
 # ruff: noqa: E741, SIM102
 """Forward kernel for wide heads on Hopper, in Gluon, K up to 128: the plain form of `narrow/forward.py`.
 
-    O = Q~ S~ + tril(Q~ K~^T) V,       S' = S~ + K~^T V
+    O = Q~ S~ + tril(Q~ K~^T) V,       S~' = S~ + K~^T V
 
 Two warpgroups divide every accumulator of 64 rows by columns, so left operands must be in shared memory.
 
@@ -53,7 +53,7 @@ from gla_kernels.hopper.wide.tiles import (
 
 @gluon.jit
 def start_frame(g_tile, g, words, cumulative, ones, C: gl.constexpr, BK: gl.constexpr):
-    """Starts a chunk's G - G_last / 2 (C, BK) and G_last (BK, 8), four products; and whether it has a large gate."""
+    """Starts a chunk's a - a_last / 2 (C, BK) and a_last (BK, 8), four products; and whether it has a large gate."""
     halves, large = gate_halves(g_tile, g, words, C, BK)
     return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, BK), large
 

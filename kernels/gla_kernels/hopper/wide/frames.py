@@ -1,7 +1,7 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
 """Computes Q~, K~, scores and 2^r of every chunk, for K up to 256: Gluon kernel for wide heads on Hopper.
 
-    Q~ = scale 2^(a - r) q,    K~ = 2^(b - r) k,    2^r with r = max(G_last, -SPAN_LIMIT) / 2
+    Q~ = scale 2^(a - r) q,    K~ = 2^(b - r) k,    2^r with r = max(a_last, -limit) / 2
     forward:  P = tril(Q~ K~^T),    reverse:  P = triu(K~ Q~^T)
 
 `wide_walk` has one program per block of value columns; without this kernel, each would compute these again.

@@ -11,8 +11,8 @@ With S~ the state before the chunk and dS~ the gradient of the state after it, b
     dV  = triu(K~ Q~^T) dO + K~ dS~
     dg_t = sum_v S~ dS~ + sum_{i >= t} (Q~ dO S~^T)_i + sum_{i < t} (K~_i dK~_i - Q~_i (dA K~)_i)
 
-The first two terms of the last line at t = 0 are the effect of the chunk's first gate, sum_v S~ dS with dS before the
-chunk. Each uses the rounded operands of the products, so that terms which cancel in exact arithmetic cancel here too.
+The first two terms of the last line at t = 0 are the effect of the chunk's first gate, sum_v S~ dS~'. Each uses the
+rounded operands of the products, so that terms which cancel in exact arithmetic cancel here too.
 """
 
 from triton.experimental import gluon

@@ -80,7 +80,7 @@ def gate_halves(g_tile, g, words, C: gl.constexpr, BK: gl.constexpr):
 
 @gluon.jit
 def start_centred_gates(halves, cumulative, C: gl.constexpr, BK: gl.constexpr):
-    """Starts the centred gate G - G_last / 2 (C, BK)."""
+    """Starts the centred gate a - a_last / 2 (C, BK)."""
     G = product(cumulative, halves.index(0), C, BK, WARPS)
     return add_product(cumulative, halves.index(1), G)
 
@@ -95,7 +95,7 @@ def make_ones_columns(C: gl.constexpr):
 
 @gluon.jit
 def start_total_gate(halves, ones, BK: gl.constexpr):
-    """Starts G_last (BK, 8), the same in every column; keys are rows, as in the state."""
+    """Starts a_last (BK, 8), the same in every column; keys are rows, as in the state."""
     total = product(halves.index(0).permute((1, 0)), ones, BK, 8, WARPS)
     return add_product(halves.index(1).permute((1, 0)), ones, total)
 
@@ -109,7 +109,7 @@ def place_of(cu, n, t, h, T, H, C: gl.constexpr, VARLEN: gl.constexpr):
 
 @gluon.jit
 def keep_excess(excesses, place, last, k0, K: gl.constexpr):
-    """Stores the excess of a chunk's keys from k0 on, from G_last (BK), for `kept_excess`.
+    """Stores the excess of a chunk's keys from k0 on, from a_last (BK), for `kept_excess`.
 
     Only chunks with a large gate keep it. A reader has the same tile of gates, so it finds the same.
     """
@@ -126,13 +126,13 @@ def kept_excess(excesses, place, k0, C: gl.constexpr, BK: gl.constexpr, K: gl.co
 
 @gluon.jit
 def excess_row(last, C: gl.constexpr, BK: gl.constexpr):
-    """The excess of each channel as a row (1, BK) beside tiles (C, BK), from G_last (BK, any layout)."""
+    """The excess of each channel as a row (1, BK) beside tiles (C, BK), from a_last (BK, any layout)."""
     return gl.convert_layout(excess(last), gl.SliceLayout(0, accumulator(BK, C, WARPS)))[None, :]
 
 
 @gluon.jit
 def strong_exponents(G, last, C: gl.constexpr, BK: gl.constexpr):
-    """Exponents of q and of k (C, BK), from the centred gate and G_last (BK, any layout), if there is a large gate.
+    """Exponents of q and of k (C, BK), from the centred gate and a_last (BK, any layout), if there is a large gate.
 
     Without one they are the centred gate and its negative; see `hopper/tiles.py`.
     """
@@ -143,7 +143,7 @@ def strong_exponents(G, last, C: gl.constexpr, BK: gl.constexpr):
 
 @gluon.jit
 def total_gate(halves, ones, BK: gl.constexpr):
-    """Computes G_last (BK) and waits for the result."""
+    """Computes a_last (BK) and waits for the result."""
     total = start_total_gate(halves, ones, BK)
     return gl.max(warpgroup_mma_wait(0, deps=[total]), axis=1)
 
@@ -156,7 +156,7 @@ def store_framed(tile, x, exponents):
 
 @gluon.jit
 def store_frame(q_tile, k_tile, G, last, large, scale, C: gl.constexpr, BK: gl.constexpr):
-    """Replaces q and k by Q~ and K~, from the centred gate and G_last; `large`: whether there is a large gate."""
+    """Replaces q and k by Q~ and K~, from the centred gate and a_last; `large`: whether there is a large gate."""
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     if large:
         G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
