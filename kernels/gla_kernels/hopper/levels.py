@@ -10,29 +10,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.tiles import (
-    accumulator,
-    add_product,
-    anew,
-    copy_layout,
-    excess,
-    fetch,
-    fetch_gates,
-    first_slot,
-    gate_layout,
-    left_operand,
-    locate,
-    masked_operand,
-    not_less,
-    opaque,
-    operand_layout,
-    product,
-    put,
-    read_gates,
-    split,
-    thread_barrier,
-    triangle,
-)
+from gla_kernels.hopper.copies import fetch, put
+from gla_kernels.hopper.gates import excess, fetch_gates, not_less, read_gates
+from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
+from gla_kernels.hopper.places import first_slot, locate
+from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
+from gla_kernels.hopper.values import anew, opaque, split, thread_barrier
 
 # Levels of a chunk of 64: pairs of halves of 1, 2, 4, ... 32 rows.
 LEVELS = gl.constexpr(6)

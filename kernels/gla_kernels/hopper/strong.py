@@ -8,6 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
+from gla_kernels.hopper.copies import fetch, put, row_of
+from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
 from gla_kernels.hopper.levels import (
     BV,
     LEVELS,
@@ -39,25 +41,9 @@ from gla_kernels.hopper.levels import (
     start_sums,
     values_come_first,
 )
-from gla_kernels.hopper.tiles import (
-    accumulator,
-    add_product,
-    begin_behind,
-    copy_layout,
-    fetch,
-    gate_layout,
-    left_operand,
-    masked_operand,
-    opaque,
-    operand_layout,
-    product,
-    put,
-    row_of,
-    split,
-    thread_barrier,
-    triangle,
-    widened,
-)
+from gla_kernels.hopper.places import begin_behind
+from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
+from gla_kernels.hopper.values import opaque, split, thread_barrier, widened
 
 
 @gluon.jit(do_not_specialize=["T", "H", "items"])

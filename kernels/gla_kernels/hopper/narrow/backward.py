@@ -26,42 +26,24 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.tiles import (
-    accumulator,
-    add_product,
-    anew,
-    begin_behind,
+from gla_kernels.hopper.copies import fetch, fetch_rows, load_state, put
+from gla_kernels.hopper.gates import (
     chunk_total,
-    copy_layout,
     excess,
-    fetch,
     fetch_gate_rows,
-    fetch_rows,
-    find_piece,
-    first_slot,
     frame_factor,
-    gate_layout,
     has_large,
-    left_operand,
     load_gates,
-    load_state,
-    locate,
     make_ones,
     make_words,
-    masked_operand,
-    negative,
     not_less,
-    operand_layout,
-    product,
-    put,
     read_gates,
-    split,
     start_gate_frame,
-    thread_barrier,
-    triangle,
-    wide_product,
-    widened,
 )
+from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
+from gla_kernels.hopper.places import begin_behind, find_piece, first_slot, locate
+from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
+from gla_kernels.hopper.values import anew, negative, split, thread_barrier, wide_product, widened
 
 
 @gluon.jit

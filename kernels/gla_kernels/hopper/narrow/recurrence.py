@@ -13,28 +13,22 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.tiles import (
-    accumulator,
-    add_product,
-    begin_behind,
+from gla_kernels.hopper.copies import fetch_rows, put
+from gla_kernels.hopper.gates import (
     chunk_total,
     excess,
     fetch_gate_rows,
-    fetch_rows,
-    find_piece,
     frame_factor,
-    gate_layout,
     has_large,
     load_gates,
     make_ones,
     make_words,
-    negative,
-    operand_layout,
-    put,
     start_gate_frame,
-    thread_barrier,
-    widened,
 )
+from gla_kernels.hopper.layouts import accumulator, gate_layout, operand_layout
+from gla_kernels.hopper.places import begin_behind, find_piece
+from gla_kernels.hopper.products import add_product
+from gla_kernels.hopper.values import negative, thread_barrier, widened
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "piece_chunks"])

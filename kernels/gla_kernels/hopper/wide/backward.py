@@ -15,34 +15,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.tiles import (
-    accumulator,
-    add_product,
-    anew,
-    begin_behind,
-    copy_layout,
-    excess,
-    fetch,
-    fetch_gate_rows,
-    fetch_rows,
-    find_piece,
-    first_slot,
-    frame_factor,
-    gate_layout,
-    load_state,
-    make_words,
-    negative,
-    no_state,
-    operand_layout,
-    product,
-    put,
-    raise_where,
-    split,
-    thread_barrier,
-    triangle,
-    wide_product,
-    widened,
-)
+from gla_kernels.hopper.copies import fetch, fetch_rows, load_state, put
+from gla_kernels.hopper.gates import excess, fetch_gate_rows, frame_factor, make_words
+from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
+from gla_kernels.hopper.places import begin_behind, find_piece, first_slot, raise_where
+from gla_kernels.hopper.products import add_product, no_state, product, triangle
+from gla_kernels.hopper.values import anew, negative, split, thread_barrier, wide_product, widened
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
     excess_row,

@@ -14,28 +14,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.tiles import (
-    accumulator,
-    add_product,
-    begin_behind,
-    copy_layout,
-    fetch_gate_rows,
-    fetch_rows,
-    find_piece,
-    first_slot,
-    frame_factor,
-    gate_layout,
-    load_state,
-    make_words,
-    mark_strong,
-    opaque,
-    operand_layout,
-    product,
-    put,
-    thread_barrier,
-    triangle,
-    wide_product,
-)
+from gla_kernels.hopper.copies import fetch_rows, load_state, put
+from gla_kernels.hopper.gates import fetch_gate_rows, frame_factor, make_words
+from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
+from gla_kernels.hopper.places import begin_behind, find_piece, first_slot, mark_strong
+from gla_kernels.hopper.products import add_product, product, triangle
+from gla_kernels.hopper.values import opaque, thread_barrier, wide_product
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
     cumulative_tile,

@@ -11,21 +11,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.tiles import (
-    add_product,
-    begin_behind,
-    copy_layout,
-    fetch,
-    fetch_gates,
-    frame_factor,
-    gate_layout,
-    make_words,
-    mark_strong,
-    operand_layout,
-    put,
-    thread_barrier,
-    triangle,
-)
+from gla_kernels.hopper.copies import fetch, put
+from gla_kernels.hopper.gates import fetch_gates, frame_factor, make_words
+from gla_kernels.hopper.layouts import copy_layout, gate_layout, operand_layout
+from gla_kernels.hopper.places import begin_behind, mark_strong
+from gla_kernels.hopper.products import add_product, triangle
+from gla_kernels.hopper.values import thread_barrier
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
     cumulative_tile,
@@ -52,7 +43,7 @@ def wide_frames(
     framed_k,  # [B, T, H, K]: K~
     scores,  # [B, T, H, C] bfloat16: for each token, its row of P
     half_gates,  # [chunks, H, K] float32: 2^r of each chunk
-    excesses,  # [chunks, H, K] float32: for `wide_gradients`; see `hopper/tiles.py`; unused forward
+    excesses,  # [chunks, H, K] float32: for `wide_gradients`; see `hopper/gates.py`; unused forward
     raised,  # [N, H] int32: set to 1 if a result is not finite
     marks,  # [chunks, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel; unused in reverse
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences

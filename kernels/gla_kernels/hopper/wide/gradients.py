@@ -19,26 +19,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.tiles import (
-    accumulator,
-    add_product,
-    anew,
-    begin_behind,
-    copy_layout,
-    fetch,
-    fetch_gates,
-    gate_layout,
-    make_words,
-    negative,
-    opaque_float,
-    operand_layout,
-    product,
-    put,
-    split,
-    thread_barrier,
-    triangle,
-    widened,
-)
+from gla_kernels.hopper.copies import fetch, put
+from gla_kernels.hopper.gates import fetch_gates, make_words
+from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
+from gla_kernels.hopper.places import begin_behind
+from gla_kernels.hopper.products import add_product, product, triangle
+from gla_kernels.hopper.values import anew, negative, opaque_float, split, thread_barrier, widened
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
     cumulative_tile,

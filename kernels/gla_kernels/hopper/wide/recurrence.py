@@ -21,26 +21,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.tiles import (
-    accumulator,
-    add_product,
-    begin_behind,
-    copy_layout,
-    fetch,
-    fetch_gates,
-    find_piece,
-    first_slot,
-    frame_factor,
-    gate_layout,
-    load_state,
-    make_words,
-    negative,
-    operand_layout,
-    put,
-    thread_barrier,
-    wide_product,
-    widened,
-)
+from gla_kernels.hopper.copies import fetch, load_state, put
+from gla_kernels.hopper.gates import fetch_gates, frame_factor, make_words
+from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
+from gla_kernels.hopper.places import begin_behind, find_piece, first_slot
+from gla_kernels.hopper.products import add_product
+from gla_kernels.hopper.values import negative, thread_barrier, wide_product, widened
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
     cumulative_tile,
@@ -64,7 +50,7 @@ def wide_recurrence(
     initial,  # [pieces, H, K, V] float32: the state before each piece of this launch; in reverse its gradient after it
     end,  # [pieces, H, K, V] float32: the state after each; in reverse its gradient before it
     decays,  # [pieces, H, K] float32: total gate of each, in log2
-    excesses,  # [chunks of all launches, H, K] float32: for the kernels that read the states; see `hopper/tiles.py`
+    excesses,  # [chunks of all launches, H, K] float32: for the kernels that read the states; see `hopper/gates.py`
     states,  # [slots, H, K, V] bfloat16, one per chunk; of this launch's pieces only if SCRATCH; unused if PARK
     dq,  # [B, T, H, K] bfloat16, contiguous, like dk; holds parked states if PARK
     dk,  # [B, T, H, K]

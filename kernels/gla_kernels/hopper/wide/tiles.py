@@ -5,30 +5,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.tiles import (
-    accumulator,
-    add_product,
-    copy_layout,
-    excess,
-    find_piece,
-    first_slot,
-    has_large,
-    keep_bits,
-    locate,
-    negative,
-    not_less,
-    operand_layout,
-    product,
-    put,
-    raise_where,
-    read_gates,
-    rows_at_once,
-    split,
-    thread_barrier,
-    triangle,
-    wide_product,
-    widened,
-)
+from gla_kernels.hopper.copies import put
+from gla_kernels.hopper.gates import excess, has_large, keep_bits, not_less, read_gates
+from gla_kernels.hopper.layouts import accumulator, copy_layout, operand_layout, rows_at_once
+from gla_kernels.hopper.places import find_piece, first_slot, locate, raise_where
+from gla_kernels.hopper.products import add_product, product, triangle
+from gla_kernels.hopper.values import negative, split, thread_barrier, wide_product, widened
 
 WARPS = gl.constexpr(8)
 
@@ -134,7 +116,7 @@ def excess_row(last, C: gl.constexpr, BK: gl.constexpr):
 def strong_exponents(G, last, C: gl.constexpr, BK: gl.constexpr):
     """Exponents of q and of k (C, BK), from the centred gate and a_last (BK, any layout), if there is a large gate.
 
-    Without one they are the centred gate and its negative; see `hopper/tiles.py`.
+    Without one they are the centred gate and its negative; see `hopper/gates.py`.
     """
     beyond = excess_row(last, C, BK)
     G += 0.5 * beyond
@@ -185,7 +167,7 @@ def put_tile(
 
 @gluon.jit
 def zeros(rows: gl.constexpr, cols: gl.constexpr, scale):
-    """An accumulator of zeros that the compiler cannot treat as constant (see `hopper.tiles.opaque`)."""
+    """An accumulator of zeros that the compiler cannot treat as constant (see `hopper.values.opaque`)."""
     return gl.zeros([rows, cols], gl.float32, accumulator(cols, rows, WARPS)) + scale * 0.0
 
 

@@ -15,23 +15,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.tiles import (
-    accumulator,
-    add_product,
-    begin_behind,
-    copy_layout,
-    fetch,
-    find_piece,
-    first_slot,
-    left_operand,
-    load_state,
-    offsets_and_mask,
-    opaque,
-    operand_layout,
-    product,
-    put,
-    thread_barrier,
-)
+from gla_kernels.hopper.copies import fetch, load_state, offsets_and_mask, put
+from gla_kernels.hopper.layouts import accumulator, copy_layout, left_operand, operand_layout
+from gla_kernels.hopper.places import begin_behind, find_piece, first_slot
+from gla_kernels.hopper.products import add_product, product
+from gla_kernels.hopper.values import opaque, thread_barrier
 from gla_kernels.hopper.wide.tiles import WARPS, put_tile, raise_where_state_not_finite, zeros
 
 
