@@ -152,16 +152,16 @@ def gradients_of_pairs(tiles, v, do, v_t, do_t, rows_left, scale, C: gl.constexp
     The copy of the first values is under way.
     """
     layout: gl.constexpr = accumulator(C)
-    dA = gl.zeros([C, C], gl.float32, layout) + scale * 0.0
-    dAt = gl.zeros([C, C], gl.float32, layout) + scale * 0.0
+    dP = gl.zeros([C, C], gl.float32, layout) + scale * 0.0
+    dPt = gl.zeros([C, C], gl.float32, layout) + scale * 0.0
     for column in range(0, V, BV):
         v_tile, do_tile = next_values(tiles, v, do, v_t, do_t, rows_left, column, V)
-        dA = add_product(do_tile, v_tile.permute((1, 0)), dA)
-        dAt = add_product(v_tile, do_tile.permute((1, 0)), dAt)
-        dA, dAt = warpgroup_mma_wait(0, deps=[dA, dAt])
+        dP = add_product(do_tile, v_tile.permute((1, 0)), dP)
+        dPt = add_product(v_tile, do_tile.permute((1, 0)), dPt)
+        dP, dPt = warpgroup_mma_wait(0, deps=[dP, dPt])
     async_copy.wait_group(0)
-    own = gl.sum(gl.where(diagonal(C), dA, 0.0), axis=1)
-    return gl.where(triangle(C, True, True), dA, dAt).to(gl.bfloat16), own
+    own = gl.sum(gl.where(diagonal(C), dP, 0.0), axis=1)
+    return gl.where(triangle(C, True, True), dP, dPt).to(gl.bfloat16), own
 
 
 @gluon.jit

@@ -118,18 +118,18 @@ def gla_backward_kernel(
         else:
             qs = (bq * scale).to(DOT)
             ks = bk.to(DOT)
-        # Not dA transposed: Triton 3.4 to 3.7 miscompile a transposed accumulator as an operand on Hopper.
-        dA = tl.where(lower, tl.dot(bdo, tl.trans(bv), input_precision=PRECISION), 0.0)
-        dAt = tl.where(upper, tl.dot(bv, tl.trans(bdo), input_precision=PRECISION), 0.0)
+        # Not dP transposed: Triton 3.4 to 3.7 miscompile a transposed accumulator as an operand on Hopper.
+        dP = tl.where(lower, tl.dot(bdo, tl.trans(bv), input_precision=PRECISION), 0.0)
+        dPt = tl.where(upper, tl.dot(bv, tl.trans(bdo), input_precision=PRECISION), 0.0)
         scores_t = tl.where(upper, tl.dot(ks, tl.trans(qs), input_precision=PRECISION), 0.0)
         dSd = dS.to(DOT)
         bdv = tl.dot(scores_t.to(DOT), bdo, input_precision=PRECISION)
         bdv = tl.dot(ks, dSd, bdv, input_precision=PRECISION)
         store_tile(dv, bdv, steps, vcols, H * blocks_k * V, rows_left, V)
-        bdq = tl.dot(dA.to(DOT), ks, input_precision=PRECISION)
+        bdq = tl.dot(dP.to(DOT), ks, input_precision=PRECISION)
         bdq = tl.dot(bdo, tl.trans(Sd), bdq, input_precision=PRECISION)
         bdk = tl.dot(bv, tl.trans(dSd), input_precision=PRECISION)
-        bdk = tl.dot(dAt.to(DOT), qs, bdk, input_precision=PRECISION)
+        bdk = tl.dot(dPt.to(DOT), qs, bdk, input_precision=PRECISION)
         dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
         if GATED:
             balance = ks.to(tl.float32) * bdk - qs.to(tl.float32) * bdq

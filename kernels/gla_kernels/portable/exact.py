@@ -59,18 +59,18 @@ def exact_scores(q, k, g, scale, q_t, k_t, g_t, first, steps, rows_left, K: tl.c
 
 
 @triton.jit
-def exact_intra(q, k, dA, dAt, step_gates, steps, R: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr,
+def exact_intra(q, k, dP, dPt, step_gates, steps, R: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr,
                 PRECISION: tl.constexpr):  # fmt: skip
     """Gradients from pairs inside a subchunk, for any gates: (dq, dk, k dk - q dq), each (R, BK) float32.
 
-    q (scaled) and k are (R, BK) float32, dA and dAt the gradient of the scores and its transpose; dq is with respect to
+    q (scaled) and k are (R, BK) float32, dP and dPt the gradient of the scores and its transpose; dq is with respect to
     the scaled q. There is no gate between a token and itself, so this pair does not enter the last result.
     """
-    own_grad = tl.sum(tl.where(steps[:, None] == steps[None, :], dA, 0.0), axis=1)
+    own_grad = tl.sum(tl.where(steps[:, None] == steps[None, :], dP, 0.0), axis=1)
     dq = own_grad[:, None] * k
     dk = own_grad[:, None] * q
     balance = tl.zeros([R, BK], dtype=tl.float32)
-    return tree_gradients(dq, dk, balance, q, k, dA, dAt, step_gates, steps, 1, R, 3, DOT, PRECISION)
+    return tree_gradients(dq, dk, balance, q, k, dP, dPt, step_gates, steps, 1, R, 3, DOT, PRECISION)
 
 
 @triton.jit
@@ -322,8 +322,8 @@ def exact_backward_row(
                 q + row * q_t, k + row * k_t, g + row * g_t, scale, q_t, k_t, g_t, ik * BK, steps, rows_left, K, BK,
                 True, R, DOT, PRECISION,
             ).to(DOT)  # fmt: skip
-            dA = zero_state(scale, R, R)
-            dAt = zero_state(scale, R, R)
+            dP = zero_state(scale, R, R)
+            dPt = zero_state(scale, R, R)
             dq_state = zero_state(scale, R, BK)
             dk_state = zero_state(scale, R, BK)
             start = tl.zeros([BK], dtype=tl.float32)
@@ -346,8 +346,8 @@ def exact_backward_row(
                 dS = load_tile(dinitial, kcols, vcols, V, K, V)
                 Sd = S.to(DOT)
                 dSd = dS.to(DOT)
-                dA = tl.dot(bdo, tl.trans(bv), dA, input_precision=PRECISION)
-                dAt = tl.dot(bv, tl.trans(bdo), dAt, input_precision=PRECISION)
+                dP = tl.dot(bdo, tl.trans(bv), dP, input_precision=PRECISION)
+                dPt = tl.dot(bv, tl.trans(bdo), dPt, input_precision=PRECISION)
                 dq_state = tl.dot(bdo, tl.trans(Sd), dq_state, input_precision=PRECISION)
                 dk_state = tl.dot(bv, tl.trans(dSd), dk_state, input_precision=PRECISION)
                 bdv = tl.dot(scores_t, bdo, input_precision=PRECISION)
@@ -357,9 +357,9 @@ def exact_backward_row(
                 dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
                 start += tl.sum(Sd.to(tl.float32) * dS, axis=1)
                 store_tile(dinitial, dS, kcols, vcols, V, K, V)
-            dA = tl.where(lower, dA, 0.0)
-            dAt = tl.where(upper, dAt, 0.0)
-            bdq, bdk, balance = exact_intra(bq, bk, dA, dAt, step_gates, steps, R, BK, DOT, PRECISION)
+            dP = tl.where(lower, dP, 0.0)
+            dPt = tl.where(upper, dPt, 0.0)
+            bdq, bdk, balance = exact_intra(bq, bk, dP, dPt, step_gates, steps, R, BK, DOT, PRECISION)
             balance += ks.to(tl.float32) * dk_state - qs.to(tl.float32) * dq_state
             bdq = (bdq + dq_state * q_factor) * scale
             bdk += dk_state * k_factor

@@ -13,15 +13,15 @@ Q~ and K~ are q and k "in the chunk's frame", and S~ and S~' the states before a
 by more than 2^(limit / 2).
 
 A channel is mild in this chunk if |a_last| is at most the limit (`span_limit`). Then a_i + b_j - 2r = a_i - a_j, and
-all of it is exact. In a strong channel, what passes between the state and a token is exact too, and the state that
-passes through the whole chunk is 2^-limit of what it was, in place of still less. But what passes from token to token
-is too small by the factor 2^(a_last + limit). So a chunk with a strong channel is marked, and `strong.py` adds what is
-missing. A token's gate counts as at least LEAST_GATE, so that a few resets leave a chunk mild.
+nothing is approximated but gates below LEAST_GATE, of which few leave a chunk mild. In a strong channel, what passes
+between the state and a token is right too, and the state that passes through the whole chunk is 2^-limit of what it
+was, in place of still less. But what passes from token to token is too small by the factor 2^(a_last + limit). So a
+chunk with a strong channel is marked, and `strong.py` adds what is missing.
 
 The scaled operands, and what is computed from them, may be beyond their dtype's range. If a result of a head of a
 sequence is not finite, its flag is raised, and the kernel of `exact.py` computes the head again.
 
-There are no variants without initial or final states, or for full tiles only: see `backward.py`.
+Symbols: docs/kernels.md. There are no variants without initial or final states: see `backward.py`.
 """
 
 import triton
@@ -47,28 +47,28 @@ def gla_forward_kernel(
     o,  # [B, T, H, blocks_k, V], contiguous: one part per block of key columns
     initial,  # [N, H, K, V] float32: the states before the first chunk; checkpoints if FROM_CHECKPOINT
     final,  # [N, H, K, V] float32: the states after the last chunk
-    states,  # [slots, H, K, V] in DOT: the state before each chunk, in that chunk's frame
+    states,  # [slots (`first_slot`), H, K, V] in DOT: S~ of each chunk
     checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
-    flags,  # [N, H] int32, 0: 1 if a result is not finite
-    marks,  # [slots, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel
+    flags,  # [N, H] int32, zeros: set to 1 if a result is not finite
+    marks,  # [slots, H] int32, zeros: set to n + 1 if the chunk, of sequence n, has a strong channel
     cu,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     T,
     H,
-    first,  # the first chunk of each sequence to process
+    first,  # the first chunk of each sequence to process: 0, or a multiple of `every` if FROM_CHECKPOINT
     count,  # the most chunks of a sequence to process
-    every,
+    every,  # chunks from one checkpoint to the next
     K: tl.constexpr,
     V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
+    BK: tl.constexpr,  # key columns of a program
+    BV: tl.constexpr,  # value columns of a program
     C: tl.constexpr,
-    DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    DOT: tl.constexpr,  # dtype of the products' operands
+    PRECISION: tl.constexpr,  # how float32 operands are multiplied
     GATED: tl.constexpr,
-    VARLEN: tl.constexpr,
-    FROM_CHECKPOINT: tl.constexpr,
+    VARLEN: tl.constexpr,  # whether sequences are packed
+    FROM_CHECKPOINT: tl.constexpr,  # recompute `states` for `count` chunks; without STORE_O
     STORE_O: tl.constexpr,
     STORE_STATES: tl.constexpr,
     STORE_CHECKPOINTS: tl.constexpr,
@@ -109,7 +109,7 @@ def gla_forward_kernel(
     steps = tl.arange(0, C)
     at = checkpoint if FROM_CHECKPOINT else n
     S = load_tile(initial + (at.to(tl.int64) * H + h) * K * V, kcols, vcols, V, K, V).to(tl.float32)
-    suspect = tl.zeros([C], dtype=tl.float32)
+    suspect = tl.zeros([C], dtype=tl.float32)  # NaN where a result was not finite
     for i in tl.range(0, chunks, num_stages=STAGES):
         bq = load_tile(q, steps, kcols, q_t, rows_left, K).to(tl.float32) * scale
         bk = load_tile(k, steps, kcols, k_t, rows_left, K)
@@ -123,8 +123,9 @@ def gla_forward_kernel(
             qs = (bq * tl.exp2(to_row)).to(DOT)
             ks = (bk.to(tl.float32) * tl.exp2(to_end)).to(DOT)
             half = tl.exp2(r)
-            S *= half[:, None]
+            S *= half[:, None]  # S~ from here on
             if STORE_O:
+                # Programs of other blocks of columns may store the same number.
                 tl.store(marks + i * H, n + 1, mask=tl.min(total, axis=0) < -span_limit(DOT))
         else:
             qs = bq.to(DOT)
@@ -142,9 +143,9 @@ def gla_forward_kernel(
             suspect += tl.sum(bo, axis=1) * 0.0
             store_tile(o, bo, steps, vcols, H * blocks_k * V, rows_left, V)
             o += C * H * blocks_k * V
-        S = tl.dot(tl.trans(ks), bv, S, input_precision=PRECISION)
+        S = tl.dot(tl.trans(ks), bv, S, input_precision=PRECISION)  # S~'
         if GATED:
-            S *= half[:, None]
+            S *= half[:, None]  # S'
             g += C * g_t
         q += C * q_t
         k += C * k_t

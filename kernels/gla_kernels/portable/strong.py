@@ -178,16 +178,16 @@ def add_gradients(
     steps = tl.arange(0, C)
     bq, bk, gates, weight = load_strong(q, k, g, scale, q_t, k_t, g_t, steps, cols, rows_left, K, DOT)
     if tl.max(tl.abs(weight), axis=0) > 0.0:
-        dA = zero_state(scale, C, C)
-        dAt = zero_state(scale, C, C)
+        dP = zero_state(scale, C, C)
+        dPt = zero_state(scale, C, C)
         for column in range(0, V, BV):
             vcols = column + tl.arange(0, BV)
             bv = load_tile(v, steps, vcols, v_t, rows_left, V).to(DOT)
             bdo = load_tile(do, steps, vcols, do_t, rows_left, V).to(DOT)
-            dA = tl.dot(bdo, tl.trans(bv), dA, input_precision=PRECISION)
-            dAt = tl.dot(bv, tl.trans(bdo), dAt, input_precision=PRECISION)
+            dP = tl.dot(bdo, tl.trans(bv), dP, input_precision=PRECISION)
+            dPt = tl.dot(bv, tl.trans(bdo), dPt, input_precision=PRECISION)
         # The gradient of a pair's score, in both of its places.
-        pairs = tl.where(steps[:, None] >= steps[None, :], dA, dAt).to(DOT)
+        pairs = tl.where(steps[:, None] >= steps[None, :], dP, dPt).to(DOT)
         own = tl.sum(tl.where(steps[:, None] == steps[None, :], pairs, 0.0).to(tl.float32), axis=1)[:, None]
         # All weights are on q. dk comes from q and has them; dq comes from k and gets them at the end.
         bdq = own * bk

@@ -84,11 +84,11 @@ def own_scores(scores, q, k, steps):
 
 
 @triton.jit
-def tree_gradients(dq, dk, balance, q, k, dA, dAt, step_gates, steps, LEAST: tl.constexpr, ROWS: tl.constexpr,
+def tree_gradients(dq, dk, balance, q, k, dP, dPt, step_gates, steps, LEAST: tl.constexpr, ROWS: tl.constexpr,
                    PARTS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """dq, dk and k dk - q dq, each (C, BK) float32, plus those of the levels of sizes LEAST to ROWS / 2.
 
-    dA and dAt are the gradient of the scores and its transpose. dq is with respect to the scaled q. The last result
+    dP and dPt are the gradient of the scores and its transpose. dq is with respect to the scaled q. The last result
     uses the rounded operands of the products, so that terms which cancel in exact arithmetic cancel here too.
     """
     size = LEAST
@@ -96,10 +96,10 @@ def tree_gradients(dq, dk, balance, q, k, dA, dAt, step_gates, steps, LEAST: tl.
         factor, late, pairs, pairs_t = tree_level(step_gates, steps, size, PARTS, DOT)
         ql = tl.where(late[:, None], q * factor, 0.0).to(DOT)
         kl = tl.where(late[:, None], 0.0, k * factor).to(DOT)
-        dql = tl.dot(tl.where(pairs, dA, 0.0).to(DOT), kl, input_precision=PRECISION)
+        dql = tl.dot(tl.where(pairs, dP, 0.0).to(DOT), kl, input_precision=PRECISION)
         dq += dql * factor
         balance -= ql.to(tl.float32) * dql
-        dkl = tl.dot(tl.where(pairs_t, dAt, 0.0).to(DOT), ql, input_precision=PRECISION)
+        dkl = tl.dot(tl.where(pairs_t, dPt, 0.0).to(DOT), ql, input_precision=PRECISION)
         dk += dkl * factor
         balance += kl.to(tl.float32) * dkl
         size *= 2

@@ -5,11 +5,11 @@
 With S~ the state before the chunk and dS~ the gradient of the state after it, both in the chunk's frame, as stored by
 `wide_recurrence` or `wide_walk`:
 
-    dA  = tril(dO V^T)
-    dQ~ = dA K~   + dO S~^T         dq = scale 2^(a - r) dQ~
-    dK~ = dA^T Q~ + V dS~^T         dk = 2^(b - r) dK~
+    dP  = tril(dO V^T)
+    dQ~ = dP K~   + dO S~^T         dq = scale 2^(a - r) dQ~
+    dK~ = dP^T Q~ + V dS~^T         dk = 2^(b - r) dK~
     dV  = triu(K~ Q~^T) dO + K~ dS~
-    dg_t = sum_v S~ dS~ + sum_{i >= t} (Q~ dO S~^T)_i + sum_{i < t} (K~_i dK~_i - Q~_i (dA K~)_i)
+    dg_t = sum_v S~ dS~ + sum_{i >= t} (Q~ dO S~^T)_i + sum_{i < t} (K~_i dK~_i - Q~_i (dP K~)_i)
 
 The first two terms of the last line at t = 0 are the effect of the chunk's first gate, sum_v S~ dS~'. Each uses the
 rounded operands of the products, so that terms which cancel in exact arithmetic cancel here too.
@@ -181,7 +181,7 @@ def wide_gradients(
         Pt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
         Pt_tile.store(Pt)
 
-    dA = zeros(C, C, scale)
+    dP = zeros(C, C, scale)
     bdq = zeros(C, BK, scale)
     bdk = zeros(C, BK, scale)
     boundary = gl.zeros([BK], gl.float32, gl.SliceLayout(1, state_rows))
@@ -213,7 +213,7 @@ def wide_gradients(
         if blocks_k == 1:
             bdv = product(Pt_tile, do_tile, C, BV, WARPS)
             bdv = add_product(k_tile, dS_tile, bdv)
-        dA = add_product(do_tile, v_tile.permute((1, 0)), dA)
+        dP = add_product(do_tile, v_tile.permute((1, 0)), dP)
         bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)
         bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
         if GATED:
@@ -225,11 +225,11 @@ def wide_gradients(
             dv += BV
         # The tiles are listed as dependencies too: with one block of V nothing reads them later, and the compiler could
         # use their memory for the conversion of dv while the products still read them.
-        dA, bdq, bdk, _, _, _, _ = warpgroup_mma_wait(0, deps=[dA, bdq, bdk, S_tile, dS_tile, v_tile, do_tile])
+        dP, bdq, bdk, _, _, _, _ = warpgroup_mma_wait(0, deps=[dP, bdq, bdk, S_tile, dS_tile, v_tile, do_tile])
     async_copy.wait_group(0)
     thread_barrier()
     dA_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
-    dA_tile.store(gl.where(triangle(C, True, True, WARPS), dA, 0.0).to(gl.bfloat16))
+    dA_tile.store(gl.where(triangle(C, True, True, WARPS), dP, 0.0).to(gl.bfloat16))
     fence_async_shared()
     thread_barrier()
     intra = product(dA_tile, k_tile, C, BK, WARPS)
@@ -249,8 +249,8 @@ def wide_gradients(
         if large:
             G -= kept_excess(excesses, place, k0, C, BK, K)
         bdk *= gl.exp2(negative(G))
-        thread_barrier()  # no thread reads dA, Q~ and K~ any more
-        # The masks of the two sums over time. The first mask takes the tile of dA, the terms of the second sum take
+        thread_barrier()  # no thread reads dP, Q~ and K~ any more
+        # The masks of the two sums over time. The first mask takes the tile of dP, the terms of the second sum take
         # the tiles of Q~ and K~.
         dA_tile.store(gl.where(triangle(C, False, True, WARPS), 1.0, 0.0).to(gl.bfloat16))
         before_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
