@@ -8,8 +8,8 @@ import torch
 from torch import library
 
 from gla_kernels.chunk import chunk_gla, chunk_linear_attn
-from gla_kernels.launching.buffers import Inputs, strides_of
-from gla_kernels.launching.call import make_call
+from gla_kernels.launching.buffers import Inputs
+from gla_kernels.launching.call import arranged, make_call
 from gla_kernels.launching.direct import launcher
 from gla_kernels.launching.plans import Tile
 from gla_kernels.limits import MAX_RECURRENT_TOKENS, padded
@@ -48,10 +48,9 @@ def _run(
     }  # fmt: skip
     launch = launcher(gla_recurrent_kernel, tuple(constants.items()), tuple(tile.options.items()))
     with device_of(q):
-        launch(
-            (sequences * H * -(-V // tile.block_v),),
-            (q, k, v, g, o, initial, final, cu_seqlens, scale, *strides_of(q, k, v, g), T, H),
-        )
+        arguments = Inputs(q, k, v, g, cu_seqlens).arguments
+        arguments |= {"o": o, "initial": initial, "final": final, "scale": scale, "T": T, "H": H}
+        launch((sequences * H * -(-V // tile.block_v),), arranged(gla_recurrent_kernel, arguments))
         if cu_seqlens is not None:
             clear_tails(make_call(q, v, g, cu_seqlens, scale, None, None), Inputs(q, k, v, g, cu_seqlens), o)
     return o

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,12 +23,13 @@ def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
-def strides_of(*tensors: torch.Tensor | None) -> tuple[int, ...]:
-    """Strides of batch, time and head of each tensor, as the kernels take them; 0 for None."""
-    found: list[int] = []
-    for x in tensors:
-        found += (0, 0, 0) if x is None else x.stride()[:3]
-    return tuple(found)
+def named_strides(**tensors: torch.Tensor | None) -> dict[str, int]:
+    """Strides of batch, time and head of each tensor x, as kernels take them: x_b, x_t and x_h; 0 for None."""
+    found: dict[str, int] = {}
+    for name, x in tensors.items():
+        b, t, h = (0, 0, 0) if x is None else x.stride()[:3]
+        found |= {f"{name}_b": b, f"{name}_t": t, f"{name}_h": h}
+    return found
 
 
 def on_meta(x: torch.Tensor | None) -> torch.Tensor | None:
@@ -62,12 +63,10 @@ class Inputs:
         )
 
     @cached_property
-    def _strides(self) -> tuple[int, ...]:
-        return strides_of(self.q, self.k, self.v, self.g)
-
-    def strides(self, *more: torch.Tensor) -> tuple[int, ...]:
-        """Strides of q, k, v, g and `more`; see `strides_of`."""
-        return self._strides + strides_of(*more)
+    def arguments(self) -> dict[str, Any]:
+        """The tensors and their strides as kernels take them, by name."""
+        tensors: dict[str, Any] = {"q": self.q, "k": self.k, "v": self.v, "g": self.g}
+        return tensors | {"cu": self.cu_seqlens} | named_strides(**tensors)
 
 
 class Flags(NamedTuple):
@@ -132,6 +131,11 @@ class Gradients:
         dg = None if inputs.g is None else output_parts(inputs.g, parts)
         dv = output_parts(inputs.v, call.key_parts)
         return cls(output_parts(inputs.q, parts), output_parts(inputs.k, parts), dv, dg)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The gradients as kernels take them, by name."""
+        return {"dq": self.dq, "dk": self.dk, "dv": self.dv, "dg": self.dg}
 
     def summed(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """dq, dk, dv and dg in the shapes and dtypes of their inputs."""

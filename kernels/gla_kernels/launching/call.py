@@ -172,6 +172,11 @@ class Call:
         make = like.new_zeros if zero else like.new_empty
         return make(self.state_shape(self.sequences if count is None else count), dtype=torch.float32)
 
+    @cached_property
+    def numbers(self) -> dict[str, Any]:
+        """Arguments that every kernel of the call takes, by name."""
+        return {"scale": self.scale, "T": self.T, "H": self.H}
+
     def constants(self, tile: Tile) -> dict[str, Any]:
         """The call's compile-time constants; a kernel gets those that it has parameters for."""
         return {
@@ -222,6 +227,14 @@ class Call:
 def version_of(call: Call, kind: type[_OtherCall]) -> _OtherCall:
     """A call of a kind with other launches, with the same sizes and options."""
     return kind(**{each.name: getattr(call, each.name) for each in fields(call)})
+
+
+def arranged(kernel: Any, values: dict[str, Any]) -> tuple[Any, ...]:
+    """Arguments by name in the order of the kernel's parameters. Raises TypeError for a name that is none of them."""
+    names = [name for name in kernel.arg_names if name in values]
+    if len(names) != len(values):
+        raise TypeError(f"{kernel}: no parameters {sorted(values.keys() - set(names))}")
+    return tuple([values[name] for name in names])
 
 
 def named(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from gla_kernels.hopper.narrow import launches as narrow
-from gla_kernels.launching.buffers import Flags, Gradients, Inputs
-from gla_kernels.launching.call import Call
+from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
+from gla_kernels.launching.call import Call, arranged
 from gla_kernels.launching.plans import exact_tile, strong_shares, strong_tile
 from gla_kernels.portable.exact import gla_backward_exact, gla_backward_exact_recomputing, gla_forward_exact
 from gla_kernels.portable.launches import forward_switches, given_states, run_plain_backward, run_plain_forward
@@ -43,12 +43,10 @@ def run_forward(
         return
     _run_strong_forward(call, inputs, o, flags)
     tile, rows = exact_tile(call.K, call.V, call.plan), call.sequences * call.H
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, inputs.cu_seqlens,
-        call.scale, *inputs.strides(), call.T, call.H, call.every, rows,
-    )  # fmt: skip
+    arguments = inputs.arguments | call.numbers | outputs | {"flags": flags.rows, "every": call.every, "rows": rows}
     programs = min(rows * call.blocks(tile), call.exact_programs)
-    call.launch(gla_forward_exact, tile, (programs,), arguments, forward_switches(**outputs))
+    switches = forward_switches(**outputs)
+    call.launch(gla_forward_exact, tile, (programs,), arranged(gla_forward_exact, arguments), switches)
 
 
 def strong_kernel(call: Call, backward: bool) -> Any:
@@ -63,7 +61,7 @@ def strong_kernel(call: Call, backward: bool) -> Any:
 def _run_strong_forward(call: Call, inputs: Inputs, o: torch.Tensor, flags: Flags) -> None:
     """Completes the outputs of chunks with strong gates."""
     items = flags.marks.numel()
-    partial: tuple[torch.Tensor, ...] = ()
+    partial: dict[str, Any] = {}
     if call.plan.family == "triton":
         programs = min(items, call.strong_programs)
     else:
@@ -71,13 +69,12 @@ def _run_strong_forward(call: Call, inputs: Inputs, o: torch.Tensor, flags: Flag
         groups = min(items, max(1, call.strong_programs // shares))
         programs = groups * shares
         shape = groups, shares // 2, shares, call.plan.chunk_size, call.plan.chunk_size
-        partial = (o.new_empty(shape, dtype=torch.float32),)
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, o, *partial, flags.rows, flags.marks, inputs.cu_seqlens, call.scale,
-        *inputs.strides(), call.T, call.H, items,
-    )  # fmt: skip
+        partial = {"partial": o.new_empty(shape, dtype=torch.float32)}
+    arguments = inputs.arguments | call.numbers | partial
+    arguments |= {"o": o, "flags": flags.rows, "marks": flags.marks, "items": items}
     tile = strong_tile(call.K, call.V, call.plan, False)
-    call.launch(strong_kernel(call, False), tile, (programs,), arguments, {})
+    kernel = strong_kernel(call, False)
+    call.launch(kernel, tile, (programs,), arranged(kernel, arguments), {})
 
 
 def run_backward(
@@ -106,15 +103,14 @@ def run_backward(
         narrow.run_backward(call, inputs, do, states, flags, failed, gradients, dfinal=dfinal, dinitial=dinitial)
     if call.gated:
         rows = call.sequences * call.H
-        arguments = (
-            inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags.rows, failed, dfinal,
-            gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
-            call.scale, *inputs.strides(do), call.T, call.H, rows,
-        )  # fmt: skip
+        arguments = inputs.arguments | gradients.arguments | call.numbers | named_strides(do=do) | {
+            "do": do, "states": states, "flags": flags.rows, "failed": failed, "dfinal": dfinal, "dinitial": dinitial,
+            "rows": rows,
+        }  # fmt: skip
         tile = exact_tile(call.K, call.V, call.plan)
         switches = {"HAS_DFINAL": dfinal is not None}
         programs = min(rows * call.key_parts, call.exact_programs)
-        call.launch(gla_backward_exact, tile, (programs,), arguments, switches)
+        call.launch(gla_backward_exact, tile, (programs,), arranged(gla_backward_exact, arguments), switches)
 
 
 def run_exact_backward_from_checkpoints(
@@ -137,27 +133,25 @@ def run_exact_backward_from_checkpoints(
     rows = call.sequences * call.H
     programs = min(rows * call.key_parts, call.exact_programs, room // call.every)
     states = inputs.q.new_empty((programs, call.every, call.K, call.V), dtype=call.operands.dtype)
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, do, checkpoints, states, failed, dfinal,
-        gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
-        call.scale, *inputs.strides(do), call.T, call.H, call.every, rows,
-    )  # fmt: skip
+    arguments = inputs.arguments | gradients.arguments | call.numbers | named_strides(do=do) | {
+        "do": do, "checkpoints": checkpoints, "states": states, "failed": failed, "dfinal": dfinal,
+        "dinitial": dinitial, "every": call.every, "rows": rows,
+    }  # fmt: skip
     tile = exact_tile(call.K, call.V, call.plan)
     switches = {"HAS_DFINAL": dfinal is not None}
-    call.launch(gla_backward_exact_recomputing, tile, (programs,), arguments, switches)
+    kernel = gla_backward_exact_recomputing
+    call.launch(kernel, tile, (programs,), arranged(kernel, arguments), switches)
 
 
 def run_strong_backward(
     call: Call, inputs: Inputs, do: torch.Tensor, flags: Flags, failed: torch.Tensor, gradients: Gradients
 ) -> None:
     """Completes the gradients of chunks with strong gates, but for the sequences and heads in `failed` [N, H]."""
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, do, flags.rows, failed, flags.marks,
-        gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale, *inputs.strides(do),
-        call.T, call.H,
-    )  # fmt: skip
     tile = strong_tile(call.K, call.V, call.plan, True)
     # dv is an item, and so is every block of key columns of dq, dk and dg.
     items = flags.marks.numel() * (1 + (call.K + tile.block_k - 1) // tile.block_k)
     programs = min(items, call.strong_backward_programs)
-    call.launch(strong_kernel(call, True), tile, (programs,), (*arguments, items), {})
+    arguments = inputs.arguments | gradients.arguments | call.numbers | named_strides(do=do)
+    arguments |= {"do": do, "flags": flags.rows, "failed": failed, "marks": flags.marks, "items": items}
+    kernel = strong_kernel(call, True)
+    call.launch(kernel, tile, (programs,), arranged(kernel, arguments), {})

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from gla_kernels.launching.buffers import Flags, Gradients, Inputs
-from gla_kernels.launching.call import Call
+from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
+from gla_kernels.launching.call import Call, arranged
 from gla_kernels.launching.plans import SCAN, TAIL
 from gla_kernels.portable.backward import gla_backward_kernel
 from gla_kernels.portable.forward import gla_forward_kernel
@@ -57,13 +57,15 @@ def run_plain_forward(
     checkpoints, and `states` has room for `count` chunks of every sequence.
     """
     initial, final = given_states(call, inputs, initial, final)
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, flags.marks,
-        inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H, first, count, call.every,
-    )  # fmt: skip
+    arguments = inputs.arguments | call.numbers | {
+        "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
+        "flags": flags.rows, "marks": flags.marks, "first": first, "count": count, "every": call.every,
+    }  # fmt: skip
     switches = forward_switches(o, initial, final, states, checkpoints) | {"FROM_CHECKPOINT": from_checkpoint}
     programs = call.sequences * call.H * call.blocks(call.plan.forward)
-    call.launch(gla_forward_kernel, call.plan.forward, (programs,), arguments, switches)
+    call.launch(
+        gla_forward_kernel, call.plan.forward, (programs,), arranged(gla_forward_kernel, arguments), switches
+    )  # fmt: skip
 
 
 def run_plain_backward(
@@ -86,25 +88,27 @@ def run_plain_backward(
     `from_checkpoint`: `states` has room for `count` chunks of every sequence.
     """
     dfinal, dinitial = given_states(call, inputs, dfinal, dinitial)
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, do, states, flags.rows, failed, dfinal,
-        gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens,
-        call.scale, *inputs.strides(do), call.T, call.H, first, count,
-    )  # fmt: skip
+    arguments = inputs.arguments | gradients.arguments | call.numbers | named_strides(do=do) | {
+        "do": do, "states": states, "flags": flags.rows, "failed": failed, "dfinal": dfinal, "dinitial": dinitial,
+        "first": first, "count": count,
+    }  # fmt: skip
     programs = call.sequences * call.H * call.blocks(call.plan.backward)
     switches = {"FROM_CHECKPOINT": from_checkpoint}
-    call.launch(gla_backward_kernel, call.plan.backward, (programs,), arguments, switches)
+    call.launch(
+        gla_backward_kernel, call.plan.backward, (programs,), arranged(gla_backward_kernel, arguments), switches
+    )  # fmt: skip
 
 
 def clear_tails(call: Call, inputs: Inputs, *outputs: torch.Tensor | None) -> None:
     """Sets what is behind the last packed sequence in up to four outputs [1, T, ...] to 0."""
     if inputs.cu_seqlens is None:
         return
-    four = (*outputs, *[None] * (4 - len(outputs)))
-    widths = [0 if x is None else x.numel() // call.T for x in four]
-    arguments = (*four, inputs.cu_seqlens, *widths, call.sequences, call.T)
+    arguments: dict[str, Any] = {"cu": inputs.cu_seqlens, "N": call.sequences, "T": call.T}
+    for name, x in zip("abcd", (*outputs, *[None] * (4 - len(outputs))), strict=True):
+        arguments |= {name: x, f"{name}_width": 0 if x is None else x.numel() // call.T}
     # Not early: their memory may have been that of a tensor which the kernel before still reads.
-    call.launch(clear_tails_kernel, TAIL, (call.multiprocessors,), arguments, {}, early=False)
+    programs = (call.multiprocessors,)
+    call.launch(clear_tails_kernel, TAIL, programs, arranged(clear_tails_kernel, arguments), {}, early=False)
 
 
 def scan(
@@ -115,9 +119,10 @@ def scan(
 
     `decays`: total gates of each piece. Not of the portable plain form, but of those that cut sequences.
     """
-    arguments = (
-        local, decays, initial, borders, final, inputs.cu_seqlens, call.T, call.H, piece_chunks * call.plan.chunk_size,
-    )  # fmt: skip
+    arguments = {
+        "local": local, "decays": decays, "initial": initial, "borders": borders, "final": final,
+        "cu": inputs.cu_seqlens, "T": call.T, "H": call.H, "rows": piece_chunks * call.plan.chunk_size,
+    }  # fmt: skip
     switches = {
         "BLOCK": SCAN.block_v,
         "REVERSE": reverse,
@@ -125,4 +130,5 @@ def scan(
         "STORE_FINAL": final is not None,
     }
     blocks = -(-call.K * call.V // SCAN.block_v)
-    call.launch(scan_pieces, SCAN, (call.sequences * call.H, blocks), arguments, switches)
+    programs = (call.sequences * call.H, blocks)
+    call.launch(scan_pieces, SCAN, programs, arranged(scan_pieces, arguments), switches)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from gla_kernels.hopper.wide.pieces import Run, cut, cut_into, groups, is_whole, whole
-from gla_kernels.launching.buffers import Flags, Gradients, Inputs, strides_of
-from gla_kernels.launching.call import Call, decided_once
+from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
+from gla_kernels.launching.call import Call, arranged, decided_once
 from gla_kernels.launching.plans import LEAST_NARROW_PIECES
 from gla_kernels.portable.launches import scan
 
@@ -56,12 +56,12 @@ def _borders(
 
     local, borders = call.new_states(inputs.q, run.count), call.new_states(inputs.q, run.count)
     decays = borders.new_empty(borders.shape[:3]) if call.gated else None
-    arguments = (
-        x, y, inputs.g, local, decays, inputs.cu_seqlens, call.scale, *strides_of(x, y, inputs.g),
-        call.T, call.H, call.sequences, run.chunks,
-    )  # fmt: skip
-    programs = (run.count * call.H,)
-    call.launch(gla_recurrence_hopper, call.plan.forward, programs, arguments, {"REVERSE": reverse})
+    arguments = call.numbers | named_strides(x=x, y=y, g=inputs.g) | {
+        "x": x, "y": y, "g": inputs.g, "end": local, "decays": decays, "cu": inputs.cu_seqlens,
+        "N": call.sequences, "piece_chunks": run.chunks,
+    }  # fmt: skip
+    programs, kernel = (run.count * call.H,), gla_recurrence_hopper
+    call.launch(kernel, call.plan.forward, programs, arranged(kernel, arguments), {"REVERSE": reverse})
     scan(call, inputs, run.chunks, local, decays, borders, initial, final, reverse=reverse)
     return borders
 
@@ -89,12 +89,11 @@ def _forward(
     from gla_kernels.hopper.narrow.forward import gla_forward_hopper
 
     rows = (call.sequences if pieces is None else pieces.count) * call.H
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, flags.marks,
-        inputs.cu_seqlens, call.scale, *inputs.strides(), call.T, call.H,
-        call.chunks if pieces is None else pieces.chunks, call.every, rows, call.sequences,
-        0 if pieces is None else pieces.base,
-    )  # fmt: skip
+    arguments = inputs.arguments | call.numbers | {
+        "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
+        "flags": flags.rows, "marks": flags.marks, "count": call.chunks if pieces is None else pieces.chunks,
+        "every": call.every, "rows": rows, "N": call.sequences, "base": 0 if pieces is None else pieces.base,
+    }  # fmt: skip
     switches = {
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,
@@ -106,7 +105,8 @@ def _forward(
     # and pieces too. Without gates a program per row was faster.
     several = call.gated and not call.varlen and pieces is None
     programs = min(rows, call.narrow_programs) if several else rows
-    call.launch(gla_forward_hopper, call.plan.forward, (programs,), arguments, switches)
+    kernel = gla_forward_hopper
+    call.launch(kernel, call.plan.forward, (programs,), arranged(kernel, arguments), switches)
 
 
 def run_backward(
@@ -154,12 +154,11 @@ def _backward(
     """Runs the kernel over `pieces`; if None, over whole sequences. With checkpoints, `states` is scratch memory."""
     from gla_kernels.hopper.narrow.backward import gla_backward_hopper
 
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, do, states, checkpoints, flags.rows, failed, dfinal,
-        gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial, inputs.cu_seqlens, call.scale,
-        *inputs.strides(do), call.T, call.H, call.chunks if pieces is None else pieces.chunks, call.every,
-        call.sequences, 0 if pieces is None else pieces.base,
-    )  # fmt: skip
+    arguments = inputs.arguments | gradients.arguments | call.numbers | named_strides(do=do) | {
+        "do": do, "states": states, "checkpoints": checkpoints, "flags": flags.rows, "failed": failed,
+        "dfinal": dfinal, "dinitial": dinitial, "count": call.chunks if pieces is None else pieces.chunks,
+        "every": call.every, "N": call.sequences, "base": 0 if pieces is None else pieces.base,
+    }  # fmt: skip
     switches = {
         "RECOMPUTE": checkpoints is not None,
         "HAS_DFINAL": dfinal is not None,
@@ -167,4 +166,5 @@ def _backward(
         "PIECES": pieces is not None,
     }
     rows = (call.sequences if pieces is None else pieces.count) * call.H
-    call.launch(gla_backward_hopper, call.plan.backward, (rows,), arguments, switches)
+    kernel = gla_backward_hopper
+    call.launch(kernel, call.plan.backward, (rows,), arranged(kernel, arguments), switches)

@@ -31,8 +31,8 @@ from gla_kernels.hopper.wide.pieces import (
     slices,
     whole,
 )
-from gla_kernels.launching.buffers import Flags, Gradients, Inputs, strides_of
-from gla_kernels.launching.call import Call
+from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
+from gla_kernels.launching.call import Call, arranged
 from gla_kernels.launching.plans import WIDE_BACKWARD, Tile, wide_frames_tile, wide_readout_tile
 from gla_kernels.limits import WIDE_KEY_BLOCK
 from gla_kernels.portable.launches import scan
@@ -47,16 +47,16 @@ class _Direction:
     reverse: bool
 
 
-def _steps(*states: torch.Tensor | None) -> tuple[int, ...]:
-    """Elements from one piece's state to the next piece's, which may be more than a state: checkpoints can be views."""
-    return tuple(0 if x is None else x.stride(0) for x in states)
+def _steps(**states: torch.Tensor | None) -> dict[str, int]:
+    """Elements from one piece's state x to the next piece's, x_p. Checkpoints can be views, with more than a state."""
+    return {f"{name}_p": 0 if x is None else x.stride(0) for name, x in states.items()}
 
 
-def _parking(gradients: Gradients | None) -> tuple[torch.Tensor | None, ...]:
+def _parking(gradients: Gradients | None) -> dict[str, torch.Tensor | None]:
     """The memory of dq, dk and dg, as kernels take it that park a state there; None if there are no gradients."""
     if gradients is None or gradients.dg is None:
-        return None, None, None
-    return gradients.dq, gradients.dk, gradients.dg.view(gradients.dq.dtype)
+        return dict.fromkeys(("dq", "dk", "parked"))
+    return {"dq": gradients.dq, "dk": gradients.dk, "parked": gradients.dg.view(gradients.dq.dtype)}
 
 
 def _recurrence(
@@ -67,12 +67,11 @@ def _recurrence(
     """`parked`: gradients whose memory is to hold the states, instead of `states`."""
     from gla_kernels.hopper.wide.recurrence import wide_recurrence
 
-    arguments = (
-        way.x, way.y, inputs.g, initial, end, decays, excesses, states, *_parking(parked), raised, inputs.cu_seqlens,
-        call.scale,
-        *strides_of(way.x, way.y, inputs.g), *_steps(initial, end),
-        call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
-    )  # fmt: skip
+    arguments = call.numbers | run.arguments(call) | _parking(parked) | _steps(initial=initial, end=end)
+    arguments |= named_strides(x=way.x, y=way.y, g=inputs.g) | {
+        "x": way.x, "y": way.y, "g": inputs.g, "initial": initial, "end": end, "decays": decays, "excesses": excesses,
+        "states": states, "raised": raised, "cu": inputs.cu_seqlens,
+    }  # fmt: skip
     switches = {
         "REVERSE": way.reverse,
         "HAS_INITIAL": initial is not None,
@@ -85,7 +84,8 @@ def _recurrence(
         "CHECK": call.gated and raised is not None,
     }
     tile = recurrence_tile(call, run.count)
-    call.launch(wide_recurrence, tile, (run.count * programs_a_piece(call, tile),), arguments, switches)
+    programs = (run.count * programs_a_piece(call, tile),)
+    call.launch(wide_recurrence, tile, programs, arranged(wide_recurrence, arguments), switches)
 
 
 def _borders(
@@ -106,13 +106,14 @@ def _readout(
     from gla_kernels.hopper.wide.readout import wide_readout
 
     run, chunks = run.of_chunks(call)
-    arguments = (
-        other, way.x, way.y, inputs.g, states, out, flags.rows, raised, flags.marks, excesses, inputs.cu_seqlens,
-        call.scale,
-        *strides_of(other, way.x, way.y, inputs.g), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
-    )  # fmt: skip
-    programs = (chunks * call.H,)
-    call.launch(wide_readout, wide_readout_tile(call.K), programs, arguments, {"REVERSE": way.reverse})
+    # What the recurrence calls x and y is y and z here, because x reads the states out.
+    tensors = {"x": other, "y": way.x, "z": way.y, "g": inputs.g}
+    arguments = call.numbers | run.arguments(call) | tensors | named_strides(**tensors) | {
+        "states": states, "out": out, "flags": flags.rows, "raised": raised, "marks": flags.marks,
+        "excesses": excesses, "cu": inputs.cu_seqlens,
+    }  # fmt: skip
+    programs, switches = (chunks * call.H,), {"REVERSE": way.reverse}
+    call.launch(wide_readout, wide_readout_tile(call.K), programs, arranged(wide_readout, arguments), switches)
 
 
 def _gradients(
@@ -122,16 +123,16 @@ def _gradients(
     from gla_kernels.hopper.wide.gradients import wide_gradients
 
     run, chunks = run.of_chunks(call)
-    parked = _parking(gradients)[-1] if dstates is None else None
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, do, states, dstates, parked, excesses, flags, failed,
-        gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale,
-        *inputs.strides(do), call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
-    )  # fmt: skip
+    parked = _parking(gradients)["parked"] if dstates is None else None
+    arguments = inputs.arguments | gradients.arguments | call.numbers | run.arguments(call) | named_strides(do=do) | {
+        "do": do, "states": states, "dstates": dstates, "parked": parked, "excesses": excesses, "flags": flags,
+        "failed": failed,
+    }  # fmt: skip
     tile = call.plan.backward
     blocks_k = (call.K + tile.block_k - 1) // tile.block_k
     switches = {"PARKED": parked is not None}
-    call.launch(wide_gradients, tile, (chunks * call.H * blocks_k,), arguments, switches, early=False)
+    programs = (chunks * call.H * blocks_k,)
+    call.launch(wide_gradients, tile, programs, arranged(wide_gradients, arguments), switches, early=False)
 
 
 def _backward(
@@ -140,14 +141,13 @@ def _backward(
 ) -> None:  # fmt: skip
     from gla_kernels.hopper.wide.backward import wide_backward
 
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, do, states, after, before, flags, failed,
-        gradients.dq, gradients.dk, gradients.dv, gradients.dg, inputs.cu_seqlens, call.scale,
-        *inputs.strides(do), *_steps(after, before),
-        call.T, call.H, call.sequences, run.base, run.stride, run.chunks,
-    )  # fmt: skip
+    arguments = inputs.arguments | gradients.arguments | call.numbers | run.arguments(call) | named_strides(do=do)
+    arguments |= _steps(after=after, before=before) | {
+        "do": do, "states": states, "after": after, "before": before, "flags": flags, "failed": failed
+    }  # fmt: skip
     switches = {"HAS_AFTER": after is not None, "STORE_BEFORE": before is not None, "SCRATCH": run.scratch}
-    call.launch(wide_backward, WIDE_BACKWARD, (run.count * call.H,), arguments, switches)
+    programs = (run.count * call.H,)
+    call.launch(wide_backward, WIDE_BACKWARD, programs, arranged(wide_backward, arguments), switches)
 
 
 def forward_kernel(tile: Tile) -> Any:
@@ -165,11 +165,10 @@ def _forward(
     call: Call, inputs: Inputs, flags: Flags, run: Run, o: torch.Tensor, initial: torch.Tensor | None,
     final: torch.Tensor | None, states: torch.Tensor | None, checkpoints: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    arguments = (
-        inputs.q, inputs.k, inputs.v, inputs.g, o, initial, final, states, checkpoints, flags.rows, flags.marks,
-        inputs.cu_seqlens, call.scale, *inputs.strides(), *_steps(initial, final),
-        call.T, call.H, call.sequences, run.base, run.stride, run.chunks, call.every,
-    )  # fmt: skip
+    arguments = inputs.arguments | call.numbers | run.arguments(call) | _steps(initial=initial, final=final) | {
+        "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
+        "flags": flags.rows, "marks": flags.marks, "every": call.every,
+    }  # fmt: skip
     switches = {
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,
@@ -177,7 +176,8 @@ def _forward(
         "STORE_CHECKPOINTS": checkpoints is not None,
     }
     tile = forward_tile(call, run.count)
-    call.launch(forward_kernel(tile), tile, (run.count * programs_a_piece(call, tile),), arguments, switches)
+    kernel, programs = forward_kernel(tile), (run.count * programs_a_piece(call, tile),)
+    call.launch(kernel, tile, programs, arranged(kernel, arguments), switches)
 
 
 @dataclass(frozen=True)
@@ -200,11 +200,13 @@ def _make_frames(
     chunks = call.slots(1)
     scores = inputs.q.new_empty((*inputs.q.shape[:3], call.plan.chunk_size))
     half_gates = inputs.q.new_empty((chunks, call.H, call.K), dtype=torch.float32) if call.gated else None
-    arguments = (
-        inputs.q, inputs.k, inputs.g, q, k, scores, half_gates, excesses, raised, marks, inputs.cu_seqlens, call.scale,
-        *strides_of(inputs.q, inputs.k, inputs.g), call.T, call.H, call.sequences,
-    )  # fmt: skip
-    call.launch(wide_frames, wide_frames_tile(call.gated), (chunks * call.H,), arguments, {"REVERSE": reverse})
+    tensors = {"q": inputs.q, "k": inputs.k, "g": inputs.g}
+    arguments = call.numbers | tensors | named_strides(**tensors) | {
+        "framed_q": q, "framed_k": k, "scores": scores, "half_gates": half_gates, "excesses": excesses,
+        "raised": raised, "marks": marks, "cu": inputs.cu_seqlens, "N": call.sequences,
+    }  # fmt: skip
+    programs, switches = (chunks * call.H,), {"REVERSE": reverse}
+    call.launch(wide_frames, wide_frames_tile(call.gated), programs, arranged(wide_frames, arguments), switches)
     return _Frames(q, k, scores, half_gates)
 
 
@@ -216,11 +218,11 @@ def _walk(
     from gla_kernels.hopper.wide.walk import wide_walk
 
     x, y = (frames.k, frames.q) if reverse else (frames.q, frames.k)
-    arguments = (
-        x, y, z, frames.scores, frames.half_gates, out, initial, end, states, checkpoints, raised, inputs.cu_seqlens,
-        call.scale, *strides_of(z), *_steps(initial, end),
-        call.T, call.H, call.sequences, run.base, run.stride, run.chunks, call.every,
-    )  # fmt: skip
+    arguments = call.numbers | run.arguments(call) | named_strides(z=z) | _steps(initial=initial, end=end) | {
+        "x": x, "y": y, "z": z, "scores": frames.scores, "half_gates": frames.half_gates, "out": out,
+        "initial": initial, "end": end, "states": states, "checkpoints": checkpoints, "raised": raised,
+        "cu": inputs.cu_seqlens, "every": call.every,
+    }  # fmt: skip
     switches = {
         "REVERSE": reverse,
         "HAS_INITIAL": initial is not None,
@@ -230,7 +232,8 @@ def _walk(
         "SCRATCH": run.scratch,
     }
     tile = forward_tile(call, run.count)
-    call.launch(wide_walk, tile, (run.count * programs_a_piece(call, tile),), arguments, switches)
+    programs = (run.count * programs_a_piece(call, tile),)
+    call.launch(wide_walk, tile, programs, arranged(wide_walk, arguments), switches)
 
 
 def fused(call: Call) -> bool:

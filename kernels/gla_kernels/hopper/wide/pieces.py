@@ -34,6 +34,10 @@ class Run:
     chunks: int
     scratch: bool
 
+    def arguments(self, call: Call) -> dict[str, int]:
+        """The run as kernels take it, by name."""
+        return {"N": call.sequences, "base": self.base, "stride": self.stride, "piece_chunks": self.chunks}
+
     def of_chunks(self, call: Call) -> tuple["Run", int]:
         """The same run for kernels with one program per chunk, and its number of chunks."""
         if self.scratch:
