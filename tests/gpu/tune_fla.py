@@ -17,23 +17,29 @@ import tempfile
 import time
 from pathlib import Path
 
-# B, T, H, K, V. fla's kernels are tuned for head dims, and some for B and H, but for no T.
+# Op, dtype, (B, T, H, K, V). fla's kernels are tuned for dtypes and head dims, and some for B and H, but for no T.
 FAMILIES = [
-    ("gla", (32, 4096, 16, 64, 64)), ("gla", (32, 2048, 4, 128, 256)), ("gla", (4, 4096, 64, 128, 128)),
-    ("gla", (8, 2048, 4, 256, 512)), ("linear", (32, 4096, 16, 64, 64)),
+    ("gla", "bfloat16", (32, 4096, 16, 64, 64)), ("gla", "bfloat16", (32, 2048, 4, 128, 256)),
+    ("gla", "bfloat16", (4, 4096, 64, 128, 128)), ("gla", "bfloat16", (8, 2048, 4, 256, 512)),
+    ("linear", "bfloat16", (32, 4096, 16, 64, 64)), ("gla", "float16", (4, 2048, 16, 64, 64)),
+    ("gla", "float16", (4, 2048, 4, 128, 256)),
 ]  # fmt: skip
-MORE = [("gla", (1, 32768, 4, 128, 256)), ("gla", (8, 4096, 4, 128, 256)), ("gla", (1, 4096, 16, 64, 64))]
+MORE = [
+    ("gla", "bfloat16", (1, 32768, 4, 128, 256)), ("gla", "bfloat16", (8, 4096, 4, 128, 256)),
+    ("gla", "bfloat16", (1, 4096, 16, 64, 64)),
+]  # fmt: skip
 COMPILE_T = 1024
 
 
-def call(op, B, T, H, K, V):
+def call(op, dtype, B, T, H, K, V):
     """A forward and a backward."""
     import torch
     from fla.ops.gla import chunk_gla
     from fla.ops.linear_attn import fused_chunk_linear_attn
 
     torch.manual_seed(0)
-    leaves = [torch.randn(B, T, H, D, device="cuda", dtype=torch.bfloat16).requires_grad_() for D in (K, K, V)]
+    dtype = getattr(torch, dtype)
+    leaves = [torch.randn(B, T, H, D, device="cuda", dtype=dtype).requires_grad_() for D in (K, K, V)]
     if op == "gla":
         g = torch.nn.functional.logsigmoid(torch.randn(B, T, H, K, device="cuda")) / 16
         o, _ = chunk_gla(*leaves, g.requires_grad_())
@@ -57,8 +63,8 @@ def compile_share(rank, count, folder):
         return [0.0] * 3
 
     Autotuner._bench = bench
-    for number, (op, (B, _, H, K, V)) in enumerate(FAMILIES):
-        call(op, B, COMPILE_T, H, K, V)
+    for number, (op, dtype, (B, _, H, K, V)) in enumerate(FAMILIES):
+        call(op, dtype, B, COMPILE_T, H, K, V)
         (folder / f"{number}-{rank}").touch()
 
 
@@ -88,15 +94,15 @@ def tune(out):
             )
             for rank in range(count)
         ]
-        for number, (op, shape) in enumerate(FAMILIES):
+        for number, (op, dtype, shape) in enumerate(FAMILIES):
             while len(list(Path(folder).glob(f"{number}-*"))) < count and any(x.poll() is None for x in shares):
                 time.sleep(0.2)
-            call(op, *shape)
-            print(f"{op} {shape}: tuned after {time.perf_counter() - start:.0f} s", flush=True)
+            call(op, dtype, *shape)
+            print(f"{op} {dtype} {shape}: tuned after {time.perf_counter() - start:.0f} s", flush=True)
         for share in shares:
             share.wait()
-    for op, shape in MORE:
-        call(op, *shape)
+    for op, dtype, shape in MORE:
+        call(op, dtype, *shape)
     store(out)
     print(f"{len(list(out.iterdir()))} kernels in {out}, {time.perf_counter() - start:.0f} s")
 
