@@ -17,6 +17,18 @@ WIDE_KEY_BLOCK = 128
 # memory from one kernel to the next.
 WALKED_KEYS = 2 * WIDE_KEY_BLOCK
 
+# Gates are in log2 units in kernels.
+LOG2E = 1.4426950408889634
+# The least gate of a token in the plain form, in log2: 2^-34 of a value is beyond float32's precision. Four such gates
+# (four resets in a chunk) do not reach the span limit of bfloat16, three not that of float32. bfloat16 has this number
+# exactly.
+LEAST_GATE = -34.0
+# The largest span of a chunk's gates in the plain form, in log2, with bfloat16 and with float32 operands. Half of it is
+# the largest exponent of a scaled operand, far below the 127 of both. With float32 operands, sums of gates stay below
+# 128, since their rounding, which doubles there, is a share of the results' error.
+SPAN_LIMIT = 144.0
+SPAN_LIMIT_FLOAT32 = 128.0
+
 
 def padded(size: int) -> int:
     """The tile width for `size` columns: the next power of two, and at least 16, the minimum of a product."""

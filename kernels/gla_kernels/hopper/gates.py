@@ -19,18 +19,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language import PropagateNan
 
+from gla_kernels import limits
 from gla_kernels.hopper.copies import fetch, row_of
 from gla_kernels.hopper.layouts import accumulator, copy_layout, left_operand, operand_layout, rows_at_once
 from gla_kernels.hopper.products import add_product, product, triangle
 from gla_kernels.hopper.values import split
 
-LOG2E = gl.constexpr(1.4426950408889634)
-# The largest span of a chunk's gates in the plain form, in log2. Half of it is the largest exponent of a scaled
-# operand, far below the 127 of bfloat16 and float32. 64 gates that are not large (`has_large`) sum to less than 128.
-SPAN_LIMIT = gl.constexpr(144.0)
-# The least gate of a token, in log2. 2^-34 of a state is below float32's rounding, and the span has room for four such
-# gates, so that a few resets leave a chunk mild. bfloat16 has this number exactly.
-LEAST_GATE = gl.constexpr(-34.0)
+LOG2E = gl.constexpr(limits.LOG2E)
+LEAST_GATE = gl.constexpr(limits.LEAST_GATE)
+# 64 gates that are not large (`has_large`) sum to less than 128.
+SPAN_LIMIT = gl.constexpr(limits.SPAN_LIMIT)
 # The bit of a float32 that is set if its size is at least 2, or if it is NaN.
 _LARGE = gl.constexpr(0x40000000)
 _PROPAGATE_NAN = gl.constexpr(PropagateNan.ALL)

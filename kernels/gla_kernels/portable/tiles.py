@@ -11,10 +11,12 @@ Operands of products have the dtype `DOT`: bfloat16 for bfloat16 inputs, float32
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-# The least gate of a token in the plain form, in log2: 2^-34 of a value is beyond float32's precision. Four such gates
-# (four resets in a chunk) do not reach the span limit of bfloat16, three not that of float32.
-LEAST_GATE = tl.constexpr(-34.0)
+from gla_kernels import limits
+
+LOG2E = tl.constexpr(limits.LOG2E)
+LEAST_GATE = tl.constexpr(limits.LEAST_GATE)
+SPAN_LIMIT = tl.constexpr(limits.SPAN_LIMIT)
+SPAN_LIMIT_FLOAT32 = tl.constexpr(limits.SPAN_LIMIT_FLOAT32)
 # A gate below this resets the state exactly: 2**-10000 is 0 in every format, and 64 of them do not overflow in a sum.
 RESET_LOG2 = tl.constexpr(-10000.0)
 
@@ -123,14 +125,10 @@ def plain_gates(g):
 
 @triton.jit
 def span_limit(DOT: tl.constexpr):
-    """The largest span of a chunk's gates in the plain form, in log2.
-
-    Half of it is the largest exponent of a scaled operand, far below the 127 of bfloat16 and float32. With float32
-    operands, sums of gates stay below 128, since their rounding, which doubles there, is a share of the results' error.
-    """
+    """The largest span of a chunk's gates for operands of this dtype; see `limits.SPAN_LIMIT`."""
     if tl.bfloat16 == DOT:
-        return 144.0
-    return 128.0
+        return SPAN_LIMIT
+    return SPAN_LIMIT_FLOAT32
 
 
 @triton.jit
