@@ -11,7 +11,7 @@ from gla_kernels.tuning import autotuning, plan_for
 _compiling = torch.compiler.is_compiling
 
 
-def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """q, k and v in autocast's dtype if autocast is on; gates and states stay float32."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
@@ -50,7 +50,7 @@ def _chunk(
         return eager.chunk(
             q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep_of(kind), None, None, known=found
         )
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size)
     if kind is not None and not launches_on_its_inputs(q, g, initial_state, cu_seqlens):
         kind = None

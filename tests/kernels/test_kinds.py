@@ -104,6 +104,7 @@ def test_a_mode_does_not_see_how_tensors_are_described():
     [
         {"g": torch.zeros(1, 20, 1, 16, dtype=torch.float16)},
         {"initial_state": torch.zeros(1, 1, 16, 32)[..., :16]},
+        {"initial_state": torch.zeros(1, 1, 16, 16, dtype=torch.bfloat16)},
         {"cu_seqlens": torch.tensor([0, 1, 20, 1])[::2]},
         {"q": torch.zeros(1, 20, 1, 16, dtype=torch.float16)},
     ],

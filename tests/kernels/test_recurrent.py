@@ -106,7 +106,7 @@ def test_gradients_come_from_the_chunk_kernels():
 
 @pytest.mark.parametrize("T", [65, 70])
 def test_long_inputs_go_to_the_chunk_kernels(T, monkeypatch):
-    monkeypatch.setattr("gla_kernels.recurrent._run", None)
+    monkeypatch.setattr("gla_kernels.operators.recurrent._run", None)
     case = make_case("mild", T=T, K=16, V=16)
     q, k, v, g, state = inputs_of(case)
     o, final = fused_recurrent_gla(q, k, v, g, initial_state=state, inplace_final_state=True)
@@ -134,6 +134,15 @@ def test_a_compiled_call_in_place_is_one_graph_and_gives_the_same():
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(q, k, v, g, states[1]), expected)
     assert torch.equal(*states)
+
+
+def test_autocast_casts_as_for_the_chunk_kernels():
+    case = make_case("mild", T=3, K=16, V=16)
+    q, k, v, g, _ = inputs_of(case)
+    with torch.autocast("cpu", torch.float16):
+        o, _ = fused_recurrent_gla(q, k, v.half(), g)
+    assert o.dtype == torch.float16
+    assert torch.equal(o, fused_recurrent_gla(q.half(), k.half(), v.half(), g)[0])
 
 
 REFUSED = {
@@ -169,10 +178,10 @@ def test_arguments_have_the_order_of_flas():
     assert fused_chunk_gla is chunk_gla
 
 
-@pytest.mark.parametrize("function", [chunk_gla, chunk_linear_attn])
+@pytest.mark.parametrize("function", [chunk_gla, chunk_linear_attn, fused_recurrent_gla])
 @pytest.mark.parametrize(("B", "T", "cu_seqlens"), [(2, 0, None), (0, 5, None), (1, 0, [0, 0, 0])])
 def test_a_call_without_tokens_keeps_the_state(B, T, cu_seqlens, function):
-    gated = function is chunk_gla
+    gated = function is not chunk_linear_attn
     q, v = torch.randn(B, T, 2, 16), torch.randn(B, T, 2, 32)
     state = torch.randn(B if cu_seqlens is None else 2, 2, 16, 32).requires_grad_()
     leaves = [x.requires_grad_() for x in (q, q.clone().detach(), v, *([torch.zeros_like(q)] if gated else []))]
@@ -180,6 +189,8 @@ def test_a_call_without_tokens_keeps_the_state(B, T, cu_seqlens, function):
     o, final = function(*leaves, initial_state=state, output_final_state=True, cu_seqlens=marks)
     assert o.shape == v.shape
     assert torch.equal(final, state)
+    with torch.no_grad():
+        assert torch.equal(function(*leaves, initial_state=state, output_final_state=True, cu_seqlens=marks)[1], state)
     gradients = torch.autograd.grad([o, final], [*leaves, state], [torch.ones_like(o), torch.ones_like(final)])
     assert [x.shape for x in gradients[:-1]] == [x.shape for x in leaves]
     assert torch.equal(gradients[-1], torch.ones_like(state))

@@ -43,11 +43,12 @@ from gla_kernels.launching.plans import (
 )
 from gla_kernels.limits import CHUNK_SIZES
 from gla_kernels.operators.launches import strong_kernel
+from gla_kernels.operators.recurrent import recurrent_tile
 from gla_kernels.portable.backward import gla_backward_kernel
-from gla_kernels.portable.exact import gla_backward_exact, gla_backward_exact_recomputing, gla_forward_exact
+from gla_kernels.portable.exact import gla_forward_exact
+from gla_kernels.portable.exact_backward import gla_backward_exact, gla_backward_exact_recomputing
 from gla_kernels.portable.forward import gla_forward_kernel
 from gla_kernels.portable.recurrence import gla_recurrent_kernel
-from gla_kernels.recurrent import recurrent_tile
 
 # Bytes of shared memory that a program may have, by architecture: CUDA programming guide, technical specifications;
 # AMD's CDNA 3 instruction set, local data share.

@@ -221,7 +221,7 @@ def triton_plan(
     """The plan of the portable Triton kernels, on a GPU whose programs may have `shared_bytes` of shared memory.
 
     A program handles a block of key columns, because a tile of more columns spills: with float32 operands on GPUs
-    without Hopper's `wgmma` even 64 columns spill 1.5 KB a thread in the backward, 128 spill 10, and 32 less than 0.7.
+    without Hopper's `wgmma` even 64 columns spill 1.5 KB a thread in the backward, 128 spill 10, and 32 less than 0.8.
 
     With bfloat16 the table was chosen by the time of forward + backward with states kept (H200, Triton 3.6). In ms, for
     K = V = 64, H = 16, T = 4096, with 8 warps in the backward or 4 (B = 32, with gates: an earlier

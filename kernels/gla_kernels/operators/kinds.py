@@ -147,7 +147,8 @@ def launches_on_its_inputs(
 ) -> bool:
     """Whether a call gives its tensors to the operator as they are: no dtype or layout changed."""
     whole = all(x is None or x.is_contiguous() for x in (initial_state, cu_seqlens))
-    return whole and q.dtype != torch.float16 and (g is None or g.dtype != torch.float16)
+    cast = initial_state is not None and initial_state.dtype != torch.float32
+    return whole and not cast and q.dtype != torch.float16 and (g is None or g.dtype != torch.float16)
 
 
 def note(kind: Kind) -> None:

@@ -11,7 +11,8 @@ from gla_kernels.hopper.narrow import launches as narrow
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged
 from gla_kernels.launching.plans import exact_tile, strong_shares, strong_tile
-from gla_kernels.portable.exact import gla_backward_exact, gla_backward_exact_recomputing, gla_forward_exact
+from gla_kernels.portable.exact import gla_forward_exact
+from gla_kernels.portable.exact_backward import gla_backward_exact, gla_backward_exact_recomputing
 from gla_kernels.portable.launches import forward_switches, given_states, run_plain_backward, run_plain_forward
 from gla_kernels.portable.strong import gla_backward_strong, gla_forward_strong
 

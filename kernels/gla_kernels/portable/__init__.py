@@ -4,7 +4,7 @@
 - `tree`: decays of pairs of tokens, without positive exponents.
 - `forward`, `backward`: the plain form.
 - `strong`: what that leaves out of chunks with strong gates.
-- `exact`: the heads whose values are too large for it.
+- `exact`, `exact_backward`: the heads whose values are too large for it.
 - `recurrence`: token by token.
 - `scan`: states at the borders of pieces, for the families that cut sequences.
 - `tail`: zeros behind the last packed sequence.
