@@ -4,6 +4,9 @@ CHUNK_SIZES = (16, 32, 64, 128)
 MAX_HEAD_DIM = 512
 # Tokens up to which `fused_recurrent_gla` goes token by token, as fla's layer does.
 MAX_RECURRENT_TOKENS = 64
+# Tokens up to which the chunk functions do, too, if no gradient is needed. With more, the chunk kernels are faster for
+# some shapes (kernels/NOTES.md, "Token by token").
+SHORT_TOKENS = 12
 # Bytes of shared memory that a program may have on an H100, and the least on which two stages of any tile fit (A100).
 SHARED_BYTES = 227 * 1024
 LARGE_SHARED_BYTES = 163 * 1024

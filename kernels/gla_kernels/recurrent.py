@@ -8,8 +8,11 @@ from gla_kernels.chunk import autocast, chunk_gla, chunk_linear_attn
 from gla_kernels.limits import MAX_RECURRENT_TOKENS
 from gla_kernels.operators import recurrent
 from gla_kernels.operators.checks import check_inputs
+from gla_kernels.operators.kinds import kind_of, known, note
 from gla_kernels.operators.passes import KEEP_NOTHING, keeps
 from gla_kernels.operators.plain import is_plain
+
+_compiling = torch.compiler.is_compiling
 
 
 def fused_recurrent_gla(
@@ -52,12 +55,23 @@ def fused_recurrent_gla(
         raise ValueError("gv: got a tensor; it needs None (gates of values are not supported)")
     if reverse:
         raise ValueError("reverse: got True; it needs False (only recurrences from the first token on are supported)")
+    kind = None
+    if not _compiling():
+        kind = kind_of(q, k, v, gk, scale, initial_state, output_final_state, cu_seqlens, True)
+    if kind is not None:
+        kind = (*kind, "token by token", state_v_first, inplace_final_state)
+        if (found := known(kind)) is not None:
+            settings = (q.shape[-1] ** -0.5 if scale is None else scale, output_final_state, KEEP_NOTHING, None, None)
+            made = found.forward(settings, q, k, v, gk, cu_seqlens, initial_state)
+            if made is not None:
+                return made[0], initial_state if inplace_final_state else made[1]
     trains = keeps(q, k, v, gk, initial_state, True) != KEEP_NOTHING
     if inplace_final_state and (initial_state is None or not initial_state.is_contiguous() or trains):
         raise ValueError(
             "inplace_final_state: got True; it needs a contiguous initial_state, and tensors without gradients"
         )
     sequences = 1 if cu_seqlens is None else max(cu_seqlens.numel() - 1, 1)
+    final: torch.Tensor | None
     # The chunk functions also refuse what has no four dimensions, and know what to do without tokens.
     if trains or q.dim() != 4 or not q.numel() or q.shape[1] > MAX_RECURRENT_TOKENS * sequences:
         chunked: Any = chunk_linear_attn if gk is None else chunk_gla
@@ -68,6 +82,8 @@ def fused_recurrent_gla(
         if not inplace_final_state or initial_state is None:
             return o, final
         return o, initial_state.copy_(final)
+    if any(x is not None and not x.is_contiguous() for x in (initial_state, cu_seqlens)):
+        kind = None  # tensors are copied first, which is not repeated
     q, k, v = autocast(q, k, v)
     check_inputs(q, k, v, gk, scale, initial_state, cu_seqlens, None, state_v_first=state_v_first, gates="gk")
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
@@ -75,8 +91,12 @@ def fused_recurrent_gla(
     plain = is_plain(q, k, v, gk, initial_state, cu_seqlens)
     if inplace_final_state and initial_state is not None:
         in_place = recurrent.run_recurrent_in_place if plain else recurrent.recurrent_in_place
-        return in_place(q, k, v, gk, initial_state, cu_seqlens, scale, state_v_first), initial_state
-    run = recurrent.run_recurrent if plain else recurrent.recurrent
-    initial_state = None if initial_state is None else initial_state.contiguous()
-    o, final = run(q, k, v, gk, initial_state, cu_seqlens, scale, output_final_state, state_v_first)
-    return o, final if output_final_state else None
+        o, final = in_place(q, k, v, gk, initial_state, cu_seqlens, scale, state_v_first), initial_state
+    else:
+        run = recurrent.run_recurrent if plain else recurrent.recurrent
+        initial_state = None if initial_state is None else initial_state.contiguous()
+        o, final = run(q, k, v, gk, initial_state, cu_seqlens, scale, output_final_state, state_v_first)
+        final = final if output_final_state else None
+    if kind is not None:
+        note(kind, recurrent.repeatable(inplace_final_state, state_v_first))
+    return o, final

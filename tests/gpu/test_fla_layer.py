@@ -3,6 +3,7 @@
 import gla_kernels
 import pytest
 import torch
+from triton.runtime.autotuner import Autotuner
 
 layers = pytest.importorskip("fla.layers.gla")
 cache = pytest.importorskip("fla.models.utils")
@@ -10,6 +11,12 @@ cache = pytest.importorskip("fla.models.utils")
 NAMES = ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla")
 # Both sides round to bfloat16 in other places.
 BOUND = 2e-2
+
+
+@pytest.fixture(autouse=True)
+def _untuned(monkeypatch):
+    """fla's kernels run with a small configuration, at once: to time hundreds of them takes minutes."""
+    monkeypatch.setattr(Autotuner, "_bench", lambda *_, config, **__: [config.num_stages + abs(config.num_warps - 4)])
 
 
 def layer(**options):

@@ -63,3 +63,15 @@ def test_decoding_in_a_cuda_graph_goes_on_from_the_state():
         parts.append(o.clone())
     assert error(torch.cat(parts, 1), case.truth["o"]) < BOUNDS[torch.bfloat16]
     assert error(state, case.truth["final"]) < 2e-6
+
+
+@pytest.mark.parametrize("function", [chunk_gla, fused_recurrent_gla])
+def test_calls_that_are_replayed_give_what_the_first_one_gave(function):
+    case = make_case("mild", B=3, T=12, K=128, V=256, dtype=torch.bfloat16, device="cuda")
+    q, k, v, g, state = (case.inputs[name] for name in ("q", "k", "v", "g", "initial"))
+    with torch.no_grad():
+        found = [function(q, k, v, g, initial_state=state, output_final_state=True) for _ in range(4)]
+    assert error(found[0][0], case.truth["o"]) < BOUNDS[torch.bfloat16]
+    for o, final in found[1:]:
+        assert torch.equal(o, found[0][0])
+        assert torch.equal(final, found[0][1])

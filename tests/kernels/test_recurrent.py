@@ -6,6 +6,7 @@ import pytest
 import torch
 from gla_cases import cumulative, make_case, truth
 from gla_kernels import chunk_gla, chunk_linear_attn, fused_chunk_gla, fused_recurrent_gla, naive_recurrent_gla
+from gla_kernels.operators import passes
 from product import product
 from torch import library
 
@@ -194,3 +195,26 @@ def test_a_call_without_tokens_keeps_the_state(B, T, cu_seqlens, function):
     gradients = torch.autograd.grad([o, final], [*leaves, state], [torch.ones_like(o), torch.ones_like(final)])
     assert [x.shape for x in gradients[:-1]] == [x.shape for x in leaves]
     assert torch.equal(gradients[-1], torch.ones_like(state))
+
+
+@pytest.mark.parametrize(
+    ("T", "options", "trains", "by_token"),
+    [(12, {}, False, True), (13, {}, False, False), (12, {"chunk_size": 16}, False, False), (12, {}, True, False)],
+    ids=["short", "longer", "a chunk size given", "a gradient needed"],
+)
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_chunk_functions_go_through_short_inputs_token_by_token(T, options, trains, by_token, packed, monkeypatch):
+    calls = []
+    run = passes.run_recurrence
+    monkeypatch.setattr(passes, "run_recurrence", lambda *given: (calls.append(given), run(*given)))
+    lengths = [T - 5, 0, 5] if packed else None
+    case = make_case("resets", B=1 if packed else 2, T=T, K=16, V=16, lengths=lengths)
+    q, k, v, g, state = inputs_of(case)
+    cu_seqlens = cumulative(lengths) if packed else None
+    o, final = chunk_gla(
+        q.requires_grad_(trains), k, v, g, initial_state=state, output_final_state=True, cu_seqlens=cu_seqlens,
+        **options,
+    )  # fmt: skip
+    assert len(calls) == by_token
+    assert error(o, case.truth["o"]) < 1e-5
+    assert error(final, case.truth["final"]) < 1e-5

@@ -10,7 +10,7 @@ import torch
 from fake_cuda import Keeping, forward_of, inputs_of
 from gla_kernels import chunk_gla
 from gla_kernels.launching import replay
-from gla_kernels.operators import checks, kinds, passes
+from gla_kernels.operators import checks, kinds, passes, recurrent
 
 driver, log = fake_cuda.driver, fake_cuda.log
 pytestmark = pytest.mark.usefixtures("log")
@@ -299,3 +299,30 @@ def test_launches_go_to_the_current_stream(repeat, driver, monkeypatch):
         repeat()
         streams.append({launch[-1] for launch in driver.launched})
     assert streams == [{5}, {5}, {6}]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_short_call_is_one_launch_and_is_replayed(packed, driver, log):
+    tensors, _, _ = inputs_of(1 if packed else 3, 8, 4, 128, 256, True, True, [3, 1, 4] if packed else None)
+    known, settings = kinds.Passes(), (0.125, True, passes.KEEP_NOTHING, None, None)
+    outputs = passes.forward(*tensors, *settings)
+    assert len(log) == 1 + packed  # and the one that clears what is behind the last sequence
+    again = known.forward(settings, *forward_of(tensors))
+    same_outputs(again, outputs)
+    moved = same_launches(driver.launched, log)
+    assert_addresses(driver, log, moved, (*tensors, *outputs), (*tensors, *again))
+
+
+@pytest.mark.parametrize("state_v_first", [True, False])
+def test_a_state_in_place_is_replayed_in_place(state_v_first, driver, log):
+    (q, k, v, g, state, _), _, _ = inputs_of(2, 1, 4, 128, 128, True, True, None)
+    state = state.to(torch.bfloat16)
+    settings = (0.125, False, passes.KEEP_NOTHING, None, None)
+    o = recurrent.run_recurrent_in_place(q, k, v, g, state, None, 0.125, state_v_first)
+    repeated = kinds.Passes(recurrent.repeatable(True, state_v_first)).forward
+    other = state.clone()
+    o_again, final = repeated(settings, q, k, v, g, None, other)
+    assert final is None
+    moved = same_launches(driver.launched, log)
+    assert moved[o.data_ptr()] == o_again.data_ptr()
+    assert moved[state.data_ptr()] == other.data_ptr()  # the state before the first token, and the one after the last

@@ -35,6 +35,7 @@ from gla_kernels.launching.plans import (
     hopper_plan,
     narrower_state_tile,
     operands,
+    recurrent_tile,
     strong_tile,
     triton_plan,
     wide_frames_tile,
@@ -43,7 +44,6 @@ from gla_kernels.launching.plans import (
 )
 from gla_kernels.limits import CHUNK_SIZES
 from gla_kernels.operators.launches import strong_kernel
-from gla_kernels.operators.recurrent import recurrent_tile
 from gla_kernels.portable.backward import gla_backward_kernel
 from gla_kernels.portable.exact import gla_forward_exact
 from gla_kernels.portable.exact_backward import gla_backward_exact, gla_backward_exact_recomputing

@@ -93,10 +93,11 @@ def _aligned(words: int) -> int:
     return (words + 3) // 4 * 4
 
 
-def flag_buffer(call: Call, like: torch.Tensor) -> torch.Tensor:
-    """A buffer of zeros for `Flags`, on `like`'s device."""
+def flag_buffer(call: Call, like: torch.Tensor, zero: bool = True) -> torch.Tensor:
+    """A buffer for `Flags`, on `like`'s device, of zeros or uninitialised."""
     marks = call.slots(1) * call.H if call.gated else 0
-    return like.new_zeros(_aligned(call.sequences * call.H) + marks, dtype=torch.int32)
+    make = like.new_zeros if zero else like.new_empty
+    return make(_aligned(call.sequences * call.H) + marks, dtype=torch.int32)
 
 
 def failure_flags(flags: Flags, after_forward: bool) -> torch.Tensor:

@@ -22,6 +22,7 @@ from gla_kernels.launching.plans import (
     plan,
     strong_shares,
 )
+from gla_kernels.limits import SHORT_TOKENS
 
 # Calls whose decisions are remembered: at most this many different shapes.
 _CALLS = 512
@@ -71,6 +72,7 @@ class Call:
     plan: LaunchPlan
     bfloat16_gates: bool = False  # else float32
     multiprocessors: int = Gpu().multiprocessors
+    plan_is_given: bool = False  # by the caller, at least its chunk size
 
     @cached_property
     def decisions(self) -> dict[tuple[object, ...], Any]:
@@ -90,6 +92,11 @@ class Call:
     def chunks(self) -> int:
         """Chunks of the longest possible sequence: all T tokens."""
         return (self.T + self.plan.chunk_size - 1) // self.plan.chunk_size
+
+    @property
+    def is_short(self) -> bool:
+        """Whether going token by token is faster than chunks, if nothing is kept for a backward."""
+        return self.T <= SHORT_TOKENS and not self.plan_is_given
 
     @property
     def narrow_programs(self) -> int:
@@ -280,7 +287,7 @@ def _call(
     choice = parse_plan(plan_of_choice) if plan_of_choice else plan(K, V, dtype, chunk_size, device, gated)
     return Call(
         B, T, H, K, V, B if sequences is None else sequences, packed, gated, scale, dtype, choice,
-        gates == torch.bfloat16, gpu_of(device).multiprocessors,
+        gates == torch.bfloat16, gpu_of(device).multiprocessors, not (chunk_size is None and plan_of_choice is None),
     )  # fmt: skip
 
 

@@ -161,6 +161,20 @@ TAIL = Tile(1, 1024, 4, 1)
 # The tile of the scan over pieces: elements of a state are its value columns.
 SCAN = Tile(1, 1024, 8, 1)
 
+# Elements of a state per warp of the kernel that goes token by token: 64 registers of each thread.
+_ELEMENTS_PER_WARP = 2048
+
+
+@cache
+def recurrent_tile(K: int, V: int) -> Tile:
+    """The tile of the kernel that goes token by token: all key columns, and value columns for whole lines of memory.
+
+    Loads go two tokens ahead, because a token's products take less time than its loads.
+    """
+    block_k, block_v = padded(K), min(padded(V), 32)
+    return Tile(block_k, block_v, max(1, block_k * block_v // _ELEMENTS_PER_WARP), 3)
+
+
 # The tiles of these kernels in the Gluon families, forward and backward.
 _STRONG_HOPPER = Tile(64, 64, 4, 1), Tile(32, 64, 4, 1)
 

@@ -62,14 +62,35 @@ class Pass:
         self._replay = Replay(recording, q, functions, helpers.repeat)
 
 
+def run_forward(
+    call: Call, settings: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None, initial_state: torch.Tensor | None,
+) -> passes.Outputs:  # fmt: skip
+    """The forward of a call of the chunk functions."""
+    _, output_final_state, keep, _, _ = settings
+    inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
+    return passes.launch_forward(call, inputs, initial_state, output_final_state, keep)
+
+
+def _run_backward(
+    call: Call, settings: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None, kept: torch.Tensor, flags: torch.Tensor, do: torch.Tensor,
+    dfinal: torch.Tensor | None,
+) -> Sequence[torch.Tensor | None]:  # fmt: skip
+    _, has_initial, keep, _, _ = settings
+    after = None if dfinal is None else dfinal.contiguous()
+    inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
+    return passes.launch_backward(call, inputs, readable(call, do), after, kept, flags, has_initial, keep)
+
+
 class Passes:
     """The passes of one kind of call: its forward, and a backward for each kind of output gradients.
 
-    Called with settings and tensors, which are the arguments of `_run_forward` and `_run_backward`.
+    Called with settings and tensors, which are the arguments of `forward` and `_run_backward`.
     """
 
-    def __init__(self) -> None:
-        self.forward = Pass(_run_forward)
+    def __init__(self, forward: _Run = run_forward) -> None:
+        self.forward = Pass(forward)
         self._backwards: dict[bytes, Pass] = {}
 
     def backward(self, settings: tuple[Any, ...], *tensors: torch.Tensor | None) -> Any:
@@ -85,26 +106,6 @@ class Passes:
         if len(self._backwards) < _KINDS:
             self._backwards[kind] = Pass(_run_backward)
         return None
-
-
-def _run_forward(
-    call: Call, settings: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None, initial_state: torch.Tensor | None,
-) -> passes.Outputs:  # fmt: skip
-    _, output_final_state, keep, _, _ = settings
-    inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
-    return passes.launch_forward(call, inputs, initial_state, output_final_state, keep)
-
-
-def _run_backward(
-    call: Call, settings: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None, kept: torch.Tensor, flags: torch.Tensor, do: torch.Tensor,
-    dfinal: torch.Tensor | None,
-) -> Sequence[torch.Tensor | None]:  # fmt: skip
-    _, has_initial, keep, _, _ = settings
-    after = None if dfinal is None else dfinal.contiguous()
-    inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
-    return passes.launch_backward(call, inputs, readable(call, do), after, kept, flags, has_initial, keep)
 
 
 def _describe(*tensors: Any) -> bytes | None:
@@ -151,8 +152,8 @@ def launches_on_its_inputs(
     return whole and not cast and q.dtype != torch.float16 and (g is None or g.dtype != torch.float16)
 
 
-def note(kind: Kind) -> None:
-    """Notes that a call of this kind, which launches on its inputs, has succeeded."""
+def note(kind: Kind, forward: _Run = run_forward) -> None:
+    """Notes that a call of this kind, which launches on its inputs, has succeeded. `forward` makes its launches."""
     if len(_known) >= _KINDS:
         _known.clear()
-    _known.setdefault(kind, Passes())
+    _known.setdefault(kind, Passes(forward))

@@ -27,7 +27,7 @@ from gla_kernels.operators.launches import (
     run_strong_backward,
 )
 from gla_kernels.operators.rehearsal import rehearsing, unrehearsed
-from gla_kernels.portable.launches import clear_tails, run_plain_backward, run_plain_forward
+from gla_kernels.portable.launches import clear_tails, run_plain_backward, run_plain_forward, run_recurrence
 
 # What a forward keeps for the backward. Integers, because an operator's schema has no enums. Checkpoints (a state every
 # few chunks) save memory and cost recomputed states.
@@ -80,7 +80,7 @@ def forward(
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
     with device_of(q):
-        if unrehearsed(call, "forward", initial_state is None, output_final_state, keep):
+        if unrehearsed(call, "forward", initial_state is None, output_final_state, keep, call.is_short):
             _rehearse_forward(call, inputs, initial_state, output_final_state, keep)
         return launch_forward(call, inputs, initial_state, output_final_state, keep)
 
@@ -88,7 +88,9 @@ def forward(
 def launch_forward(
     call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
 ) -> Outputs:
-    """Launches the plain and the exact kernels of the forward, and returns their outputs."""
+    """Launches the kernels of the forward, and returns its outputs."""
+    if keep == KEEP_NOTHING and call.is_short:
+        return _launch_recurrence(call, inputs, initial_state, output_final_state)
     o, final, kept, buffer = forward_outputs(call, inputs.q, inputs.v, output_final_state, keep, parts=call.key_parts)
     flags = Flags.of(call, buffer)
     outputs: dict[str, Any] = {
@@ -103,6 +105,16 @@ def launch_forward(
     run_forward(call, inputs, flags, **outputs)
     clear_tails(call, inputs, o)
     return sum_of_parts(o, inputs.v), final, kept, buffer
+
+
+def _launch_recurrence(
+    call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool
+) -> Outputs:
+    """The forward of few tokens in one launch. Its flags stay uninitialised: nothing reads them."""
+    o = output_parts(inputs.v, 1)
+    final = call.new_states(inputs.q) if output_final_state else None
+    run_recurrence(call, inputs, o, initial_state, final)
+    return o, final, None, flag_buffer(call, inputs.q, zero=False)
 
 
 def _rehearse_forward(

@@ -1,54 +1,52 @@
 # ruff: noqa: ARG001
 """The recurrence token by token as PyTorch operators: one returns the final states, one updates states in place."""
 
-from functools import cache
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import library
 
 from gla_kernels.launching.buffers import Inputs
-from gla_kernels.launching.call import arranged, make_call
-from gla_kernels.launching.direct import launcher
-from gla_kernels.launching.plans import Tile
-from gla_kernels.limits import padded
+from gla_kernels.launching.call import Call, make_call
 from gla_kernels.operators.passes import device_of
-from gla_kernels.portable.launches import clear_tails
-from gla_kernels.portable.recurrence import gla_recurrent_kernel
-
-# Elements of the state per program: 16 registers of each of 128 threads. Few, so that decoding fills a GPU.
-_STATE_ELEMENTS = 2048
+from gla_kernels.portable.launches import run_recurrence
 
 
-@cache
-def recurrent_tile(K: int, V: int) -> Tile:
-    """The kernel's tile: all key columns, and some value columns."""
-    return Tile(padded(K), min(padded(V), max(8, _STATE_ELEMENTS // padded(K))), 4, 1)
+def _launch(
+    call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
+    initial: torch.Tensor | None, final: torch.Tensor | None, cu_seqlens: torch.Tensor | None, state_v_first: bool,
+) -> torch.Tensor:  # fmt: skip
+    """Launches the kernel: returns o, and fills `final`, which may be `initial`, if it is not None."""
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    g = g if g is None or g.stride(-1) == 1 else g.contiguous()
+    o = torch.empty_like(v, memory_format=torch.contiguous_format)
+    run_recurrence(call, Inputs(q, k, v, g, cu_seqlens), o, initial, final, state_v_first)
+    return o
+
+
+def repeatable(in_place: bool, state_v_first: bool) -> Callable[..., tuple[torch.Tensor | None, ...]]:
+    """The forward of such calls as `kinds.py` repeats it: o and, if asked for and not in place, the final states."""
+
+    def run(
+        call: Call, settings: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+        g: torch.Tensor | None, cu_seqlens: torch.Tensor | None, initial: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+        wanted = settings[1] and not in_place
+        final = _new_state(q, v, cu_seqlens, True, state_v_first) if wanted else None
+        filled = initial if in_place else final
+        return _launch(call, q, k, v, g, initial, filled, cu_seqlens, state_v_first), final
+
+    return run
 
 
 def _run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial: torch.Tensor | None,
     final: torch.Tensor | None, cu_seqlens: torch.Tensor | None, scale: float, state_v_first: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """Launches the kernel: returns o, and fills `final`, which may be `initial`, if it is not None."""
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    g = g if g is None or g.stride(-1) == 1 else g.contiguous()
-    (B, T, H, K), V = q.shape, v.shape[-1]
-    sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    o = torch.empty_like(v, memory_format=torch.contiguous_format)
-    tile = recurrent_tile(K, V)
-    constants = {
-        "K": K, "V": V, "BK": tile.block_k, "BV": tile.block_v,
-        "GATED": g is not None, "VARLEN": cu_seqlens is not None, "HAS_INITIAL": initial is not None,
-        "STORE_FINAL": final is not None, "V_FIRST": state_v_first,
-    }  # fmt: skip
-    launch = launcher(gla_recurrent_kernel, tuple(constants.items()), tuple(tile.options.items()))
-    inputs = Inputs(q, k, v, g, cu_seqlens)
     with device_of(q):
-        arguments = inputs.arguments | {"o": o, "initial": initial, "final": final, "scale": scale, "T": T, "H": H}
-        launch((sequences * H * -(-V // tile.block_v),), arranged(gla_recurrent_kernel, arguments))
-        if cu_seqlens is not None:
-            clear_tails(make_call(q, v, g, cu_seqlens, scale, None, None), inputs, o)
-    return o
+        call = make_call(q, v, g, cu_seqlens, scale, None, None)
+        return _launch(call, q, k, v, g, initial, final, cu_seqlens, state_v_first)
 
 
 def run_recurrent(

@@ -6,9 +6,10 @@ import torch
 
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged
-from gla_kernels.launching.plans import SCAN, TAIL
+from gla_kernels.launching.plans import SCAN, TAIL, recurrent_tile
 from gla_kernels.portable.backward import gla_backward_kernel
 from gla_kernels.portable.forward import gla_forward_kernel
+from gla_kernels.portable.recurrence import gla_recurrent_kernel
 from gla_kernels.portable.scan import scan_pieces
 from gla_kernels.portable.tail import clear_tails_kernel
 
@@ -97,6 +98,21 @@ def run_plain_backward(
     call.launch(
         gla_backward_kernel, call.plan.backward, (programs,), arranged(gla_backward_kernel, arguments), switches
     )  # fmt: skip
+
+
+def run_recurrence(
+    call: Call, inputs: Inputs, o: torch.Tensor, initial: torch.Tensor | None, final: torch.Tensor | None,
+    state_v_first: bool = False,
+) -> None:  # fmt: skip
+    """Goes token by token: all of o, and the final states, which may be in the memory of the initial ones."""
+    tile = recurrent_tile(call.K, call.V)
+    arguments = inputs.arguments | call.numbers | {"o": o, "initial": initial, "final": final}
+    switches = {"HAS_INITIAL": initial is not None, "STORE_FINAL": final is not None, "V_FIRST": state_v_first}
+    programs = (call.sequences * call.H * call.parts(tile),)
+    kernel = gla_recurrent_kernel
+    # Not early: it reads its inputs at once.
+    call.launch(kernel, tile, programs, arranged(kernel, arguments), switches, early=False)
+    clear_tails(call, inputs, o)
 
 
 def clear_tails(call: Call, inputs: Inputs, *outputs: torch.Tensor | None) -> None:

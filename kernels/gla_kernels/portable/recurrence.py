@@ -36,6 +36,7 @@ def gla_recurrent_kernel(
     HAS_INITIAL: tl.constexpr,
     STORE_FINAL: tl.constexpr,
     V_FIRST: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program handles BV value columns of one sequence and head. BK is at least K."""
     blocks_v: tl.constexpr = (V + BV - 1) // BV
@@ -62,7 +63,7 @@ def gla_recurrent_kernel(
         S = tl.load(initial + state_at, mask=inside, other=0.0).to(tl.float32)
     else:
         S = tl.zeros([BK, BV], dtype=tl.float32)
-    for _ in range(0, length):
+    for _ in tl.range(0, length, num_stages=STAGES):
         bq = tl.load(q + kcols, mask=kcols < K, other=0.0).to(tl.float32) * scale
         bk = tl.load(k + kcols, mask=kcols < K, other=0.0).to(tl.float32)
         bv = tl.load(v + vcols, mask=vcols < V, other=0.0).to(tl.float32)
