@@ -2,18 +2,17 @@
 # ruff: noqa: SIM102
 """Backward kernel of the plain form, in Triton: one reverse pass over a sequence, with the state's gradient on chip.
 
-With the names of `forward.py`, dS' the gradient of the state after the chunk, dS that of the state before it, and dS~ =
-2^r dS'; S~ is as the forward stored it:
+With the symbols of docs/kernels.md; S~ is as the forward stored it, and dS~' = 2^r dS':
 
-    dV  = tril(Q~ K~^T)^T dO + K~ dS~
+    dV  = tril(Q~ K~^T)^T dO + K~ dS~'
     dQ~ = tril(dO V^T) K~    + dO S~^T         dq = scale 2^(a - r) dQ~
-    dK~ = tril(dO V^T)^T Q~  + V dS~^T         dk = 2^(b - r) dK~
-    dS~' = dS~ + Q~^T dO                       dS = 2^r dS~'
-    dg_t = sum_v S~ dS~' + sum_{i < t} (K~_i dK~_i - Q~_i dQ~_i)
+    dK~ = tril(dO V^T)^T Q~  + V dS~'^T        dk = 2^(b - r) dK~
+    dS~ = dS~' + Q~^T dO                       dS = 2^r dS~
+    dg_t = sum_v S~ dS~ + sum_{i < t} (K~_i dK~_i - Q~_i dQ~_i)
 
-The last line starts at the chunk's first boundary with the full effect of a gate there, and subtracts the share of the
-tokens before t. All of its terms use the rounded operands of the products, so that terms which cancel in exact
-arithmetic cancel here too: the error of dg grows neither with T nor with the strength of the gates.
+The last line starts with what crosses the border before the chunk's first token, sum_v S~ dS~. Each token before t adds
+what it sends on (K~ dK~) and removes what it receives (Q~ dQ~). Terms that cancel in exact arithmetic are made of the
+same rounded operands, and cancel here too: the error of dg grows neither with T nor with the strength of the gates.
 
 As in the forward, what passes from token to token in a strong channel is missing; `strong.py` adds it.
 

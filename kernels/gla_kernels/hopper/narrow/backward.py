@@ -1,23 +1,23 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
 # ruff: noqa: SIM102
-"""Backward kernel for Hopper, in Gluon: the plain form of `backward.py` for chunks of 64, K and V up to 64, bfloat16.
+"""Backward kernel for Hopper, in Gluon: the plain form for chunks of 64, K and V up to 64, bfloat16.
 
-With the names of `narrow/forward.py`, dS' the gradient of the state after the chunk, and dS~ = 2^r dS' in the chunk's
-frame:
+With the symbols of docs/kernels.md, and dS~' = 2^r dS':
 
-    dV  = tril(Q~ K~^T)^T dO + K~ dS~
+    dV  = tril(Q~ K~^T)^T dO + K~ dS~'
     dQ~ = tril(dO V^T) K~    + dO S~^T         dq = scale 2^(a - r) dQ~
-    dK~ = tril(dO V^T)^T Q~  + V dS~^T         dk = 2^(b - r) dK~
-    dS~' = dS~ + Q~^T dO
-    dg_t = sum_v S~ dS~' + sum_{i < t} (K~_i dK~_i - Q~_i dQ~_i)
+    dK~ = tril(dO V^T)^T Q~  + V dS~'^T        dk = 2^(b - r) dK~
+    dS~ = dS~' + Q~^T dO
+    dg_t = sum_v S~ dS~ + sum_{i < t} (K~_i dK~_i - Q~_i dQ~_i)
 
-The last line starts at the chunk's first boundary with the full effect of a gate there, and subtracts the share of the
-tokens before t. All of its terms use the rounded operands of the products, so that terms which cancel in exact
-arithmetic cancel here too; this is why S~ is used as loaded and dS~' as accumulated. (Starting at the chunk's end, with
-the state rounded to bfloat16 once more, the error was 3.6e-3 instead of 2.8e-3.)
+The last line starts with what crosses the border before the chunk's first token, sum_v S~ dS~. Each token before t adds
+what it sends on (K~ dK~) and removes what it receives (Q~ dQ~). Terms that cancel are made of the same rounded
+operands: S~ and Q~ in sum_v S~ (Q~^T dO) and in Q~ (dO S~^T), the others in dP. dS~' cancels with nothing, so its
+float32 value is used. (Starting at the chunk's end, with the state rounded to bfloat16 once more, the error of dg was
+3.6e-3 instead of 2.8e-3.)
 
 A multiprocessor holds two programs of 4 warps, by shared memory (113 KiB each) and by registers (255 per thread).
-Shared memory is reused as soon as it is free: the tile of the gates holds their two bfloat16 parts, then dS~, then the
+Shared memory is reused as soon as it is free: the tile of the gates holds their two bfloat16 parts, then dS~', then the
 parts of the sum in dg. dq, dk and dv are stored through shared tiles (those of dO and V, and dv's own), because rows
 stored from an accumulator, 16 bytes at a time, take twice the bandwidth of L2 (measured: 1.34 ms against 1.09).
 """
@@ -304,7 +304,7 @@ def gla_backward_hopper(
                 bdk *= gl.exp2(beyond - G)
                 suspect += gl.sum(bdk, axis=1) * 0.0
                 high, low = split(balance)
-            thread_barrier()  # dq is in do_tile, and no product reads v_tile or dS~ any more
+            thread_barrier()  # dq is in do_tile, and no product reads v_tile or dS~' any more
             put(dq + wide_product(token, K), do_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
             v_tile.store(bdk.to(gl.bfloat16))
             if GATED:

@@ -7,9 +7,8 @@ chunk to chunk; only at the ends of a piece is it in global memory.
 
 Registers and shared memory are both full. The exponents a - r, and the excess, are kept in shared memory for dq and dk.
 q and k of the next chunk are fetched into the tiles of v and do once those have been read, v and do into those of q and
-k. The two parts of the sum in dg go to the tile of dS~. The accumulators of dv, dq and dk are used one after another as
-far as possible, and the addresses of rows are recomputed.
-"""
+k. The two parts of the sum in dg go to the tile of dS~'. The accumulators of dv, dq and dk are used one after another
+as far as possible, and the addresses of rows are recomputed."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -2,16 +2,16 @@
 # ruff: noqa: SIM102
 """Computes dq, dk, dg and, for K up to 128, dv of a chunk: Gluon kernel for wide heads on Hopper.
 
-With S~ the state before the chunk and dS~ the gradient of the state after it, both in the chunk's frame, as stored by
+With S~ the state before the chunk and dS~' the gradient of the state after it, both in the chunk's frame, as stored by
 `wide_recurrence` or `wide_walk`:
 
     dP  = tril(dO V^T)
     dQ~ = dP K~   + dO S~^T         dq = scale 2^(a - r) dQ~
-    dK~ = dP^T Q~ + V dS~^T         dk = 2^(b - r) dK~
-    dV  = triu(K~ Q~^T) dO + K~ dS~
-    dg_t = sum_v S~ dS~ + sum_{i >= t} (Q~ dO S~^T)_i + sum_{i < t} (K~_i dK~_i - Q~_i (dP K~)_i)
+    dK~ = dP^T Q~ + V dS~'^T        dk = 2^(b - r) dK~
+    dV  = triu(K~ Q~^T) dO + K~ dS~'
+    dg_t = sum_v S~ dS~' + sum_{i >= t} (Q~ dO S~^T)_i + sum_{i < t} (K~_i dK~_i - Q~_i (dP K~)_i)
 
-The first two terms of the last line at t = 0 are the effect of the chunk's first gate, sum_v S~ dS~'. Each uses the
+The first two terms of the last line at t = 0 are the effect of the chunk's first gate, sum_v S~ dS~. Each uses the
 rounded operands of the products, so that terms which cancel in exact arithmetic cancel here too.
 """
 

@@ -3,7 +3,7 @@
 """Computes o of a chunk from its state, or in reverse dv from its gradient: Gluon kernel for wide heads on Hopper.
 
     forward:  X = Q~, Y = K~, Z = V    O  = tril(Q~ K~^T) V    + Q~ S~
-    reverse:  X = K~, Y = Q~, Z = dO   dV = triu(K~ Q~^T) dO   + K~ dS~
+    reverse:  X = K~, Y = Q~, Z = dO   dV = triu(K~ Q~^T) dO   + K~ dS~'
 
 with K in blocks. Chunks are independent here, because `wide_recurrence` has stored the states.
 """

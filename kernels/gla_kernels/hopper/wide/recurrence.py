@@ -3,7 +3,7 @@
 """Computes the state before every chunk, or in reverse its gradient: Gluon kernel for wide heads on Hopper, and a scan.
 
     forward:  X = K~, Y = V    S~ = 2^r S is kept before every chunk,    S~'  = S~  + K~^T V
-    reverse:  X = Q~, Y = dO   dS~ = 2^r dS' is kept after every chunk,  dS~' = dS~ + Q~^T dO
+    reverse:  X = Q~, Y = dO   dS~' = 2^r dS' is kept after every chunk,  dS~ = dS~' + Q~^T dO
 
 in the chunk's frame (`narrow/forward.py`). A factor 2^r takes the state into this frame, and another out of it. Other
 kernels read the stored states and handle each chunk independently.

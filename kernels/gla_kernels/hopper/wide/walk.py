@@ -3,7 +3,7 @@
 """Computes o and states, or in reverse dv and their gradients, for K up to 256: Gluon kernel for wide heads, Hopper.
 
     forward:  X = Q~, Y = K~, Z = V     O  = P V  + Q~ S~,    S~'  = S~  + K~^T V
-    reverse:  X = K~, Y = Q~, Z = dO    dV = P dO + K~ dS~,   dS~' = dS~ + Q~^T dO
+    reverse:  X = K~, Y = Q~, Z = dO    dV = P dO + K~ dS~',   dS~ = dS~' + Q~^T dO
 
 with S~ = 2^r S (see `wide/recurrence.py`), and P, Q~, K~ and 2^r from `wide_frames`. A state with all K keys stays in
 registers from chunk to chunk: two tensors of 128 keys, half of the registers of two warpgroups. Once per chunk it is
