@@ -103,6 +103,7 @@ def tune(out):
             while len(list(Path(folder).glob(f"{number}-*"))) < count and any(x.poll() is None for x in shares):
                 time.sleep(0.2)
             call(op, dtype, *shape)
+            store(out)  # at once: the rest may be cut off
             print(f"{op} {dtype} {shape}: tuned after {time.perf_counter() - start:.0f} s", flush=True)
         for share in shares:
             share.wait()
