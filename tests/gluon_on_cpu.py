@@ -35,7 +35,7 @@ OURS = tuple(
     f"gla_kernels.hopper.{name}"
     for name in (
         "layouts", "values", "products", "copies", "gates", "places", "narrow.forward", "narrow.backward",
-        "narrow.recurrence", "wide.tiles", "wide.frames", "wide.walk", "wide.forward", "wide.forward_pair",
+        "narrow.recurrence", "wide.tiles", "wide.frames", "wide.walk", "wide.forward",
         "wide.recurrence", "wide.readout", "wide.gradients", "wide.backward", "levels", "strong",
     )
 )  # fmt: skip

@@ -134,6 +134,7 @@ def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, b
 
 def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
     from gla_kernels.hopper.wide.backward import wide_backward
+    from gla_kernels.hopper.wide.forward import wide_forward
     from gla_kernels.hopper.wide.frames import wide_frames
     from gla_kernels.hopper.wide.gradients import wide_gradients
     from gla_kernels.hopper.wide.readout import wide_readout
@@ -163,8 +164,8 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
         yield Variant("walk, checkpoints", "plain", wide_walk, call.plan.forward, switches)
     elif wide.fused(call):
         for wider, tile in tiles(call.plan.forward).items():
-            yield Variant(f"{wider}forward", "plain", wide.forward_kernel(tile), tile, forward)
-            yield Variant(f"{wider}forward, checkpoints", "plain", wide.forward_kernel(tile), tile, checkpoints)
+            yield Variant(f"{wider}forward", "plain", wide_forward, tile, forward)
+            yield Variant(f"{wider}forward, checkpoints", "plain", wide_forward, tile, checkpoints)
     for parked in {False, parks(call)}:
         yield Variant(
             "gradients" + ", parked" * parked, "plain", wide_gradients, call.plan.backward, {"PARKED": parked}

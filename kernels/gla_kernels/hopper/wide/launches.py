@@ -10,7 +10,6 @@ With K and V up to 128 and enough heads, one kernel computes all gradients. `wid
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -33,7 +32,7 @@ from gla_kernels.hopper.wide.pieces import (
 )
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged
-from gla_kernels.launching.plans import WIDE_BACKWARD, Tile, wide_frames_tile, wide_readout_tile
+from gla_kernels.launching.plans import WIDE_BACKWARD, wide_frames_tile, wide_readout_tile
 from gla_kernels.limits import WIDE_KEY_BLOCK
 from gla_kernels.portable.launches import scan
 
@@ -150,21 +149,12 @@ def _backward(
     call.launch(wide_backward, WIDE_BACKWARD, programs, arranged(wide_backward, arguments), switches)
 
 
-def forward_kernel(tile: Tile) -> Any:
-    """The kernel that computes o and the states for K up to 128; it depends on the value columns of a program."""
-    if tile.block_v == 256:
-        from gla_kernels.hopper.wide.forward_pair import wide_forward_pair
-
-        return wide_forward_pair
-    from gla_kernels.hopper.wide.forward import wide_forward
-
-    return wide_forward
-
-
 def _forward(
     call: Call, inputs: Inputs, flags: Flags, run: Run, o: torch.Tensor, initial: torch.Tensor | None,
     final: torch.Tensor | None, states: torch.Tensor | None, checkpoints: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
+    from gla_kernels.hopper.wide.forward import wide_forward
+
     arguments = inputs.arguments | call.numbers | run.arguments(call) | _steps(initial=initial, final=final) | {
         "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
         "flags": flags.rows, "marks": flags.marks, "every": call.every,
@@ -176,8 +166,8 @@ def _forward(
         "STORE_CHECKPOINTS": checkpoints is not None,
     }
     tile = forward_tile(call, run.count)
-    kernel, programs = forward_kernel(tile), (run.count * programs_a_piece(call, tile),)
-    call.launch(kernel, tile, programs, arranged(kernel, arguments), switches)
+    programs = (run.count * programs_a_piece(call, tile),)
+    call.launch(wide_forward, tile, programs, arranged(wide_forward, arguments), switches)
 
 
 @dataclass(frozen=True)
