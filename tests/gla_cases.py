@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -59,12 +59,17 @@ def run(
     function: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
     inputs: dict[str, torch.Tensor | None],
     grads: dict[str, torch.Tensor],
+    frozen: Collection[str] = (),
     **options: object,
 ) -> dict[str, torch.Tensor]:
-    """All outputs and gradients of a GLA function, by name. If `g` is None, the function is called without gates."""
-    leaves = {name: x.clone().requires_grad_() for name, x in inputs.items() if x is not None}
-    positional = [leaves[name] for name in ("q", "k", "v", "g") if name in leaves]
-    o, final = function(*positional, initial_state=leaves.get("initial"), output_final_state=True, **options)
+    """All outputs and gradients of a GLA function, by name. If `g` is None, the function is called without gates.
+
+    `frozen`: inputs that need no gradient.
+    """
+    given = {name: x.clone().requires_grad_(name not in frozen) for name, x in inputs.items() if x is not None}
+    positional = [given[name] for name in ("q", "k", "v", "g") if name in given]
+    o, final = function(*positional, initial_state=given.get("initial"), output_final_state=True, **options)
+    leaves = {name: x for name, x in given.items() if x.requires_grad}
     outputs = {"o": o, "final": final}
     incoming = [grads[name].to(x.dtype) for name, x in outputs.items()]
     gradients = torch.autograd.grad(list(outputs.values()), list(leaves.values()), incoming)
@@ -197,7 +202,8 @@ def exact_from_checkpoints_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> None:  # fmt: skip
         failed.fill_(1)
         for x in (gradients.dq, gradients.dk, gradients.dv, gradients.dg, dinitial):
-            x.fill_(math.nan)
+            if x is not None:
+                x.fill_(math.nan)
         launch(call, inputs, do, checkpoints, failed, gradients, room=room, dfinal=dfinal, dinitial=dinitial)
 
     monkeypatch.setattr(passes, "run_exact_backward_from_checkpoints", flag_and_launch)

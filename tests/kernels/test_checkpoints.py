@@ -47,7 +47,7 @@ def launch_backward(call):
     cu_seqlens = torch.empty(call.sequences + 1, dtype=torch.int32, device="meta") if call.varlen else None
     kept = torch.empty(call.kept_shape(False), device="meta")
     inputs, flags = Inputs(q, k, v, g, cu_seqlens), flag_buffer(call, q)
-    passes.launch_backward(call, inputs, do, None, kept, flags, False, passes.KEEP_CHECKPOINTS)
+    passes.launch_backward(call, inputs, do, None, kept, flags, False, True, passes.KEEP_CHECKPOINTS)
 
 
 SIZES = {

@@ -91,6 +91,31 @@ def test_all_gradients_in_one_kernel_are_right_for_every_gate(gate, monkeypatch)
     assert_close(attend(case), case, BOUND)
 
 
+def assert_same_without_dg(case, **options):
+    """All other results are the same bits whether the gate's gradient is computed or not, and right."""
+    found, whole = attend(case, frozen=("g",), **options), attend(case, **options)
+    assert whole.keys() - found.keys() == {"dg"}
+    assert all(torch.equal(x, whole[name]) for name, x in found.items())
+    assert_close(found, case, BOUND)
+
+
+@pytest.mark.parametrize("gate", ["mild", "strong", "one channel resets"])
+@pytest.mark.parametrize(("K", "V"), HEADS)
+def test_gates_that_need_no_gradient_change_no_other_result(K, V, gate):
+    assert_same_without_dg(bfloat16_case(gate, T=150, H=1, K=K, V=V))
+
+
+@pytest.mark.parametrize("shape", [{"K": 48, "V": 64}, {"K": 128, "V": 144}, {"K": 272, "V": 32}], ids=str)
+def test_gates_that_need_no_gradient_change_no_other_result_from_checkpoints(shape):
+    """In one of the shapes a state is parked in the memory that dg would have."""
+    assert_same_without_dg(bfloat16_case("mild", B=2, T=576, H=1, **shape), materialize=False)
+
+
+def test_all_gradients_in_one_kernel_are_the_same_without_that_of_the_gate(monkeypatch):
+    set_multiprocessors(monkeypatch, 1)
+    assert_same_without_dg(bfloat16_case("strong", T=150, H=1, K=96, V=80))
+
+
 @pytest.mark.parametrize(("K", "V"), HEADS)
 def test_linear_attention_is_right(K, V):
     case = bfloat16_case(None, T=150, H=1, K=K, V=V)
@@ -243,8 +268,9 @@ def test_values_beyond_the_scaled_operands_range_go_to_the_exact_kernels(K, V, T
     case.inputs["g"][...] = -1.2
     case.inputs["q"][:, :256] *= 1e25
     case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
-    found = attend(case, materialize=materialize)
-    assert_close({name: found[name] for name in ("o", "dq", "dv", "final")}, case, BOUND)
+    for frozen in ((), ("g",)):
+        found = attend(case, materialize=materialize, frozen=frozen)
+        assert_close({name: found[name] for name in ("o", "dq", "dv", "final")}, case, BOUND)
 
 
 @product(

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from gla_cases import cumulative, make_case
+from gla_cases import cumulative, make_case, run
 from gla_kernels import chunk_gla, chunk_linear_attn
 from gla_kernels.operators import eager, kinds, ops, passes
 from torch import library
@@ -69,8 +69,9 @@ def test_the_backward_operator_passes_torchs_checks():
     initial = case.inputs["initial"]
     _, _, kept, flags = ops.chunk_forward(q, k, v, g, initial, None, 0.25, True, passes.KEEP_STATES, None, None)
     do, dfinal = case.grads["o"], case.grads["final"]
-    arguments = (q, k, v, g, None, do, dfinal, kept, flags, 0.25, True, passes.KEEP_STATES, None, None)
-    library.opcheck(ops.chunk_backward, arguments)
+    for needs in ((True, True), (False, True), (True, False)):
+        arguments = (q, k, v, g, None, do, dfinal, kept, flags, 0.25, *needs, passes.KEEP_STATES, None, None)
+        library.opcheck(ops.chunk_backward, arguments)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, which goes over the batch in a loop
@@ -167,6 +168,35 @@ def test_inputs_without_a_gradient_get_none(path):
     chunk_gla(q, k, v, g, initial_state=case.inputs["initial"])[0].sum().backward()
     assert k.grad is not None
     assert q.grad is v.grad is g.grad is None
+
+
+@pytest.mark.parametrize("frozen", [("g",), ("initial",), ("g", "initial")], ids=str)
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize("gate", ["mild", "strong", "one channel resets", None])
+def test_gradients_that_nobody_needs_are_not_made(gate, materialize, frozen, path, monkeypatch):
+    """The others are the same bits. Strong chunks and heads that the exact kernels compute are among them."""
+    made = []
+    launch = passes.launch_backward
+    monkeypatch.setattr(passes, "launch_backward", lambda *given: made.append(launch(*given)) or made[-1])
+    case, attend = make_case(gate, T=40, K=16, V=16), chunk_gla if gate else chunk_linear_attn
+    found = run(attend, case.inputs, case.grads, frozen, materialize=materialize)
+    *_, dg, dinitial = made[0]
+    assert (dg is None) == (gate is None or "g" in frozen)
+    assert (dinitial is None) == ("initial" in frozen)
+    whole = run(attend, case.inputs, case.grads, materialize=materialize)
+    assert whole.keys() - found.keys() == {f"d{name}" for name in frozen if gate or name != "g"}
+    assert all(torch.equal(x, whole[name]) for name, x in found.items())
+
+
+def test_a_compiled_call_makes_no_gradient_that_nobody_needs(monkeypatch):
+    made = []
+    launch = passes.launch_backward
+    monkeypatch.setattr(passes, "launch_backward", lambda *given: made.append(launch(*given)) or made[-1])
+    q, k, v, g = leaves_of(make_case("mild", T=20, K=16, V=16))
+    compiled = torch.compile(chunk_gla, fullgraph=True, backend="aot_eager")
+    compiled(q, k, v, g.detach())[0].sum().backward()
+    *_, dg, dinitial = made[0]
+    assert dg is dinitial is None
 
 
 def test_the_sign_that_a_view_only_notes_counts(path):

@@ -82,9 +82,12 @@ def assert_addresses(driver, log, moved, before, now):
 
 
 @pytest.mark.parametrize("keep", [passes.KEEP_STATES, passes.KEEP_CHECKPOINTS])
-@pytest.mark.parametrize(("gated", "states", "packed"), [(True, True, False), (True, False, True), (False, True, True)])
+@pytest.mark.parametrize(
+    ("gated", "frozen", "states", "packed"),
+    [(True, False, True, False), (True, False, False, True), (True, True, True, False), (False, False, True, True)],
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_replay_launches_what_the_pass_has_launched(shape, gated, states, packed, keep, driver, log):
+def test_a_replay_launches_what_the_pass_has_launched(shape, gated, frozen, states, packed, keep, driver, log):
     T = shape[1]
     tensors, do, dfinal = inputs_of(
         1 if packed else shape[0], *shape[1:], gated, states, [T // 2, 1, T - T // 2 - 1] if packed else None
@@ -109,6 +112,7 @@ def test_a_replay_launches_what_the_pass_has_launched(shape, gated, states, pack
 
     saved = (q, k, v, g, cu_seqlens, *outputs[2:])
     log.clear()
+    settings = 0.125, states, gated and not frozen, keep, None, None
     with Keeping() as all_tensors:
         gradients = passes.backward(q, k, v, g, cu_seqlens, do, dfinal, *outputs[2:], *settings)
     assert known.backward(settings, *saved, do, dfinal) is None  # the first of its kind may not have been launched

@@ -34,7 +34,7 @@ def test_calls_of_the_same_form_launch_the_same_kernels(K, V, materialize, monke
             call, inputs, flags, o=torch.empty_like(v), initial=None, final=None,
             states=kept if materialize else None, checkpoints=None if materialize else kept,
         )  # fmt: skip
-        gradients = Gradients.empty(call, inputs)
+        gradients = Gradients.empty(call, inputs, needs_dg=True)
         wide.run_backward(
             call, inputs, do, kept, flags, failure_flags(flags, False), gradients,
             dfinal=None, dinitial=state, materialized=materialize,
@@ -59,7 +59,7 @@ def test_gradients_of_states_that_have_room_are_computed_at_once_and_states_slic
     inputs, flags = Inputs(q, k, v, g, None), Flags.of(call, flag_buffer(call, q))
     wide.run_backward(
         call, inputs, do, torch.empty(call.kept_shape(False), device="meta"), flags, failure_flags(flags, False),
-        Gradients.empty(call, inputs), dfinal=None, dinitial=torch.empty(call.state_shape(33), device="meta"),
-        materialized=False,
+        Gradients.empty(call, inputs, needs_dg=True), dfinal=None,
+        dinitial=torch.empty(call.state_shape(33), device="meta"), materialized=False,
     )  # fmt: skip
     assert walks == [True, *[False, "wide_gradients"] * 4]

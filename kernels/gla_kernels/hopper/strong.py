@@ -194,7 +194,7 @@ def put_rows(tile, ptr, stride, rows_left, column, N: gl.constexpr):
 @gluon.jit
 def add_gradients(
     q, k, v, g, do, dq, dk, dg, tiles, keys, sums, scale, q_t, k_t, v_t, g_t, do_t, grad_t, column, rows_left,
-    C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr,
+    C: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, STORE_DG: gl.constexpr,
 ):  # fmt: skip
     """Adds what the missing scores give key columns from `column` on of dq, dk and dg; see `strong.add_gradients`.
 
@@ -211,11 +211,12 @@ def add_gradients(
     scaled_at: gl.constexpr = scaled.shape[0] - 2
     # What will be added to comes while the levels are computed.
     dq_tile, dk_tile = rows_tile(tiles.index(0), dq, BK), rows_tile(tiles.index(1), dk, BK)
-    dg_tile = rows_tile(tiles.index(2), dg, BK)
     thread_barrier()
     fetch_rows(dq_tile, dq, grad_t, rows_left, column, K)
     fetch_rows(dk_tile, dk, grad_t, rows_left, column, K)
-    fetch_rows(dg_tile, dg, grad_t, rows_left, column, K)
+    if STORE_DG:
+        dg_tile = rows_tile(tiles.index(2), dg, BK)
+        fetch_rows(dg_tile, dg, grad_t, rows_left, column, K)
     async_copy.commit_group()
     halves = gate_parts(g_tile)
     bq, bk, weight = load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C)
@@ -237,30 +238,34 @@ def add_gradients(
         # X is read again, because a number that is stored and used takes a slow conversion of its own.
         of_q = gl.where(late, 1.0, 0.0)
         of_k = 1.0 - of_q
-        balance += (of_k - of_q) * (widened(tile.load(key_tile)) * gradient)
+        if STORE_DG:
+            balance += (of_k - of_q) * (widened(tile.load(key_tile)) * gradient)
         gradient *= factor
         bdq += of_q * gradient
         bdk += of_k * gradient
         factor = gl.exp2(exponents)
-    high, low = split(balance)
-    thread_barrier()  # no product reads the gates any more
-    halves.index(0).store(high)
-    halves.index(1).store(low)
-    fence_async_shared()
-    thread_barrier()
-    before = gl.convert_layout(gl.where(triangle(C, True, False), 1.0, 0.0).to(gl.bfloat16), left_operand(C))
-    bdg = product(before, halves.index(0), C, BK)
-    bdg = add_product(before, halves.index(1), bdg)
+    if STORE_DG:
+        high, low = split(balance)
+        thread_barrier()  # no product reads the gates any more
+        halves.index(0).store(high)
+        halves.index(1).store(low)
+        fence_async_shared()
+        thread_barrier()
+        before = gl.convert_layout(gl.where(triangle(C, True, False), 1.0, 0.0).to(gl.bfloat16), left_operand(C))
+        bdg = product(before, halves.index(0), C, BK)
+        bdg = add_product(before, halves.index(1), bdg)
     async_copy.wait_group(0)
     thread_barrier()
     add_rows(dq_tile, bdq * weight)
     add_rows(dk_tile, bdk)
-    bdg = warpgroup_mma_wait(0, deps=[bdg])
-    add_rows(dg_tile, bdg)
+    if STORE_DG:
+        bdg = warpgroup_mma_wait(0, deps=[bdg])
+        add_rows(dg_tile, bdg)
     thread_barrier()
     put_rows(dq_tile, dq, grad_t, rows_left, column, K)
     put_rows(dk_tile, dk, grad_t, rows_left, column, K)
-    put_rows(dg_tile, dg, grad_t, rows_left, column, K)
+    if STORE_DG:
+        put_rows(dg_tile, dg, grad_t, rows_left, column, K)
 
 
 @gluon.jit(do_not_specialize=["T", "H", "items"])
@@ -284,6 +289,7 @@ def gla_backward_strong_hopper(
     BK: gl.constexpr,
     C: gl.constexpr,
     VARLEN: gl.constexpr,
+    STORE_DG: gl.constexpr,
 ):  # fmt: skip
     """The backward of `gla_forward_strong_hopper`, item by item as there."""
     parts: gl.constexpr = 1 + (K + BK - 1) // BK
@@ -318,8 +324,8 @@ def gla_backward_strong_hopper(
                 else:
                     add_gradients(
                         q_at, k_at, row_of(v, b, t, h, v_b, v_t, v_h), g_at, do_at, dq + token * K, dk + token * K,
-                        dg + token * K, tiles, halves, sums, scale, q_t, k_t, v_t, g_t, do_t, H * K, (part - 1) * BK,
-                        rows_left, C, K, V, BK,
+                        dg + token * K if STORE_DG else dg, tiles, halves, sums, scale, q_t, k_t, v_t, g_t, do_t, H * K,
+                        (part - 1) * BK, rows_left, C, K, V, BK, STORE_DG,
                     )  # fmt: skip
             found = gl.where(lane_numbers() == lane, 0, found)
             lane = first_raised(found)

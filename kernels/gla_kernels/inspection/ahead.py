@@ -13,7 +13,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,8 +89,17 @@ class Variant:
 def variants(call: Call) -> Iterator[Variant]:
     """The kernels of a call, with every optional input and output, so that all of their code is compiled.
 
-    A forward keeps states; for wide heads, variants that keep checkpoints instead are included.
+    A forward keeps states; for wide heads, variants that keep checkpoints instead are included. So is, for every kernel
+    that writes dg, the variant for gates that need no gradient.
     """
+    for variant in _with_all_gradients(call):
+        writes_dg = call.gated and "STORE_DG" in variant.kernel.arg_names
+        yield replace(variant, switches=variant.switches | {"STORE_DG": writes_dg})
+        if writes_dg:
+            yield replace(variant, name=f"{variant.name}, no dg", switches=variant.switches | {"STORE_DG": False})
+
+
+def _with_all_gradients(call: Call) -> Iterator[Variant]:
     forward = dict.fromkeys(("HAS_INITIAL", "STORE_O", "STORE_FINAL", "STORE_STATES"), True)
     forward |= dict.fromkeys(("FROM_CHECKPOINT", "STORE_CHECKPOINTS"), False)
     backward = {"FROM_CHECKPOINT": False, "HAS_DFINAL": True, "STORE_DINITIAL": True}
@@ -186,7 +195,8 @@ def compile_kernel(call: Call, variant: Variant, arch: str) -> Any:
     Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin or AMD's machine code.
     """
     kernel = variant.kernel
-    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "dg", "parked", "decays", "half_gates", "excesses"))
+    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "parked", "decays", "half_gates", "excesses"))
+    absent |= {} if variant.switches["STORE_DG"] else {"dg": None}
     amd = {"PRECISION": operands(call.dtype, amd=True).precision} if _is_amd(arch) else {}
     constants = named(kernel, call.constants(variant.tile) | variant.switches | absent | amd)
     signature = {name: _type(call, name, constants) for name in kernel.arg_names}

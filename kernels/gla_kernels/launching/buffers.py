@@ -119,7 +119,10 @@ def sum_of_parts(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The backward's outputs: dq, dk, dg [B, T, H, K] and dv [B, T, H, V], or partial sums (see `output_parts`)."""
+    """The backward's outputs: dq, dk, dg [B, T, H, K] and dv [B, T, H, V], or partial sums (see `output_parts`).
+
+    `dg` is None without gates, and if nobody needs their gradient.
+    """
 
     dq: torch.Tensor
     dk: torch.Tensor
@@ -127,9 +130,9 @@ class Gradients:
     dg: torch.Tensor | None
 
     @classmethod
-    def empty(cls, call: Call, inputs: Inputs) -> "Gradients":
+    def empty(cls, call: Call, inputs: Inputs, needs_dg: bool) -> "Gradients":
         parts = call.value_parts
-        dg = None if inputs.g is None else output_parts(inputs.g, parts)
+        dg = output_parts(inputs.g, parts) if needs_dg and inputs.g is not None else None
         dv = output_parts(inputs.v, call.key_parts)
         return cls(output_parts(inputs.q, parts), output_parts(inputs.k, parts), dv, dg)
 
@@ -137,6 +140,11 @@ class Gradients:
     def arguments(self) -> dict[str, Any]:
         """The gradients as kernels take them, by name."""
         return {"dq": self.dq, "dk": self.dk, "dv": self.dv, "dg": self.dg}
+
+    @property
+    def switches(self) -> dict[str, bool]:
+        """The switches of all kernels that write gradients."""
+        return {"STORE_DG": self.dg is not None}
 
     def summed(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """dq, dk, dv and dg in the shapes and dtypes of their inputs."""

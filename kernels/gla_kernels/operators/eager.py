@@ -45,13 +45,13 @@ class _Chunk(torch.autograd.Function):
         scale, _, keep, chunk_size, plan = settings
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, g, cu_seqlens, kept, flags)
-        ctx.settings = scale, initial_state is not None, keep, chunk_size, plan
+        ctx.settings = scale, keep, chunk_size, plan
         ctx.known = known
         return o, final
 
     @staticmethod
     def backward(ctx: Any, do: torch.Tensor | None, dfinal: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        saved, settings, known = ctx.saved_tensors, ctx.settings, ctx.known
+        saved, settings, known = ctx.saved_tensors, ops.backward_settings(ctx), ctx.known
         # Gradients are recorded if they are to be differentiated again, which the operator refuses.
         recorded = torch.is_grad_enabled()
         if known is not None and do is not None and not recorded and is_unwatched():
@@ -99,7 +99,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, do: torch.Tensor | None, dfinal: torch.Tensor | None, *_: Any) -> tuple[Any, ...]:
-        return ops.gradients(_TransformedBackward.apply, ctx.saved_tensors, ctx.settings, do, dfinal)
+        return ops.gradients(_TransformedBackward.apply, ctx.saved_tensors, ops.backward_settings(ctx), do, dfinal)
 
 
 # What `_Chunk.apply` comes to if no transform of functorch is active, without its questions.

@@ -51,7 +51,7 @@ class Pass:
             return
         self._attempts += 1
         q, _, v, g, cu_seqlens = tensors[:5]
-        scale, _, _, chunk_size, plan = settings
+        scale, *_, chunk_size, plan = settings
         call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
         try:
             recording = record(call, q.get_device(), tensors, lambda call, *like: self._run(call, settings, *like))
@@ -77,10 +77,11 @@ def _run_backward(
     cu_seqlens: torch.Tensor | None, kept: torch.Tensor, flags: torch.Tensor, do: torch.Tensor,
     dfinal: torch.Tensor | None,
 ) -> Sequence[torch.Tensor | None]:  # fmt: skip
-    _, has_initial, keep, _, _ = settings
+    _, needs_dinitial, needs_dg, keep, _, _ = settings
     after = None if dfinal is None else dfinal.contiguous()
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
-    return passes.launch_backward(call, inputs, readable(call, do), after, kept, flags, has_initial, keep)
+    do = readable(call, do)
+    return passes.launch_backward(call, inputs, do, after, kept, flags, needs_dinitial, needs_dg, keep)
 
 
 class Passes:
@@ -91,14 +92,16 @@ class Passes:
 
     def __init__(self, forward: _Run = run_forward) -> None:
         self.forward = Pass(forward)
-        self._backwards: dict[bytes, Pass] = {}
+        self._backwards: dict[tuple[object, ...], Pass] = {}
 
     def backward(self, settings: tuple[Any, ...], *tensors: torch.Tensor | None) -> Any:
-        """Repeats a backward: dq, dk, dv, dg and the gradient of the initial states, or None."""
+        """Repeats a backward: dq, dk, dv, and dg and the gradient of the initial states or None; None if it cannot."""
         # Of saved tensors too: hooks may have changed them.
-        kind = _describe(*tensors)
-        if kind is None:
+        described = _describe(*tensors)
+        if described is None:
             return None
+        _, needs_dinitial, needs_dg, *_ = settings
+        kind = described, needs_dinitial, needs_dg
         found = self._backwards.get(kind)
         if found is not None:
             return found(settings, *tensors)

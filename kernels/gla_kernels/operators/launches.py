@@ -109,7 +109,7 @@ def run_backward(
             "rows": rows,
         }  # fmt: skip
         tile = exact_tile(call.K, call.V, call.plan)
-        switches = {"HAS_DFINAL": dfinal is not None}
+        switches = gradients.switches | {"HAS_DFINAL": dfinal is not None}
         programs = min(rows * call.key_parts, call.exact_programs)
         call.launch(gla_backward_exact, tile, (programs,), arranged(gla_backward_exact, arguments), switches)
 
@@ -139,7 +139,7 @@ def run_exact_backward_from_checkpoints(
         "dinitial": dinitial, "every": call.every, "rows": rows,
     }  # fmt: skip
     tile = exact_tile(call.K, call.V, call.plan)
-    switches = {"HAS_DFINAL": dfinal is not None}
+    switches = gradients.switches | {"HAS_DFINAL": dfinal is not None}
     kernel = gla_backward_exact_recomputing
     call.launch(kernel, tile, (programs,), arranged(kernel, arguments), switches)
 
@@ -155,4 +155,4 @@ def run_strong_backward(
     arguments = inputs.arguments | gradients.arguments | call.numbers | named_strides(do=do)
     arguments |= {"do": do, "flags": flags.rows, "failed": failed, "marks": flags.marks, "items": items}
     kernel = strong_kernel(call, True)
-    call.launch(kernel, tile, (programs,), arranged(kernel, arguments), {})
+    call.launch(kernel, tile, (programs,), arranged(kernel, arguments), gradients.switches)

@@ -48,27 +48,33 @@ def _chunk_backward(q: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
 def _fake_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None,
     do: torch.Tensor, dfinal: torch.Tensor | None, kept: torch.Tensor, flags: torch.Tensor, scale: float,
-    has_initial: bool, keep: int, chunk_size: int | None,
-    plan: str | None,
+    needs_dinitial: bool, needs_dg: bool, keep: int, chunk_size: int | None, plan: str | None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     return (
         q.new_empty(q.shape),
         k.new_empty(k.shape),
         v.new_empty(v.shape),
-        _present(None, q, torch.float32) if g is None else g.new_empty(g.shape),
-        call.new_states(q) if has_initial else _present(None, q, torch.float32),
+        _present(None, q, torch.float32) if g is None or not needs_dg else g.new_empty(g.shape),
+        call.new_states(q) if needs_dinitial else _present(None, q, torch.float32),
     )
 
 
 def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     """What a forward saves for `gradients`."""
-    q, k, v, g, initial_state, cu_seqlens, scale, _, keep, chunk_size, plan = inputs
+    q, k, v, g, _, cu_seqlens, scale, _, keep, chunk_size, plan = inputs
     _, _, kept, flags = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(kept, flags)
     ctx.save_for_backward(q, k, v, g, cu_seqlens, kept, flags)
-    ctx.settings = scale, initial_state is not None, keep, chunk_size, plan
+    ctx.settings = scale, keep, chunk_size, plan
+
+
+def backward_settings(ctx: Any) -> tuple[Any, ...]:
+    """The options of `chunk_backward`, from a forward's and from which of its tensors need a gradient."""
+    scale, keep, chunk_size, plan = ctx.settings
+    _, _, _, needs_dg, needs_dinitial, *_ = ctx.needs_input_grad
+    return scale, needs_dinitial, needs_dg, keep, chunk_size, plan
 
 
 def gradients(
@@ -80,21 +86,19 @@ def gradients(
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of the forward's arguments, computed by `run`, from what a forward has saved."""
     q, k, v, g, cu_seqlens, kept, flags = saved
-    scale, has_initial, keep, chunk_size, plan = settings
+    _, needs_dinitial, needs_dg, *_ = settings
     do = torch.zeros_like(v) if do is None else do
     dfinal = None if dfinal is None else dfinal.contiguous()
-    dq, dk, dv, dg, dinitial = run(
-        q, k, v, g, cu_seqlens, do, dfinal, kept, flags, scale, has_initial, keep, chunk_size, plan
-    )
+    dq, dk, dv, dg, dinitial = run(q, k, v, g, cu_seqlens, do, dfinal, kept, flags, *settings)
     return (
-        dq, dk, dv, None if g is None else dg, dinitial if has_initial else None, None, None, None, None, None, None,
+        dq, dk, dv, dg if needs_dg else None, dinitial if needs_dinitial else None, None, None, None, None, None, None,
     )  # fmt: skip
 
 
 def _backward(
     ctx: Any, do: torch.Tensor | None, dfinal: torch.Tensor | None, *_: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
-    return gradients(chunk_backward, ctx.saved_tensors, ctx.settings, do, dfinal)
+    return gradients(chunk_backward, ctx.saved_tensors, backward_settings(ctx), do, dfinal)
 
 
 def refuse(ctx: Any, *grads: torch.Tensor | None) -> None:
@@ -110,8 +114,7 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     "chunk_backward(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? cu_seqlens, Tensor do, Tensor? dfinal,"
-    " Tensor kept, Tensor flags, float scale, bool has_initial, int keep, int? chunk_size,"
-    " str? plan)"
+    " Tensor kept, Tensor flags, float scale, bool needs_dinitial, bool needs_dg, int keep, int? chunk_size, str? plan)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 for _device in ("CPU", "CUDA"):  # on a CPU: Triton's interpreter

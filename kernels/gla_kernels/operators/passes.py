@@ -81,7 +81,8 @@ def forward(
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
     with device_of(q):
         if unrehearsed(call, "forward", initial_state is None, output_final_state, keep, call.is_short):
-            _rehearse_forward(call, inputs, initial_state, output_final_state, keep)
+            needs = _probable_needs(q, k, v, g, initial_state)
+            _rehearse_forward(call, inputs, initial_state, output_final_state, keep, needs)
         return launch_forward(call, inputs, initial_state, output_final_state, keep)
 
 
@@ -118,15 +119,30 @@ def _launch_recurrence(
 
 
 def _rehearse_forward(
-    call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int
-) -> None:
-    """Compiles the kernels of a forward and, if it keeps anything, those of a backward without `dfinal`."""
+    call: Call, inputs: Inputs, initial_state: torch.Tensor | None, output_final_state: bool, keep: int,
+    needs: tuple[bool, bool],
+) -> None:  # fmt: skip
+    """Compiles the kernels of a forward and, if it keeps anything, those of a backward without `dfinal`.
+
+    `needs`: whether that is likely to compute the gradients of the initial state and of g.
+    """
     with rehearsing(call, inputs.q.device) as rehearsal:
         like, initial = inputs.on_meta(), on_meta(initial_state)
         o, _, kept, flags = launch_forward(rehearsal, like, initial, output_final_state, keep)
-        has_initial = initial is not None
-        if kept is not None and unrehearsed(call, "backward", True, has_initial, keep):
-            launch_backward(rehearsal, like, torch.empty_like(o), None, kept, flags, has_initial, keep)
+        if kept is not None and unrehearsed(call, "backward", True, *needs, keep):
+            launch_backward(rehearsal, like, torch.empty_like(o), None, kept, flags, *needs, keep)
+
+
+def _probable_needs(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial_state: torch.Tensor | None
+) -> tuple[bool, bool]:
+    """Whether the gradients of the initial state and of g will be needed: those that autograd has to compute.
+
+    If it has to compute none at all, as in a compiled graph, of all that are given.
+    """
+    unknown = not any(x is not None and x.requires_grad for x in (q, k, v, g, initial_state))
+    dinitial, dg = (x is not None and (unknown or x.requires_grad) for x in (initial_state, g))
+    return dinitial, dg
 
 
 def forward_outputs(
@@ -153,38 +169,39 @@ def backward(
     kept: torch.Tensor,
     flags: torch.Tensor,
     scale: float,
-    has_initial: bool,
+    needs_dinitial: bool,
+    needs_dg: bool,
     keep: int,
     chunk_size: int | None,
     plan: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Runs a backward: dq, dk, dv, dg and the gradient of the initial states."""
+    """Runs a backward: dq, dk, dv, and those of dg and the gradient of the initial states that are needed."""
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
     do = readable(call, do)
     with device_of(q):
-        if unrehearsed(call, "backward", dfinal is None, has_initial, keep):
+        if unrehearsed(call, "backward", dfinal is None, needs_dinitial, needs_dg, keep):
             with rehearsing(call, q.device) as rehearsal:
-                like, after = inputs.on_meta(), on_meta(dfinal)
+                like, after, needs = inputs.on_meta(), on_meta(dfinal), (needs_dinitial, needs_dg)
                 launch_backward(
-                    rehearsal, like, do.to("meta"), after, kept.to("meta"), flags.to("meta"), has_initial, keep
-                )
-        return launch_backward(call, inputs, do, dfinal, kept, flags, has_initial, keep)
+                    rehearsal, like, do.to("meta"), after, kept.to("meta"), flags.to("meta"), *needs, keep
+                )  # fmt: skip
+        return launch_backward(call, inputs, do, dfinal, kept, flags, needs_dinitial, needs_dg, keep)
 
 
 def launch_backward(
     call: Call, inputs: Inputs, do: torch.Tensor, dfinal: torch.Tensor | None, kept: torch.Tensor,
-    buffer: torch.Tensor, has_initial: bool, keep: int,
+    buffer: torch.Tensor, needs_dinitial: bool, needs_dg: bool, keep: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Launches all kernels of the backward, recomputing states from checkpoints if needed. `buffer`: see `Flags`."""
-    gradients = Gradients.empty(call, inputs)
+    gradients = Gradients.empty(call, inputs, needs_dg)
     flags = Flags.of(call, buffer)
     materialized = keep == KEEP_STATES
     # From checkpoints, one exact kernel computes what either pass has flagged; it needs no states of the plain form.
     failed = failure_flags(flags, after_forward=call.gated and not materialized)
     # With gates, the exact kernel passes the state's gradient on in it.
     zero = dfinal is None and not materialized and wide.carries_gradient(call)
-    dinitial = call.new_states(inputs.q, zero=zero) if has_initial or call.gated else None
+    dinitial = call.new_states(inputs.q, zero=zero) if needs_dinitial or call.gated else None
     states: dict[str, Any] = {"dfinal": dfinal, "dinitial": dinitial}
     if call.plan.family == "wide":
         wide.run_backward(
@@ -203,7 +220,7 @@ def launch_backward(
     if call.gated:
         run_strong_backward(call, inputs, do, flags, failed, gradients)
     clear_tails(call, inputs, gradients.dq, gradients.dk, gradients.dv, gradients.dg)
-    return *gradients.summed(inputs), dinitial if has_initial else None
+    return *gradients.summed(inputs), dinitial if needs_dinitial else None
 
 
 def _scratch_states(call: Call) -> int:

@@ -72,6 +72,7 @@ def exact_backward_row(
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
     FROM_CHECKPOINT: tl.constexpr,
+    STORE_DG: tl.constexpr,
 ):  # fmt: skip
     """The backward of block ik of the key columns of a sequence and head, `count` chunks from `first` on.
 
@@ -99,7 +100,8 @@ def exact_backward_row(
     grad_stride = H * VALUE_PARTS * K
     dq += out * VALUE_PARTS * K
     dk += out * VALUE_PARTS * K
-    dg += out * VALUE_PARTS * K
+    if STORE_DG:
+        dg += out * VALUE_PARTS * K
     dv += (out * blocks_k + ik) * V
     if not FROM_CHECKPOINT:
         states += (first_slot(n, begin, length, C, VARLEN).to(tl.int64) * H + h) * K * V
@@ -169,7 +171,8 @@ def exact_backward_row(
                 store_tile(dv + row * H * blocks_k * V, bdv, steps, vcols, H * blocks_k * V, rows_left, V)
                 dS *= tl.exp2(tl.sum(step_gates, axis=0))[:, None]
                 dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
-                start += tl.sum(Sd.to(tl.float32) * dS, axis=1)
+                if STORE_DG:
+                    start += tl.sum(Sd.to(tl.float32) * dS, axis=1)
                 store_tile(dinitial, dS, kcols, vcols, V, K, V)
             dP = tl.where(lower, dP, 0.0)
             dPt = tl.where(upper, dPt, 0.0)
@@ -177,12 +180,14 @@ def exact_backward_row(
             balance += ks.to(tl.float32) * dk_state - qs.to(tl.float32) * dq_state
             bdq = (bdq + dq_state * q_factor) * scale
             bdk += dk_state * k_factor
-            bdg = select_sum(steps[:, None] > steps[None, :], balance, 3, DOT) + start[None, :]
+            if STORE_DG:
+                bdg = select_sum(steps[:, None] > steps[None, :], balance, 3, DOT) + start[None, :]
             for part in range(0, VALUE_PARTS):
                 at = row * grad_stride + part * K
                 store_tile(dq + at, tl.where(part == 0, bdq, 0.0), steps, kcols, grad_stride, rows_left, K)
                 store_tile(dk + at, tl.where(part == 0, bdk, 0.0), steps, kcols, grad_stride, rows_left, K)
-                store_tile(dg + at, tl.where(part == 0, bdg, 0.0), steps, kcols, grad_stride, rows_left, K)
+                if STORE_DG:
+                    store_tile(dg + at, tl.where(part == 0, bdg, 0.0), steps, kcols, grad_stride, rows_left, K)
 
 
 @triton.jit(do_not_specialize=["T", "H", "rows"])
@@ -202,6 +207,7 @@ def gla_backward_exact(
     VARLEN: tl.constexpr,
     PDL: tl.constexpr,
     HAS_DFINAL: tl.constexpr,
+    STORE_DG: tl.constexpr,
 ):  # fmt: skip
     """`gla_backward_kernel` for those of the `rows` sequences and heads that either pass has flagged.
 
@@ -219,7 +225,7 @@ def gla_backward_exact(
                 exact_backward_row(
                     nh, item % blocks_k, q, k, v, g, do, states, flags, dq, dk, dv, dg, dinitial, cu, scale,
                     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
-                    T, H, 0, tl.cdiv(T, C), K, V, BK, BV, C, R, VALUE_PARTS, DOT, PRECISION, VARLEN, False,
+                    T, H, 0, tl.cdiv(T, C), K, V, BK, BV, C, R, VALUE_PARTS, DOT, PRECISION, VARLEN, False, STORE_DG,
                 )  # fmt: skip
 
 
@@ -244,6 +250,7 @@ def gla_backward_exact_recomputing(
     VARLEN: tl.constexpr,
     PDL: tl.constexpr,
     HAS_DFINAL: tl.constexpr,
+    STORE_DG: tl.constexpr,
 ):  # fmt: skip
     """`gla_backward_exact` from checkpoints: a program goes back from one to the one before, recomputing the states."""
     begin_behind(PDL)
@@ -275,5 +282,5 @@ def gla_backward_exact_recomputing(
                     exact_backward_row(
                         nh, ik, q, k, v, g, do, states, None, dq, dk, dv, dg, dinitial, cu, scale, q_b, q_t, q_h,
                         k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, T, H, first, every,
-                        K, V, BK, BV, C, R, VALUE_PARTS, DOT, PRECISION, VARLEN, True,
+                        K, V, BK, BV, C, R, VALUE_PARTS, DOT, PRECISION, VARLEN, True, STORE_DG,
                     )  # fmt: skip

@@ -94,7 +94,7 @@ def run_plain_backward(
         "first": first, "count": count,
     }  # fmt: skip
     programs = call.sequences * call.H * call.blocks(call.plan.backward)
-    switches = {"FROM_CHECKPOINT": from_checkpoint}
+    switches = gradients.switches | {"FROM_CHECKPOINT": from_checkpoint}
     call.launch(
         gla_backward_kernel, call.plan.backward, (programs,), arranged(gla_backward_kernel, arguments), switches
     )  # fmt: skip

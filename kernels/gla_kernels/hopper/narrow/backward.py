@@ -145,6 +145,7 @@ def gla_backward_hopper(
     VARLEN: gl.constexpr,
     RECOMPUTE: gl.constexpr,
     HAS_DFINAL: gl.constexpr,
+    STORE_DG: gl.constexpr,
     STORE_DINITIAL: gl.constexpr,
     PIECES: gl.constexpr,
 ):  # fmt: skip
@@ -282,7 +283,7 @@ def gla_backward_hopper(
             dP = product(do_tile, v_tile.permute((1, 0)), C, C)
             dS, bdv = warpgroup_mma_wait(1, deps=[dS, bdv])
             anew(dv_place).store(bdv.to(gl.bfloat16))
-            if GATED:
+            if STORE_DG:
                 boundary = gl.sum(widened(anew(S_place).load(state_layout)) * dS, axis=1)
             bdq = product(do_tile, anew(S_place).permute((1, 0)), C, BK)
             dP = warpgroup_mma_wait(1, deps=[dP])
@@ -291,29 +292,32 @@ def gla_backward_hopper(
             bdq, dPt = warpgroup_mma_wait(0, deps=[bdq, dPt])
             bdk = product(v_tile, anew(dS_place).permute((1, 0)), C, BK)
             bdk = add_product(masked_operand(dPt, triangle(C, False, True)), q_tile, bdk)
-            if GATED:
+            if STORE_DG:
                 balance = -widened(q_tile.load(key_tile)) * bdq
+            if GATED:
                 bdq *= gl.exp2(G)
                 suspect += gl.sum(bdq, axis=1) * 0.0
             thread_barrier()  # dv is in its tile, and no product reads do_tile any more
             put(dv + wide_product(token, V), anew(dv_place).load(copy_v), H * V, rows_left, V, copy_v, 0, GATED)
             do_tile.store((bdq * scale).to(gl.bfloat16))
             bdk = warpgroup_mma_wait(0, deps=[bdk])
-            if GATED:
+            if STORE_DG:
                 balance += k_tile.load(key_tile).to(gl.float32) * bdk
+            if GATED:
                 bdk *= gl.exp2(beyond - G)
                 suspect += gl.sum(bdk, axis=1) * 0.0
+            if STORE_DG:
                 high, low = split(balance)
             thread_barrier()  # dq is in do_tile, and no product reads v_tile or dS~' any more
             put(dq + wide_product(token, K), do_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
             v_tile.store(bdk.to(gl.bfloat16))
-            if GATED:
+            if STORE_DG:
                 parts.index(0).store(high)
                 parts.index(1).store(low)
                 fence_async_shared()
             thread_barrier()
             put(dk + wide_product(token, K), v_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
-            if GATED:
+            if STORE_DG:
                 before = gl.where(triangle(C, True, False), 1.0, 0.0).to(gl.bfloat16)
                 before = gl.convert_layout(before, left_operand(C))
                 bdg = product(before, parts.index(0), C, BK)

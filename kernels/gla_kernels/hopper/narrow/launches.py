@@ -159,7 +159,7 @@ def _backward(
         "dfinal": dfinal, "dinitial": dinitial, "count": call.chunks if pieces is None else pieces.chunks,
         "every": call.every, "N": call.sequences, "base": 0 if pieces is None else pieces.base,
     }  # fmt: skip
-    switches = {
+    switches = gradients.switches | {
         "RECOMPUTE": checkpoints is not None,
         "HAS_DFINAL": dfinal is not None,
         "STORE_DINITIAL": dinitial is not None,

@@ -68,6 +68,7 @@ def wide_backward(
     VARLEN: gl.constexpr,
     HAS_AFTER: gl.constexpr,
     STORE_BEFORE: gl.constexpr,
+    STORE_DG: gl.constexpr,
     SCRATCH: gl.constexpr,
 ):  # fmt: skip
     """A program handles one piece and head."""
@@ -113,7 +114,10 @@ def wide_backward(
         # Not a row beside the tiles, which would take 16 registers; and without a branch where it is read, which would
         # take more (NOTES, "Registers").
         excesses = gl.allocate_shared_memory(gl.float32, [BK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        suspect = gl.zeros([BK, 8], gl.float32, accumulator(8, BK, WARPS))
+        if STORE_DG:
+            suspect = gl.zeros([BK, 8], gl.float32, accumulator(8, BK, WARPS))
+        else:
+            suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, key_tile))
     if HAS_AFTER:
         dS = load_state(after + piece.to(gl.int64) * after_p + h * K * V, K, V, state_layout, BK, BV)
     else:
@@ -201,7 +205,7 @@ def wide_backward(
         bdq = add_product(dA_tile, k_tile, bdq)
         bdv = warpgroup_mma_wait(3, deps=[bdv])
         out_tile.store(bdv.to(gl.bfloat16))
-        if GATED:
+        if STORE_DG:
             dS = warpgroup_mma_wait(2, deps=[dS])
             boundary = gl.sum(widened(S_tile.load(state_layout)) * dS, axis=1)
         bdk = product(v_tile, dS_tile.permute((1, 0)), C, BK, WARPS)
@@ -209,25 +213,32 @@ def wide_backward(
         thread_barrier()
         put_tile(dv + wide_product(token, V), out_tile, H * V, rows_left, V, copy_v, 0, True)
         dS, bdq = warpgroup_mma_wait(2, deps=[dS, bdq])
-        if GATED:
+        if STORE_DG:
             balance = negative(widened(q_tile.load(key_tile))) * bdq
+        if GATED:
             bdq *= gl.exp2(exponents.load(key_tile))
+            if not STORE_DG:
+                suspect += gl.sum(bdq, axis=1) * 0.0
         thread_barrier()  # all threads have read dv from out_tile
         out_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
         thread_barrier()
-        if GATED:
+        if STORE_DG:
             balance += widened(k_tile.load(key_tile)) * bdk
             high, low = split(balance)
             sums = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             sums.index(0).store(high)
             sums.index(1).store(low)
+        if GATED:
             bdk *= gl.exp2(excesses.load(gl.SliceLayout(0, key_tile))[None, :] - exponents.load(key_tile))
+            if not STORE_DG:
+                suspect += gl.sum(bdk, axis=1) * 0.0
+        if STORE_DG:
             dA_tile.store(gl.where(triangle(C, True, False, WARPS, 1), 1.0, 0.0).to(gl.bfloat16))
             fence_async_shared()
         q_tile.store(bdk.to(gl.bfloat16))
         thread_barrier()
-        if GATED:
+        if STORE_DG:
             bdg = product(dA_tile, sums.index(0), C, BK, WARPS)
             bdg = add_product(dA_tile, sums.index(1), bdg)
             suspect = add_product(sums.index(0).permute((1, 0)), ones, suspect)
@@ -239,7 +250,7 @@ def wide_backward(
         slot -= 1
         fetch(S_tile, states + wide_product(slot * H + h, K * V), V, gl.where(rows_later > 0, K, 0), V, copy_v)
         async_copy.commit_group()
-        if GATED:
+        if STORE_DG:
             bdg, suspect = warpgroup_mma_wait(0, deps=[bdg, suspect])
             start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
             bdg += start[None, :]
@@ -249,10 +260,15 @@ def wide_backward(
     async_copy.wait_group(0)
     dS *= leave[:, None]
     if GATED:
-        # Infinity times 0 is NaN, which stays NaN in every sum. `suspect` sums the terms of dg with dQ~ and dK~. Of the
-        # other terms, an S~ that is not finite shows in dQ~, and a dS that is not finite stays so to the end.
-        nothing = gl.sum(suspect * 0.0, axis=1)
-        nothing = gl.convert_layout(nothing, key_layout) + gl.sum(dS * 0.0, axis=1)
-        raise_where(failed + n * H + h, (nothing != 0.0) & (chunks > 0))
+        # Infinity times 0 is NaN, which stays NaN in every sum. `suspect` sums the terms of dg with dQ~ and dK~ or,
+        # without dg, what is left of dq and dk. Of the other terms of dg, an S~ that is not finite shows in dQ~, and a
+        # dS that is not finite stays so to the end.
+        if STORE_DG:
+            nothing = gl.sum(suspect * 0.0, axis=1)
+            nothing = gl.convert_layout(nothing, key_layout) + gl.sum(dS * 0.0, axis=1)
+            raise_where(failed + n * H + h, (nothing != 0.0) & (chunks > 0))
+        else:
+            raise_where(failed + n * H + h, (suspect != 0.0) & (chunks > 0))
+            raise_where(failed + n * H + h, (gl.sum(dS * 0.0, axis=1) != 0.0) & (chunks > 0))
     if STORE_BEFORE:
         put(before + piece.to(gl.int64) * before_p + h * K * V, dS, V, K, V, state_layout)

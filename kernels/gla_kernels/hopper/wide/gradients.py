@@ -84,6 +84,7 @@ def wide_gradients(
     GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     PARKED: gl.constexpr,
+    STORE_DG: gl.constexpr,
 ):  # fmt: skip
     """A program handles one chunk and head and BK key columns, in a loop over blocks of BV value columns."""
     blocks_k: gl.constexpr = (K + BK - 1) // BK
@@ -121,7 +122,8 @@ def wide_gradients(
         dv += out * V
     if GATED:
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
-        dg += out * K + k0
+        if STORE_DG:
+            dg += out * K + k0
         place = place_of(cu, n, t, h, T, H, C, VARLEN)
 
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
@@ -216,7 +218,7 @@ def wide_gradients(
         dP = add_product(do_tile, v_tile.permute((1, 0)), dP)
         bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)
         bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
-        if GATED:
+        if STORE_DG:
             S = widened(S_tile.load(state_rows))
             boundary += gl.sum(S * dS_tile.load(state_rows).to(gl.float32), axis=1)
         if blocks_k == 1:
@@ -234,15 +236,16 @@ def wide_gradients(
     thread_barrier()
     intra = product(dA_tile, k_tile, C, BK, WARPS)
     bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
-    if GATED:
+    if STORE_DG:
         Q = widened(q_tile.load(key_tile))
         high, low = split(Q * bdq)
         anew(halves.index(0)).store(high)
         anew(halves.index(1)).store(low)
     intra, bdk = warpgroup_mma_wait(0, deps=[intra, bdk])
     bdq += intra
-    if GATED:
+    if STORE_DG:
         high, low = split(widened(k_tile.load(key_tile)) * bdk - Q * intra)
+    if GATED:
         # Otherwise 2^G would be kept from above, not G.
         G = opaque_float(G)
         bdq *= gl.exp2(G)
@@ -250,6 +253,7 @@ def wide_gradients(
             G -= kept_excess(excesses, place, k0, C, BK, K)
         bdk *= gl.exp2(negative(G))
         thread_barrier()  # no thread reads dP, Q~ and K~ any more
+    if STORE_DG:
         # The masks of the two sums over time. The first mask takes the tile of dP, the terms of the second sum take
         # the tiles of Q~ and K~.
         dA_tile.store(gl.where(triangle(C, False, True, WARPS), 1.0, 0.0).to(gl.bfloat16))
@@ -265,7 +269,7 @@ def wide_gradients(
         bdg = add_product(before_tile, k_tile, bdg)
     put(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     put(dk, gl.convert_layout(bdk.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
-    if GATED:
+    if STORE_DG:
         # The tiles are listed as dependencies, as in the loop: dq and dk are converted while the products read them.
         bdg, _, _, _, _, _ = warpgroup_mma_wait(0, deps=[bdg, dA_tile, before_tile, halves, q_tile, k_tile])
         start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
@@ -273,3 +277,5 @@ def wide_gradients(
         put(dg, bdg, H * K, rows_left, K, key_tile, k0)
         # dg is a sum over dQ~, dK~ and the states; a term that is not finite makes the sum so too: 0 * infinity is NaN.
         raise_where_not_finite(failed + n * H + h, bdg)
+    elif GATED:
+        raise_where_not_finite(failed + n * H + h, bdq * 0.0 + bdk * 0.0)

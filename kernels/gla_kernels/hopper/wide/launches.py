@@ -51,22 +51,26 @@ def _steps(**states: torch.Tensor | None) -> dict[str, int]:
     return {f"{name}_p": 0 if x is None else x.stride(0) for name, x in states.items()}
 
 
-def _parking(gradients: Gradients | None) -> dict[str, torch.Tensor | None]:
-    """The memory of dq, dk and dg, as kernels take it that park a state there; None if there are no gradients."""
-    if gradients is None or gradients.dg is None:
-        return dict.fromkeys(("dq", "dk", "parked"))
-    return {"dq": gradients.dq, "dk": gradients.dk, "parked": gradients.dg.view(gradients.dq.dtype)}
+def _parking(gradients: Gradients) -> dict[str, torch.Tensor | None]:
+    """The memory of dq, dk and dg, as kernels take it that park a state there; without dg, as much other memory."""
+    dq, dg = gradients.dq, gradients.dg
+    room = dq.new_empty((*dq.shape[:3], 2 * dq.shape[3])) if dg is None else dg.view(dq.dtype)
+    return {"dq": dq, "dk": gradients.dk, "parked": room}
+
+
+_NO_PARKING: dict[str, torch.Tensor | None] = dict.fromkeys(("dq", "dk", "parked"))
 
 
 def _recurrence(
     call: Call, inputs: Inputs, way: _Direction, run: Run, *, initial: torch.Tensor | None = None,
     end: torch.Tensor | None = None, decays: torch.Tensor | None = None, states: torch.Tensor | None = None,
-    raised: torch.Tensor | None = None, parked: Gradients | None = None, excesses: torch.Tensor | None = None,
+    raised: torch.Tensor | None = None, excesses: torch.Tensor | None = None,
+    parking: dict[str, torch.Tensor | None] = _NO_PARKING,
 ) -> None:  # fmt: skip
-    """`parked`: gradients whose memory is to hold the states, instead of `states`."""
+    """`parking`: memory that is to hold the states, instead of `states`."""
     from gla_kernels.hopper.wide.recurrence import wide_recurrence
 
-    arguments = call.numbers | run.arguments(call) | _parking(parked) | _steps(initial=initial, end=end)
+    arguments = call.numbers | run.arguments(call) | parking | _steps(initial=initial, end=end)
     arguments |= named_strides(x=way.x, y=way.y, g=inputs.g) | {
         "x": way.x, "y": way.y, "g": inputs.g, "initial": initial, "end": end, "decays": decays, "excesses": excesses,
         "states": states, "raised": raised, "cu": inputs.cu_seqlens,
@@ -79,7 +83,7 @@ def _recurrence(
         "STORE_EXCESS": excesses is not None,
         "STORE_STATES": states is not None,
         "SCRATCH": run.scratch,
-        "PARK": parked is not None,
+        "PARK": parking["parked"] is not None,
         "CHECK": call.gated and raised is not None,
     }
     tile = recurrence_tile(call, run.count)
@@ -118,18 +122,18 @@ def _readout(
 def _gradients(
     call: Call, inputs: Inputs, do: torch.Tensor, run: Run, states: torch.Tensor, dstates: torch.Tensor | None,
     excesses: torch.Tensor | None, flags: torch.Tensor, failed: torch.Tensor, gradients: Gradients,
+    parked: torch.Tensor | None,
 ) -> None:  # fmt: skip
     from gla_kernels.hopper.wide.gradients import wide_gradients
 
     run, chunks = run.of_chunks(call)
-    parked = _parking(gradients)["parked"] if dstates is None else None
     arguments = inputs.arguments | gradients.arguments | call.numbers | run.arguments(call) | named_strides(do=do) | {
         "do": do, "states": states, "dstates": dstates, "parked": parked, "excesses": excesses, "flags": flags,
         "failed": failed,
     }  # fmt: skip
     tile = call.plan.backward
     blocks_k = (call.K + tile.block_k - 1) // tile.block_k
-    switches = {"PARKED": parked is not None}
+    switches = gradients.switches | {"PARKED": parked is not None}
     programs = (chunks * call.H * blocks_k,)
     call.launch(wide_gradients, tile, programs, arranged(wide_gradients, arguments), switches, early=False)
 
@@ -145,6 +149,7 @@ def _backward(
         "do": do, "states": states, "after": after, "before": before, "flags": flags, "failed": failed
     }  # fmt: skip
     switches = {"HAS_AFTER": after is not None, "STORE_BEFORE": before is not None, "SCRATCH": run.scratch}
+    switches |= gradients.switches
     programs = (run.count * call.H,)
     call.launch(wide_backward, WIDE_BACKWARD, programs, arranged(wide_backward, arguments), switches)
 
@@ -338,7 +343,7 @@ def run_backward(
     reverse = _Direction(inputs.q, do, reverse=True)
     run = choose_pieces(call) if materialized else cut(call, call.every)
     one_kernel = one_backward(call, run.count if materialized else first_run(call).count)
-    parked = parks(call)
+    parking = _parking(gradients) if parks(call) and not one_kernel else _NO_PARKING
     frames = excesses = None
     if call.gated and not one_kernel:
         excesses = inputs.q.new_empty((call.slots(1), call.H, call.K), dtype=torch.float32)
@@ -358,7 +363,7 @@ def run_backward(
             return
         _recurrence(
             call, inputs, reverse, run, initial=after, end=before, states=dstates, raised=failed,
-            parked=gradients if parked else None, excesses=excesses,
+            parking=parking, excesses=excesses,
         )  # fmt: skip
         if dstates is not None and not fused(call):
             _readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed, excesses)
@@ -371,11 +376,13 @@ def run_backward(
             _backward(call, inputs, do, run, states, after, before, flags.rows, failed, gradients)
             return
         walk_back(run, after, before, dstates)
-        _gradients(call, inputs, do, run, states, dstates, excesses, flags.rows, failed, gradients)
+        _gradients(
+            call, inputs, do, run, states, dstates, excesses, flags.rows, failed, gradients, parking["parked"]
+        )  # fmt: skip
 
     def new_dstates(chunks: int) -> torch.Tensor | None:
         """A buffer for the gradients of so many states; None if they need none."""
-        return None if one_kernel or parked else inputs.q.new_empty(call.state_shape(chunks))
+        return None if one_kernel or parking["parked"] is not None else inputs.q.new_empty(call.state_shape(chunks))
 
     after = dfinal
     carried = not materialized and carries(call)
@@ -393,7 +400,9 @@ def run_backward(
         slots = kept.unflatten(0, (call.sequences, -1))
         for run in reversed(list(slices(call))):
             _recurrence(call, inputs, forward, run, initial=slots[:, run.base], states=states)
-            _gradients(call, inputs, do, run, states, None, excesses, flags.rows, failed, gradients)
+            _gradients(
+                call, inputs, do, run, states, None, excesses, flags.rows, failed, gradients, parking["parked"]
+            )  # fmt: skip
         return
     if carried:
         # Each slice's gradient after it is replaced by that before it. The last one's is never missing, so that all
