@@ -12,8 +12,8 @@ from gla_kernels.inspection.ahead import SHARED
 # The most bytes of stack per thread on any GPU: of the exact kernels, which hardly ever have work, and of the others.
 STACK = {"plain": 1024, "strong": 1024, "exact": 3584}
 # The kernels of the ops: forward and backward, plain, strong and exact with gates, plain without; an exact backward
-# from checkpoints; with gates, backwards without dg too; in the portable family the recurrence; in that for narrow heads
-# on Hopper both recurrences, and plain forms for pieces and from checkpoints.
+# from checkpoints; with gates, backwards without dg too. In the portable family also the recurrence; for narrow heads
+# on Hopper also both recurrences, and plain forms for pieces and from checkpoints.
 KERNELS = {"triton": 15, "hopper": 28}
 
 # The command line for several shapes in one process, each with only the named kernels.

@@ -34,8 +34,8 @@ def times(monkeypatch, tmp_path):
 @pytest.fixture
 def two_candidates(monkeypatch):
     """The first and the last plan are tried, whose chunks differ, for tests of something else than what is tried."""
-    every = autotune.candidates
-    monkeypatch.setattr(autotune, "candidates", lambda *kind: every(*kind)[:: len(every(*kind)) - 1])
+    candidates = autotune.candidates
+    monkeypatch.setattr(autotune, "candidates", lambda *kind: candidates(*kind)[:: len(candidates(*kind)) - 1])
 
 
 def small_case(T=20):

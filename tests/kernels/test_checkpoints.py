@@ -78,7 +78,7 @@ def test_the_exact_kernel_needs_no_more_scratch_memory_than_the_plain_form_has_n
         launch_backward(call)
         ((programs,), arguments) = next((note[1:]) for note in launched if "exact" in note[0])
         states = arguments[6]
-        assert states.shape == (programs, call.every, call.K, call.V)
+        assert states.shape == (programs, call.checkpoint_chunks, call.K, call.V)
         assert 1 <= programs <= min(call.sequences * call.H, call.exact_programs)
         assert states.shape[:2].numel() <= passes._scratch_states(call)
 
@@ -89,7 +89,7 @@ def test_the_exact_kernel_needs_no_more_scratch_memory_than_the_plain_form_has_n
 @pytest.mark.parametrize("gated", [True, False])
 def test_slices_hand_over_the_gradient_of_the_state_in_one_tensor(size, gated, launched):
     call = make_call(T=4096, gated=gated, **size)
-    assert call.chunks > 2 * call.every
+    assert call.chunks > 2 * call.checkpoint_chunks
     launch_backward(call)
     shape = call.state_shape(call.sequences)
     states = [x for name, _, arguments in launched if "exact" not in name for x in arguments if is_state(x, shape)]
@@ -123,7 +123,7 @@ def test_packed_narrow_heads_have_no_launch_for_pieces_that_no_sequence_can_have
     call = make_call(1, T, H, 64, 64, sequences, gated)
     launch_backward(call)
     programs = [programs for name, (programs, *_), _ in launched if name == "gla_backward_hopper"]
-    assert sum(programs) == call.slots(call.every) * H
+    assert sum(programs) == call.slots(call.checkpoint_chunks) * H
     kinds = Counter(name for name, *_ in launched)
     assert kinds["gla_recurrence_hopper"] == kinds["scan_pieces"] == 1
 

@@ -46,7 +46,7 @@ def test_calls_of_the_same_form_launch_the_same_kernels(K, V, materialize, monke
 def test_gradients_of_states_that_have_room_are_computed_at_once_and_states_slice_by_slice(monkeypatch):
     call = Call(33, 2048, 4, 128, 256, 33, False, True, 1.0, torch.bfloat16, hopper_plan(128, 256, torch.bfloat16))
     assert wide_pieces.carries(call)
-    assert wide_pieces.parks(call)
+    assert wide_pieces.parks_dstates(call)
     walks = []
     monkeypatch.setattr(
         Call,

@@ -49,7 +49,11 @@ def all_chunks(lengths):
 @pytest.mark.parametrize("H", [1, 64])
 def test_every_chunk_of_packed_sequences_is_done_once(lengths, H):
     call = make_call(len(lengths), sum(lengths), H=H, varlen=True)
-    for run in (wide_pieces.whole(call), wide_pieces.choose_pieces(call), wide_pieces.cut(call, call.every)):
+    for run in (
+        wide_pieces.whole(call),
+        wide_pieces.choose_pieces(call),
+        wide_pieces.cut(call, call.checkpoint_chunks),
+    ):
         assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
     done = [chunk for run in wide_pieces.groups(call) for chunk in chunks_of(call, lengths, run)]
     assert sorted(done) == all_chunks(lengths)
@@ -59,7 +63,11 @@ def test_every_chunk_of_packed_sequences_is_done_once(lengths, H):
 @pytest.mark.parametrize("H", [1, 64])
 def test_every_chunk_of_a_batch_is_done_once(sequences, T, H):
     call, lengths = make_call(sequences, T, H=H), [T] * sequences
-    for run in (wide_pieces.whole(call), wide_pieces.choose_pieces(call), wide_pieces.cut(call, call.every)):
+    for run in (
+        wide_pieces.whole(call),
+        wide_pieces.choose_pieces(call),
+        wide_pieces.cut(call, call.checkpoint_chunks),
+    ):
         assert sorted(chunks_of(call, lengths, run)) == all_chunks(lengths)
     for runs in (wide_pieces.groups(call), wide_pieces.slices(call)):
         assert sorted(chunk for run in runs for chunk in chunks_of(call, lengths, run)) == all_chunks(lengths)
@@ -135,10 +143,10 @@ def test_what_copies_of_16_bytes_cannot_read_is_copied_although_contiguous(make)
 
 
 @pytest.mark.parametrize(
-    ("B", "T", "H", "every"),
+    ("B", "T", "H", "checkpoint_chunks"),
     [(1, 4096, 16, 4), (1, 32768, 16, 32), (1, 32768, 4, 8), (2, 300, 2, 4), (32, 4096, 16, 16), (1, 8192, 89, 16)],
 )
-def test_checkpoints_of_few_narrow_heads_fill_the_gpu(B, T, H, every):
+def test_checkpoints_of_few_narrow_heads_fill_the_gpu(B, T, H, checkpoint_chunks):
     call = make_call(B, T, H, 64, 64)
-    assert call.every == every
-    assert call.slots(every) * H >= 256 or every == 4
+    assert call.checkpoint_chunks == checkpoint_chunks
+    assert call.slots(checkpoint_chunks) * H >= 256 or checkpoint_chunks == 4

@@ -33,7 +33,7 @@ def fetch(tile, ptr, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, c
 
 
 @gluon.jit
-def put(
+def write(
     ptr, x, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column=0, EVICT: gl.constexpr = False
 ):  # fmt: skip
     """Writes x [R, W], which has `layout`, to the first rows_left rows and N columns of ptr[0:R, 0:W].

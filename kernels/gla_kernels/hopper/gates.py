@@ -63,7 +63,7 @@ def read_gates(tile, g, layout: gl.constexpr):
 
 
 @gluon.jit
-def not_less(gates):
+def raise_to_least(gates):
     """Gates in log2, at least LEAST_GATE. A NaN stays one."""
     return gl.maximum(gates, LEAST_GATE, propagate_nan=_PROPAGATE_NAN)
 
@@ -72,7 +72,7 @@ def not_less(gates):
 def load_gates(tile, g, words):
     """A tile's gates in log2, not less than LEAST_GATE, as two bfloat16 parts. `words` is for `has_large`."""
     bits: gl.constexpr = g.dtype.element_ty.primitive_bitwidth
-    gates = not_less(read_gates(tile, g, copy_layout(tile.shape[1], bits, gl.num_warps())))
+    gates = raise_to_least(read_gates(tile, g, copy_layout(tile.shape[1], bits, gl.num_warps())))
     keep_bits(words, gates, rows_at_once(tile.shape[1], bits, gl.num_warps()))
     return split(gates)
 
@@ -143,10 +143,10 @@ def start_gate_frame(high, low, ones, C: gl.constexpr, BK: gl.constexpr):
 
     In the second, keys are rows, as in the state, and all columns are the same.
     """
-    half = gl.where(triangle(C, True, True, 4, 1), 0.5, -0.5).to(gl.bfloat16)
-    half = gl.convert_layout(half, left_operand(C))
-    G = product(half, high, C, BK)
-    G = add_product(half, low, G)
+    centring = gl.where(triangle(C, True, True, 4, 1), 0.5, -0.5).to(gl.bfloat16)
+    centring = gl.convert_layout(centring, left_operand(C))
+    G = product(centring, high, C, BK)
+    G = add_product(centring, low, G)
     total = gl.zeros([BK, 8], gl.float32, accumulator(8))
     for n in gl.static_range(C // ONES_ROWS):
         total = add_product(high.slice(n * ONES_ROWS, ONES_ROWS, 0).permute((1, 0)), ones, total)

@@ -10,12 +10,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.copies import fetch, put
-from gla_kernels.hopper.gates import excess, fetch_gates, not_less, read_gates
+from gla_kernels.hopper.copies import fetch, write
+from gla_kernels.hopper.gates import excess, fetch_gates, raise_to_least, read_gates
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
 from gla_kernels.hopper.places import first_slot, locate
 from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
-from gla_kernels.hopper.values import anew, opaque, split, thread_barrier
+from gla_kernels.hopper.values import opaque, readdressed, split, thread_barrier
 
 # Levels of a chunk of 64: pairs of halves of 1, 2, 4, ... 32 rows.
 LEVELS = gl.constexpr(6)
@@ -101,8 +101,8 @@ def start_sums(sums, level, halves, C: gl.constexpr, BK: gl.constexpr):
 
     Descriptors of the gates' tiles are computed anew for every level. Kept, they would be on the stack.
     """
-    total = product(sums.index(level), anew(halves.index(0)), C, BK)
-    return add_product(sums.index(level), anew(halves.index(1)), total)
+    total = product(sums.index(level), readdressed(halves.index(0)), C, BK)
+    return add_product(sums.index(level), readdressed(halves.index(1)), total)
 
 
 @gluon.jit
@@ -143,7 +143,7 @@ def load_keys(q_tile, k_tile, g_tile, halves, g, sums, scale, C: gl.constexpr):
     BK: gl.constexpr = q_tile.shape[1]
     key_tile: gl.constexpr = accumulator(BK)
     bits: gl.constexpr = g.dtype.element_ty.primitive_bitwidth
-    high, low = split(not_less(read_gates(g_tile, g, copy_layout(BK, bits))))
+    high, low = split(raise_to_least(read_gates(g_tile, g, copy_layout(BK, bits))))
     thread_barrier()
     halves.index(0).store(high)
     halves.index(1).store(low)
@@ -299,7 +299,7 @@ def add_products(out, scores, tiles, x, x_t, out_t, rows_left, V: gl.constexpr):
         out_tile.store(sums.to(gl.bfloat16))
         thread_barrier()
         rows = out_tile.load(copy_layout(BV, 16))
-        put(out + column, rows, out_t, rows_left, V, copy_layout(BV, 16), column)
+        write(out + column, rows, out_t, rows_left, V, copy_layout(BV, 16), column)
     async_copy.wait_group(0)
 
 
@@ -335,13 +335,13 @@ def add_missing(
 
 
 @gluon.jit
-def marked_chunk(place, mark, H, cu, T, C: gl.constexpr, VARLEN: gl.constexpr):
-    """n, head, batch row, first token and rows left of a chunk with mark n + 1, at a place among all marks."""
+def marked_chunk(chunk_head, mark, H, cu_seqlens, T, C: gl.constexpr, VARLEN: gl.constexpr):
+    """n, head, batch row, first token and rows left of a chunk with mark n + 1, `chunk_head` among all marks."""
     n = mark - 1
-    b, begin, length = locate(cu, n, T, VARLEN)
-    chunk = place // H - first_slot(n, begin, length, C, VARLEN)
+    b, begin, length = locate(cu_seqlens, n, T, VARLEN)
+    chunk = chunk_head // H - first_slot(n, begin, length, C, VARLEN)
     b = n * 0 if VARLEN else b
-    return n, place % H, b, begin + chunk * C, length - chunk * C
+    return n, chunk_head % H, b, begin + chunk * C, length - chunk * C
 
 
 @gluon.jit

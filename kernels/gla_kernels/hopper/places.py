@@ -9,7 +9,7 @@ from gla_kernels.hopper.gates import SPAN_LIMIT
 
 
 @gluon.jit
-def begin_behind(LET_NEXT: gl.constexpr = True):
+def wait_for_previous_kernel(LET_NEXT: gl.constexpr = True):
     """Waits for the previous kernel to end.
 
     With programmatic dependent launch (`Call.launch`), this kernel's programs may start before that.
@@ -24,11 +24,11 @@ def begin_behind(LET_NEXT: gl.constexpr = True):
 
 
 @gluon.jit
-def locate(cu, n, T, VARLEN: gl.constexpr):
+def locate(cu_seqlens, n, T, VARLEN: gl.constexpr):
     """Batch row, first token and length of sequence n: all of row n or, if packed, tokens cu[n] to cu[n + 1]."""
     if VARLEN:
-        begin = gl.load(cu + n).to(gl.int32)
-        return 0, begin, gl.load(cu + n + 1).to(gl.int32) - begin
+        begin = gl.load(cu_seqlens + n).to(gl.int32)
+        return 0, begin, gl.load(cu_seqlens + n + 1).to(gl.int32) - begin
     return n, 0, T
 
 
@@ -44,7 +44,7 @@ def first_slot(n, begin, length, rows, VARLEN: gl.constexpr):
 
 
 @gluon.jit
-def find_piece(cu, slot, N, T, rows, VARLEN: gl.constexpr):
+def find_piece(cu_seqlens, slot, N, T, rows, VARLEN: gl.constexpr):
     """For piece `slot`: its sequence, its number there, and the sequence's batch row, first token and length.
 
     A piece is `rows` consecutive tokens of one sequence (its last piece may be shorter). Pieces are numbered across all
@@ -57,14 +57,14 @@ def find_piece(cu, slot, N, T, rows, VARLEN: gl.constexpr):
         beyond = n + N
         while beyond - n > 1:
             middle = (n + beyond) // 2
-            late = gl.load(cu + middle).to(gl.int32) // rows + middle > slot
+            late = gl.load(cu_seqlens + middle).to(gl.int32) // rows + middle > slot
             beyond = gl.where(late, middle, beyond)
             n = gl.where(late, n, middle)
-        b, begin, length = locate(cu, n, T, VARLEN)
+        b, begin, length = locate(cu_seqlens, n, T, VARLEN)
         return n, slot - begin // rows - n, b, begin, length
     per_sequence = gl.cdiv(T, rows)
     n = slot // per_sequence
-    b, begin, length = locate(cu, n, T, VARLEN)
+    b, begin, length = locate(cu_seqlens, n, T, VARLEN)
     return n, slot % per_sequence, b, begin, length
 
 

@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.copies import fetch, put, row_of
+from gla_kernels.hopper.copies import fetch, row_of, write
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
 from gla_kernels.hopper.levels import (
     BV,
@@ -41,9 +41,9 @@ from gla_kernels.hopper.levels import (
     start_sums,
     values_come_first,
 )
-from gla_kernels.hopper.places import begin_behind
+from gla_kernels.hopper.places import wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
-from gla_kernels.hopper.values import opaque, split, thread_barrier, widened
+from gla_kernels.hopper.values import opaque, split, thread_barrier, to_float32
 
 
 @gluon.jit(do_not_specialize=["T", "H", "items"])
@@ -56,7 +56,7 @@ def gla_forward_strong_hopper(
     partial,  # [groups, SHARES // 2, SHARES, C, C] float32: scores that are parts of a sum
     flags,  # [N, H] int32: sequences and heads that the exact kernel computes
     marks,  # [slots, H] int32: n + 1 if the chunk, of sequence n, has a strong channel
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     T,
@@ -74,7 +74,7 @@ def gla_forward_strong_hopper(
     If it finds but one or two, as when a call has few strong chunks, each program does a share of the steps to the
     scores, which follow one another, and the last one to end completes the output. Else each program does whole items.
     """
-    begin_behind()
+    wait_for_previous_kernel()
     group, share = gl.program_id(0) // SHARES, gl.program_id(0) % SHARES
     groups = gl.num_programs(0) // SHARES
     found, i, lane = next_raised(marks, marks_of(marks, 0, group, groups, items, 1), group * 0, group, groups, items)
@@ -102,7 +102,7 @@ def gla_forward_strong_hopper(
         if lane < MARKS_AT_ONCE:
             item = group + (i * MARKS_AT_ONCE + lane) * groups
             mark = gl.load(marks + item) & ((1 << MARK_BITS) - 1)
-            n, h, b, t, rows_left = marked_chunk(item, mark, opaque(H), cu, opaque(T), C, VARLEN)
+            n, h, b, t, rows_left = marked_chunk(item, mark, opaque(H), cu_seqlens, opaque(T), C, VARLEN)
             given_up = gl.load(flags + n * H + h)  # seldom, and known only after a while
             begin = gl.where(shared, share * steps // SHARES, 0)
             end = gl.where(shared, (share + 1) * steps // SHARES, steps)
@@ -185,10 +185,10 @@ def add_rows(tile, x):
 
 
 @gluon.jit
-def put_rows(tile, ptr, stride, rows_left, column, N: gl.constexpr):
+def write_rows(tile, ptr, stride, rows_left, column, N: gl.constexpr):
     """Writes a tile to where it came from."""
     layout: gl.constexpr = copy_layout(tile.shape[1], ptr.dtype.element_ty.primitive_bitwidth)
-    put(ptr + column, tile.load(layout), stride, rows_left, N, layout, column)
+    write(ptr + column, tile.load(layout), stride, rows_left, N, layout, column)
 
 
 @gluon.jit
@@ -239,7 +239,7 @@ def add_gradients(
         of_q = gl.where(late, 1.0, 0.0)
         of_k = 1.0 - of_q
         if STORE_DG:
-            balance += (of_k - of_q) * (widened(tile.load(key_tile)) * gradient)
+            balance += (of_k - of_q) * (to_float32(tile.load(key_tile)) * gradient)
         gradient *= factor
         bdq += of_q * gradient
         bdk += of_k * gradient
@@ -262,10 +262,10 @@ def add_gradients(
         bdg = warpgroup_mma_wait(0, deps=[bdg])
         add_rows(dg_tile, bdg)
     thread_barrier()
-    put_rows(dq_tile, dq, grad_t, rows_left, column, K)
-    put_rows(dk_tile, dk, grad_t, rows_left, column, K)
+    write_rows(dq_tile, dq, grad_t, rows_left, column, K)
+    write_rows(dk_tile, dk, grad_t, rows_left, column, K)
     if STORE_DG:
-        put_rows(dg_tile, dg, grad_t, rows_left, column, K)
+        write_rows(dg_tile, dg, grad_t, rows_left, column, K)
 
 
 @gluon.jit(do_not_specialize=["T", "H", "items"])
@@ -279,7 +279,7 @@ def gla_backward_strong_hopper(
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]
     dg,  # [B, T, H, K]
-    cu,
+    cu_seqlens,
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T, H,
@@ -293,7 +293,7 @@ def gla_backward_strong_hopper(
 ):  # fmt: skip
     """The backward of `gla_forward_strong_hopper`, item by item as there."""
     parts: gl.constexpr = 1 + (K + BK - 1) // BK
-    begin_behind()
+    wait_for_previous_kernel()
     if any_raised(marks, items, parts) == 0:
         return
     tiles = gl.allocate_shared_memory(gl.bfloat16, [6, C, BV], operand_layout(C, BV))
@@ -306,7 +306,7 @@ def gla_backward_strong_hopper(
         while lane < MARKS_AT_ONCE:
             mark = gl.sum(gl.where(lane_numbers() == lane, found, 0), axis=0)
             item = gl.program_id(0) + (i * MARKS_AT_ONCE + lane) * gl.num_programs(0)
-            n, h, b, t, rows_left = marked_chunk(item // parts, mark, H, cu, T, C, VARLEN)
+            n, h, b, t, rows_left = marked_chunk(item // parts, mark, H, cu_seqlens, T, C, VARLEN)
             part = item % parts
             given_up = gl.load(flags + n * H + h) | gl.load(failed + n * H + h)
             if given_up == 0:

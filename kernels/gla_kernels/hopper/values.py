@@ -32,7 +32,7 @@ def negative(x):
 
 
 @gluon.jit
-def widened(x):
+def to_float32(x):
     """bfloat16 x, an even number per thread, as float32: Triton takes three instructions for two of them, not two."""
     both: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
     return gl.inline_asm_elementwise(both, "=f,=f,r", [x], dtype=gl.float32, is_pure=True, pack=2)
@@ -46,7 +46,7 @@ def split(x):
 
 
 @gluon.jit
-def anew(tile):
+def readdressed(tile):
     """The shared `tile`, with an address that the compiler recomputes at every use of this function.
 
     Descriptors and addresses of tiles do not change in a loop, so the compiler would compute them before it, and keep

@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gla_kernels.hopper.wide import launches as wide
-from gla_kernels.hopper.wide.pieces import fits_one_backward, parks
+from gla_kernels.hopper.wide.pieces import fits_one_backward, parks_dstates
 from gla_kernels.inspection.ptx import overflowing_pairs, waits_first
 from gla_kernels.inspection.sass import disassemble, faulty_descriptors
 from gla_kernels.launching.call import Call, named
@@ -58,7 +58,19 @@ SHARED = {
 }  # fmt: skip
 
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-_SCALARS = ("T", "H", "N", "first", "count", "every", "base", "stride", "piece_chunks", "rows", "items")
+_SCALARS = (
+    "T",
+    "H",
+    "N",
+    "first_chunk",
+    "count",
+    "checkpoint_chunks",
+    "base",
+    "stride",
+    "piece_chunks",
+    "rows",
+    "items",
+)
 _STEPS = ("_b", "_t", "_h", "_p")
 _INPUTS = ("q", "k", "v", "x", "y", "z", "do", "out", "framed_q", "framed_k", "scores")
 
@@ -175,11 +187,11 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
         for wider, tile in tiles(call.plan.forward).items():
             yield Variant(f"{wider}forward", "plain", wide_forward, tile, forward)
             yield Variant(f"{wider}forward, checkpoints", "plain", wide_forward, tile, checkpoints)
-    for parked in {False, parks(call)}:
+    for parked in {False, parks_dstates(call)}:
         yield Variant(
             "gradients" + ", parked" * parked, "plain", wide_gradients, call.plan.backward, {"PARKED": parked}
         )
-    if parks(call):
+    if parks_dstates(call):
         for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
             switches = steps | {"REVERSE": True, "PARK": True, "STORE_EXCESS": True}
             switches |= {"STORE_STATES": False, "STORE_DECAYS": False}
@@ -195,7 +207,9 @@ def compile_kernel(call: Call, variant: Variant, arch: str) -> Any:
     Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin or AMD's machine code.
     """
     kernel = variant.kernel
-    absent = dict.fromkeys(("cu",) if call.gated else ("cu", "g", "parked", "decays", "half_gates", "excesses"))
+    absent = dict.fromkeys(
+        ("cu_seqlens",) if call.gated else ("cu_seqlens", "g", "parked", "decays", "frame_factors", "excesses")
+    )
     absent |= {} if variant.switches["STORE_DG"] else {"dg": None}
     amd = {"PRECISION": operands(call.dtype, amd=True).precision} if _is_amd(arch) else {}
     constants = named(kernel, call.constants(variant.tile) | variant.switches | absent | amd)

@@ -66,7 +66,7 @@ class Inputs:
     def arguments(self) -> dict[str, Any]:
         """The tensors and their strides as kernels take them, by name."""
         tensors: dict[str, Any] = {"q": self.q, "k": self.k, "v": self.v, "g": self.g}
-        return tensors | {"cu": self.cu_seqlens} | named_strides(**tensors)
+        return tensors | {"cu_seqlens": self.cu_seqlens} | named_strides(**tensors)
 
 
 class Flags(NamedTuple):

@@ -42,9 +42,9 @@ def chunks_per_checkpoint(chunks: int) -> int:
     as much memory. The sum of both is least near sqrt(2 * chunks). Of the powers of two around it, the larger one needs
     fewer launches.
     """
-    for limit, every in ((32, 8), (128, 16), (512, 32)):
+    for limit, checkpoint_chunks in ((32, 8), (128, 16), (512, 32)):
         if chunks <= limit:
-            return every
+            return checkpoint_chunks
     return 64
 
 
@@ -132,14 +132,17 @@ class Call:
         return self.plan.family == "hopper" and few
 
     @cached_property
-    def every(self) -> int:
+    def checkpoint_chunks(self) -> int:
         """Chunks from one checkpoint to the next, for sequences of average length."""
-        every = chunks_per_checkpoint(self.chunks // self.sequences if self.varlen else self.chunks)
+        checkpoint_chunks = chunks_per_checkpoint(self.chunks // self.sequences if self.varlen else self.chunks)
         if self.has_few_narrow_heads:
             # A backward cuts sequences at their checkpoints, so these have to be enough for the GPU's programs.
-            while every > _LEAST_CHUNKS_PER_CHECKPOINT and self.slots(every) * self.H < self.narrow_programs * 3 // 4:
-                every //= 2
-        return every
+            while (
+                checkpoint_chunks > _LEAST_CHUNKS_PER_CHECKPOINT
+                and self.slots(checkpoint_chunks) * self.H < self.narrow_programs * 3 // 4
+            ):
+                checkpoint_chunks //= 2
+        return checkpoint_chunks
 
     def slots(self, chunks: int) -> int:
         """Slots of a buffer with one per piece of `chunks` chunks, in all sequences; see `tiles.first_slot`."""
@@ -150,8 +153,8 @@ class Call:
         return slots, self.H, self.K, self.V
 
     def kept_shape(self, materialize: bool) -> tuple[int, int, int, int]:
-        """Shape of the states kept for the backward: before every chunk, or before every `every`-th."""
-        return self.state_shape(self.slots(1 if materialize else self.every))
+        """Shape of the states kept for the backward: before every chunk, or before every `checkpoint_chunks`-th."""
+        return self.state_shape(self.slots(1 if materialize else self.checkpoint_chunks))
 
     def kept_dtype(self, materialize: bool) -> torch.dtype:
         return self.operands.dtype if materialize else torch.float32

@@ -37,14 +37,19 @@ def run_forward(
         "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
     }  # fmt: skip
     if call.plan.family == "triton":
-        run_plain_forward(call, inputs, flags, first=0, count=call.chunks, from_checkpoint=False, **outputs)
+        run_plain_forward(call, inputs, flags, first_chunk=0, count=call.chunks, from_checkpoint=False, **outputs)
     elif call.plan.family == "hopper":
         narrow.run_forward(call, inputs, flags, **outputs)
     if not call.gated:
         return
     _run_strong_forward(call, inputs, o, flags)
     tile, rows = exact_tile(call.K, call.V, call.plan), call.sequences * call.H
-    arguments = inputs.arguments | call.numbers | outputs | {"flags": flags.rows, "every": call.every, "rows": rows}
+    arguments = (
+        inputs.arguments
+        | call.numbers
+        | outputs
+        | {"flags": flags.rows, "checkpoint_chunks": call.checkpoint_chunks, "rows": rows}
+    )
     programs = min(rows * call.blocks(tile), call.exact_programs)
     switches = forward_switches(**outputs)
     call.launch(gla_forward_exact, tile, (programs,), arranged(gla_forward_exact, arguments), switches)
@@ -97,7 +102,7 @@ def run_backward(
     dfinal, dinitial = given_states(call, inputs, dfinal, dinitial)
     if call.plan.family == "triton":
         run_plain_backward(
-            call, inputs, do, states, flags, failed, gradients, first=0, count=call.chunks, from_checkpoint=False,
+            call, inputs, do, states, flags, failed, gradients, first_chunk=0, count=call.chunks, from_checkpoint=False,
             dfinal=dfinal, dinitial=dinitial,
         )  # fmt: skip
     elif call.plan.family == "hopper":
@@ -132,11 +137,11 @@ def run_exact_backward_from_checkpoints(
     the plain form has needed for them, and which is free again; it bounds the number of programs.
     """
     rows = call.sequences * call.H
-    programs = min(rows * call.key_parts, call.exact_programs, room // call.every)
-    states = inputs.q.new_empty((programs, call.every, call.K, call.V), dtype=call.operands.dtype)
+    programs = min(rows * call.key_parts, call.exact_programs, room // call.checkpoint_chunks)
+    states = inputs.q.new_empty((programs, call.checkpoint_chunks, call.K, call.V), dtype=call.operands.dtype)
     arguments = inputs.arguments | gradients.arguments | call.numbers | named_strides(do=do) | {
         "do": do, "checkpoints": checkpoints, "states": states, "failed": failed, "dfinal": dfinal,
-        "dinitial": dinitial, "every": call.every, "rows": rows,
+        "dinitial": dinitial, "checkpoint_chunks": call.checkpoint_chunks, "rows": rows,
     }  # fmt: skip
     tile = exact_tile(call.K, call.V, call.plan)
     switches = gradients.switches | {"HAS_DFINAL": dfinal is not None}

@@ -230,7 +230,7 @@ def _scratch_states(call: Call) -> int:
     elif groups := narrow.recomputed_groups(call):
         chunks = groups[0].count * groups[0].chunks
     else:
-        chunks = call.sequences * call.every
+        chunks = call.sequences * call.checkpoint_chunks
     return chunks * call.H
 
 
@@ -239,13 +239,13 @@ def _run_plain_backward_from_checkpoints(
     gradients: Gradients, *, dfinal: torch.Tensor | None, dinitial: torch.Tensor | None,
 ) -> None:  # fmt: skip
     """The portable plain form's backward, which recomputes the states slice by slice."""
-    count = call.every
+    count = call.checkpoint_chunks
     scratch = inputs.q.new_empty(call.state_shape(call.sequences * count), dtype=call.operands.dtype)
     # A program reads its part of the gradient after a slice before it writes that of the one before, in its place.
     before = call.new_states(inputs.q) if dinitial is None and call.chunks > count else dinitial
     after = dfinal
-    for first in reversed(range(0, call.chunks, count)):
-        piece: dict[str, Any] = {"first": first, "count": count, "from_checkpoint": True}
+    for first_chunk in reversed(range(0, call.chunks, count)):
+        piece: dict[str, Any] = {"first_chunk": first_chunk, "count": count, "from_checkpoint": True}
         run_plain_forward(call, inputs, flags, initial=checkpoints, states=scratch, **piece)
         run_plain_backward(
             call, inputs, do, scratch, flags, failed, gradients, dfinal=after, dinitial=before, **piece

@@ -26,7 +26,7 @@ import triton.language as tl
 from gla_kernels.portable.tiles import first_slot, gate_frame, load_tile, locate, select_sum, store_tile
 
 
-@triton.jit(do_not_specialize=["T", "H", "first", "count"])
+@triton.jit(do_not_specialize=["T", "H", "first_chunk", "count"])
 def gla_backward_kernel(
     q,  # [B, T, H, K], any strides of B, T and H
     k,  # [B, T, H, K]
@@ -42,12 +42,12 @@ def gla_backward_kernel(
     dv,  # [B, T, H, blocks_k, V]: one part per block of key columns
     dg,  # [B, T, H, blocks_v, K]
     dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T,
     H,
-    first,  # the first chunk of each sequence to process
+    first_chunk,  # of each sequence to process
     count,  # the most chunks of a sequence to process
     K: tl.constexpr,
     V: tl.constexpr,
@@ -74,11 +74,11 @@ def gla_backward_kernel(
     if GATED:
         if tl.load(flags + nh) != 0:
             return
-    b, begin, length = locate(cu, n, T, VARLEN)
-    chunks = tl.maximum(tl.minimum((length + C - 1) // C - first, count), 0)
-    rows_left = tl.minimum(length - (first + chunks - 1) * C, chunks * C)
+    b, begin, length = locate(cu_seqlens, n, T, VARLEN)
+    chunks = tl.maximum(tl.minimum((length + C - 1) // C - first_chunk, count), 0)
+    rows_left = tl.minimum(length - (first_chunk + chunks - 1) * C, chunks * C)
     b = b.to(tl.int64) if not VARLEN else b
-    t = (begin + (first + chunks - 1) * C).to(tl.int64)
+    t = (begin + (first_chunk + chunks - 1) * C).to(tl.int64)
     q += b * q_b + t * q_t + h.to(tl.int64) * q_h
     k += b * k_b + t * k_t + h.to(tl.int64) * k_h
     v += b * v_b + t * v_t + h.to(tl.int64) * v_h
@@ -107,41 +107,41 @@ def gla_backward_kernel(
         bk = load_tile(k, steps, kcols, k_t, rows_left, K).to(tl.float32)
         bv = load_tile(v, steps, vcols, v_t, rows_left, V).to(DOT)
         bdo = load_tile(do, steps, vcols, do_t, rows_left, V).to(DOT)
-        Sd = load_tile(states, kcols, vcols, V, K, V)
+        S_operand = load_tile(states, kcols, vcols, V, K, V)
         if GATED:
             to_row, to_end, r, _ = gate_frame(load_tile(g, steps, kcols, g_t, rows_left, K), steps, DOT)
             q_factor = tl.exp2(to_row) * scale
             k_factor = tl.exp2(to_end)
-            half = tl.exp2(r)
+            factor = tl.exp2(r)
             qs = (bq * q_factor).to(DOT)
             ks = (bk * k_factor).to(DOT)
-            dS *= half[:, None]
+            dS *= factor[:, None]
         else:
             qs = (bq * scale).to(DOT)
             ks = bk.to(DOT)
         # Not dP transposed: Triton 3.4 to 3.7 miscompile a transposed accumulator as an operand on Hopper.
         dP = tl.where(lower, tl.dot(bdo, tl.trans(bv), input_precision=PRECISION), 0.0)
         dPt = tl.where(upper, tl.dot(bv, tl.trans(bdo), input_precision=PRECISION), 0.0)
-        scores_t = tl.where(upper, tl.dot(ks, tl.trans(qs), input_precision=PRECISION), 0.0)
-        dSd = dS.to(DOT)
-        bdv = tl.dot(scores_t.to(DOT), bdo, input_precision=PRECISION)
-        bdv = tl.dot(ks, dSd, bdv, input_precision=PRECISION)
+        Pt = tl.where(upper, tl.dot(ks, tl.trans(qs), input_precision=PRECISION), 0.0)
+        dS_operand = dS.to(DOT)
+        bdv = tl.dot(Pt.to(DOT), bdo, input_precision=PRECISION)
+        bdv = tl.dot(ks, dS_operand, bdv, input_precision=PRECISION)
         store_tile(dv, bdv, steps, vcols, H * blocks_k * V, rows_left, V)
         bdq = tl.dot(dP.to(DOT), ks, input_precision=PRECISION)
-        bdq = tl.dot(bdo, tl.trans(Sd), bdq, input_precision=PRECISION)
-        bdk = tl.dot(bv, tl.trans(dSd), input_precision=PRECISION)
+        bdq = tl.dot(bdo, tl.trans(S_operand), bdq, input_precision=PRECISION)
+        bdk = tl.dot(bv, tl.trans(dS_operand), input_precision=PRECISION)
         bdk = tl.dot(dPt.to(DOT), qs, bdk, input_precision=PRECISION)
         dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
         if STORE_DG:
             balance = ks.to(tl.float32) * bdk - qs.to(tl.float32) * bdq
-            start = tl.sum(Sd.to(tl.float32) * dS, axis=1)
-            bdg = select_sum(steps[:, None] > steps[None, :], balance, 2, DOT) + start[None, :]
+            boundary = tl.sum(S_operand.to(tl.float32) * dS, axis=1)
+            bdg = select_sum(steps[:, None] > steps[None, :], balance, 2, DOT) + boundary[None, :]
             store_tile(dg, bdg, steps, kcols, grad_stride, rows_left, K)
             dg -= C * grad_stride
         if GATED:
             bdq *= q_factor
             bdk *= k_factor
-            dS *= half[:, None]
+            dS *= factor[:, None]
             suspect += (tl.sum(bdq, axis=1) + tl.sum(bdk, axis=1)) * 0.0
             g -= C * g_t
         else:

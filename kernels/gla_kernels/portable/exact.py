@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 
 from gla_kernels.portable.tiles import (
-    begin_behind,
     checkpoint_slot,
     exact_gates,
     first_slot,
@@ -23,6 +22,7 @@ from gla_kernels.portable.tiles import (
     locate,
     select_sum,
     store_tile,
+    wait_for_previous_kernel,
     zero_state,
 )
 from gla_kernels.portable.tree import own_scores, tree_scores
@@ -82,9 +82,9 @@ def any_raised(flags, items, PER_FLAG: tl.constexpr):
 
 @triton.jit
 def exact_forward_row(
-    nh, ik, iv, q, k, v, g, o, initial, final, states, checkpoints, cu, scale,
+    nh, ik, iv, q, k, v, g, o, initial, final, states, checkpoints, cu_seqlens, scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
-    T, H, first, count, every,
+    T, H, first_chunk, count, checkpoint_chunks,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -101,7 +101,7 @@ def exact_forward_row(
     STORE_STATES: tl.constexpr,
     STORE_CHECKPOINTS: tl.constexpr,
 ):  # fmt: skip
-    """The forward of blocks ik of key and iv of value columns of a sequence and head, `count` chunks from `first` on.
+    """The forward of block ik of key and iv of value columns of a sequence and head, `count` chunks from `first_chunk`.
 
     FROM_CHECKPOINT: `initial` holds checkpoints, and `states` has room for this head's `count` states alone.
     """
@@ -109,11 +109,11 @@ def exact_forward_row(
     ratio: tl.constexpr = C // R
     n = nh // H
     h = nh % H
-    b, begin, length = locate(cu, n, T, VARLEN)
-    rows_left = length - first * C
+    b, begin, length = locate(cu_seqlens, n, T, VARLEN)
+    rows_left = length - first_chunk * C
     subchunks = (tl.minimum(rows_left, count * C) + R - 1) // R
     b = b.to(tl.int64) if not VARLEN else b
-    t = tl.cast(begin + first * C, tl.int64)
+    t = tl.cast(begin + first_chunk * C, tl.int64)
     q += b * q_b + t * q_t + h.to(tl.int64) * q_h
     k += b * k_b + t * k_t + h.to(tl.int64) * k_h
     v += b * v_b + t * v_t + h.to(tl.int64) * v_h
@@ -123,7 +123,7 @@ def exact_forward_row(
     if STORE_STATES and not FROM_CHECKPOINT:
         states += (first_slot(n, begin, length, C, VARLEN).to(tl.int64) * H + h) * K * V
     state_step = K * V if FROM_CHECKPOINT else H.to(tl.int64) * K * V
-    checkpoint = checkpoint_slot(n, begin, length, first, every, C, VARLEN)
+    checkpoint = checkpoint_slot(n, begin, length, first_chunk, checkpoint_chunks, C, VARLEN)
     kcols = ik * BK + tl.arange(0, BK)
     vcols = iv * BV + tl.arange(0, BV)
     steps = tl.arange(0, R)
@@ -139,8 +139,8 @@ def exact_forward_row(
         bv = load_tile(v, steps, vcols, v_t, rows_left, V).to(DOT)
         step_gates = exact_gates(load_tile(g, steps, kcols, g_t, rows_left, K))
         if STORE_CHECKPOINTS:
-            there = checkpoints + ((checkpoint + i // (every * ratio)).to(tl.int64) * H + h) * K * V
-            tl.store(there + state_at, S, mask=inside & (i % (every * ratio) == 0))
+            there = checkpoints + ((checkpoint + i // (checkpoint_chunks * ratio)).to(tl.int64) * H + h) * K * V
+            tl.store(there + state_at, S, mask=inside & (i % (checkpoint_chunks * ratio) == 0))
         if STORE_STATES:
             there = states + (i // ratio) * state_step
             tl.store(there + state_at, S.to(DOT), mask=inside & (i % ratio == 0))
@@ -164,11 +164,11 @@ def exact_forward_row(
         store_tile(final + (n.to(tl.int64) * H + h) * K * V, S, kcols, vcols, V, K, V)
 
 
-@triton.jit(do_not_specialize=["T", "H", "every", "rows"])
+@triton.jit(do_not_specialize=["T", "H", "checkpoint_chunks", "rows"])
 def gla_forward_exact(
-    q, k, v, g, o, initial, final, states, checkpoints, flags, cu, scale,
+    q, k, v, g, o, initial, final, states, checkpoints, flags, cu_seqlens, scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
-    T, H, every, rows,
+    T, H, checkpoint_chunks, rows,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -190,7 +190,7 @@ def gla_forward_exact(
     An item is a block of key and of value columns of a sequence and head. A program handles every num_programs-th item.
     Most calls have no flag raised, so there are no more programs than a GPU runs at once.
     """
-    begin_behind(PDL)
+    wait_for_previous_kernel(PDL)
     blocks_k: tl.constexpr = (K + BK - 1) // BK
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     items = rows * blocks_k * blocks_v
@@ -201,7 +201,7 @@ def gla_forward_exact(
             if tl.load(flags + nh) != 0:
                 exact_forward_row(
                     nh, item // blocks_v % blocks_k, item % blocks_v, q, k, v, g, o, initial, final, states,
-                    checkpoints, cu, scale, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
-                    T, H, 0, tl.cdiv(T, C), every, K, V, BK, BV, C, R, DOT, PRECISION,
+                    checkpoints, cu_seqlens, scale, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+                    T, H, 0, tl.cdiv(T, C), checkpoint_chunks, K, V, BK, BV, C, R, DOT, PRECISION,
                     VARLEN, HAS_INITIAL, False, STORE_O, STORE_FINAL, STORE_STATES, STORE_CHECKPOINTS,
                 )  # fmt: skip

@@ -11,15 +11,15 @@ import triton.language as tl
 
 from gla_kernels.portable.exact import advance, any_raised, exact_forward_row, exact_scores, items_here
 from gla_kernels.portable.tiles import (
-    begin_behind,
     exact_gates,
     first_slot,
-    frame_of,
     load_tile,
     locate,
+    minus_reference,
     plain_gates,
     select_sum,
     store_tile,
+    wait_for_previous_kernel,
     zero_state,
 )
 from gla_kernels.portable.tree import tree_gradients
@@ -58,9 +58,9 @@ def start_state_gradient(
 
 @triton.jit
 def exact_backward_row(
-    nh, ik, q, k, v, g, do, states, flags, dq, dk, dv, dg, dinitial, cu, scale,
+    nh, ik, q, k, v, g, do, states, flags, dq, dk, dv, dg, dinitial, cu_seqlens, scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
-    T, H, first, count,
+    T, H, first_chunk, count,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -74,7 +74,7 @@ def exact_backward_row(
     FROM_CHECKPOINT: tl.constexpr,
     STORE_DG: tl.constexpr,
 ):  # fmt: skip
-    """The backward of block ik of the key columns of a sequence and head, `count` chunks from `first` on.
+    """The backward of block ik of the key columns of a sequence and head, `count` chunks from `first_chunk` on.
 
     A program handles all value columns, block by block, so that dq, dk and dg are summed before they are rounded. The
     gradient of the state is passed from subchunk to subchunk in `dinitial`, which holds that after the last one.
@@ -87,10 +87,10 @@ def exact_backward_row(
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     n = nh // H
     h = nh % H
-    b, begin, length = locate(cu, n, T, VARLEN)
-    chunks = tl.maximum(tl.minimum((length + C - 1) // C - first, count), 0)
+    b, begin, length = locate(cu_seqlens, n, T, VARLEN)
+    chunks = tl.maximum(tl.minimum((length + C - 1) // C - first_chunk, count), 0)
     b = b.to(tl.int64) if not VARLEN else b
-    t = tl.cast(begin + first * C, tl.int64)
+    t = tl.cast(begin + first_chunk * C, tl.int64)
     q += b * q_b + t * q_t + h.to(tl.int64) * q_h
     k += b * k_b + t * k_t + h.to(tl.int64) * k_h
     v += b * v_b + t * v_t + h.to(tl.int64) * v_h
@@ -114,15 +114,15 @@ def exact_backward_row(
     upper = steps[:, None] <= steps[None, :]
     for back in range(0, chunks):
         chunk = (chunks - 1 - back).to(tl.int64)
-        chunk_rows = length - (first + chunk.to(tl.int32)) * C
+        chunk_rows = length - (first_chunk + chunk.to(tl.int32)) * C
         if not FROM_CHECKPOINT:
-            frame = tl.zeros([BK], dtype=tl.float32)
+            minus_r = tl.zeros([BK], dtype=tl.float32)
             if not flagged:
                 # Only the plain backward failed: the states are those of the plain forward, in the chunk's frame.
                 for before in range(0, C // R):
                     row = (chunk * C + before * R) * g_t
-                    frame += tl.sum(plain_gates(load_tile(g + row, steps, kcols, g_t, chunk_rows - before * R, K)), 0)
-                frame = frame_of(frame, DOT)
+                    minus_r += tl.sum(plain_gates(load_tile(g + row, steps, kcols, g_t, chunk_rows - before * R, K)), 0)
+                minus_r = minus_reference(minus_r, DOT)
         for back_in_chunk in range(0, C // R):
             sub = C // R - 1 - back_in_chunk
             row = chunk * C + sub * R
@@ -134,7 +134,7 @@ def exact_backward_row(
             k_factor = tl.exp2(select_sum(steps[:, None] < steps[None, :], step_gates, 3, DOT))
             qs = (bq * q_factor).to(DOT)
             ks = (bk * k_factor).to(DOT)
-            scores_t = exact_scores(
+            Pt = exact_scores(
                 q + row * q_t, k + row * k_t, g + row * g_t, scale, q_t, k_t, g_t, ik * BK, steps, rows_left, K, BK,
                 True, R, DOT, PRECISION,
             ).to(DOT)  # fmt: skip
@@ -142,14 +142,14 @@ def exact_backward_row(
             dPt = zero_state(scale, R, R)
             dq_state = zero_state(scale, R, BK)
             dk_state = zero_state(scale, R, BK)
-            start = tl.zeros([BK], dtype=tl.float32)
+            boundary = tl.zeros([BK], dtype=tl.float32)
             # The loop reads parts of dinitial that other threads have written.
             tl.debug_barrier()
             for iv in range(0, blocks_v):
                 vcols = iv * BV + tl.arange(0, BV)
                 S = load_tile(states + chunk * state_step, kcols, vcols, V, K, V).to(tl.float32)
                 if not FROM_CHECKPOINT:
-                    S *= tl.exp2(frame)[:, None]
+                    S *= tl.exp2(minus_r)[:, None]
                 for before in range(0, sub):
                     early = chunk * C + before * R
                     left = chunk_rows - before * R
@@ -160,19 +160,19 @@ def exact_backward_row(
                 bv = load_tile(v + row * v_t, steps, vcols, v_t, rows_left, V).to(DOT)
                 bdo = load_tile(do + row * do_t, steps, vcols, do_t, rows_left, V).to(DOT)
                 dS = load_tile(dinitial, kcols, vcols, V, K, V)
-                Sd = S.to(DOT)
-                dSd = dS.to(DOT)
+                S_operand = S.to(DOT)
+                dS_operand = dS.to(DOT)
                 dP = tl.dot(bdo, tl.trans(bv), dP, input_precision=PRECISION)
                 dPt = tl.dot(bv, tl.trans(bdo), dPt, input_precision=PRECISION)
-                dq_state = tl.dot(bdo, tl.trans(Sd), dq_state, input_precision=PRECISION)
-                dk_state = tl.dot(bv, tl.trans(dSd), dk_state, input_precision=PRECISION)
-                bdv = tl.dot(scores_t, bdo, input_precision=PRECISION)
-                bdv = tl.dot(ks, dSd, bdv, input_precision=PRECISION)
+                dq_state = tl.dot(bdo, tl.trans(S_operand), dq_state, input_precision=PRECISION)
+                dk_state = tl.dot(bv, tl.trans(dS_operand), dk_state, input_precision=PRECISION)
+                bdv = tl.dot(Pt, bdo, input_precision=PRECISION)
+                bdv = tl.dot(ks, dS_operand, bdv, input_precision=PRECISION)
                 store_tile(dv + row * H * blocks_k * V, bdv, steps, vcols, H * blocks_k * V, rows_left, V)
                 dS *= tl.exp2(tl.sum(step_gates, axis=0))[:, None]
                 dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
                 if STORE_DG:
-                    start += tl.sum(Sd.to(tl.float32) * dS, axis=1)
+                    boundary += tl.sum(S_operand.to(tl.float32) * dS, axis=1)
                 store_tile(dinitial, dS, kcols, vcols, V, K, V)
             dP = tl.where(lower, dP, 0.0)
             dPt = tl.where(upper, dPt, 0.0)
@@ -181,7 +181,7 @@ def exact_backward_row(
             bdq = (bdq + dq_state * q_factor) * scale
             bdk += dk_state * k_factor
             if STORE_DG:
-                bdg = select_sum(steps[:, None] > steps[None, :], balance, 3, DOT) + start[None, :]
+                bdg = select_sum(steps[:, None] > steps[None, :], balance, 3, DOT) + boundary[None, :]
             for part in range(0, VALUE_PARTS):
                 at = row * grad_stride + part * K
                 store_tile(dq + at, tl.where(part == 0, bdq, 0.0), steps, kcols, grad_stride, rows_left, K)
@@ -192,7 +192,7 @@ def exact_backward_row(
 
 @triton.jit(do_not_specialize=["T", "H", "rows"])
 def gla_backward_exact(
-    q, k, v, g, do, states, flags, failed, dfinal, dq, dk, dv, dg, dinitial, cu, scale,
+    q, k, v, g, do, states, flags, failed, dfinal, dq, dk, dv, dg, dinitial, cu_seqlens, scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T, H, rows,
     K: tl.constexpr,
@@ -213,7 +213,7 @@ def gla_backward_exact(
 
     An item is a block of key columns of one of them.
     """
-    begin_behind(PDL)
+    wait_for_previous_kernel(PDL)
     blocks_k: tl.constexpr = (K + BK - 1) // BK
     items = rows * blocks_k
     if any_raised(flags, items, blocks_k) | any_raised(failed, items, blocks_k):
@@ -223,21 +223,21 @@ def gla_backward_exact(
             if (tl.load(flags + nh) != 0) | (tl.load(failed + nh) != 0):
                 start_state_gradient(nh, item % blocks_k, dfinal, dinitial, scale, K, V, BK, BV, HAS_DFINAL)
                 exact_backward_row(
-                    nh, item % blocks_k, q, k, v, g, do, states, flags, dq, dk, dv, dg, dinitial, cu, scale,
+                    nh, item % blocks_k, q, k, v, g, do, states, flags, dq, dk, dv, dg, dinitial, cu_seqlens, scale,
                     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
                     T, H, 0, tl.cdiv(T, C), K, V, BK, BV, C, R, VALUE_PARTS, DOT, PRECISION, VARLEN, False, STORE_DG,
                 )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["T", "H", "every", "rows"])
+@triton.jit(do_not_specialize=["T", "H", "checkpoint_chunks", "rows"])
 def gla_backward_exact_recomputing(
     q, k, v, g, do,
-    checkpoints,  # [slots, H, K, V] float32: the state before each `every`-th chunk
+    checkpoints,  # [slots, H, K, V] float32: the state before each `checkpoint_chunks`-th chunk
     states,  # [programs, every, K, V] in DOT: a program's own memory for the states that it recomputes
     failed,  # [N, H] int32: not 0 if a result of the forward or of the plain backward is not finite
-    dfinal, dq, dk, dv, dg, dinitial, cu, scale,
+    dfinal, dq, dk, dv, dg, dinitial, cu_seqlens, scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
-    T, H, every, rows,
+    T, H, checkpoint_chunks, rows,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -253,34 +253,36 @@ def gla_backward_exact_recomputing(
     STORE_DG: tl.constexpr,
 ):  # fmt: skip
     """`gla_backward_exact` from checkpoints: a program goes back from one to the one before, recomputing the states."""
-    begin_behind(PDL)
+    wait_for_previous_kernel(PDL)
     blocks_k: tl.constexpr = (K + BK - 1) // BK
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     items = rows * blocks_k
     if any_raised(failed, items, blocks_k):
-        states += tl.program_id(0).to(tl.int64) * every * K * V
+        states += tl.program_id(0).to(tl.int64) * checkpoint_chunks * K * V
         for i in range(0, items_here(items)):
             item = tl.program_id(0) + i * tl.num_programs(0)
             nh = item // blocks_k
             ik = item % blocks_k
             if tl.load(failed + nh) != 0:
                 start_state_gradient(nh, ik, dfinal, dinitial, scale, K, V, BK, BV, HAS_DFINAL)
-                _, _, length = locate(cu, nh // H, T, VARLEN)
-                pieces = tl.cdiv(length, every * C)
+                _, _, length = locate(cu_seqlens, nh // H, T, VARLEN)
+                pieces = tl.cdiv(length, checkpoint_chunks * C)
                 for back in range(0, pieces):
-                    first = (pieces - 1 - back) * every
+                    first_chunk = (pieces - 1 - back) * checkpoint_chunks
                     # Other threads may still read the states of the piece after this one.
                     tl.debug_barrier()
                     for iv in range(0, blocks_v):
                         exact_forward_row(
-                            nh, ik, iv, q, k, v, g, None, checkpoints, None, states, None, cu, scale,
-                            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, T, H, first, every, every,
+                            nh, ik, iv, q, k, v, g, None, checkpoints, None, states, None, cu_seqlens, scale,
+                            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, T, H, first_chunk,
+                            checkpoint_chunks, checkpoint_chunks,
                             K, V, BK, BV, C, R, DOT, PRECISION, VARLEN, True, True, False, False, True, False,
                         )  # fmt: skip
                     # The backward reads states that other threads have written.
                     tl.debug_barrier()
                     exact_backward_row(
-                        nh, ik, q, k, v, g, do, states, None, dq, dk, dv, dg, dinitial, cu, scale, q_b, q_t, q_h,
-                        k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, T, H, first, every,
+                        nh, ik, q, k, v, g, do, states, None, dq, dk, dv, dg, dinitial, cu_seqlens, scale,
+                        q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, T, H,
+                        first_chunk, checkpoint_chunks,
                         K, V, BK, BV, C, R, VALUE_PARTS, DOT, PRECISION, VARLEN, True, STORE_DG,
                     )  # fmt: skip

@@ -38,7 +38,7 @@ from gla_kernels.portable.tiles import (
 )
 
 
-@triton.jit(do_not_specialize=["T", "H", "first", "count", "every"])
+@triton.jit(do_not_specialize=["T", "H", "first_chunk", "count", "checkpoint_chunks"])
 def gla_forward_kernel(
     q,  # [B, T, H, K], any strides of B, T and H
     k,  # [B, T, H, K]
@@ -48,17 +48,17 @@ def gla_forward_kernel(
     initial,  # [N, H, K, V] float32: the states before the first chunk; checkpoints if FROM_CHECKPOINT
     final,  # [N, H, K, V] float32: the states after the last chunk
     states,  # [slots (`first_slot`), H, K, V] in DOT: S~ of each chunk
-    checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
+    checkpoints,  # [slots, H, K, V] float32: the state before every `checkpoint_chunks`-th chunk
     flags,  # [N, H] int32, zeros: set to 1 if a result is not finite
     marks,  # [slots, H] int32, zeros: set to n + 1 if the chunk, of sequence n, has a strong channel
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     T,
     H,
-    first,  # the first chunk of each sequence to process: 0, or a multiple of `every` if FROM_CHECKPOINT
+    first_chunk,  # of each sequence to process: 0, or a multiple of `checkpoint_chunks` if FROM_CHECKPOINT
     count,  # the most chunks of a sequence to process
-    every,  # chunks from one checkpoint to the next
+    checkpoint_chunks,  # chunks from one checkpoint to the next
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,  # key columns of a program
@@ -74,7 +74,7 @@ def gla_forward_kernel(
     STORE_CHECKPOINTS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program handles BK key and BV value columns of one sequence and head, for `count` chunks from `first` on.
+    """A program handles BK key and BV value columns of one sequence and head, for `count` chunks from `first_chunk` on.
 
     What a block of key columns adds to o depends on no other block.
     """
@@ -86,11 +86,11 @@ def gla_forward_kernel(
     ik = pid // blocks_v % blocks_k
     n = pid // (blocks_v * blocks_k) // H
     h = pid // (blocks_v * blocks_k) % H
-    b, begin, length = locate(cu, n, T, VARLEN)
-    chunks = tl.minimum((length + C - 1) // C - first, count)
-    rows_left = length - first * C
+    b, begin, length = locate(cu_seqlens, n, T, VARLEN)
+    chunks = tl.minimum((length + C - 1) // C - first_chunk, count)
+    rows_left = length - first_chunk * C
     b = b.to(tl.int64) if not VARLEN else b
-    t = (begin + first * C).to(tl.int64)
+    t = (begin + first_chunk * C).to(tl.int64)
     q += b * q_b + t * q_t + h.to(tl.int64) * q_h
     k += b * k_b + t * k_t + h.to(tl.int64) * k_h
     v += b * v_b + t * v_t + h.to(tl.int64) * v_h
@@ -103,7 +103,7 @@ def gla_forward_kernel(
         states += (slot.to(tl.int64) * H + h) * K * V
     if STORE_O:
         marks += first_slot(n, begin, length, C, VARLEN) * H + h
-    checkpoint = checkpoint_slot(n, begin, length, first, every, C, VARLEN)
+    checkpoint = checkpoint_slot(n, begin, length, first_chunk, checkpoint_chunks, C, VARLEN)
     kcols = ik * BK + tl.arange(0, BK)
     vcols = iv * BV + tl.arange(0, BV)
     steps = tl.arange(0, C)
@@ -115,37 +115,37 @@ def gla_forward_kernel(
         bk = load_tile(k, steps, kcols, k_t, rows_left, K)
         bv = load_tile(v, steps, vcols, v_t, rows_left, V).to(DOT)
         if STORE_CHECKPOINTS:
-            there = checkpoints + ((checkpoint + i // every).to(tl.int64) * H + h) * K * V
-            due = (i % every == 0) & (kcols[:, None] < K) & (vcols[None, :] < V)
+            there = checkpoints + ((checkpoint + i // checkpoint_chunks).to(tl.int64) * H + h) * K * V
+            due = (i % checkpoint_chunks == 0) & (kcols[:, None] < K) & (vcols[None, :] < V)
             tl.store(there + kcols[:, None] * V + vcols[None, :], S, mask=due)
         if GATED:
             to_row, to_end, r, total = gate_frame(load_tile(g, steps, kcols, g_t, rows_left, K), steps, DOT)
             qs = (bq * tl.exp2(to_row)).to(DOT)
             ks = (bk.to(tl.float32) * tl.exp2(to_end)).to(DOT)
-            half = tl.exp2(r)
-            S *= half[:, None]  # S~ from here on
+            factor = tl.exp2(r)
+            S *= factor[:, None]  # S~ from here on
             if STORE_O:
                 # Programs of other blocks of columns may store the same number.
                 tl.store(marks + i * H, n + 1, mask=tl.min(total, axis=0) < -span_limit(DOT))
         else:
             qs = bq.to(DOT)
             ks = bk.to(DOT)
-        Sd = S.to(DOT)
+        S_operand = S.to(DOT)
         if STORE_STATES:
-            store_tile(states, Sd, kcols, vcols, V, K, V)
+            store_tile(states, S_operand, kcols, vcols, V, K, V)
             states += H * K * V
         if STORE_O:
-            product = tl.dot(qs, tl.trans(ks), input_precision=PRECISION)
+            P = tl.dot(qs, tl.trans(ks), input_precision=PRECISION)
             # Entries above the diagonal may be inf, so they are replaced, not multiplied by 0.
-            scores = tl.where(steps[:, None] >= steps[None, :], product, 0.0).to(DOT)
-            bo = tl.dot(qs, Sd, input_precision=PRECISION)
-            bo = tl.dot(scores, bv, bo, input_precision=PRECISION)
+            P = tl.where(steps[:, None] >= steps[None, :], P, 0.0).to(DOT)
+            bo = tl.dot(qs, S_operand, input_precision=PRECISION)
+            bo = tl.dot(P, bv, bo, input_precision=PRECISION)
             suspect += tl.sum(bo, axis=1) * 0.0
             store_tile(o, bo, steps, vcols, H * blocks_k * V, rows_left, V)
             o += C * H * blocks_k * V
         S = tl.dot(tl.trans(ks), bv, S, input_precision=PRECISION)  # S~'
         if GATED:
-            S *= half[:, None]  # S'
+            S *= factor[:, None]  # S'
             g += C * g_t
         q += C * q_t
         k += C * k_t

@@ -43,7 +43,7 @@ def run_plain_forward(
     inputs: Inputs,
     flags: Flags,
     *,
-    first: int,
+    first_chunk: int,
     count: int,
     from_checkpoint: bool,
     o: torch.Tensor | None = None,
@@ -52,7 +52,7 @@ def run_plain_forward(
     states: torch.Tensor | None = None,
     checkpoints: torch.Tensor | None = None,
 ) -> None:
-    """Runs the portable plain form over `count` chunks of every sequence, from chunk `first` on.
+    """Runs the portable plain form over `count` chunks of every sequence, from chunk `first_chunk` on.
 
     An output of None is not computed. Flags and marks are raised only if o is. `from_checkpoint`: `initial` holds
     checkpoints, and `states` has room for `count` chunks of every sequence.
@@ -60,7 +60,8 @@ def run_plain_forward(
     initial, final = given_states(call, inputs, initial, final)
     arguments = inputs.arguments | call.numbers | {
         "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
-        "flags": flags.rows, "marks": flags.marks, "first": first, "count": count, "every": call.every,
+        "flags": flags.rows, "marks": flags.marks, "first_chunk": first_chunk, "count": count,
+        "checkpoint_chunks": call.checkpoint_chunks,
     }  # fmt: skip
     switches = forward_switches(o, initial, final, states, checkpoints) | {"FROM_CHECKPOINT": from_checkpoint}
     programs = call.sequences * call.H * call.blocks(call.plan.forward)
@@ -78,20 +79,20 @@ def run_plain_backward(
     failed: torch.Tensor,
     gradients: Gradients,
     *,
-    first: int,
+    first_chunk: int,
     count: int,
     from_checkpoint: bool,
     dfinal: torch.Tensor | None,
     dinitial: torch.Tensor | None,
 ) -> None:
-    """Runs the portable plain form over `count` chunks of every sequence, from chunk `first` on.
+    """Runs the portable plain form over `count` chunks of every sequence, from chunk `first_chunk` on.
 
     `from_checkpoint`: `states` has room for `count` chunks of every sequence.
     """
     dfinal, dinitial = given_states(call, inputs, dfinal, dinitial)
     arguments = inputs.arguments | gradients.arguments | call.numbers | named_strides(do=do) | {
         "do": do, "states": states, "flags": flags.rows, "failed": failed, "dfinal": dfinal, "dinitial": dinitial,
-        "first": first, "count": count,
+        "first_chunk": first_chunk, "count": count,
     }  # fmt: skip
     programs = call.sequences * call.H * call.blocks(call.plan.backward)
     switches = gradients.switches | {"FROM_CHECKPOINT": from_checkpoint}
@@ -119,7 +120,7 @@ def clear_tails(call: Call, inputs: Inputs, *outputs: torch.Tensor | None) -> No
     """Sets what is behind the last packed sequence in up to four outputs [1, T, ...] to 0."""
     if inputs.cu_seqlens is None:
         return
-    arguments: dict[str, Any] = {"cu": inputs.cu_seqlens, "N": call.sequences, "T": call.T}
+    arguments: dict[str, Any] = {"cu_seqlens": inputs.cu_seqlens, "N": call.sequences, "T": call.T}
     for name, x in zip("abcd", (*outputs, *[None] * (4 - len(outputs))), strict=True):
         arguments |= {name: x, f"{name}_width": 0 if x is None else x.numel() // call.T}
     # Not early: their memory may have been that of a tensor which the kernel before still reads.
@@ -137,7 +138,7 @@ def scan(
     """
     arguments = {
         "local": local, "decays": decays, "initial": initial, "borders": borders, "final": final,
-        "cu": inputs.cu_seqlens, "T": call.T, "H": call.H, "rows": piece_chunks * call.plan.chunk_size,
+        "cu_seqlens": inputs.cu_seqlens, "T": call.T, "H": call.H, "rows": piece_chunks * call.plan.chunk_size,
     }  # fmt: skip
     switches = {
         "BLOCK": SCAN.block_v,

@@ -22,7 +22,7 @@ def gla_recurrent_kernel(
     o,  # [B, T, H, V], contiguous
     initial,  # [N, H, K, V] or, if V_FIRST, [N, H, V, K], contiguous: the states before the first token
     final,  # the same: the states after the last token; may be `initial`
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     T,
@@ -45,7 +45,7 @@ def gla_recurrent_kernel(
     nh = pid // blocks_v
     n = nh // H
     h = nh % H
-    b, begin, length = locate(cu, n, T, VARLEN)
+    b, begin, length = locate(cu_seqlens, n, T, VARLEN)
     b = b.to(tl.int64) if not VARLEN else b
     t = tl.cast(begin, tl.int64)
     q += b * q_b + t * q_t + h.to(tl.int64) * q_h

@@ -7,7 +7,7 @@ GLA's transition is diagonal, so a piece is a state and a vector of decays, and 
 import triton
 import triton.language as tl
 
-from gla_kernels.portable.tiles import begin_behind, first_slot, locate
+from gla_kernels.portable.tiles import first_slot, locate, wait_for_previous_kernel
 
 # Pieces whose states `scan_pieces` loads together.
 AT_ONCE = tl.constexpr(8)
@@ -26,7 +26,7 @@ def scan_pieces(
     initial,  # [N, H, K, V] float32: the state before each sequence; in reverse after it
     borders,  # [pieces, H, K, V] float32: the state before each piece; in reverse after it
     final,  # [N, H, K, V] float32: the state after each sequence; in reverse before it
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     T,
     H,
     rows,  # tokens of a piece
@@ -41,13 +41,13 @@ def scan_pieces(
     STORE_FINAL: tl.constexpr,
 ):
     """S <- 2^decay S + local from piece to piece. A program handles BLOCK elements of the state of a head."""
-    begin_behind(PDL)
+    wait_for_previous_kernel(PDL)
     nh = tl.program_id(0)
     n = nh // H
     h = nh % H
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < K * V
-    _, begin, length = locate(cu, n, T, VARLEN)
+    _, begin, length = locate(cu_seqlens, n, T, VARLEN)
     pieces = (length + rows - 1) // rows
     slot = first_slot(n, begin, length, rows, VARLEN)
     S = tl.zeros([BLOCK], dtype=tl.float32)

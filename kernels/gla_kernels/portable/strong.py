@@ -19,13 +19,13 @@ import triton
 import triton.language as tl
 
 from gla_kernels.portable.tiles import (
-    begin_behind,
     first_slot,
     load_tile,
     locate,
     plain_gates,
     span_limit,
     store_tile,
+    wait_for_previous_kernel,
     zero_state,
 )
 from gla_kernels.portable.tree import at_level, pair_tile
@@ -98,15 +98,15 @@ def first_raised(found, lanes):
 
 
 @triton.jit
-def marked_chunk(place, mark, H, cu, T, C: tl.constexpr, VARLEN: tl.constexpr):
-    """n, head, batch row, first token and rows left of a chunk and head with mark n + 1, at a place among all marks.
+def marked_chunk(chunk_head, mark, H, cu_seqlens, T, C: tl.constexpr, VARLEN: tl.constexpr):
+    """n, head, batch row, first token and rows left of a chunk and head with mark n + 1, `chunk_head` among all marks.
 
     The batch row and the token have 64 bits.
     """
     n = mark - 1
-    h = place % H
-    b, begin, length = locate(cu, n, T, VARLEN)
-    chunk = place // H - first_slot(n, begin, length, C, VARLEN)
+    h = chunk_head % H
+    b, begin, length = locate(cu_seqlens, n, T, VARLEN)
+    chunk = chunk_head // H - first_slot(n, begin, length, C, VARLEN)
     b = b.to(tl.int64) if not VARLEN else b
     return n, h, b, (begin + chunk * C).to(tl.int64), length - chunk * C
 
@@ -120,7 +120,7 @@ def gla_forward_strong(
     o,  # [B, T, H, KEY_PARTS, V], contiguous: the plain form's output, to be completed in the first part
     flags,  # [N, H] int32: sequences and heads that the exact kernel computes
     marks,  # [slots, H] int32: n + 1 if the chunk, of sequence n, has a strong channel
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     T,
@@ -141,7 +141,7 @@ def gla_forward_strong(
 
     Each item is completed by one program, so that the order of sums is always the same.
     """
-    begin_behind(PDL)
+    wait_for_previous_kernel(PDL)
     lanes = tl.arange(0, MARKS_AT_ONCE)
     for i in tl.range(0, tl.cdiv(items, MARKS_AT_ONCE * tl.num_programs(0))):
         found = marks_of(marks, i, items, lanes, 1)
@@ -149,7 +149,7 @@ def gla_forward_strong(
         while lane < MARKS_AT_ONCE:
             mark = tl.sum(tl.where(lanes == lane, found, 0), axis=0)
             item = tl.program_id(0) + (i * MARKS_AT_ONCE + lane) * tl.num_programs(0)
-            n, h, b, t, rows_left = marked_chunk(item, mark, H, cu, T, C, VARLEN)
+            n, h, b, t, rows_left = marked_chunk(item, mark, H, cu_seqlens, T, C, VARLEN)
             if tl.load(flags + n * H + h) == 0:
                 h_wide = h.to(tl.int64)
                 scores = missing_scores(
@@ -225,7 +225,7 @@ def gla_backward_strong(
     dk,  # [B, T, H, VALUE_PARTS, K]
     dv,  # [B, T, H, KEY_PARTS, V]
     dg,  # [B, T, H, VALUE_PARTS, K]
-    cu,
+    cu_seqlens,
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T, H,
@@ -244,7 +244,7 @@ def gla_backward_strong(
     STORE_DG: tl.constexpr,
 ):  # fmt: skip
     """The backward of `gla_forward_strong`, item by item as there."""
-    begin_behind(PDL)
+    wait_for_previous_kernel(PDL)
     parts: tl.constexpr = 1 + (K + BK - 1) // BK
     lanes = tl.arange(0, MARKS_AT_ONCE)
     for i in tl.range(0, tl.cdiv(items, MARKS_AT_ONCE * tl.num_programs(0))):
@@ -253,7 +253,7 @@ def gla_backward_strong(
         while lane < MARKS_AT_ONCE:
             mark = tl.sum(tl.where(lanes == lane, found, 0), axis=0)
             item = tl.program_id(0) + (i * MARKS_AT_ONCE + lane) * tl.num_programs(0)
-            n, h, b, t, rows_left = marked_chunk(item // parts, mark, H, cu, T, C, VARLEN)
+            n, h, b, t, rows_left = marked_chunk(item // parts, mark, H, cu_seqlens, T, C, VARLEN)
             part = item % parts
             given_up = tl.load(flags + n * H + h) | tl.load(failed + n * H + h)
             if given_up == 0:

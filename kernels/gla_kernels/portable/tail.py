@@ -21,13 +21,13 @@ def clear_rows(x, width, begin, T, BV: tl.constexpr):
 @triton.jit(do_not_specialize=["N", "T"])
 def clear_tails_kernel(
     a, b, c, d,  # [1, T, ...], contiguous, or None
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     a_width, b_width, c_width, d_width,
     N, T,
     BV: tl.constexpr,
 ):  # fmt: skip
     """Sets what is behind token cu[N] of each tensor to 0."""
-    begin = tl.load(cu + N).to(tl.int32)
+    begin = tl.load(cu_seqlens + N).to(tl.int32)
     if a is not None:
         clear_rows(a, a_width, begin, T, BV)
     if b is not None:

@@ -22,7 +22,7 @@ RESET_LOG2 = tl.constexpr(-10000.0)
 
 
 @triton.jit
-def begin_behind(PDL: tl.constexpr):
+def wait_for_previous_kernel(PDL: tl.constexpr):
     """With programmatic dependent launch, waits for the previous kernel and allows programs of the next one to start.
 
     The same as Triton's `gdc_wait` and `gdc_launch_dependents`, which only builds for NVIDIA GPUs have.
@@ -35,11 +35,11 @@ def begin_behind(PDL: tl.constexpr):
 
 
 @triton.jit
-def locate(cu, n, T, VARLEN: tl.constexpr):
+def locate(cu_seqlens, n, T, VARLEN: tl.constexpr):
     """Batch row, first token and length of sequence n: all of row n or, if packed, tokens cu[n] to cu[n + 1]."""
     if VARLEN:
-        begin = tl.load(cu + n).to(tl.int32)
-        length = tl.load(cu + n + 1).to(tl.int32) - begin
+        begin = tl.load(cu_seqlens + n).to(tl.int32)
+        length = tl.load(cu_seqlens + n + 1).to(tl.int32) - begin
         row = 0
     else:
         begin = 0
@@ -58,13 +58,15 @@ def first_slot(n, begin, length, rows, VARLEN: tl.constexpr):
 
 
 @triton.jit
-def checkpoint_slot(n, begin, length, first, every, C: tl.constexpr, VARLEN: tl.constexpr):
-    """The slot of sequence n's checkpoint before chunk `first`, a multiple of `every`.
+def checkpoint_slot(n, begin, length, first_chunk, checkpoint_chunks, C: tl.constexpr, VARLEN: tl.constexpr):
+    """The slot of sequence n's checkpoint before chunk `first_chunk`, a multiple of `checkpoint_chunks`.
 
-    If a packed sequence ends before `first`, the slot of its last checkpoint: the state is read, but not used.
+    If a packed sequence ends before `first_chunk`, the slot of its last checkpoint: the state is read, but not used.
     """
-    last = tl.maximum((length + every * C - 1) // (every * C) - 1, 0)
-    return first_slot(n, begin, length, every * C, VARLEN) + tl.minimum(first // every, last)
+    last = tl.maximum((length + checkpoint_chunks * C - 1) // (checkpoint_chunks * C) - 1, 0)
+    return first_slot(n, begin, length, checkpoint_chunks * C, VARLEN) + tl.minimum(
+        first_chunk // checkpoint_chunks, last
+    )
 
 
 @triton.jit
@@ -132,7 +134,7 @@ def span_limit(DOT: tl.constexpr):
 
 
 @triton.jit
-def frame_of(total, DOT: tl.constexpr):
+def minus_reference(total, DOT: tl.constexpr):
     """-r for a total gate of `total`, in log2: half of its size, but at most half of the limit; see `gate_frame`."""
     return tl.minimum(-0.5 * total, 0.5 * span_limit(DOT), propagate_nan=tl.PropagateNan.ALL)
 
@@ -146,7 +148,7 @@ def gate_frame(g, steps, DOT: tl.constexpr):
     """
     step_gates = plain_gates(g)
     total = tl.sum(step_gates, axis=0)
-    half = frame_of(total, DOT)
+    minus_r = minus_reference(total, DOT)
     to_row = select_sum(steps[:, None] >= steps[None, :], step_gates, 2, DOT)
     to_end = select_sum(steps[:, None] < steps[None, :], step_gates, 2, DOT)
-    return to_row + half[None, :], to_end + half[None, :], -half, total
+    return to_row + minus_r[None, :], to_end + minus_r[None, :], -minus_r, total

@@ -26,7 +26,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.copies import fetch, fetch_rows, load_state, put
+from gla_kernels.hopper.copies import fetch, fetch_rows, load_state, write
 from gla_kernels.hopper.gates import (
     chunk_total,
     excess,
@@ -36,19 +36,19 @@ from gla_kernels.hopper.gates import (
     load_gates,
     make_ones,
     make_words,
-    not_less,
+    raise_to_least,
     read_gates,
     start_gate_frame,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
-from gla_kernels.hopper.places import begin_behind, find_piece, first_slot, locate
+from gla_kernels.hopper.places import find_piece, first_slot, locate, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
-from gla_kernels.hopper.values import anew, negative, split, thread_barrier, wide_product, widened
+from gla_kernels.hopper.values import negative, readdressed, split, thread_barrier, to_float32, wide_product
 
 
 @gluon.jit
 def recompute_states(
-    states, checkpoint, k_tiles, v_tiles, g_tiles, S_place, ones, words, k, v, g, b, t, h, chunks, rows_left,
+    states, checkpoint, k_tiles, v_tiles, g_tiles, S_memory, ones, words, k, v, g, b, t, h, chunks, rows_left,
     k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
@@ -60,57 +60,57 @@ def recompute_states(
     copy_v: gl.constexpr = copy_layout(BV, 16)
     state_layout: gl.constexpr = accumulator(BV)
     S = load_state(checkpoint, K, V, state_layout, BK, BV)
-    leave = gl.full([BK], 1.0, gl.float32, gl.SliceLayout(1, state_layout))
+    previous_factor = gl.full([BK], 1.0, gl.float32, gl.SliceLayout(1, state_layout))
     fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
     fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
     if GATED:
         fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
     async_copy.commit_group()
     for i in range(chunks):
-        now = i % 2
-        later = (i + 1) % 2
+        buffer = i % 2
+        next_buffer = (i + 1) % 2
         async_copy.wait_group(0)
         thread_barrier()
-        k_tile = k_tiles.index(now)
+        k_tile = k_tiles.index(buffer)
         if GATED:
             bk = k_tile.load(key_tile)
-            high, low = load_gates(g_tiles.index(now), g, words)
-            parts = g_tiles.index(now)._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+            high, low = load_gates(g_tiles.index(buffer), g, words)
+            parts = g_tiles.index(buffer)._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             thread_barrier()
             parts.index(0).store(high)
             parts.index(1).store(low)
             fence_async_shared()
             thread_barrier()
-            G, total = start_gate_frame(parts.index(0), parts.index(1), anew(ones), C, BK)
+            G, total = start_gate_frame(parts.index(0), parts.index(1), readdressed(ones), C, BK)
         t += C
         rows_left = gl.where(i + 1 < chunks, rows_left - C, 0)
-        fetch_rows(k_tiles.index(later), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
-        fetch_rows(v_tiles.index(later), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
+        fetch_rows(k_tiles.index(next_buffer), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+        fetch_rows(v_tiles.index(next_buffer), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
         if GATED:
-            fetch_gate_rows(g_tiles.index(later), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+            fetch_gate_rows(g_tiles.index(next_buffer), g, b, t, h, g_b, g_t, g_h, rows_left, K)
         async_copy.commit_group()
         if GATED:
             large = has_large(words)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = chunk_total(total, BV)
-            half = frame_factor(last)
-            S *= (leave * half)[:, None]
-            leave = half
+            factor = frame_factor(last)
+            S *= (previous_factor * factor)[:, None]
+            previous_factor = factor
             if large:
                 beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
                 G -= 0.5 * beyond
-            k_tile.store((widened(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
-        S_place.store(S.to(gl.bfloat16))
+            k_tile.store((to_float32(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
+        S_memory.store(S.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
-        S = add_product(k_tile.permute((1, 0)), v_tiles.index(now), S)
-        put(states + i * (K * V), S_place.load(copy_v), V, K, V, copy_v)
+        S = add_product(k_tile.permute((1, 0)), v_tiles.index(buffer), S)
+        write(states + i * (K * V), S_memory.load(copy_v), V, K, V, copy_v)
         S = warpgroup_mma_wait(0, deps=[S])
     async_copy.wait_group(0)
     thread_barrier()
 
 
-@gluon.jit(do_not_specialize=["T", "H", "count", "every", "N", "base"])
+@gluon.jit(do_not_specialize=["T", "H", "count", "checkpoint_chunks", "N", "base"])
 def gla_backward_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
@@ -118,7 +118,7 @@ def gla_backward_hopper(
     g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     do,  # [B, T, H, V]
     states,  # [slots, H, K, V] bfloat16, as the forward stored them; if recomputed, room for [programs, every, K, V]
-    checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
+    checkpoints,  # [slots, H, K, V] float32: the state before every `checkpoint_chunks`-th chunk
     flags,  # [N, H] int32: 1 if a result of the forward is not finite
     failed,  # [N, H] int32: set to 1 if this kernel's results are not finite
     dfinal,  # [N or pieces, H, K, V] float32: gradient of the states after the last chunk
@@ -127,13 +127,13 @@ def gla_backward_hopper(
     dv,  # [B, T, H, V]
     dg,  # [B, T, H, K] in g's dtype
     dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk; not of pieces
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T,
     H,
     count,  # the most chunks of a sequence, or of a piece
-    every,
+    checkpoint_chunks,
     N,
     base,  # the first of this launch's pieces
     K: gl.constexpr,
@@ -151,48 +151,50 @@ def gla_backward_hopper(
 ):  # fmt: skip
     """A program handles one sequence and head, or a piece of it and a head, from the last chunk to the first.
 
-    RECOMPUTE: it computes the states again, those of every `every` chunks before it needs them. Pieces have as many.
+    RECOMPUTE: from a checkpoint, it computes the states of `checkpoint_chunks` chunks again, then goes back through
+    these chunks, and so on to the first. Pieces have as many.
     """
     key_tile: gl.constexpr = accumulator(BK)
     copy_k: gl.constexpr = copy_layout(BK, 16)
     copy_v: gl.constexpr = copy_layout(BV, 16)
     state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
-    begin_behind()
+    wait_for_previous_kernel()
     pid = gl.program_id(0)
     h = pid % H
     if PIECES:
-        n, nth, b, begin, length = find_piece(cu, base + pid // H, N, T, count * C, VARLEN)
-        first = nth * count
+        n, nth, b, begin, length = find_piece(cu_seqlens, base + pid // H, N, T, count * C, VARLEN)
+        first_chunk = nth * count
     else:
         n = pid // H
-        first = n * 0
-        b, begin, length = locate(cu, n, T, VARLEN)
+        first_chunk = n * 0
+        b, begin, length = locate(cu_seqlens, n, T, VARLEN)
     if GATED:
         if gl.load(flags + n * H + h) != 0:
             return
-    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, count), 0)
-    rows_left = gl.minimum(length - (first + chunks - 1) * C, chunks * C)
-    t = begin + (first + chunks - 1) * C
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first_chunk, count), 0)
+    rows_left = gl.minimum(length - (first_chunk + chunks - 1) * C, chunks * C)
+    t = begin + (first_chunk + chunks - 1) * C
     b = n * 0 if VARLEN else b
-    slot = first_slot(n, begin, length, C, VARLEN) + first + chunks - 1
+    slot = first_slot(n, begin, length, C, VARLEN) + first_chunk + chunks - 1
 
     buffers: gl.constexpr = 2
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BV], operand_layout(C, BV))
     do_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BV], operand_layout(C, BV))
-    S_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
-    dv_place = gl.allocate_shared_memory(gl.bfloat16, [C, BV], operand_layout(C, BV))
+    S_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    dv_memory = gl.allocate_shared_memory(gl.bfloat16, [C, BV], operand_layout(C, BV))
     if GATED:
         g_tiles = gl.allocate_shared_memory(gl.float32, [buffers, C, BK], gate_layout())
-        ones_place = make_ones()
+        ones_memory = make_ones()
         if RECOMPUTE:
             words = make_words()
     else:
-        dS_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+        dS_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
 
-    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the next chunk: takes its gradient out of its frame
+    # 2^r of the next chunk (the one processed before this one), which takes its gradient out of its frame.
+    previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
     if HAS_DFINAL:
         dS = load_state(dfinal + pid.to(gl.int64) * K * V, K, V, state_layout, BK, BV)
     else:
@@ -200,19 +202,24 @@ def gla_backward_hopper(
     suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, key_tile))
 
     left = chunks  # chunks of this and earlier slices
-    for _ in range(gl.cdiv(chunks, every) if RECOMPUTE else 1):
-        here = chunks
+    for _ in range(gl.cdiv(chunks, checkpoint_chunks) if RECOMPUTE else 1):
+        slice_chunks = chunks
         if RECOMPUTE:
-            here = (left - 1) % every + 1
-            left -= here
-            slot = pid * every + here - 1
-            checkpoint = first_slot(n, begin, length, every * C, VARLEN) + first // every + left // every
+            slice_chunks = (left - 1) % checkpoint_chunks + 1
+            left -= slice_chunks
+            slot = pid * checkpoint_chunks + slice_chunks - 1
+            checkpoint = (
+                first_slot(n, begin, length, checkpoint_chunks * C, VARLEN)
+                + first_chunk // checkpoint_chunks
+                + left // checkpoint_chunks
+            )
             thread_barrier()  # all tiles are free
             recompute_states(
-                states + wide_product(pid * every, K * V), checkpoints + wide_product(checkpoint * H + h, K * V),
-                k_tiles, v_tiles, g_tiles if GATED else k_tiles, S_place,
-                ones_place if GATED else S_place, words if GATED else S_place,
-                k, v, g, b, t - (here - 1) * C, h, here, rows_left + (here - 1) * C,
+                states + wide_product(pid * checkpoint_chunks, K * V),
+                checkpoints + wide_product(checkpoint * H + h, K * V),
+                k_tiles, v_tiles, g_tiles if GATED else k_tiles, S_memory,
+                ones_memory if GATED else S_memory, words if GATED else S_memory,
+                k, v, g, b, t - (slice_chunks - 1) * C, h, slice_chunks, rows_left + (slice_chunks - 1) * C,
                 k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, BK, BV, C, GATED,
             )  # fmt: skip
         fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
@@ -222,83 +229,85 @@ def gla_backward_hopper(
         if GATED:
             fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
         async_copy.commit_group()
-        for i in range(here):
-            now = i % buffers
-            later = (i + 1) % buffers
+        for i in range(slice_chunks):
+            buffer = i % buffers
+            next_buffer = (i + 1) % buffers
             async_copy.wait_group(0)
             thread_barrier()
-            place = slot if RECOMPUTE else slot * H + h
-            fetch(anew(S_place), states + wide_product(place, K * V), V, K, V, copy_v)
+            state_at = slot if RECOMPUTE else slot * H + h
+            fetch(readdressed(S_memory), states + wide_product(state_at, K * V), V, K, V, copy_v)
             async_copy.commit_group()
             # The next chunk is copied while this one is processed.
-            rows_later = gl.where(i + 1 < here, C, 0)
-            fetch_rows(q_tiles.index(later), q, b, t - C, h, q_b, q_t, q_h, rows_later, K, 16)
-            fetch_rows(k_tiles.index(later), k, b, t - C, h, k_b, k_t, k_h, rows_later, K, 16)
-            fetch_rows(v_tiles.index(later), v, b, t - C, h, v_b, v_t, v_h, rows_later, V, 16)
-            fetch_rows(do_tiles.index(later), do, b, t - C, h, do_b, do_t, do_h, rows_later, V, 16)
+            next_rows = gl.where(i + 1 < slice_chunks, C, 0)
+            fetch_rows(q_tiles.index(next_buffer), q, b, t - C, h, q_b, q_t, q_h, next_rows, K, 16)
+            fetch_rows(k_tiles.index(next_buffer), k, b, t - C, h, k_b, k_t, k_h, next_rows, K, 16)
+            fetch_rows(v_tiles.index(next_buffer), v, b, t - C, h, v_b, v_t, v_h, next_rows, V, 16)
+            fetch_rows(do_tiles.index(next_buffer), do, b, t - C, h, do_b, do_t, do_h, next_rows, V, 16)
             if GATED:
-                fetch_gate_rows(g_tiles.index(later), g, b, t - C, h, g_b, g_t, g_h, rows_later, K)
+                fetch_gate_rows(g_tiles.index(next_buffer), g, b, t - C, h, g_b, g_t, g_h, next_rows, K)
             async_copy.commit_group()
 
-            q_tile = q_tiles.index(now)
-            k_tile = k_tiles.index(now)
-            v_tile = v_tiles.index(now)
-            do_tile = do_tiles.index(now)
+            q_tile = q_tiles.index(buffer)
+            k_tile = k_tiles.index(buffer)
+            v_tile = v_tiles.index(buffer)
+            do_tile = do_tiles.index(buffer)
             token = (b * T + t) * H + h
             if GATED:
-                gates = read_gates(g_tiles.index(now), g, copy_layout(BK, g.dtype.element_ty.primitive_bitwidth))
-                high, low = split(not_less(gates))
-                parts = g_tiles.index(now)._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-                dS_place = parts.index(0)
+                gates = read_gates(g_tiles.index(buffer), g, copy_layout(BK, g.dtype.element_ty.primitive_bitwidth))
+                high, low = split(raise_to_least(gates))
+                parts = g_tiles.index(buffer)._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+                dS_memory = parts.index(0)
                 thread_barrier()
                 parts.index(0).store(high)
                 parts.index(1).store(low)
                 fence_async_shared()
                 thread_barrier()
-                G, total = start_gate_frame(parts.index(0), parts.index(1), anew(ones_place), C, BK)
-            bq = widened(q_tile.load(key_tile)) * scale
-            bk = widened(k_tile.load(key_tile))
+                G, total = start_gate_frame(parts.index(0), parts.index(1), readdressed(ones_memory), C, BK)
+            bq = to_float32(q_tile.load(key_tile)) * scale
+            bk = to_float32(k_tile.load(key_tile))
             if GATED:
                 G, total = warpgroup_mma_wait(0, deps=[G, total])
                 last = chunk_total(total, BV)
-                half = frame_factor(last)
-                dS *= (leave * half)[:, None]
-                leave = half
+                factor = frame_factor(last)
+                dS *= (previous_factor * factor)[:, None]
+                previous_factor = factor
                 beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
                 G += 0.5 * beyond
                 bk *= gl.exp2(beyond - G)
                 bq *= gl.exp2(G)
             q_tile.store(bq.to(gl.bfloat16))
             k_tile.store(bk.to(gl.bfloat16))
-            anew(dS_place).store(dS.to(gl.bfloat16))
+            readdressed(dS_memory).store(dS.to(gl.bfloat16))
             async_copy.wait_group(1)  # the state
             fence_async_shared()
             thread_barrier()
 
             Pt = product(k_tile, q_tile.permute((1, 0)), C, C)
-            bdv = product(k_tile, anew(dS_place), C, BV)
+            bdv = product(k_tile, readdressed(dS_memory), C, BV)
             dS = add_product(q_tile.permute((1, 0)), do_tile, dS)
             Pt = warpgroup_mma_wait(2, deps=[Pt])
             bdv = add_product(masked_operand(Pt, triangle(C, False, True)), do_tile, bdv)
             dP = product(do_tile, v_tile.permute((1, 0)), C, C)
             dS, bdv = warpgroup_mma_wait(1, deps=[dS, bdv])
-            anew(dv_place).store(bdv.to(gl.bfloat16))
+            readdressed(dv_memory).store(bdv.to(gl.bfloat16))
             if STORE_DG:
-                boundary = gl.sum(widened(anew(S_place).load(state_layout)) * dS, axis=1)
-            bdq = product(do_tile, anew(S_place).permute((1, 0)), C, BK)
+                boundary = gl.sum(to_float32(readdressed(S_memory).load(state_layout)) * dS, axis=1)
+            bdq = product(do_tile, readdressed(S_memory).permute((1, 0)), C, BK)
             dP = warpgroup_mma_wait(1, deps=[dP])
             bdq = add_product(masked_operand(dP, triangle(C, True, True)), k_tile, bdq)
             dPt = product(v_tile, do_tile.permute((1, 0)), C, C)
             bdq, dPt = warpgroup_mma_wait(0, deps=[bdq, dPt])
-            bdk = product(v_tile, anew(dS_place).permute((1, 0)), C, BK)
+            bdk = product(v_tile, readdressed(dS_memory).permute((1, 0)), C, BK)
             bdk = add_product(masked_operand(dPt, triangle(C, False, True)), q_tile, bdk)
             if STORE_DG:
-                balance = -widened(q_tile.load(key_tile)) * bdq
+                balance = -to_float32(q_tile.load(key_tile)) * bdq
             if GATED:
                 bdq *= gl.exp2(G)
                 suspect += gl.sum(bdq, axis=1) * 0.0
             thread_barrier()  # dv is in its tile, and no product reads do_tile any more
-            put(dv + wide_product(token, V), anew(dv_place).load(copy_v), H * V, rows_left, V, copy_v, 0, GATED)
+            write(
+                dv + wide_product(token, V), readdressed(dv_memory).load(copy_v), H * V, rows_left, V, copy_v, 0, GATED
+            )
             do_tile.store((bdq * scale).to(gl.bfloat16))
             bdk = warpgroup_mma_wait(0, deps=[bdk])
             if STORE_DG:
@@ -309,29 +318,29 @@ def gla_backward_hopper(
             if STORE_DG:
                 high, low = split(balance)
             thread_barrier()  # dq is in do_tile, and no product reads v_tile or dS~' any more
-            put(dq + wide_product(token, K), do_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
+            write(dq + wide_product(token, K), do_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
             v_tile.store(bdk.to(gl.bfloat16))
             if STORE_DG:
                 parts.index(0).store(high)
                 parts.index(1).store(low)
                 fence_async_shared()
             thread_barrier()
-            put(dk + wide_product(token, K), v_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
+            write(dk + wide_product(token, K), v_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
             if STORE_DG:
                 before = gl.where(triangle(C, True, False), 1.0, 0.0).to(gl.bfloat16)
                 before = gl.convert_layout(before, left_operand(C))
                 bdg = product(before, parts.index(0), C, BK)
                 bdg = add_product(before, parts.index(1), bdg)
-                start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
+                boundary_row = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
                 bdg = warpgroup_mma_wait(0, deps=[bdg])
-                put(dg + wide_product(token, K), bdg + start[None, :], H * K, rows_left, K, key_tile, 0, GATED)
+                write(dg + wide_product(token, K), bdg + boundary_row[None, :], H * K, rows_left, K, key_tile, 0, GATED)
             t -= C
             slot -= 1
             rows_left = C
         async_copy.wait_group(0)
-    dS *= leave[:, None]
+    dS *= previous_factor[:, None]
     if STORE_DINITIAL:
-        put(dinitial + pid.to(gl.int64) * K * V, dS, V, K, V, state_layout)
+        write(dinitial + pid.to(gl.int64) * K * V, dS, V, K, V, state_layout)
     if GATED:
         # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison.
         finite = (gl.sum(suspect, axis=0) + gl.sum(gl.sum(dS * 0.0, axis=1), axis=0)) == 0.0

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.copies import fetch, load_state, put
+from gla_kernels.hopper.copies import fetch, load_state, write
 from gla_kernels.hopper.gates import (
     chunk_total,
     excess,
@@ -28,9 +28,9 @@ from gla_kernels.hopper.gates import (
     start_gate_frame,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
-from gla_kernels.hopper.places import begin_behind, find_piece, first_slot, locate, mark_strong, raise_where
+from gla_kernels.hopper.places import find_piece, first_slot, locate, mark_strong, raise_where, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
-from gla_kernels.hopper.values import negative, thread_barrier, wide_product, widened
+from gla_kernels.hopper.values import negative, thread_barrier, to_float32, wide_product
 
 
 @gluon.jit
@@ -41,7 +41,7 @@ def row_in(ptr, b, t, h, stride_b, stride_t, stride_h):
 
 @gluon.jit
 def fetch_ahead(
-    q_tile, k_tile, v_tile, g_tile, row, i, rows, length, chunks, first, programs, start, H,
+    q_tile, k_tile, v_tile, g_tile, row, i, rows, length, chunks, first_chunk, programs, start, H,
     q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr, VARLEN: gl.constexpr,
 ):  # fmt: skip
@@ -49,7 +49,7 @@ def fetch_ahead(
 
     Returns row, chunk and pointers of what follows: the row's next chunk, or the program's next row.
     """
-    rows_left = gl.where(row < rows, length - (first + i) * C, 0)
+    rows_left = gl.where(row < rows, length - (first_chunk + i) * C, 0)
     fetch(q_tile, q_at, q_t, rows_left, K, copy_layout(q_tile.shape[1], 16))
     fetch(k_tile, k_at, k_t, rows_left, K, copy_layout(k_tile.shape[1], 16))
     fetch(v_tile, v_at, v_t, rows_left, V, copy_layout(v_tile.shape[1], 16))
@@ -75,7 +75,7 @@ def fetch_ahead(
     return row, i, q_at, k_at, v_at, g_at
 
 
-@gluon.jit(do_not_specialize=["T", "H", "count", "every", "rows", "N", "base"])
+@gluon.jit(do_not_specialize=["T", "H", "count", "checkpoint_chunks", "rows", "N", "base"])
 def gla_forward_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
@@ -85,16 +85,16 @@ def gla_forward_hopper(
     initial,  # [N or pieces, H, K, V] float32: the states before the first chunk
     final,  # [N, H, K, V] float32: the states after the last chunk; not of pieces
     states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
-    checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
+    checkpoints,  # [slots, H, K, V] float32: the state before every `checkpoint_chunks`-th chunk
     flags,  # [N, H] int32: 1 if a result is not finite
     marks,  # [slots, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     T,
     H,
     count,  # the most chunks of a sequence, or of a piece
-    every,
+    checkpoint_chunks,
     rows,  # sequences, or pieces, times heads
     N,
     base,  # the first of this launch's pieces
@@ -116,23 +116,23 @@ def gla_forward_hopper(
     Copies run ahead of the computation, also across the end of a row. All rows of a program are taken to have as many
     chunks as its first, so packed sequences need one program per row.
 
-    PIECES: rows are pieces of `count` chunks (a multiple of `every` if checkpoints are kept) and a head, with a program
-    each.
+    PIECES: rows are pieces of `count` chunks (a multiple of `checkpoint_chunks` if checkpoints are kept) and a head,
+    with a program each.
     """
     copy_v: gl.constexpr = copy_layout(BV, 16)
     state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
-    begin_behind()
+    wait_for_previous_kernel()
     programs = gl.num_programs(0)
     if PIECES:
-        n, nth, _, begin, length = find_piece(cu, base + gl.program_id(0) // H, N, T, count * C, VARLEN)
-        first = nth * count
+        n, nth, _, begin, length = find_piece(cu_seqlens, base + gl.program_id(0) // H, N, T, count * C, VARLEN)
+        first_chunk = nth * count
     else:
         n = gl.program_id(0) // H
-        first = n * 0
-        _, begin, length = locate(cu, n, T, VARLEN)
-    chunks = gl.minimum(gl.cdiv(length, C) - first, count)
-    start = begin + first * C
+        first_chunk = n * 0
+        _, begin, length = locate(cu_seqlens, n, T, VARLEN)
+    chunks = gl.minimum(gl.cdiv(length, C) - first_chunk, count)
+    start = begin + first_chunk * C
 
     # A multiprocessor holds two programs. Without gates there is room for loads two chunks ahead; a third program
     # instead would only leave fewer for the last round of programs.
@@ -161,23 +161,24 @@ def gla_forward_hopper(
     for slot in gl.static_range(buffers - 1):
         ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
             q_tiles.index(slot), k_tiles.index(slot), v_tiles.index(slot), g_tiles.index(slot),
-            ahead, ahead_i, rows, length, chunks, first, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
+            ahead, ahead_i, rows, length, chunks, first_chunk, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
             q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
         )  # fmt: skip
-    now = ahead * 0
+    buffer = ahead * 0
     for row in range(gl.program_id(0), rows, programs):
         if not PIECES:
             n = row // H
         h = row % H
         b = n * 0 if VARLEN else n
-        mark = marks + (first_slot(n, begin, length, C, VARLEN) + first) * H + h
+        mark = marks + (first_slot(n, begin, length, C, VARLEN) + first_chunk) * H + h
         o_at = o + ((b.to(gl.int64) * T + start) * H + h) * V
         if STORE_STATES:
-            chunk_slot = first_slot(n, begin, length, C, VARLEN) + first
+            chunk_slot = first_slot(n, begin, length, C, VARLEN) + first_chunk
             states_at = states + (chunk_slot.to(gl.int64) * H + h) * K * V
-        rows_left = length - first * C
-        checkpoint = first_slot(n, begin, length, every * C, VARLEN) + first // every
-        leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the last chunk: takes its state out of its frame
+        rows_left = length - first_chunk * C
+        checkpoint = first_slot(n, begin, length, checkpoint_chunks * C, VARLEN) + first_chunk // checkpoint_chunks
+        # 2^r of the last chunk, which takes its state out of its frame.
+        previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
         if HAS_INITIAL:
             S = load_state(initial + wide_product(row, K * V), K, V, state_layout, BK, BV)
         else:
@@ -186,26 +187,27 @@ def gla_forward_hopper(
         for i in range(chunks):
             async_copy.wait_group(buffers - 2)
             thread_barrier()
-            later = (now + buffers - 1) % buffers
+            next_buffer = (buffer + buffers - 1) % buffers
             if not GATED:
                 ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
-                    q_tiles.index(later), k_tiles.index(later), v_tiles.index(later), g_tiles.index(later),
-                    ahead, ahead_i, rows, length, chunks, first, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
-                    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
+                    q_tiles.index(next_buffer), k_tiles.index(next_buffer), v_tiles.index(next_buffer),
+                     g_tiles.index(next_buffer), ahead, ahead_i, rows, length, chunks, first_chunk, programs, start, H,
+                     q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h,
+                     k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
                 )  # fmt: skip
 
-            k_tile = k_tiles.index(now)
-            v_tile = v_tiles.index(now)
+            k_tile = k_tiles.index(buffer)
+            v_tile = v_tiles.index(buffer)
             if STORE_CHECKPOINTS:
-                if i % every == 0:
-                    there = checkpoints + ((checkpoint + i // every).to(gl.int64) * H + h) * K * V
-                    put(there, S * leave[:, None], V, K, V, state_layout)
+                if i % checkpoint_chunks == 0:
+                    there = checkpoints + ((checkpoint + i // checkpoint_chunks).to(gl.int64) * H + h) * K * V
+                    write(there, S * previous_factor[:, None], V, K, V, state_layout)
             # Not as float32 yet, which would take twice the registers until they are brought into the frame.
             if GATED:
                 bk = k_tile.load(accumulator(BK))
-            bq = q_tiles.index(now).load(accumulator(BK))
+            bq = q_tiles.index(buffer).load(accumulator(BK))
             if GATED:
-                high, low = load_gates(g_tiles.index(now), g, words)
+                high, low = load_gates(g_tiles.index(buffer), g, words)
                 high_tile.store(high)
                 low_tile.store(low)
                 fence_async_shared()
@@ -213,27 +215,28 @@ def gla_forward_hopper(
                 G, total = start_gate_frame(high_tile, low_tile, ones, C, BK)
                 # Behind the loads of gates, which would wait for every copy that was started before them.
                 ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
-                    q_tiles.index(later), k_tiles.index(later), v_tiles.index(later), g_tiles.index(later),
-                    ahead, ahead_i, rows, length, chunks, first, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
-                    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
+                    q_tiles.index(next_buffer), k_tiles.index(next_buffer), v_tiles.index(next_buffer),
+                     g_tiles.index(next_buffer), ahead, ahead_i, rows, length, chunks, first_chunk, programs, start, H,
+                     q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h,
+                     k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
                 )  # fmt: skip
                 large = has_large(words)
                 G, total = warpgroup_mma_wait(0, deps=[G, total])
                 last = chunk_total(total, BV)
-                half = frame_factor(last)
-                S *= (leave * half)[:, None]
-                leave = half
+                factor = frame_factor(last)
+                S *= (previous_factor * factor)[:, None]
+                previous_factor = factor
                 if large:
                     beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, accumulator(BK)))[None, :]
                     G += 0.5 * beyond
-                    k_tile.store((widened(bk) * gl.exp2(beyond - G)).to(gl.bfloat16))
+                    k_tile.store((to_float32(bk) * gl.exp2(beyond - G)).to(gl.bfloat16))
                     mark_strong(mark, last, n)
                 else:
-                    k_tile.store((widened(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
-                bq = widened(bq) * scale * gl.exp2(G)
+                    k_tile.store((to_float32(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
+                bq = to_float32(bq) * scale * gl.exp2(G)
                 mark += H
             else:
-                bq = widened(bq) * scale
+                bq = to_float32(bq) * scale
             S_tile.store(S.to(gl.bfloat16))
             fence_async_shared()
             thread_barrier()
@@ -244,19 +247,19 @@ def gla_forward_hopper(
             P = warpgroup_mma_wait(2, deps=[P])
             O = add_product(masked_operand(P, triangle(C, True, True)), v_tile, O)
             if STORE_STATES:
-                put(states_at, S_tile.load(copy_v), V, K, V, copy_v)
+                write(states_at, S_tile.load(copy_v), V, K, V, copy_v)
                 states_at += H * K * V
             O, S = warpgroup_mma_wait(0, deps=[O, S])
             suspect += gl.sum(O, axis=1) * 0.0
-            put(o_at, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v)
+            write(o_at, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v)
             o_at += C * H * V
             rows_left -= C
-            now = (now + 1) % buffers
-        S *= leave[:, None]
+            buffer = (buffer + 1) % buffers
+        S *= previous_factor[:, None]
         if STORE_FINAL:
-            put(final + (n.to(gl.int64) * H + h) * K * V, S, V, K, V, state_layout)
+            write(final + (n.to(gl.int64) * H + h) * K * V, S, V, K, V, state_layout)
         if GATED:
             # Infinity times 0 is NaN, which stays NaN in every sum and differs from 0.
-            nothing = suspect + gl.sum(S * 0.0, axis=1)
-            raise_where(flags + n * H + h, (nothing != 0.0) & (chunks > 0))
+            zero_or_nan = suspect + gl.sum(S * 0.0, axis=1)
+            raise_where(flags + n * H + h, (zero_or_nan != 0.0) & (chunks > 0))
     async_copy.wait_group(0)

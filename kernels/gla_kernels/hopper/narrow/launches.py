@@ -36,14 +36,14 @@ def recomputed_groups(call: Call) -> Sequence[Run]:
     """
     if call.plan.family != "hopper":
         return ()
-    packed = call.varlen and call.sequences > 1 and call.chunks > call.every
-    return tuple(groups(call)) if packed or not is_whole(call, choose_pieces(call, call.every)) else ()
+    packed = call.varlen and call.sequences > 1 and call.chunks > call.checkpoint_chunks
+    return tuple(groups(call)) if packed or not is_whole(call, choose_pieces(call, call.checkpoint_chunks)) else ()
 
 
 @decided_once
 def form(call: Call) -> tuple[object, ...]:
     """The part of a call's sizes that decides which kernels it launches."""
-    forwards = (is_whole(call, choose_pieces(call, multiple)) for multiple in (1, call.every))
+    forwards = (is_whole(call, choose_pieces(call, multiple)) for multiple in (1, call.checkpoint_chunks))
     return *forwards, bool(recomputed_groups(call))
 
 
@@ -57,7 +57,7 @@ def _borders(
     local, borders = call.new_states(inputs.q, run.count), call.new_states(inputs.q, run.count)
     decays = borders.new_empty(borders.shape[:3]) if call.gated else None
     arguments = call.numbers | named_strides(x=x, y=y, g=inputs.g) | {
-        "x": x, "y": y, "g": inputs.g, "end": local, "decays": decays, "cu": inputs.cu_seqlens,
+        "x": x, "y": y, "g": inputs.g, "end": local, "decays": decays, "cu_seqlens": inputs.cu_seqlens,
         "N": call.sequences, "piece_chunks": run.chunks,
     }  # fmt: skip
     programs, kernel = (run.count * call.H,), gla_recurrence_hopper
@@ -71,7 +71,7 @@ def run_forward(
     final: torch.Tensor | None, states: torch.Tensor | None, checkpoints: torch.Tensor | None,
 ) -> None:  # fmt: skip
     """Runs the forward over whole sequences or, if these are cut, over their pieces. Outputs of None are left out."""
-    run = choose_pieces(call, 1 if checkpoints is None else call.every)
+    run = choose_pieces(call, 1 if checkpoints is None else call.checkpoint_chunks)
     if is_whole(call, run):
         _forward(
             call, inputs, flags, None, o=o, initial=initial, final=final, states=states, checkpoints=checkpoints
@@ -92,7 +92,8 @@ def _forward(
     arguments = inputs.arguments | call.numbers | {
         "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
         "flags": flags.rows, "marks": flags.marks, "count": call.chunks if pieces is None else pieces.chunks,
-        "every": call.every, "rows": rows, "N": call.sequences, "base": 0 if pieces is None else pieces.base,
+        "checkpoint_chunks": call.checkpoint_chunks, "rows": rows, "N": call.sequences,
+        "base": 0 if pieces is None else pieces.base,
     }  # fmt: skip
     switches = {
         "HAS_INITIAL": initial is not None,
@@ -131,18 +132,18 @@ def run_backward_from_checkpoints(
     """Runs the backward from checkpoints, whose programs recompute the states of `call.every` chunks at a time."""
     runs = recomputed_groups(call)
     if not runs:
-        states = inputs.q.new_empty(call.state_shape(call.sequences * call.every))
+        states = inputs.q.new_empty(call.state_shape(call.sequences * call.checkpoint_chunks))
         _backward(
             call, inputs, do, states, checkpoints, flags, failed, gradients, None, dfinal=dfinal, dinitial=dinitial
         )  # fmt: skip
         return
-    after = _borders(call, inputs, inputs.q, do, cut(call, call.every), dfinal, dinitial, reverse=True)
+    after = _borders(call, inputs, inputs.q, do, cut(call, call.checkpoint_chunks), dfinal, dinitial, reverse=True)
     # Behind the borders, whose own scratch memory is free again.
     states = inputs.q.new_empty(call.state_shape(runs[0].count * runs[0].chunks))
     for run in runs:
-        here = slice(run.base, run.base + run.count)
+        these = slice(run.base, run.base + run.count)
         _backward(
-            call, inputs, do, states, checkpoints, flags, failed, gradients, run, dfinal=after[here]
+            call, inputs, do, states, checkpoints, flags, failed, gradients, run, dfinal=after[these]
         )  # fmt: skip
 
 
@@ -157,7 +158,7 @@ def _backward(
     arguments = inputs.arguments | gradients.arguments | call.numbers | named_strides(do=do) | {
         "do": do, "states": states, "checkpoints": checkpoints, "flags": flags.rows, "failed": failed,
         "dfinal": dfinal, "dinitial": dinitial, "count": call.chunks if pieces is None else pieces.chunks,
-        "every": call.every, "N": call.sequences, "base": 0 if pieces is None else pieces.base,
+        "checkpoint_chunks": call.checkpoint_chunks, "N": call.sequences, "base": 0 if pieces is None else pieces.base,
     }  # fmt: skip
     switches = gradients.switches | {
         "RECOMPUTE": checkpoints is not None,

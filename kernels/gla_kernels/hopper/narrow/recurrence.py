@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.copies import fetch_rows, put
+from gla_kernels.hopper.copies import fetch_rows, write
 from gla_kernels.hopper.gates import (
     chunk_total,
     excess,
@@ -26,9 +26,9 @@ from gla_kernels.hopper.gates import (
     start_gate_frame,
 )
 from gla_kernels.hopper.layouts import accumulator, gate_layout, operand_layout
-from gla_kernels.hopper.places import begin_behind, find_piece
+from gla_kernels.hopper.places import find_piece, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product
-from gla_kernels.hopper.values import negative, thread_barrier, widened
+from gla_kernels.hopper.values import negative, thread_barrier, to_float32
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "piece_chunks"])
@@ -38,7 +38,7 @@ def gla_recurrence_hopper(
     g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     end,  # [pieces, H, K, V] float32: the state after each piece if it starts from 0; in reverse before it
     decays,  # [pieces, H, K] float32: total gate of each piece, in log2
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     x_b, x_t, x_h, y_b, y_t, y_h, g_b, g_t, g_h,
     T,
@@ -58,13 +58,13 @@ def gla_recurrence_hopper(
     state_layout: gl.constexpr = accumulator(BV)
     key_tile: gl.constexpr = accumulator(BK)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
-    begin_behind(False)  # `scan_pieces` comes next: small programs
+    wait_for_previous_kernel(False)  # `scan_pieces` comes next: small programs
     pid = gl.program_id(0)
     h = pid % H
-    n, i, b, begin, length = find_piece(cu, pid // H, N, T, piece_chunks * C, VARLEN)
-    first = i * piece_chunks
-    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
-    chunk = first + chunks - 1 if REVERSE else first
+    n, i, b, begin, length = find_piece(cu_seqlens, pid // H, N, T, piece_chunks * C, VARLEN)
+    first_chunk = i * piece_chunks
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first_chunk, piece_chunks), 0)
+    chunk = first_chunk + chunks - 1 if REVERSE else first_chunk
     b = n * 0 if VARLEN else b
 
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
@@ -76,7 +76,8 @@ def gla_recurrence_hopper(
         ones = make_ones()
         words = make_words()
     S = gl.zeros([BK, BV], gl.float32, state_layout)
-    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
+    # 2^r of the previous chunk, which takes its state out of its frame.
+    previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
     decay = gl.zeros([BK], gl.float32, key_layout)
 
     t = begin + chunk * C
@@ -87,14 +88,14 @@ def gla_recurrence_hopper(
         fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
     async_copy.commit_group()
     for j in range(chunks):
-        now = j % 2
-        later = (j + 1) % 2
+        buffer = j % 2
+        next_buffer = (j + 1) % 2
         async_copy.wait_group(0)
         thread_barrier()
-        x_tile = x_tiles.index(now)
+        x_tile = x_tiles.index(buffer)
         bx = x_tile.load(key_tile)
         if GATED:
-            high, low = load_gates(g_tiles.index(now), g, words)
+            high, low = load_gates(g_tiles.index(buffer), g, words)
             high_tile.store(high)
             low_tile.store(low)
             fence_async_shared()
@@ -104,12 +105,12 @@ def gla_recurrence_hopper(
         chunk += -1 if REVERSE else 1
         t += -C if REVERSE else C
         rows_left = gl.where(j + 1 < chunks, gl.minimum(length - chunk * C, C), 0)
-        fetch_rows(x_tiles.index(later), x, b, t, h, x_b, x_t, x_h, rows_left, K, 16)
-        fetch_rows(y_tiles.index(later), y, b, t, h, y_b, y_t, y_h, rows_left, V, 16)
+        fetch_rows(x_tiles.index(next_buffer), x, b, t, h, x_b, x_t, x_h, rows_left, K, 16)
+        fetch_rows(y_tiles.index(next_buffer), y, b, t, h, y_b, y_t, y_h, rows_left, V, 16)
         if GATED:
-            fetch_gate_rows(g_tiles.index(later), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+            fetch_gate_rows(g_tiles.index(next_buffer), g, b, t, h, g_b, g_t, g_h, rows_left, K)
         async_copy.commit_group()
-        bx = widened(bx)
+        bx = to_float32(bx)
         if REVERSE:
             bx *= scale
         if GATED:
@@ -117,9 +118,9 @@ def gla_recurrence_hopper(
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = chunk_total(total, BV)
             decay += last
-            half = frame_factor(last)
-            S *= (leave * half)[:, None]
-            leave = half
+            factor = frame_factor(last)
+            S *= (previous_factor * factor)[:, None]
+            previous_factor = factor
             if large:
                 beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
                 G += (0.5 if REVERSE else -0.5) * beyond
@@ -127,11 +128,11 @@ def gla_recurrence_hopper(
         x_tile.store(bx.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
-        S = add_product(x_tile.permute((1, 0)), y_tiles.index(now), S)
+        S = add_product(x_tile.permute((1, 0)), y_tiles.index(buffer), S)
         S = warpgroup_mma_wait(0, deps=[S])
     async_copy.wait_group(0)
-    S *= leave[:, None]
-    put(end + pid.to(gl.int64) * K * V, S, V, K, V, state_layout)
+    S *= previous_factor[:, None]
+    write(end + pid.to(gl.int64) * K * V, S, V, K, V, state_layout)
     if GATED:
         keys = gl.arange(0, BK, key_layout)
         gl.store(decays + pid.to(gl.int64) * K + keys, decay, keys < K)

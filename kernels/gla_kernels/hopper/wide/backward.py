@@ -14,21 +14,21 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.copies import fetch, fetch_rows, load_state, put
+from gla_kernels.hopper.copies import fetch, fetch_rows, load_state, write
 from gla_kernels.hopper.gates import excess, fetch_gate_rows, frame_factor, make_words
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
-from gla_kernels.hopper.places import begin_behind, find_piece, first_slot, raise_where
+from gla_kernels.hopper.places import find_piece, first_slot, raise_where, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, no_state, product, triangle
-from gla_kernels.hopper.values import anew, negative, split, thread_barrier, wide_product, widened
+from gla_kernels.hopper.values import negative, readdressed, split, thread_barrier, to_float32, wide_product
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
     excess_row,
     gate_halves,
     make_ones_columns,
-    put_tile,
     start_centred_gates,
     start_total_gate,
     store_scaled,
+    write_tile,
 )
 
 
@@ -48,7 +48,7 @@ def wide_backward(
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]
     dg,  # [B, T, H, K] in g's dtype
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     after_p,  # elements from one piece's state in `after` to the next piece's
@@ -77,35 +77,35 @@ def wide_backward(
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
-    begin_behind()
+    wait_for_previous_kernel()
     pid = gl.program_id(0)
     h = pid % H
     piece = pid // H
-    n, i, b, begin, length = find_piece(cu, base + piece * stride, N, T, piece_chunks * C, VARLEN)
+    n, i, b, begin, length = find_piece(cu_seqlens, base + piece * stride, N, T, piece_chunks * C, VARLEN)
     if GATED:
         if gl.load(flags + n * H + h) != 0:
             return
     b = n * 0 if VARLEN else b
-    first = i * piece_chunks
-    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
-    rows_left = gl.minimum(length - (first + chunks - 1) * C, gl.minimum(chunks, 1) * C)
-    t = begin + (first + chunks - 1) * C
+    first_chunk = i * piece_chunks
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first_chunk, piece_chunks), 0)
+    rows_left = gl.minimum(length - (first_chunk + chunks - 1) * C, gl.minimum(chunks, 1) * C)
+    t = begin + (first_chunk + chunks - 1) * C
     if SCRATCH:
         slot = piece * piece_chunks + chunks - 1
     else:
-        slot = first_slot(n, begin, length, C, VARLEN) + first + chunks - 1
+        slot = first_slot(n, begin, length, C, VARLEN) + first_chunk + chunks - 1
 
     # q and k of a chunk take the place of v and do of the chunk processed before it. Without gates there is also room
     # for v and do of the next one.
     ring: gl.constexpr = 2 if GATED else 3
     q_and_v = gl.allocate_shared_memory(gl.bfloat16, [ring, C, 128], operand_layout(C, 128))
     k_and_do = gl.allocate_shared_memory(gl.bfloat16, [ring, C, 128], operand_layout(C, 128))
-    S_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
-    dS_place = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
-    Pt_place = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
-    dA_place = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    S_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    dS_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    Pt_memory = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    dA_memory = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     # dv, and then dq, are stored through it.
-    out_place = gl.allocate_shared_memory(gl.bfloat16, [C, 128], operand_layout(C, 128))
+    out_memory = gl.allocate_shared_memory(gl.bfloat16, [C, 128], operand_layout(C, 128))
     if GATED:
         g_tile = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
         exponents = gl.allocate_shared_memory(gl.float32, [C, BK], gate_layout())
@@ -122,11 +122,12 @@ def wide_backward(
         dS = load_state(after + piece.to(gl.int64) * after_p + h * K * V, K, V, state_layout, BK, BV)
     else:
         dS = no_state(BK, BV, scale, state_layout)
-    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the next chunk: takes its gradient out of its frame
+    # 2^r of the next chunk (the one processed before this one), which takes its gradient out of its frame.
+    previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
 
     fetch_rows(q_and_v.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
     fetch_rows(k_and_do.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
-    fetch(S_place, states + wide_product(slot * H + h, K * V), V, gl.where(chunks > 0, K, 0), V, copy_v)
+    fetch(S_memory, states + wide_product(slot * H + h, K * V), V, gl.where(chunks > 0, K, 0), V, copy_v)
     if GATED:
         fetch_gate_rows(g_tile, g, b, t, h, g_b, g_t, g_h, rows_left, K)
     else:
@@ -138,21 +139,21 @@ def wide_backward(
         k_tile = k_and_do.index(j % ring)
         v_tile = q_and_v.index((j + 1) % ring)
         do_tile = k_and_do.index((j + 1) % ring)
-        rows_later = gl.where(j + 1 < chunks, C, 0)
+        next_rows = gl.where(j + 1 < chunks, C, 0)
         token = (b * T + t) * H + h
         if GATED:
             # With the branch for large gates, some 20 descriptors and addresses would be on the stack otherwise.
-            S_tile = anew(S_place)
-            dS_tile = anew(dS_place)
-            Pt_tile = anew(Pt_place)
-            dA_tile = anew(dA_place)
-            out_tile = anew(out_place)
+            S_tile = readdressed(S_memory)
+            dS_tile = readdressed(dS_memory)
+            Pt_tile = readdressed(Pt_memory)
+            dA_tile = readdressed(dA_memory)
+            out_tile = readdressed(out_memory)
         else:
-            S_tile = S_place
-            dS_tile = dS_place
-            Pt_tile = Pt_place
-            dA_tile = dA_place
-            out_tile = out_place
+            S_tile = S_memory
+            dS_tile = dS_memory
+            Pt_tile = Pt_memory
+            dA_tile = dA_memory
+            out_tile = out_memory
         async_copy.wait_group(0)
         thread_barrier()
         if GATED:
@@ -166,22 +167,22 @@ def wide_backward(
             async_copy.commit_group()
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
-            half = frame_factor(last)
-            dS *= (leave * half)[:, None]
-            leave = half
+            factor = frame_factor(last)
+            dS *= (previous_factor * factor)[:, None]
+            previous_factor = factor
             bq = q_tile.load(key_tile)
             bk = k_tile.load(key_tile)
             excesses.store(excess(last))
             if large:
                 G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
-            k_tile.store((widened(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
+            k_tile.store((to_float32(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
             if large:
                 G += excess_row(last, C, BK)  # q's
-            q_tile.store((widened(bq) * scale * gl.exp2(G)).to(gl.bfloat16))
+            q_tile.store((to_float32(bq) * scale * gl.exp2(G)).to(gl.bfloat16))
             exponents.store(G)
         else:
-            fetch_rows(q_and_v.index((j + 2) % ring), v, b, t - C, h, v_b, v_t, v_h, rows_later, V, 16)
-            fetch_rows(k_and_do.index((j + 2) % ring), do, b, t - C, h, do_b, do_t, do_h, rows_later, V, 16)
+            fetch_rows(q_and_v.index((j + 2) % ring), v, b, t - C, h, v_b, v_t, v_h, next_rows, V, 16)
+            fetch_rows(k_and_do.index((j + 2) % ring), do, b, t - C, h, do_b, do_t, do_h, next_rows, V, 16)
             async_copy.commit_group()
             store_scaled(q_tile, scale, C, BK)
         dS_tile.store(dS.to(gl.bfloat16))
@@ -189,7 +190,7 @@ def wide_backward(
         fence_async_shared()
         thread_barrier()
         if GATED:
-            fetch_gate_rows(g_tile, g, b, t - C, h, g_b, g_t, g_h, rows_later, K)
+            fetch_gate_rows(g_tile, g, b, t - C, h, g_b, g_t, g_h, next_rows, K)
             async_copy.commit_group()
         Pt = product(k_tile, q_tile.permute((1, 0)), C, C, WARPS)
         dP = product(do_tile, v_tile.permute((1, 0)), C, C, WARPS)
@@ -207,14 +208,14 @@ def wide_backward(
         out_tile.store(bdv.to(gl.bfloat16))
         if STORE_DG:
             dS = warpgroup_mma_wait(2, deps=[dS])
-            boundary = gl.sum(widened(S_tile.load(state_layout)) * dS, axis=1)
+            boundary = gl.sum(to_float32(S_tile.load(state_layout)) * dS, axis=1)
         bdk = product(v_tile, dS_tile.permute((1, 0)), C, BK, WARPS)
         bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
         thread_barrier()
-        put_tile(dv + wide_product(token, V), out_tile, H * V, rows_left, V, copy_v, 0, True)
+        write_tile(dv + wide_product(token, V), out_tile, H * V, rows_left, V, copy_v, 0, True)
         dS, bdq = warpgroup_mma_wait(2, deps=[dS, bdq])
         if STORE_DG:
-            balance = negative(widened(q_tile.load(key_tile))) * bdq
+            balance = negative(to_float32(q_tile.load(key_tile))) * bdq
         if GATED:
             bdq *= gl.exp2(exponents.load(key_tile))
             if not STORE_DG:
@@ -224,7 +225,7 @@ def wide_backward(
         bdk = warpgroup_mma_wait(0, deps=[bdk])
         thread_barrier()
         if STORE_DG:
-            balance += widened(k_tile.load(key_tile)) * bdk
+            balance += to_float32(k_tile.load(key_tile)) * bdk
             high, low = split(balance)
             sums = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
             sums.index(0).store(high)
@@ -242,33 +243,33 @@ def wide_backward(
             bdg = product(dA_tile, sums.index(0), C, BK, WARPS)
             bdg = add_product(dA_tile, sums.index(1), bdg)
             suspect = add_product(sums.index(0).permute((1, 0)), ones, suspect)
-        put_tile(dq + wide_product(token, K), out_tile, H * K, rows_left, K, copy_k, 0, True)
-        put_tile(dk + wide_product(token, K), q_tile, H * K, rows_left, K, copy_k, 0, True)
+        write_tile(dq + wide_product(token, K), out_tile, H * K, rows_left, K, copy_k, 0, True)
+        write_tile(dk + wide_product(token, K), q_tile, H * K, rows_left, K, copy_k, 0, True)
         # Behind the stores' loads from shared memory, which would wait for these copies.
-        fetch_rows(v_tile, q, b, t - C, h, q_b, q_t, q_h, rows_later, K, 16)
-        fetch_rows(do_tile, k, b, t - C, h, k_b, k_t, k_h, rows_later, K, 16)
+        fetch_rows(v_tile, q, b, t - C, h, q_b, q_t, q_h, next_rows, K, 16)
+        fetch_rows(do_tile, k, b, t - C, h, k_b, k_t, k_h, next_rows, K, 16)
         slot -= 1
-        fetch(S_tile, states + wide_product(slot * H + h, K * V), V, gl.where(rows_later > 0, K, 0), V, copy_v)
+        fetch(S_tile, states + wide_product(slot * H + h, K * V), V, gl.where(next_rows > 0, K, 0), V, copy_v)
         async_copy.commit_group()
         if STORE_DG:
             bdg, suspect = warpgroup_mma_wait(0, deps=[bdg, suspect])
-            start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
-            bdg += start[None, :]
-            put(dg + wide_product(token, K), bdg, H * K, rows_left, K, key_tile, 0, True)
+            boundary_row = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
+            bdg += boundary_row[None, :]
+            write(dg + wide_product(token, K), bdg, H * K, rows_left, K, key_tile, 0, True)
         t -= C
         rows_left = C
     async_copy.wait_group(0)
-    dS *= leave[:, None]
+    dS *= previous_factor[:, None]
     if GATED:
         # Infinity times 0 is NaN, which stays NaN in every sum. `suspect` sums the terms of dg with dQ~ and dK~ or,
         # without dg, what is left of dq and dk. Of the other terms of dg, an S~ that is not finite shows in dQ~, and a
         # dS that is not finite stays so to the end.
         if STORE_DG:
-            nothing = gl.sum(suspect * 0.0, axis=1)
-            nothing = gl.convert_layout(nothing, key_layout) + gl.sum(dS * 0.0, axis=1)
-            raise_where(failed + n * H + h, (nothing != 0.0) & (chunks > 0))
+            zero_or_nan = gl.sum(suspect * 0.0, axis=1)
+            zero_or_nan = gl.convert_layout(zero_or_nan, key_layout) + gl.sum(dS * 0.0, axis=1)
+            raise_where(failed + n * H + h, (zero_or_nan != 0.0) & (chunks > 0))
         else:
             raise_where(failed + n * H + h, (suspect != 0.0) & (chunks > 0))
             raise_where(failed + n * H + h, (gl.sum(dS * 0.0, axis=1) != 0.0) & (chunks > 0))
     if STORE_BEFORE:
-        put(before + piece.to(gl.int64) * before_p + h * K * V, dS, V, K, V, state_layout)
+        write(before + piece.to(gl.int64) * before_p + h * K * V, dS, V, K, V, state_layout)

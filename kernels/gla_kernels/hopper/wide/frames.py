@@ -11,10 +11,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.copies import fetch, put
+from gla_kernels.hopper.copies import fetch, write
 from gla_kernels.hopper.gates import fetch_gates, frame_factor, make_words
 from gla_kernels.hopper.layouts import copy_layout, gate_layout, operand_layout
-from gla_kernels.hopper.places import begin_behind, mark_strong
+from gla_kernels.hopper.places import mark_strong, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, triangle
 from gla_kernels.hopper.values import thread_barrier
 from gla_kernels.hopper.wide.tiles import (
@@ -24,12 +24,12 @@ from gla_kernels.hopper.wide.tiles import (
     gate_halves,
     keep_excess,
     make_ones_columns,
-    put_tile,
     raise_where_not_finite,
     start_centred_gates,
     start_total_gate,
     store_frame,
     store_scaled,
+    write_tile,
     zeros,
 )
 
@@ -42,11 +42,11 @@ def wide_frames(
     framed_q,  # [B, T, H, K] bfloat16, contiguous: Q~
     framed_k,  # [B, T, H, K]: K~
     scores,  # [B, T, H, C] bfloat16: for each token, its row of P
-    half_gates,  # [chunks, H, K] float32: 2^r of each chunk
+    frame_factors,  # [chunks, H, K] float32: 2^r of each chunk
     excesses,  # [chunks, H, K] float32: for `wide_gradients`; see `hopper/gates.py`; unused forward
     raised,  # [N, H] int32: set to 1 if a result is not finite
     marks,  # [chunks, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel; unused in reverse
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, g_b, g_t, g_h,
     T,
@@ -63,11 +63,11 @@ def wide_frames(
     blocks_k: gl.constexpr = (K + BK - 1) // BK
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
     copy_p: gl.constexpr = copy_layout(C, 16, WARPS)
-    begin_behind()
+    wait_for_previous_kernel()
     pid = gl.program_id(0)
     h = pid % H
     chunk_slot = pid // H
-    n, b, t, rows_left = find_chunk(cu, chunk_slot, 0, 1, 1, N, T, C, VARLEN)
+    n, b, t, rows_left = find_chunk(cu_seqlens, chunk_slot, 0, 1, 1, N, T, C, VARLEN)
     if rows_left <= 0:
         return
     q += b * q_b + t * q_t + h.to(gl.int64) * q_h
@@ -78,7 +78,7 @@ def wide_frames(
     scores += out * C
     if GATED:
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h
-        half_gates += (chunk_slot.to(gl.int64) * H + h) * K
+        frame_factors += (chunk_slot.to(gl.int64) * H + h) * K
 
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [blocks_k, C, BK], operand_layout(C, BK))
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [blocks_k, C, BK], operand_layout(C, BK))
@@ -109,7 +109,7 @@ def wide_frames(
                 async_copy.commit_group()
             last = gl.max(total, axis=1)
             keys = ik * BK + gl.arange(0, BK, last.type.layout)
-            gl.store(half_gates + keys, frame_factor(last), keys < K)
+            gl.store(frame_factors + keys, frame_factor(last), keys < K)
             if large:
                 if REVERSE:
                     keep_excess(excesses, chunk_slot * H + h, last, ik * BK, K)
@@ -124,10 +124,10 @@ def wide_frames(
             P = add_product(k_tile, q_tile.permute((1, 0)), P)
         else:
             P = add_product(q_tile, k_tile.permute((1, 0)), P)
-        put_tile(framed_q + ik * BK, q_tile, H * K, rows_left, K, copy_k, ik * BK)
-        put_tile(framed_k + ik * BK, k_tile, H * K, rows_left, K, copy_k, ik * BK)
+        write_tile(framed_q + ik * BK, q_tile, H * K, rows_left, K, copy_k, ik * BK)
+        write_tile(framed_k + ik * BK, k_tile, H * K, rows_left, K, copy_k, ik * BK)
         P = warpgroup_mma_wait(0, deps=[P])
     P = gl.where(triangle(C, not REVERSE, True, WARPS), P, 0.0)
     if GATED:
         raise_where_not_finite(raised + n * H + h, P)
-    put(scores, gl.convert_layout(P.to(gl.bfloat16), copy_p), H * C, rows_left, C, copy_p)
+    write(scores, gl.convert_layout(P.to(gl.bfloat16), copy_p), H * C, rows_left, C, copy_p)

@@ -19,19 +19,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.copies import fetch, put
+from gla_kernels.hopper.copies import fetch, write
 from gla_kernels.hopper.gates import fetch_gates, make_words
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
-from gla_kernels.hopper.places import begin_behind
+from gla_kernels.hopper.places import wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, product, triangle
-from gla_kernels.hopper.values import anew, negative, opaque_float, split, thread_barrier, widened
+from gla_kernels.hopper.values import negative, opaque_float, readdressed, split, thread_barrier, to_float32
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
+    chunk_head_of,
     cumulative_tile,
     find_chunk,
     gate_halves,
     kept_excess,
-    place_of,
     raise_where_not_finite,
     start_centred_gates,
     zeros,
@@ -67,7 +67,7 @@ def wide_gradients(
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]; written if K fits one block
     dg,  # [B, T, H, K] in g's dtype
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
     T,
@@ -94,12 +94,12 @@ def wide_gradients(
     # Two threads share a row of a state, so that a sum over the row needs one step between threads.
     state_rows: gl.constexpr = gl.BlockedLayout([1, BV // 2], [16, 2], [WARPS, 1], [1, 0])
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    begin_behind()
+    wait_for_previous_kernel()
     pid = gl.program_id(0)
     k0 = pid % blocks_k * BK
     h = pid // blocks_k % H
     chunk_slot = pid // blocks_k // H
-    n, b, t, rows_left = find_chunk(cu, chunk_slot, base, stride, piece_chunks, N, T, C, VARLEN)
+    n, b, t, rows_left = find_chunk(cu_seqlens, chunk_slot, base, stride, piece_chunks, N, T, C, VARLEN)
     if rows_left <= 0:
         return
     if GATED:
@@ -124,7 +124,7 @@ def wide_gradients(
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
         if STORE_DG:
             dg += out * K + k0
-        place = place_of(cu, n, t, h, T, H, C, VARLEN)
+        chunk_head = chunk_head_of(cu_seqlens, n, t, h, T, H, C, VARLEN)
 
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
@@ -159,14 +159,14 @@ def wide_gradients(
         async_copy.commit_group()
     async_copy.wait_group(2)
     thread_barrier()
-    bq = widened(q_tile.load(key_tile)) * scale
-    bk = widened(k_tile.load(key_tile))
+    bq = to_float32(q_tile.load(key_tile)) * scale
+    bk = to_float32(k_tile.load(key_tile))
     if GATED:
         halves, large = gate_halves(g_tile, g, words, C, BK)
         G = start_centred_gates(halves, cumulative, C, BK)
         G = warpgroup_mma_wait(0, deps=[G])
         if large:
-            beyond = kept_excess(excesses, place, k0, C, BK, K)
+            beyond = kept_excess(excesses, chunk_head, k0, C, BK, K)
             G += 0.5 * beyond
             bk *= gl.exp2(beyond - G)
         else:
@@ -188,8 +188,8 @@ def wide_gradients(
     bdk = zeros(C, BK, scale)
     boundary = gl.zeros([BK], gl.float32, gl.SliceLayout(1, state_rows))
     for j in range(blocks_v):
-        now = j % 3
-        later = (j + 2) % 3
+        buffer = j % 3
+        next_buffer = (j + 2) % 3
         async_copy.wait_group(1)
         fence_async_shared()
         thread_barrier()
@@ -199,19 +199,19 @@ def wide_gradients(
         v += BV
         do += BV
         states += BV
-        fetch(v_tiles.index(later), v, v_t, rows_there, V, copy_v, column)
-        fetch(do_tiles.index(later), do, do_t, rows_there, V, copy_v, column)
-        fetch(S_tiles.index(later), states, V, keys_there, V, copy_v, column)
+        fetch(v_tiles.index(next_buffer), v, v_t, rows_there, V, copy_v, column)
+        fetch(do_tiles.index(next_buffer), do, do_t, rows_there, V, copy_v, column)
+        fetch(S_tiles.index(next_buffer), states, V, keys_there, V, copy_v, column)
         if PARKED:
-            fetch_parked(dS_tiles.index(later), dq, dk, parked, H, keys_there, K, V, copy_v, column)
+            fetch_parked(dS_tiles.index(next_buffer), dq, dk, parked, H, keys_there, K, V, copy_v, column)
         else:
             dstates += BV
-            fetch(dS_tiles.index(later), dstates, V, keys_there, V, copy_v, column)
+            fetch(dS_tiles.index(next_buffer), dstates, V, keys_there, V, copy_v, column)
         async_copy.commit_group()
-        v_tile = v_tiles.index(now)
-        do_tile = do_tiles.index(now)
-        S_tile = S_tiles.index(now)
-        dS_tile = dS_tiles.index(now)
+        v_tile = v_tiles.index(buffer)
+        do_tile = do_tiles.index(buffer)
+        S_tile = S_tiles.index(buffer)
+        dS_tile = dS_tiles.index(buffer)
         if blocks_k == 1:
             bdv = product(Pt_tile, do_tile, C, BV, WARPS)
             bdv = add_product(k_tile, dS_tile, bdv)
@@ -219,11 +219,11 @@ def wide_gradients(
         bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)
         bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
         if STORE_DG:
-            S = widened(S_tile.load(state_rows))
+            S = to_float32(S_tile.load(state_rows))
             boundary += gl.sum(S * dS_tile.load(state_rows).to(gl.float32), axis=1)
         if blocks_k == 1:
             bdv = warpgroup_mma_wait(3, deps=[bdv])
-            put(dv, gl.convert_layout(bdv.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
+            write(dv, gl.convert_layout(bdv.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
             dv += BV
         # The tiles are listed as dependencies too: with one block of V nothing reads them later, and the compiler could
         # use their memory for the conversion of dv while the products still read them.
@@ -237,20 +237,20 @@ def wide_gradients(
     intra = product(dA_tile, k_tile, C, BK, WARPS)
     bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
     if STORE_DG:
-        Q = widened(q_tile.load(key_tile))
+        Q = to_float32(q_tile.load(key_tile))
         high, low = split(Q * bdq)
-        anew(halves.index(0)).store(high)
-        anew(halves.index(1)).store(low)
+        readdressed(halves.index(0)).store(high)
+        readdressed(halves.index(1)).store(low)
     intra, bdk = warpgroup_mma_wait(0, deps=[intra, bdk])
     bdq += intra
     if STORE_DG:
-        high, low = split(widened(k_tile.load(key_tile)) * bdk - Q * intra)
+        high, low = split(to_float32(k_tile.load(key_tile)) * bdk - Q * intra)
     if GATED:
         # Otherwise 2^G would be kept from above, not G.
         G = opaque_float(G)
         bdq *= gl.exp2(G)
         if large:
-            G -= kept_excess(excesses, place, k0, C, BK, K)
+            G -= kept_excess(excesses, chunk_head, k0, C, BK, K)
         bdk *= gl.exp2(negative(G))
         thread_barrier()  # no thread reads dP, Q~ and K~ any more
     if STORE_DG:
@@ -263,18 +263,18 @@ def wide_gradients(
         k_tile.store(low)
         fence_async_shared()
         thread_barrier()
-        bdg = product(dA_tile, anew(halves.index(0)), C, BK, WARPS)
-        bdg = add_product(dA_tile, anew(halves.index(1)), bdg)
+        bdg = product(dA_tile, readdressed(halves.index(0)), C, BK, WARPS)
+        bdg = add_product(dA_tile, readdressed(halves.index(1)), bdg)
         bdg = add_product(before_tile, q_tile, bdg)
         bdg = add_product(before_tile, k_tile, bdg)
-    put(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
-    put(dk, gl.convert_layout(bdk.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
+    write(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
+    write(dk, gl.convert_layout(bdk.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     if STORE_DG:
         # The tiles are listed as dependencies, as in the loop: dq and dk are converted while the products read them.
         bdg, _, _, _, _, _ = warpgroup_mma_wait(0, deps=[bdg, dA_tile, before_tile, halves, q_tile, k_tile])
-        start = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
-        bdg += start[None, :]
-        put(dg, bdg, H * K, rows_left, K, key_tile, k0)
+        boundary_row = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
+        bdg += boundary_row[None, :]
+        write(dg, bdg, H * K, rows_left, K, key_tile, k0)
         # dg is a sum over dQ~, dK~ and the states; a term that is not finite makes the sum so too: 0 * infinity is NaN.
         raise_where_not_finite(failed + n * H + h, bdg)
     elif GATED:

@@ -23,7 +23,7 @@ from gla_kernels.hopper.wide.pieces import (
     groups,
     is_whole,
     one_backward,
-    parks,
+    parks_dstates,
     programs_a_piece,
     recurrence_tile,
     scratch_slots,
@@ -73,7 +73,7 @@ def _recurrence(
     arguments = call.numbers | run.arguments(call) | parking | _steps(initial=initial, end=end)
     arguments |= named_strides(x=way.x, y=way.y, g=inputs.g) | {
         "x": way.x, "y": way.y, "g": inputs.g, "initial": initial, "end": end, "decays": decays, "excesses": excesses,
-        "states": states, "raised": raised, "cu": inputs.cu_seqlens,
+        "states": states, "raised": raised, "cu_seqlens": inputs.cu_seqlens,
     }  # fmt: skip
     switches = {
         "REVERSE": way.reverse,
@@ -113,7 +113,7 @@ def _readout(
     tensors = {"x": other, "y": way.x, "z": way.y, "g": inputs.g}
     arguments = call.numbers | run.arguments(call) | tensors | named_strides(**tensors) | {
         "states": states, "out": out, "flags": flags.rows, "raised": raised, "marks": flags.marks,
-        "excesses": excesses, "cu": inputs.cu_seqlens,
+        "excesses": excesses, "cu_seqlens": inputs.cu_seqlens,
     }  # fmt: skip
     programs, switches = (chunks * call.H,), {"REVERSE": way.reverse}
     call.launch(wide_readout, wide_readout_tile(call.K), programs, arranged(wide_readout, arguments), switches)
@@ -162,7 +162,7 @@ def _forward(
 
     arguments = inputs.arguments | call.numbers | run.arguments(call) | _steps(initial=initial, final=final) | {
         "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
-        "flags": flags.rows, "marks": flags.marks, "every": call.every,
+        "flags": flags.rows, "marks": flags.marks, "checkpoint_chunks": call.checkpoint_chunks,
     }  # fmt: skip
     switches = {
         "HAS_INITIAL": initial is not None,
@@ -182,7 +182,7 @@ class _Frames:
     q: torch.Tensor
     k: torch.Tensor
     scores: torch.Tensor
-    half_gates: torch.Tensor | None
+    frame_factors: torch.Tensor | None
 
 
 def _make_frames(
@@ -194,15 +194,15 @@ def _make_frames(
 
     chunks = call.slots(1)
     scores = inputs.q.new_empty((*inputs.q.shape[:3], call.plan.chunk_size))
-    half_gates = inputs.q.new_empty((chunks, call.H, call.K), dtype=torch.float32) if call.gated else None
+    frame_factors = inputs.q.new_empty((chunks, call.H, call.K), dtype=torch.float32) if call.gated else None
     tensors = {"q": inputs.q, "k": inputs.k, "g": inputs.g}
     arguments = call.numbers | tensors | named_strides(**tensors) | {
-        "framed_q": q, "framed_k": k, "scores": scores, "half_gates": half_gates, "excesses": excesses,
-        "raised": raised, "marks": marks, "cu": inputs.cu_seqlens, "N": call.sequences,
+        "framed_q": q, "framed_k": k, "scores": scores, "frame_factors": frame_factors, "excesses": excesses,
+        "raised": raised, "marks": marks, "cu_seqlens": inputs.cu_seqlens, "N": call.sequences,
     }  # fmt: skip
     programs, switches = (chunks * call.H,), {"REVERSE": reverse}
     call.launch(wide_frames, wide_frames_tile(call.gated), programs, arranged(wide_frames, arguments), switches)
-    return _Frames(q, k, scores, half_gates)
+    return _Frames(q, k, scores, frame_factors)
 
 
 def _walk(
@@ -214,9 +214,9 @@ def _walk(
 
     x, y = (frames.k, frames.q) if reverse else (frames.q, frames.k)
     arguments = call.numbers | run.arguments(call) | named_strides(z=z) | _steps(initial=initial, end=end) | {
-        "x": x, "y": y, "z": z, "scores": frames.scores, "half_gates": frames.half_gates, "out": out,
+        "x": x, "y": y, "z": z, "scores": frames.scores, "frame_factors": frames.frame_factors, "out": out,
         "initial": initial, "end": end, "states": states, "checkpoints": checkpoints, "raised": raised,
-        "cu": inputs.cu_seqlens, "every": call.every,
+        "cu_seqlens": inputs.cu_seqlens, "checkpoint_chunks": call.checkpoint_chunks,
     }  # fmt: skip
     switches = {
         "REVERSE": reverse,
@@ -302,7 +302,7 @@ def run_forward(
         for run, state in zip(slices(call), after, strict=True):
             forward.run(run, slots[:, run.base], state, None)
         return
-    run = choose_pieces(call) if checkpoints is None else cut(call, call.every)
+    run = choose_pieces(call) if checkpoints is None else cut(call, call.checkpoint_chunks)
     if checkpoints is None and is_whole(call, run):
         forward.run(run, initial, final, states)
         return
@@ -319,7 +319,7 @@ def carries_gradient(call: Call) -> bool:
     """Whether a backward from checkpoints hands the gradient of the state from slice to slice, in memory."""
     if call.plan.family != "wide" or not carries(call):
         return False
-    return not parks(call) or one_backward(call, first_run(call).count)
+    return not parks_dstates(call) or one_backward(call, first_run(call).count)
 
 
 def run_backward(
@@ -341,9 +341,9 @@ def run_backward(
     """
     forward = _Direction(inputs.k, inputs.v, reverse=False)
     reverse = _Direction(inputs.q, do, reverse=True)
-    run = choose_pieces(call) if materialized else cut(call, call.every)
+    run = choose_pieces(call) if materialized else cut(call, call.checkpoint_chunks)
     one_kernel = one_backward(call, run.count if materialized else first_run(call).count)
-    parking = _parking(gradients) if parks(call) and not one_kernel else _NO_PARKING
+    parking = _parking(gradients) if parks_dstates(call) and not one_kernel else _NO_PARKING
     frames = excesses = None
     if call.gated and not one_kernel:
         excesses = inputs.q.new_empty((call.slots(1), call.H, call.K), dtype=torch.float32)

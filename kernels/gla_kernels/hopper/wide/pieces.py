@@ -133,23 +133,25 @@ def carries(call: Call) -> bool:
 
     This depends on how `wide_recurrence`, which recomputes the states, occupies the GPU.
     """
-    return not call.varlen and (call.chunks <= call.every or half_occupied(call, wide_recurrence_tile(call.V)))
+    return not call.varlen and (
+        call.chunks <= call.checkpoint_chunks or half_occupied(call, wide_recurrence_tile(call.V))
+    )
 
 
 def slices(call: Call) -> Iterator[Run]:
     """Runs with the first piece of `call.every` chunks of every sequence, then the second, ..."""
-    pieces = -(-call.chunks // call.every)
+    pieces = -(-call.chunks // call.checkpoint_chunks)
     for piece in range(pieces):
-        yield Run(piece, pieces, call.sequences, call.every, True)
+        yield Run(piece, pieces, call.sequences, call.checkpoint_chunks, True)
 
 
 def groups(call: Call) -> Iterator[Run]:
     """Runs with as many pieces of `call.every` chunks as fill the GPU `ROUNDS` times, then the next, ..."""
     narrower = narrower_state_tile(wide_recurrence_tile(call.V))
     at_once = max(1, ROUNDS * call.multiprocessors // programs_a_piece(call, narrower))
-    pieces = call.slots(call.every)
+    pieces = call.slots(call.checkpoint_chunks)
     for base in range(0, pieces, at_once):
-        yield Run(base, 1, min(at_once, pieces - base), call.every, True)
+        yield Run(base, 1, min(at_once, pieces - base), call.checkpoint_chunks, True)
 
 
 @decided_once
@@ -159,7 +161,7 @@ def first_run(call: Call) -> Run:
 
 
 @decided_once
-def parks(call: Call) -> bool:
+def parks_dstates(call: Call) -> bool:
     """Whether the gradient of a chunk's state is parked in the memory of its dq, dk and dg (see `wide/recurrence.py`).
 
     There is room for 256 value columns with float32 gates, if all chunks are full, which is not known of packed
@@ -181,7 +183,14 @@ def form(call: Call) -> tuple[object, ...]:
     """The part of a call's sizes that decides which kernels it launches: how sequences are cut, and which tiles fit."""
     pieces = choose_pieces(call)
     *_, last = slices(call) if carries(call) else groups(call)
-    counts = (pieces.count, cut(call, call.every).count, first_run(call).count, last.count)
+    counts = (pieces.count, cut(call, call.checkpoint_chunks).count, first_run(call).count, last.count)
     tiles = (tile(call, count) for tile in (forward_tile, recurrence_tile) for count in counts)
     one = (one_backward(call, count) for count in counts)
-    return is_whole(call, pieces), call.chunks > call.every, carries(call), parks(call), *tiles, *one
+    return (
+        is_whole(call, pieces),
+        call.chunks > call.checkpoint_chunks,
+        carries(call),
+        parks_dstates(call),
+        *tiles,
+        *one,
+    )

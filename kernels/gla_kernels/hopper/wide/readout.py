@@ -12,20 +12,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.copies import fetch, put
+from gla_kernels.hopper.copies import fetch, write
 from gla_kernels.hopper.gates import fetch_gates, make_words
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
-from gla_kernels.hopper.places import begin_behind, mark_strong
+from gla_kernels.hopper.places import mark_strong, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, product, triangle
-from gla_kernels.hopper.values import negative, thread_barrier, widened
+from gla_kernels.hopper.values import negative, thread_barrier, to_float32
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
+    chunk_head_of,
     cumulative_tile,
     find_chunk,
     gate_halves,
     kept_excess,
     make_ones_columns,
-    place_of,
     raise_where_not_finite,
     start_centred_gates,
     store_framed,
@@ -65,7 +65,7 @@ def wide_readout(
     raised,  # [N, H] int32: set to 1 if the results are not finite
     marks,  # [chunks of all launches, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel; forward
     excesses,  # [chunks of all launches, H, K] float32, as `wide_recurrence` kept them; in reverse
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     x_b, x_t, x_h, y_b, y_t, y_h, z_b, z_t, z_h, g_b, g_t, g_h,
     T,
@@ -90,11 +90,11 @@ def wide_readout(
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     buffers: gl.constexpr = 2
-    begin_behind()
+    wait_for_previous_kernel()
     pid = gl.program_id(0)
     h = pid % H
     chunk_slot = pid // H
-    n, b, t, rows_left = find_chunk(cu, chunk_slot, base, stride, piece_chunks, N, T, C, VARLEN)
+    n, b, t, rows_left = find_chunk(cu_seqlens, chunk_slot, base, stride, piece_chunks, N, T, C, VARLEN)
     if rows_left <= 0:
         return
     if GATED and REVERSE:  # not forward: this launch may raise the flag itself, and all warps must take the same branch
@@ -105,7 +105,7 @@ def wide_readout(
     z += b * z_b + t * z_t + h.to(gl.int64) * z_h
     if GATED:
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h
-        place = place_of(cu, n, t, h, T, H, C, VARLEN)
+        chunk_head = chunk_head_of(cu_seqlens, n, t, h, T, H, C, VARLEN)
     states += (chunk_slot.to(gl.int64) * H + h) * K * V
     out += ((b * T + t) * H + h) * V
 
@@ -146,17 +146,17 @@ def wide_readout(
             G = warpgroup_mma_wait(0, deps=[G])
             if large:
                 if REVERSE:
-                    beyond = kept_excess(excesses, place, ik * BK, C, BK, K)
+                    beyond = kept_excess(excesses, chunk_head, ik * BK, C, BK, K)
                     G += 0.5 * beyond
-                    store_framed(k_tile, widened(bk), beyond - G)
+                    store_framed(k_tile, to_float32(bk), beyond - G)
                 else:
                     last = total_gate(halves, ones, BK)
                     G, of_k = strong_exponents(G, last, C, BK)
-                    store_framed(k_tile, widened(bk), of_k)
-                    mark_strong(marks + place, last, n)
+                    store_framed(k_tile, to_float32(bk), of_k)
+                    mark_strong(marks + chunk_head, last, n)
             else:
-                store_framed(k_tile, widened(bk), negative(G))
-            store_framed(q_tile, widened(bq) * scale, G)
+                store_framed(k_tile, to_float32(bk), negative(G))
+            store_framed(q_tile, to_float32(bq) * scale, G)
         else:
             store_scaled(q_tile, scale, C, BK)
         fence_async_shared()
@@ -174,7 +174,7 @@ def wide_readout(
     if GATED:
         raise_where_not_finite(raised + n * H + h, P)
     for j in range(blocks_v):
-        now = j % buffers
+        buffer = j % buffers
         free = (j + buffers - 1) % buffers
         async_copy.wait_group(buffers - 2)
         fence_async_shared()
@@ -183,12 +183,12 @@ def wide_readout(
             z_tiles.index(free), S_tiles, free * blocks_k, z, states, j + buffers - 1, blocks_v, z_t, rows_left,
             K, V, copy_v,
         )  # fmt: skip
-        O = product(P_tile, z_tiles.index(now), C, BV, WARPS)
+        O = product(P_tile, z_tiles.index(buffer), C, BV, WARPS)
         for ik in gl.static_range(blocks_k):
-            O = add_product(x_tiles.index(ik), S_tiles.index(now * blocks_k + ik), O)
+            O = add_product(x_tiles.index(ik), S_tiles.index(buffer * blocks_k + ik), O)
         # The tiles are listed as dependencies too: with one block of V nothing reads them later, and the compiler could
         # use their memory for the conversion of o while the products still read them.
         O, _, _, _, _ = warpgroup_mma_wait(0, deps=[O, P_tile, x_tiles, z_tiles, S_tiles])
-        put(out, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
+        write(out, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
         out += BV
     async_copy.wait_group(0)

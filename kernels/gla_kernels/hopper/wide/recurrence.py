@@ -21,12 +21,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.copies import fetch, load_state, put
+from gla_kernels.hopper.copies import fetch, load_state, write
 from gla_kernels.hopper.gates import fetch_gates, frame_factor, make_words
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
-from gla_kernels.hopper.places import begin_behind, find_piece, first_slot
+from gla_kernels.hopper.places import find_piece, first_slot, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product
-from gla_kernels.hopper.values import negative, thread_barrier, wide_product, widened
+from gla_kernels.hopper.values import negative, thread_barrier, to_float32, wide_product
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
     cumulative_tile,
@@ -34,10 +34,10 @@ from gla_kernels.hopper.wide.tiles import (
     gate_halves,
     keep_excess,
     make_ones_columns,
-    put_tile,
     raise_where_state_not_finite,
     start_centred_gates,
     start_total_gate,
+    write_tile,
     zeros,
 )
 
@@ -56,7 +56,7 @@ def wide_recurrence(
     dk,  # [B, T, H, K]
     parked,  # [B, T, H, 2 K]: the memory of dg as bfloat16; holds parked states if PARK
     raised,  # [N, H] int32: set to 1 if a state is not finite
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     x_b, x_t, x_h, y_b, y_t, y_h, g_b, g_t, g_h,
     initial_p,  # elements from one piece's state in `initial` to the next piece's
@@ -92,7 +92,7 @@ def wide_recurrence(
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
-    begin_behind(STORE_STATES or PARK)  # if it stores no states, `scan_pieces` comes next: small programs
+    wait_for_previous_kernel(STORE_STATES or PARK)  # if it stores no states, `scan_pieces` comes next: small programs
     pid = gl.program_id(0)
     k0 = pid // blocks_v % blocks_k * BK
     v0 = pid % blocks_v * BV
@@ -100,10 +100,10 @@ def wide_recurrence(
     h = rest % H
     piece = rest // H
     slot = base + piece * stride
-    n, i, b, begin, length = find_piece(cu, slot, N, T, piece_chunks * C, VARLEN)
-    first = i * piece_chunks
-    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
-    start = first + chunks - 1 if REVERSE else first
+    n, i, b, begin, length = find_piece(cu_seqlens, slot, N, T, piece_chunks * C, VARLEN)
+    first_chunk = i * piece_chunks
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first_chunk, piece_chunks), 0)
+    start = first_chunk + chunks - 1 if REVERSE else first_chunk
     rows_left = gl.minimum(length - start * C, gl.minimum(chunks, 1) * C)
     t = (begin + start * C).to(gl.int64)
     b = b.to(gl.int64) if not VARLEN else 0
@@ -113,13 +113,13 @@ def wide_recurrence(
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
     tile_at = (h * K + k0) * V + v0
     if STORE_EXCESS:
-        place = (first_slot(n, begin, length, C, VARLEN) + start) * H + h
+        chunk_head = (first_slot(n, begin, length, C, VARLEN) + start) * H + h
     if PARK:
         gl.static_assert((K == BK) & (K == 2 * C) & (V <= 2 * K) & (BV % BK == 0))
         token = ((b * T + t) * H + h).to(gl.int32)
     elif STORE_STATES:
-        chunk_slot = piece * piece_chunks if SCRATCH else first_slot(n, begin, length, C, VARLEN) + first
-        chunk_slot += start - first
+        chunk_slot = piece * piece_chunks if SCRATCH else first_slot(n, begin, length, C, VARLEN) + first_chunk
+        chunk_slot += start - first_chunk
         states += ((chunk_slot.to(gl.int64) * H + h) * K + k0) * V + v0
 
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
@@ -136,7 +136,8 @@ def wide_recurrence(
         S = load_state(initial + piece.to(gl.int64) * initial_p + tile_at, K - k0, V, state_layout, BK, BV, v0)
     else:
         S = zeros(BK, BV, scale)
-    leave = gl.full([BK], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
+    # 2^r of the previous chunk, which takes its state out of its frame.
+    previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
     decay = gl.zeros([BK], gl.float32, key_layout)
 
     step = -C if REVERSE else C
@@ -146,44 +147,44 @@ def wide_recurrence(
         fetch_gates(g_tiles.index(0), g, g_t, rows_left, K, k0)
     async_copy.commit_group()
     for j in range(chunks):
-        now = j % 2
-        later = (j + 1) % 2
+        buffer = j % 2
+        next_buffer = (j + 1) % 2
         async_copy.wait_group(0)
         thread_barrier()
         # The next chunk is copied while this one is processed.
         next_chunk = start - j - 1 if REVERSE else start + j + 1
-        rows_later = gl.where(j + 1 < chunks, gl.minimum(length - next_chunk * C, C), 0)
+        next_rows = gl.where(j + 1 < chunks, gl.minimum(length - next_chunk * C, C), 0)
         x += step * x_t
         y += step * y_t
-        fetch(x_tiles.index(later), x, x_t, rows_later, K, copy_k, k0)
-        fetch(y_tiles.index(later), y, y_t, rows_later, V, copy_v, v0)
+        fetch(x_tiles.index(next_buffer), x, x_t, next_rows, K, copy_k, k0)
+        fetch(y_tiles.index(next_buffer), y, y_t, next_rows, V, copy_v, v0)
         if GATED:
             g += step * g_t
             if g_buffers == 2:
-                fetch_gates(g_tiles.index(later), g, g_t, rows_later, K, k0)
+                fetch_gates(g_tiles.index(next_buffer), g, g_t, next_rows, K, k0)
         async_copy.commit_group()
 
-        x_tile = x_tiles.index(now)
+        x_tile = x_tiles.index(buffer)
         bx = x_tile.load(key_tile)
         if GATED:
-            halves, large = gate_halves(g_tiles.index(now % g_buffers), g, words, C, BK)
+            halves, large = gate_halves(g_tiles.index(buffer % g_buffers), g, words, C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
             total = start_total_gate(halves, ones, BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
             last = gl.convert_layout(gl.max(total, axis=1), key_layout)
             decay += last
-            half = frame_factor(last)
-            S *= (leave * half)[:, None]
-            leave = half
+            factor = frame_factor(last)
+            S *= (previous_factor * factor)[:, None]
+            previous_factor = factor
             if large:
                 if STORE_EXCESS:
                     if v0 == 0:
-                        keep_excess(excesses, place, last, k0, K)
+                        keep_excess(excesses, chunk_head, last, k0, K)
                 G += (0.5 if REVERSE else -0.5) * excess_row(last, C, BK)
             factor = gl.exp2(G if REVERSE else negative(G))
             if STORE_EXCESS:
-                place += -H if REVERSE else H
-        bx = widened(bx)
+                chunk_head += -H if REVERSE else H
+        bx = to_float32(bx)
         if REVERSE:
             bx *= scale
         if GATED:
@@ -194,26 +195,26 @@ def wide_recurrence(
         fence_async_shared()
         thread_barrier()
         if GATED and g_buffers == 1:
-            fetch_gates(g_tiles.index(0), g, g_t, rows_later, K, k0)
+            fetch_gates(g_tiles.index(0), g, g_t, next_rows, K, k0)
             async_copy.commit_group()
-        S = add_product(x_tile.permute((1, 0)), y_tiles.index(now), S)
+        S = add_product(x_tile.permute((1, 0)), y_tiles.index(buffer), S)
         if PARK:
             for part in gl.static_range(BV // BK):
                 column = v0 + part * BK
                 columns = S_tile.slice(part * BK, BK, 1)
                 lower = gl.where(column == 0, dq, dk) + wide_product(token, K)
                 upper = parked + wide_product(token, 2 * K) + column
-                put_tile(lower, columns.slice(0, C, 0), H * K, C, V, copy_k, column)
-                put_tile(upper, columns.slice(C, C, 0), H * 2 * K, C, V, copy_k, column)
+                write_tile(lower, columns.slice(0, C, 0), H * K, C, V, copy_k, column)
+                write_tile(upper, columns.slice(C, C, 0), H * 2 * K, C, V, copy_k, column)
             token += (-C if REVERSE else C) * H
         elif STORE_STATES:
-            put(states, S_tile.load(copy_v), V, K - k0, V, copy_v, v0)
+            write(states, S_tile.load(copy_v), V, K - k0, V, copy_v, v0)
             states += (-H if REVERSE else H) * K * V
         S = warpgroup_mma_wait(0, deps=[S])
     async_copy.wait_group(0)
-    S *= leave[:, None]
+    S *= previous_factor[:, None]
     if STORE_END:
-        put(end + piece.to(gl.int64) * end_p + tile_at, S, V, K - k0, V, state_layout, v0)
+        write(end + piece.to(gl.int64) * end_p + tile_at, S, V, K - k0, V, state_layout, v0)
     if STORE_DECAYS:
         if v0 == 0:
             keys = gl.arange(0, BK, key_layout)

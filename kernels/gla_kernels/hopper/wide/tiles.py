@@ -5,25 +5,25 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.copies import put
-from gla_kernels.hopper.gates import excess, has_large, keep_bits, not_less, read_gates
+from gla_kernels.hopper.copies import write
+from gla_kernels.hopper.gates import excess, has_large, keep_bits, raise_to_least, read_gates
 from gla_kernels.hopper.layouts import accumulator, copy_layout, operand_layout, rows_at_once
 from gla_kernels.hopper.places import find_piece, first_slot, locate, raise_where
 from gla_kernels.hopper.products import add_product, product, triangle
-from gla_kernels.hopper.values import negative, split, thread_barrier, wide_product, widened
+from gla_kernels.hopper.values import negative, split, thread_barrier, to_float32, wide_product
 
 WARPS = gl.constexpr(8)
 
 
 @gluon.jit
 def find_chunk(
-    cu, chunk_slot, base, stride, piece_chunks, N, T, C: gl.constexpr, VARLEN: gl.constexpr
+    cu_seqlens, chunk_slot, base, stride, piece_chunks, N, T, C: gl.constexpr, VARLEN: gl.constexpr
 ):  # fmt: skip
     """For chunk slot `chunk_slot` of a launch: sequence, batch row and first token (64 bits), rows left from there."""
     piece = base + chunk_slot // piece_chunks * stride
-    n, i, b, begin, length = find_piece(cu, piece, N, T, piece_chunks * C, VARLEN)
-    first = (i * piece_chunks + chunk_slot % piece_chunks) * C
-    return n, b.to(gl.int64) if not VARLEN else 0, (begin + first).to(gl.int64), length - first
+    n, i, b, begin, length = find_piece(cu_seqlens, piece, N, T, piece_chunks * C, VARLEN)
+    offset = (i * piece_chunks + chunk_slot % piece_chunks) * C
+    return n, b.to(gl.int64) if not VARLEN else 0, (begin + offset).to(gl.int64), length - offset
 
 
 @gluon.jit
@@ -51,7 +51,7 @@ def gate_halves(g_tile, g, words, C: gl.constexpr, BK: gl.constexpr):
     thread_barrier()
     large = has_large(words)
     if large:
-        gates = not_less(gates)
+        gates = raise_to_least(gates)
     high, low = split(gates)
     halves.index(0).store(high)
     halves.index(1).store(low)
@@ -83,27 +83,27 @@ def start_total_gate(halves, ones, BK: gl.constexpr):
 
 
 @gluon.jit
-def place_of(cu, n, t, h, T, H, C: gl.constexpr, VARLEN: gl.constexpr):
+def chunk_head_of(cu_seqlens, n, t, h, T, H, C: gl.constexpr, VARLEN: gl.constexpr):
     """Slot times H, plus h, of the chunk of sequence n whose first token is t (64 bits), among all chunks of a call."""
-    _row, begin, length = locate(cu, n, T, VARLEN)
+    _row, begin, length = locate(cu_seqlens, n, T, VARLEN)
     return (first_slot(n, begin, length, C, VARLEN) + (t - begin).to(gl.int32) // C) * H + h
 
 
 @gluon.jit
-def keep_excess(excesses, place, last, k0, K: gl.constexpr):
+def keep_excess(excesses, chunk_head, last, k0, K: gl.constexpr):
     """Stores the excess of a chunk's keys from k0 on, from a_last (BK), for `kept_excess`.
 
     Only chunks with a large gate keep it. A reader has the same tile of gates, so it finds the same.
     """
     keys = k0 + gl.arange(0, last.shape[0], last.type.layout)
-    gl.store(excesses + wide_product(place, K) + keys, excess(last), keys < K)
+    gl.store(excesses + wide_product(chunk_head, K) + keys, excess(last), keys < K)
 
 
 @gluon.jit
-def kept_excess(excesses, place, k0, C: gl.constexpr, BK: gl.constexpr, K: gl.constexpr):
+def kept_excess(excesses, chunk_head, k0, C: gl.constexpr, BK: gl.constexpr, K: gl.constexpr):
     """`excess_row` (1, BK) of a chunk's keys from k0 on, as another kernel kept it; 0 beyond K."""
     keys = k0 + gl.arange(0, BK, gl.SliceLayout(0, accumulator(BK, C, WARPS)))
-    return gl.load(excesses + wide_product(place, K) + keys, keys < K, 0.0)[None, :]
+    return gl.load(excesses + wide_product(chunk_head, K) + keys, keys < K, 0.0)[None, :]
 
 
 @gluon.jit
@@ -142,27 +142,27 @@ def store_frame(q_tile, k_tile, G, last, large, scale, C: gl.constexpr, BK: gl.c
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
     if large:
         G -= 0.5 * excess_row(last, C, BK)  # k's exponents, negated
-    store_framed(k_tile, widened(k_tile.load(key_tile)), negative(G))
+    store_framed(k_tile, to_float32(k_tile.load(key_tile)), negative(G))
     if large:
         G += excess_row(last, C, BK)  # q's
-    store_framed(q_tile, widened(q_tile.load(key_tile)) * scale, G)
+    store_framed(q_tile, to_float32(q_tile.load(key_tile)) * scale, G)
 
 
 @gluon.jit
 def store_scaled(q_tile, scale, C: gl.constexpr, BK: gl.constexpr):
     """Replaces q by scale * q."""
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    q_tile.store((widened(q_tile.load(key_tile)) * scale).to(gl.bfloat16))
+    q_tile.store((to_float32(q_tile.load(key_tile)) * scale).to(gl.bfloat16))
 
 
 @gluon.jit
-def put_tile(
+def write_tile(
     ptr, tile, stride, rows_left, N: gl.constexpr, layout: gl.constexpr, column, EVICT: gl.constexpr = False
 ):  # fmt: skip
-    """`put` of a shared tile, 32 rows at a time, which takes fewer registers."""
+    """`write` of a shared tile, 32 rows at a time, which takes fewer registers."""
     for part in gl.static_range(tile.shape[0] // 32):
         rows = tile.slice(part * 32, 32, 0).load(layout)
-        put(ptr + part * 32 * stride, rows, stride, rows_left - part * 32, N, layout, column, EVICT)
+        write(ptr + part * 32 * stride, rows, stride, rows_left - part * 32, N, layout, column, EVICT)
 
 
 @gluon.jit
@@ -179,14 +179,14 @@ def raise_where_not_finite(flag, x):
     groups: gl.constexpr = WARPS // 4
     R: gl.constexpr = x.shape[0]
     W: gl.constexpr = x.shape[1]
-    nothing = gl.sum((x * 0.0).reshape([R, groups, W // (8 * groups), 8]), axis=2)
-    raise_where(flag, nothing != 0.0)
+    zero_or_nan = gl.sum((x * 0.0).reshape([R, groups, W // (8 * groups), 8]), axis=2)
+    raise_where(flag, zero_or_nan != 0.0)
 
 
 @gluon.jit
-def raise_where_state_not_finite(flag, nothing, chunks):
-    """Sets `flag` to 1 if the state after `chunks` > 0 chunks is not finite; `nothing` is 0 times that state."""
+def raise_where_state_not_finite(flag, zero_or_nan, chunks):
+    """Sets `flag` to 1 if the state after `chunks` > 0 chunks is not finite; `zero_or_nan` is 0 times that state."""
     # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison.
-    finite = gl.sum(gl.sum(nothing, axis=1), axis=0) == 0.0
+    finite = gl.sum(gl.sum(zero_or_nan, axis=1), axis=0) == 0.0
     if (chunks > 0) & (finite == 0):
         gl.store(flag, 1)

@@ -15,12 +15,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
-from gla_kernels.hopper.copies import fetch, load_state, offsets_and_mask, put
+from gla_kernels.hopper.copies import fetch, load_state, offsets_and_mask, write
 from gla_kernels.hopper.layouts import accumulator, copy_layout, left_operand, operand_layout
-from gla_kernels.hopper.places import begin_behind, find_piece, first_slot
+from gla_kernels.hopper.places import find_piece, first_slot, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, product
 from gla_kernels.hopper.values import opaque, thread_barrier
-from gla_kernels.hopper.wide.tiles import WARPS, put_tile, raise_where_state_not_finite, zeros
+from gla_kernels.hopper.wide.tiles import WARPS, raise_where_state_not_finite, write_tile, zeros
 
 
 @gluon.jit
@@ -37,7 +37,7 @@ def put_quarter(
     """Stores a quarter of the state's keys. Storing all at once would delay other memory accesses."""
     rows: gl.constexpr = S_tile.shape[0] // 2
     key: gl.constexpr = quarter * rows
-    put_tile(states + key * V, S_tile.slice(quarter % 2 * rows, rows, 0), V, K - key, V, layout, column)
+    write_tile(states + key * V, S_tile.slice(quarter % 2 * rows, rows, 0), V, K - key, V, layout, column)
 
 
 @gluon.jit
@@ -47,20 +47,20 @@ def load_scores(ptr, stride, rows_left, C: gl.constexpr, layout: gl.constexpr):
     return gl.load(ptr + offsets, mask=mask, other=0.0)
 
 
-@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "every"])
+@gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "checkpoint_chunks"])
 def wide_walk(
     x,  # [B, T, H, K] bfloat16, contiguous: Q~, or K~ in reverse
     y,  # [B, T, H, K]: K~, or Q~ in reverse
     z,  # [B, T, H, V] bfloat16: v, or do in reverse; any strides of B, T and H
     scores,  # [B, T, H, C] bfloat16: P
-    half_gates,  # [chunks, H, K] float32: 2^r
+    frame_factors,  # [chunks, H, K] float32: 2^r
     out,  # [B, T, H, V], contiguous
     initial,  # [pieces, H, K, V] float32: the state before each piece of this launch; in reverse its gradient after it
     end,  # [pieces, H, K, V] float32: the state after each; in reverse its gradient before it
     states,  # [slots, H, K, V] bfloat16, one per chunk; of this launch's pieces only if SCRATCH
-    checkpoints,  # [slots, H, K, V] float32: the state before every `every`-th chunk
+    checkpoints,  # [slots, H, K, V] float32: the state before every `checkpoint_chunks`-th chunk
     raised,  # [N, H] int32: set to 1 if a result is not finite
-    cu,  # [N + 1] int32 or int64: boundaries of packed sequences
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     z_b, z_t, z_h,
     initial_p,  # elements from one piece's state in `initial` to the next piece's
@@ -71,7 +71,7 @@ def wide_walk(
     base,  # the first of this launch's pieces
     stride,  # from one piece of this launch to the next
     piece_chunks,
-    every,  # chunks between checkpoints
+    checkpoint_chunks,  # chunks between checkpoints
     K: gl.constexpr,
     V: gl.constexpr,
     BK: gl.constexpr,
@@ -94,15 +94,15 @@ def wide_walk(
     state_layout: gl.constexpr = accumulator(BV, W, WARPS)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
     score_layout: gl.constexpr = left_operand(BV, C, WARPS)
-    begin_behind()
+    wait_for_previous_kernel()
     pid = gl.program_id(0)
     v0 = pid % blocks_v * BV
     h = pid // blocks_v % H
     piece = pid // blocks_v // H
-    n, i, b, begin, length = find_piece(cu, base + piece * stride, N, T, piece_chunks * C, VARLEN)
-    first = i * piece_chunks
-    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first, piece_chunks), 0)
-    start = first + chunks - 1 if REVERSE else first
+    n, i, b, begin, length = find_piece(cu_seqlens, base + piece * stride, N, T, piece_chunks * C, VARLEN)
+    first_chunk = i * piece_chunks
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first_chunk, piece_chunks), 0)
+    start = first_chunk + chunks - 1 if REVERSE else first_chunk
     rows_left = gl.minimum(length - start * C, gl.minimum(chunks, 1) * C)
     t = (begin + start * C).to(gl.int64)
     b = b.to(gl.int64) if not VARLEN else 0
@@ -115,13 +115,13 @@ def wide_walk(
     tile_at = h * K * V + v0
     chunk_slot = first_slot(n, begin, length, C, VARLEN) + start
     if GATED:
-        half_gates += (chunk_slot.to(gl.int64) * H + h) * K
+        frame_factors += (chunk_slot.to(gl.int64) * H + h) * K
     if STORE_STATES:
         if SCRATCH:
-            chunk_slot = piece * piece_chunks + start - first
+            chunk_slot = piece * piece_chunks + start - first_chunk
         states += chunk_slot.to(gl.int64) * H * K * V + tile_at
     if STORE_CHECKPOINTS:
-        checkpoint_slot = first_slot(n, begin, length, every * C, VARLEN).to(gl.int64)
+        checkpoint_slot = first_slot(n, begin, length, checkpoint_chunks * C, VARLEN).to(gl.int64)
         checkpoints += checkpoint_slot * H * K * V + tile_at
 
     # Separate allocations for the halves: the compiler puts barriers between writes to one allocation at indices that
@@ -141,8 +141,9 @@ def wide_walk(
     else:
         S = zeros(W, BV, scale)
         S2 = zeros(W, BV, scale)
-    leave = gl.full([W], 1.0, gl.float32, key_layout)  # 2^r of the previous chunk: takes its state out of its frame
-    leave2 = gl.full([W], 1.0, gl.float32, key_layout)
+    # 2^r of the previous chunk, which takes its state out of its frame.
+    previous_factor = gl.full([W], 1.0, gl.float32, key_layout)
+    previous_factor2 = gl.full([W], 1.0, gl.float32, key_layout)
 
     step = -C if REVERSE else C
     fetch(x_tiles.index(0), x, H * K, rows_left, K, copy_k)
@@ -152,76 +153,76 @@ def wide_walk(
     fetch(z_tiles.index(0), z, z_t, rows_left, V, copy_v, v0)
     async_copy.commit_group()
     if GATED:
-        half = load_half_gates(half_gates, chunks > 0, K, 0, W, key_layout)
-        half2 = load_half_gates(half_gates, chunks > 0, K, W, W, key_layout)
+        factor = load_half_gates(frame_factors, chunks > 0, K, 0, W, key_layout)
+        factor2 = load_half_gates(frame_factors, chunks > 0, K, W, W, key_layout)
     P = load_scores(scores, H * C, rows_left, C, score_layout)
     for j in range(chunks):
-        now = j % 2
-        later = (j + 1) % 2
+        buffer = j % 2
+        next_buffer = (j + 1) % 2
         if STORE_CHECKPOINTS:
-            if j % every == 0:
-                put(checkpoints, S * leave[:, None], V, K, V, state_layout, v0)
-                put(checkpoints + W * V, S2 * leave2[:, None], V, K - W, V, state_layout, v0)
+            if j % checkpoint_chunks == 0:
+                write(checkpoints, S * previous_factor[:, None], V, K, V, state_layout, v0)
+                write(checkpoints + W * V, S2 * previous_factor2[:, None], V, K - W, V, state_layout, v0)
                 checkpoints += H * K * V
         async_copy.wait_group(0)
         thread_barrier()
         # The next chunk is copied while this one is processed.
         next_chunk = start - j - 1 if REVERSE else start + j + 1
-        rows_later = gl.where(j + 1 < chunks, gl.minimum(length - next_chunk * C, C), 0)
+        next_rows = gl.where(j + 1 < chunks, gl.minimum(length - next_chunk * C, C), 0)
         x += step * H * K
         y += step * H * K
         z += step * z_t
-        fetch(x_tiles.index(later), x, H * K, rows_later, K, copy_k)
-        fetch(x2_tiles.index(later), x + W, H * K, rows_later, K, copy_k, W)
-        fetch(y_tiles.index(later), y, H * K, rows_later, K, copy_k)
-        fetch(y2_tiles.index(later), y + W, H * K, rows_later, K, copy_k, W)
-        fetch(z_tiles.index(later), z, z_t, rows_later, V, copy_v, v0)
+        fetch(x_tiles.index(next_buffer), x, H * K, next_rows, K, copy_k)
+        fetch(x2_tiles.index(next_buffer), x + W, H * K, next_rows, K, copy_k, W)
+        fetch(y_tiles.index(next_buffer), y, H * K, next_rows, K, copy_k)
+        fetch(y2_tiles.index(next_buffer), y + W, H * K, next_rows, K, copy_k, W)
+        fetch(z_tiles.index(next_buffer), z, z_t, next_rows, V, copy_v, v0)
         async_copy.commit_group()
         if GATED:
-            S *= (leave * half)[:, None]
-            S2 *= (leave2 * half2)[:, None]
-            leave = half
-            leave2 = half2
+            S *= (previous_factor * factor)[:, None]
+            S2 *= (previous_factor2 * factor2)[:, None]
+            previous_factor = factor
+            previous_factor2 = factor2
         S_tile.store(S.to(gl.bfloat16))
         S2_tile.store(S2.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
 
-        z_tile = z_tiles.index(now)
-        O = product(x_tiles.index(now), S_tile, C, BV, WARPS)
-        O = add_product(x2_tiles.index(now), S2_tile, O)
+        z_tile = z_tiles.index(buffer)
+        O = product(x_tiles.index(buffer), S_tile, C, BV, WARPS)
+        O = add_product(x2_tiles.index(buffer), S2_tile, O)
         O = add_product(P, z_tile, O)
-        S = add_product(y_tiles.index(now).permute((1, 0)), z_tile, S)
-        S2 = add_product(y2_tiles.index(now).permute((1, 0)), z_tile, S2)
+        S = add_product(y_tiles.index(buffer).permute((1, 0)), z_tile, S)
+        S2 = add_product(y2_tiles.index(buffer).permute((1, 0)), z_tile, S2)
         if GATED:
-            half_gates += (-H if REVERSE else H) * K
-            half = load_half_gates(half_gates, j + 1 < chunks, K, 0, W, key_layout)
-            half2 = load_half_gates(half_gates, j + 1 < chunks, K, W, W, key_layout)
+            frame_factors += (-H if REVERSE else H) * K
+            factor = load_half_gates(frame_factors, j + 1 < chunks, K, 0, W, key_layout)
+            factor2 = load_half_gates(frame_factors, j + 1 < chunks, K, W, W, key_layout)
         if STORE_STATES:
             put_quarter(states, S_tile, 0, K, V, copy_v, v0)
         O = warpgroup_mma_wait(2, deps=[O])
         scores += step * H * C
-        P = load_scores(scores, H * C, rows_later, C, score_layout)
+        P = load_scores(scores, H * C, next_rows, C, score_layout)
         thread_barrier()  # no thread reads the state's first quarter any more
         out_tile.store(O.to(gl.bfloat16))
         if STORE_STATES:
             put_quarter(states, S_tile, 1, K, V, copy_v, v0)
         thread_barrier()
-        put_tile(out, out_tile, H * V, rows_left, V, copy_v, v0)
+        write_tile(out, out_tile, H * V, rows_left, V, copy_v, v0)
         if STORE_STATES:
             put_quarter(states, S2_tile, 2, K, V, copy_v, v0)
         out += opaque(step) * H * V
-        rows_left = rows_later
+        rows_left = next_rows
         S, S2 = warpgroup_mma_wait(0, deps=[S, S2])
         if STORE_STATES:
             put_quarter(states, S2_tile, 3, K, V, copy_v, v0)
             states += (-H if REVERSE else H) * K * V
     async_copy.wait_group(0)
-    S *= leave[:, None]
-    S2 *= leave2[:, None]
+    S *= previous_factor[:, None]
+    S2 *= previous_factor2[:, None]
     if STORE_END:
         end += piece.to(gl.int64) * end_p + tile_at
-        put(end, S, V, K, V, state_layout, v0)
-        put(end + W * V, S2, V, K - W, V, state_layout, v0)
+        write(end, S, V, K, V, state_layout, v0)
+        write(end + W * V, S2, V, K - W, V, state_layout, v0)
     if GATED:
         raise_where_state_not_finite(raised + n * H + h, S * 0.0 + S2 * 0.0, chunks)
