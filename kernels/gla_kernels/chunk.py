@@ -4,7 +4,7 @@ import torch
 
 from gla_kernels.operators import eager
 from gla_kernels.operators.checks import check_inputs, check_values
-from gla_kernels.operators.kinds import keep_of, kind_of, known, launches_on_its_inputs, note
+from gla_kernels.operators.kinds import keep_of, kind_of, launches_on_its_inputs, passes_of, remember
 from gla_kernels.operators.passes import keeps
 from gla_kernels.tuning import autotuning, plan_for
 
@@ -45,11 +45,11 @@ def _chunk(
     kind, tunes = None, chunk_size is None and (autotune or autotuning()) and not _compiling()
     if chunk_size is None and not check and not tunes and not _compiling():
         kind = kind_of(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, materialize)
-    if kind is not None and (found := known(kind)) is not None:
+    if kind is not None and (found := passes_of(kind)) is not None:
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return eager.chunk(
-            q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep_of(kind), None, None, known=found
-        )
+            q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep_of(kind), None, None, found
+        )  # fmt: skip
     q, k, v = autocast(q, k, v)
     check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size)
     if kind is not None and not launches_on_its_inputs(q, g, initial_state, cu_seqlens):
@@ -70,7 +70,7 @@ def _chunk(
         tuned = plan_for(q, k, v, g, cu_seqlens, keep, materialize)
     outputs = eager.chunk(q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep, chunk_size, tuned)
     if kind is not None:
-        note(kind)
+        remember(kind)
     return outputs
 
 

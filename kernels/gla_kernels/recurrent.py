@@ -8,7 +8,7 @@ from gla_kernels.chunk import autocast, chunk_gla, chunk_linear_attn
 from gla_kernels.limits import MAX_RECURRENT_TOKENS
 from gla_kernels.operators import recurrent
 from gla_kernels.operators.checks import check_inputs
-from gla_kernels.operators.kinds import kind_of, known, note
+from gla_kernels.operators.kinds import kind_of, passes_of, remember
 from gla_kernels.operators.passes import KEEP_NOTHING, keeps
 from gla_kernels.operators.plain import is_plain
 
@@ -60,7 +60,7 @@ def fused_recurrent_gla(
         kind = kind_of(q, k, v, gk, scale, initial_state, output_final_state, cu_seqlens, True)
     if kind is not None:
         kind = (*kind, "token by token", state_v_first, inplace_final_state)
-        if (found := known(kind)) is not None:
+        if (found := passes_of(kind)) is not None:
             settings = (q.shape[-1] ** -0.5 if scale is None else scale, output_final_state, KEEP_NOTHING, None, None)
             made = found.forward(settings, q, k, v, gk, cu_seqlens, initial_state)
             if made is not None:
@@ -98,5 +98,5 @@ def fused_recurrent_gla(
         o, final = run(q, k, v, gk, initial_state, cu_seqlens, scale, output_final_state, state_v_first)
         final = final if output_final_state else None
     if kind is not None:
-        note(kind, recurrent.repeatable(inplace_final_state, state_v_first))
+        remember(kind, recurrent.repeatable(inplace_final_state, state_v_first))
     return o, final

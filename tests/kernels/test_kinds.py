@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch):
-    monkeypatch.setattr(kinds, "_known", {})
+    monkeypatch.setattr(kinds, "_passes_by_kind", {})
 
 
 def plain_inputs(**changes):
@@ -118,10 +118,10 @@ def test_calls_that_change_their_inputs_first_are_not_repeated(changes):
 def test_kinds_are_known_once_a_call_has_succeeded_and_bounded(monkeypatch):
     monkeypatch.setattr(kinds, "_KINDS", 2)
     for name in ("a", "b", "c"):
-        assert kinds.known((name,)) is None
-        kinds.note((name,))
-        assert kinds.known((name,)) is kinds.known((name,)) is not None
-    assert len(kinds._known) == 1
+        assert kinds.passes_of((name,)) is None
+        kinds.remember((name,))
+        assert kinds.passes_of((name,)) is kinds.passes_of((name,)) is not None
+    assert len(kinds._passes_by_kind) == 1
 
 
 def test_a_refused_call_is_refused_again():

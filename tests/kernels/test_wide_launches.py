@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from gla_kernels.hopper.wide import launches as wide
+from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.hopper.wide import pieces as wide_pieces
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, failure_flags, flag_buffer
 from gla_kernels.launching.call import Call

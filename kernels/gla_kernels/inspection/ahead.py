@@ -22,7 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gla_kernels.hopper.wide import launches as wide
+from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.hopper.wide.pieces import fits_one_backward, parks_dstates
 from gla_kernels.inspection.ptx import overflowing_pairs, waits_first
 from gla_kernels.inspection.sass import disassemble, faulty_descriptors

@@ -4,7 +4,7 @@
 - `ops`: the operators, their fake implementations and autograd, for what traces or changes calls.
 - `recurrent`: the operators that go token by token.
 - `eager`: eager calls, which go around them; `plain` says when that is allowed.
-- `kinds`: what is known of calls like one that has been seen; their passes are repeated.
+- `kinds`: the passes of calls like one that has been seen, which are repeated.
 - `passes`: a forward and a backward: what is allocated, and what is launched; `launches`: that, for every family.
 - `rehearsal`: compiles the kernels of a first call in parallel.
 """

@@ -16,11 +16,11 @@ from gla_kernels.operators.plain import is_plain, is_transformed, is_unwatched
 
 
 def _forward(
-    known: Passes | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
+    kind_passes: Passes | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
     initial_state: torch.Tensor | None, cu_seqlens: torch.Tensor | None, settings: tuple[Any, ...],
 ) -> passes.Outputs:  # fmt: skip
-    if known is not None:
-        made: passes.Outputs | None = known.forward(settings, q, k, v, g, cu_seqlens, initial_state)
+    if kind_passes is not None:
+        made: passes.Outputs | None = kind_passes.forward(settings, q, k, v, g, cu_seqlens, initial_state)
         if made is not None:
             return made
     return passes.forward(q, k, v, g, initial_state, cu_seqlens, *settings)
@@ -39,23 +39,23 @@ class _Chunk(torch.autograd.Function):
         initial_state: torch.Tensor | None,
         cu_seqlens: torch.Tensor | None,
         settings: tuple[Any, ...],
-        known: Passes | None,
+        kind_passes: Passes | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        o, final, kept, flags = _forward(known, q, k, v, g, initial_state, cu_seqlens, settings)
+        o, final, kept, flags = _forward(kind_passes, q, k, v, g, initial_state, cu_seqlens, settings)
         scale, _, keep, chunk_size, plan = settings
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, g, cu_seqlens, kept, flags)
         ctx.settings = scale, keep, chunk_size, plan
-        ctx.known = known
+        ctx.kind_passes = kind_passes
         return o, final
 
     @staticmethod
     def backward(ctx: Any, do: torch.Tensor | None, dfinal: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        saved, settings, known = ctx.saved_tensors, ops.backward_settings(ctx), ctx.known
+        saved, settings, kind_passes = ctx.saved_tensors, ops.backward_settings(ctx), ctx.kind_passes
         # Gradients are recorded if they are to be differentiated again, which the operator refuses.
         recorded = torch.is_grad_enabled()
-        if known is not None and do is not None and not recorded and is_unwatched():
-            made = known.backward(settings, *saved, do, dfinal)
+        if kind_passes is not None and do is not None and not recorded and is_unwatched():
+            made = kind_passes.backward(settings, *saved, do, dfinal)
             if made is not None:
                 return *made, None, None, None
         direct = not recorded and is_plain(do, dfinal, *saved)
@@ -118,19 +118,21 @@ def chunk(
     keep: int,
     chunk_size: int | None,
     plan: str | None,
-    known: Passes | None = None,
+    kind_passes: Passes | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Returns o and the final states, or None if not requested.
 
-    `keep`, `plan`: see `passes.py`. `known`: what is known of calls of this kind, on plain tensors.
+    `keep`, `plan`: see `passes.py`. `kind_passes`: the passes of calls of this kind, on plain tensors.
     """
     settings = (scale, output_final_state, keep, chunk_size, plan)
-    if known is None and not is_plain(q, k, v, g, initial_state, cu_seqlens):
+    if kind_passes is None and not is_plain(q, k, v, g, initial_state, cu_seqlens):
         run = _Transformed.apply if keep != passes.KEEP_NOTHING and is_transformed() else ops.chunk_forward
         o, final, _, _ = run(q, k, v, g, initial_state, cu_seqlens, *settings)
         return o, final if output_final_state else None
     if keep == passes.KEEP_NOTHING:
-        return _forward(known, q, k, v, g, initial_state, cu_seqlens, settings)[:2]
-    apply = _Chunk.apply if known is None else _apply_unwatched
-    found: tuple[torch.Tensor, torch.Tensor | None] = apply(q, k, v, g, initial_state, cu_seqlens, settings, known)
+        return _forward(kind_passes, q, k, v, g, initial_state, cu_seqlens, settings)[:2]
+    apply = _Chunk.apply if kind_passes is None else _apply_unwatched
+    found: tuple[torch.Tensor, torch.Tensor | None] = apply(
+        q, k, v, g, initial_state, cu_seqlens, settings, kind_passes
+    )
     return found

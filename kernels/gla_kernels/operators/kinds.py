@@ -1,4 +1,4 @@
-"""Kinds of eager calls, and what is known of each: its recorded passes.
+"""Kinds of eager calls, and the recorded passes of each.
 
 A kind is all that checks and decisions read: shapes, strides, dtypes, devices and options, but no values of tensors. So
 a call of a kind that has succeeded before needs no checks, and its passes can be repeated (see `replay.py`). Its second
@@ -117,7 +117,7 @@ def _describe(*tensors: Any) -> bytes | None:
     return None if helpers is None else helpers.describe(*tensors)
 
 
-_known: dict[Kind, Passes] = {}
+_passes_by_kind: dict[Kind, Passes] = {}
 
 
 def kind_of(
@@ -141,9 +141,9 @@ def keep_of(kind: Kind) -> int:
     return cast("int", kind[0])
 
 
-def known(kind: Kind) -> Passes | None:
-    """What is known of calls of this kind; None if none has succeeded yet."""
-    return _known.get(kind)
+def passes_of(kind: Kind) -> Passes | None:
+    """The passes of calls of this kind; None if none has succeeded yet."""
+    return _passes_by_kind.get(kind)
 
 
 def launches_on_its_inputs(
@@ -155,8 +155,8 @@ def launches_on_its_inputs(
     return whole and not cast and q.dtype != torch.float16 and (g is None or g.dtype != torch.float16)
 
 
-def note(kind: Kind, forward: _Run = run_forward) -> None:
+def remember(kind: Kind, forward: _Run = run_forward) -> None:
     """Notes that a call of this kind, which launches on its inputs, has succeeded. `forward` makes its launches."""
-    if len(_known) >= _KINDS:
-        _known.clear()
-    _known.setdefault(kind, Passes(forward))
+    if len(_passes_by_kind) >= _KINDS:
+        _passes_by_kind.clear()
+    _passes_by_kind.setdefault(kind, Passes(forward))

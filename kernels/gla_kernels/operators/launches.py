@@ -1,6 +1,6 @@
 """The launches of both passes, for every family: its plain form, then what repairs the results of that.
 
-The plain form of wide heads on Hopper is launched by `passes.py`, because it takes more than one pass over the inputs.
+The plain form of wide heads on Hopper takes more than one pass over the inputs; `wide/passes.py` launches it.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ def run_forward(
 ) -> None:
     """Runs the forward: o, and those of the other outputs that are not None.
 
-    For wide heads on Hopper, whose plain form is in `wide/launches.py`, only the kernels that repair what that leaves.
+    For wide heads on Hopper, whose plain form is in `wide/passes.py`, only the kernels that repair what that leaves.
     """
     initial, final = given_states(call, inputs, initial, final)
     outputs: dict[str, Any] = {

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from gla_kernels.hopper.narrow import launches as narrow
-from gla_kernels.hopper.wide import launches as wide
+from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.hopper.wide import pieces as wide_pieces
 from gla_kernels.launching.buffers import (
     Flags,

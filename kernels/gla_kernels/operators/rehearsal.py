@@ -47,10 +47,10 @@ class _Rehearsal(Call):
 
 def unrehearsed(call: Call, *kind: object) -> bool:
     """Whether this pass is the first of its kind: same head dims, dtype and plan, and same `kind`."""
-    known = (unrehearsed, *kind)
-    if known in call.decisions:
+    key_of_call = (unrehearsed, *kind)
+    if key_of_call in call.decisions:
         return False
-    call.decisions[known] = True
+    call.decisions[key_of_call] = True
     # What the sizes decide: how sequences are cut, and which kernels that takes.
     forms = {"wide": wide_pieces.form, "hopper": narrow.form}
     form = forms[call.plan.family](call) if call.plan.family in forms else ()

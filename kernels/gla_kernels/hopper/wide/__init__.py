@@ -1,4 +1,4 @@
-"""K or V above 64. `launches` says which kernels run; `pieces` how sequences are cut in time.
+"""K or V above 64. `passes` says which kernels run, `launches` launches each, `pieces` cuts sequences in time.
 
 A state walks through time in the registers of one program; what is computed from stored states has a program per chunk.
 
