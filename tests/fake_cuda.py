@@ -182,7 +182,7 @@ def log(driver, monkeypatch):
     monkeypatch.setattr(call, "_remembered_call", call._call)  # calls of other tests have other launchers
     monkeypatch.setattr(passes, "unrehearsed", lambda *kind: False)
     monkeypatch.setattr(kinds.cuda, "functions", driver.functions)
-    monkeypatch.setattr(kinds, "_known", {})
+    monkeypatch.setattr(kinds, "_passes_by_kind", {})
     monkeypatch.setattr(replay, "_current_device", lambda: -1)
     monkeypatch.setattr(replay, "_current_stream", lambda device: 77)
     return notes
