@@ -170,7 +170,7 @@ def test_packed_narrow_heads_are_right_from_checkpoints(H, gate):
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (48, 16), (128, 256), (256, 512), (320, 64), (60, 100)])
 def test_the_exact_backward_is_right_over_several_checkpoints(K, V, gate, lengths, monkeypatch):
     exact_from_checkpoints_alone(monkeypatch)
-    monkeypatch.setattr(kinds, "_known", {})
+    monkeypatch.setattr(kinds, "_passes_by_kind", {})
     shape = {"B": 2, "T": 1300} if lengths is None else {"lengths": lengths}
     case = make_case(gate, K=K, V=V, dtype=torch.bfloat16, device="cuda", **shape)
     options = {} if lengths is None else {"cu_seqlens": cumulative(lengths, torch.int32, "cuda")}
@@ -392,7 +392,7 @@ REPEATED = [
 def test_passes_that_are_repeated_give_the_same_bits(shape, gate, lengths, materialize, monkeypatch):
     """In poisoned memory, on another stream, in another thread, and captured in a graph."""
     monkeypatch.setattr(kinds, "_ATTEMPTS", 3)
-    monkeypatch.setattr(kinds, "_known", {})
+    monkeypatch.setattr(kinds, "_passes_by_kind", {})
     repeated, repeat = [], Replay.__call__
     monkeypatch.setattr(Replay, "__call__", lambda *a: repeated.append(repeat(*a)) or repeated[-1])
     B, T, H, K, V = shape
