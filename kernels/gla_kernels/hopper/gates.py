@@ -4,15 +4,15 @@
 Gates are in log2 units. They are summed by products with constant matrices: a float32 gate is split into two bfloat16
 parts (16 bits), products with +-1/2 and 1 are exact, and the accumulator is float32.
 
-The frame of a chunk is that of `forward.py` (symbols: docs/kernels.md). Its exponents are made from the centred gate
+The frame of a chunk: docs/kernels.md. Its exponents are made from the centred gate
 a - a_last / 2 and a channel's excess, which is 0 if the channel is mild:
 
     excess = min(a_last + limit, 0)
     of q:  a - r = (a - a_last / 2) + excess / 2,    of k:  b - r = excess - (a - r)
 
-The excess takes a change of layout, so a program first asks whether its tile has a large gate (`has_large`). If not, no
-channel of the chunk is strong, and the program leaves the excess out. A chunk with an excess of 0 gives the same bits
-either way, so programs need not agree.
+The excess takes a change of layout, so most kernels first ask whether their tile has a large gate (`has_large`). If
+not, no channel of the chunk is strong, and the program leaves the excess out. A chunk with an excess of 0 gives the
+same bits either way, so programs need not agree.
 """
 
 from triton.experimental import gluon

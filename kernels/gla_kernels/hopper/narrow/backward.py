@@ -12,14 +12,16 @@ With the symbols of docs/kernels.md, and dS~' = 2^r dS':
 
 The last line starts with what crosses the border before the chunk's first token, sum_v S~ dS~. Each token before t adds
 what it sends on (K~ dK~) and removes what it receives (Q~ dQ~). Terms that cancel are made of the same rounded
-operands: S~ and Q~ in sum_v S~ (Q~^T dO) and in Q~ (dO S~^T), the others in dP. dS~' cancels with nothing, so its
-float32 value is used. (Starting at the chunk's end, with the state rounded to bfloat16 once more, the error of dg was
-3.6e-3 instead of 2.8e-3.)
+operands: S~ and Q~ in sum_v S~ (Q~^T dO) and in Q~ (dO S~^T), the others in dP. In sum_v S~ dS~, dS~' cancels with
+nothing, so its float32 value is used. (Starting at the chunk's end, with the state rounded to bfloat16 once more, the
+relative error of dg was 3.6e-3 instead of 2.8e-3, with mild gates.) `strong.py` adds what is missing of strong
+channels.
 
 A multiprocessor holds two programs of 4 warps, by shared memory (113 KiB each) and by registers (255 per thread).
 Shared memory is reused as soon as it is free: the tile of the gates holds their two bfloat16 parts, then dS~', then the
 parts of the sum in dg. dq, dk and dv are stored through shared tiles (those of dO and V, and dv's own), because rows
-stored from an accumulator, 16 bytes at a time, take twice the bandwidth of L2 (measured: 1.34 ms against 1.09).
+stored from an accumulator, 16 bytes at a time, take twice the bandwidth of L2 (measured: 1.34 ms against 1.09). dg has
+no tile left. With gates, L2 evicts gradients first, which took 1.5 % off a pass; without gates it lost.
 """
 
 from triton.experimental import gluon
@@ -52,7 +54,7 @@ def recompute_states(
     k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
-    """Stores the states before `chunks` chunks from token t on, as the forward does, from the first one's checkpoint.
+    """Stores S~ of `chunks` chunks from token t on, as the forward does, from the first one's checkpoint.
 
     What is stored is soon read again, and stays in L2 meanwhile: a program has room of its own for it.
     """
@@ -98,7 +100,7 @@ def recompute_states(
             previous_factor = factor
             if large:
                 beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
-                G -= 0.5 * beyond
+                G -= 0.5 * beyond  # r - b: k's exponents, negated
             k_tile.store((to_float32(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
         S_memory.store(S.to(gl.bfloat16))
         fence_async_shared()
@@ -117,11 +119,11 @@ def gla_backward_hopper(
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     do,  # [B, T, H, V]
-    states,  # [slots, H, K, V] bfloat16, as the forward stored them; if recomputed, room for [programs, every, K, V]
-    checkpoints,  # [slots, H, K, V] float32: the state before every `checkpoint_chunks`-th chunk
+    states,  # [slots, H, K, V] bfloat16: S~ of each chunk; if RECOMPUTE, room for [programs, checkpoint_chunks, K, V]
+    checkpoints,  # [slots, H, K, V] float32: S, in no frame, before every `checkpoint_chunks`-th chunk; if RECOMPUTE
     flags,  # [N, H] int32: 1 if a result of the forward is not finite
-    failed,  # [N, H] int32: set to 1 if this kernel's results are not finite
-    dfinal,  # [N or pieces, H, K, V] float32: gradient of the states after the last chunk
+    failed,  # [N, H] int32: set to 1 if this kernel's results are not finite, with gates
+    dfinal,  # [N or pieces of this launch, H, K, V] float32: gradient of the states after the last chunk
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]
@@ -138,21 +140,21 @@ def gla_backward_hopper(
     base,  # the first of this launch's pieces
     K: gl.constexpr,
     V: gl.constexpr,
-    BK: gl.constexpr,
+    BK: gl.constexpr,  # K, V and C fit tiles of 64: BK = BV = C = 64
     BV: gl.constexpr,
     C: gl.constexpr,
     GATED: gl.constexpr,
-    VARLEN: gl.constexpr,
-    RECOMPUTE: gl.constexpr,
+    VARLEN: gl.constexpr,  # whether sequences are packed
+    RECOMPUTE: gl.constexpr,  # from checkpoints
     HAS_DFINAL: gl.constexpr,
-    STORE_DG: gl.constexpr,
-    STORE_DINITIAL: gl.constexpr,
+    STORE_DG: gl.constexpr,  # with gates alone; without, dg and its sums are left out
+    STORE_DINITIAL: gl.constexpr,  # not of pieces
     PIECES: gl.constexpr,
 ):  # fmt: skip
     """A program handles one sequence and head, or a piece of it and a head, from the last chunk to the first.
 
     RECOMPUTE: from a checkpoint, it computes the states of `checkpoint_chunks` chunks again, then goes back through
-    these chunks, and so on to the first. Pieces have as many.
+    these chunks (a slice), and so on to the first. A piece then has `checkpoint_chunks` chunks or a multiple of them.
     """
     key_tile: gl.constexpr = accumulator(BK)
     copy_k: gl.constexpr = copy_layout(BK, 16)
@@ -169,7 +171,7 @@ def gla_backward_hopper(
         n = pid // H
         first_chunk = n * 0
         b, begin, length = locate(cu_seqlens, n, T, VARLEN)
-    if GATED:
+    if GATED:  # the exact kernel computes what the forward has flagged
         if gl.load(flags + n * H + h) != 0:
             return
     chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first_chunk, count), 0)
@@ -193,7 +195,7 @@ def gla_backward_hopper(
     else:
         dS_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
 
-    # 2^r of the next chunk (the one processed before this one), which takes its gradient out of its frame.
+    # 2^r of the later chunk, which was processed before this one: takes its gradient out of its frame.
     previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
     if HAS_DFINAL:
         dS = load_state(dfinal + pid.to(gl.int64) * K * V, K, V, state_layout, BK, BV)
@@ -201,7 +203,7 @@ def gla_backward_hopper(
         dS = gl.zeros([BK, BV], gl.float32, state_layout)
     suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, key_tile))
 
-    left = chunks  # chunks of this and earlier slices
+    left = chunks  # of this slice and of earlier ones
     for _ in range(gl.cdiv(chunks, checkpoint_chunks) if RECOMPUTE else 1):
         slice_chunks = chunks
         if RECOMPUTE:
@@ -237,7 +239,7 @@ def gla_backward_hopper(
             state_at = slot if RECOMPUTE else slot * H + h
             fetch(readdressed(S_memory), states + wide_product(state_at, K * V), V, K, V, copy_v)
             async_copy.commit_group()
-            # The next chunk is copied while this one is processed.
+            # The chunk to be processed next, the earlier one, is copied while this one is processed.
             next_rows = gl.where(i + 1 < slice_chunks, C, 0)
             fetch_rows(q_tiles.index(next_buffer), q, b, t - C, h, q_b, q_t, q_h, next_rows, K, 16)
             fetch_rows(k_tiles.index(next_buffer), k, b, t - C, h, k_b, k_t, k_h, next_rows, K, 16)
@@ -269,7 +271,7 @@ def gla_backward_hopper(
                 G, total = warpgroup_mma_wait(0, deps=[G, total])
                 last = chunk_total(total, BV)
                 factor = frame_factor(last)
-                dS *= (previous_factor * factor)[:, None]
+                dS *= (previous_factor * factor)[:, None]  # dS~'
                 previous_factor = factor
                 beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
                 G += 0.5 * beyond
@@ -277,6 +279,8 @@ def gla_backward_hopper(
                 bq *= gl.exp2(G)
             q_tile.store(bq.to(gl.bfloat16))
             k_tile.store(bk.to(gl.bfloat16))
+            # With gates into the memory of a part of them, which no product reads any more: converting `beyond` has
+            # synchronised the warps.
             readdressed(dS_memory).store(dS.to(gl.bfloat16))
             async_copy.wait_group(1)  # the state
             fence_async_shared()
@@ -284,7 +288,7 @@ def gla_backward_hopper(
 
             Pt = product(k_tile, q_tile.permute((1, 0)), C, C)
             bdv = product(k_tile, readdressed(dS_memory), C, BV)
-            dS = add_product(q_tile.permute((1, 0)), do_tile, dS)
+            dS = add_product(q_tile.permute((1, 0)), do_tile, dS)  # dS~
             Pt = warpgroup_mma_wait(2, deps=[Pt])
             bdv = add_product(masked_operand(Pt, triangle(C, False, True)), do_tile, bdv)
             dP = product(do_tile, v_tile.permute((1, 0)), C, C)
@@ -295,6 +299,7 @@ def gla_backward_hopper(
             bdq = product(do_tile, readdressed(S_memory).permute((1, 0)), C, BK)
             dP = warpgroup_mma_wait(1, deps=[dP])
             bdq = add_product(masked_operand(dP, triangle(C, True, True)), k_tile, bdq)
+            # dP again, transposed: a left operand in registers cannot be transposed. Both round equally.
             dPt = product(v_tile, do_tile.permute((1, 0)), C, C)
             bdq, dPt = warpgroup_mma_wait(0, deps=[bdq, dPt])
             bdk = product(v_tile, readdressed(dS_memory).permute((1, 0)), C, BK)
@@ -338,11 +343,12 @@ def gla_backward_hopper(
             slot -= 1
             rows_left = C
         async_copy.wait_group(0)
-    dS *= previous_factor[:, None]
+    dS *= previous_factor[:, None]  # in no frame
     if STORE_DINITIAL:
         write(dinitial + pid.to(gl.int64) * K * V, dS, V, K, V, state_layout)
     if GATED:
-        # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison.
+        # Infinity times 0 is NaN, which stays NaN in every sum and fails every comparison. A dO or dS~' that is not
+        # finite makes dq or dk so too, and P or K~ that are not have raised the forward's flag: dv needs no test.
         finite = (gl.sum(suspect, axis=0) + gl.sum(gl.sum(dS * 0.0, axis=1), axis=0)) == 0.0
         if (chunks > 0) & (finite == 0):
             gl.store(failed + n * H + h, 1)
