@@ -92,8 +92,8 @@ def make_report(
     """Writes records.csv, report.md, figure.png and figure.svg of one or several runs; returns the paths.
 
     `out` is the folder, by default the run's own, or for several runs a new one under runs/. `metrics` are names such
-    as `["time", "energy"]` or `"time,energy"`, `against` is the backend that ratios refer to, by default that of the
-    first run's sweep. `figure` is one more .png, .svg or .pdf file for the figure.
+    as `["time", "energy"]` or `"time,energy"`, `against` is the backend that ratios refer to; by default they are those
+    of the first run's sweep. `figure` is one more .png, .svg or .pdf file for the figure.
 
     Raises UsageError for runs without records or without these metrics, and for files that cannot be written.
     """
@@ -109,7 +109,7 @@ def make_report(
     known = backends_in(loaded)
     if against is not None and against not in known:
         raise UsageError(f"--against: '{against}' is not in the run ({allowed_names(known, against)})")
-    names = metrics if metrics is None or isinstance(metrics, str) else ",".join(metrics)
+    names = (metrics if metrics is None or isinstance(metrics, str) else ",".join(metrics)) or loaded[0].sweep.metrics
     chosen = choose_metrics(names, rows_of_runs(loaded))
     folder = _path(out) or (loaded[0].path if len(loaded) == 1 else new_path("report"))
     return write_report(loaded, folder, chosen, against, _path(figure))

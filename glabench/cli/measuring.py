@@ -80,9 +80,9 @@ def _show(run: Run, options: SweepOptions, messages: Messages) -> None:
     if all(record.status == "unsupported" for record in run.records):
         first = run.records[0]
         raise NothingToRunError(f"no cell can run here; the first is {first.cell.backend}: {first.reason}")
-    warn_of_unknown([run], options.metric, messages)
-    rows = rows_of_runs([run])
-    metrics = choose_metrics(options.metric if known(parse_metrics(options.metric), rows) else None, rows)
+    asked, rows = options.metric or run.sweep.metrics, rows_of_runs([run])
+    warn_of_unknown([run], asked, messages)
+    metrics = choose_metrics(asked if known(parse_metrics(asked), rows) else None, rows)
     paths = write_report([run], run.path, metrics, None)
     if not write_records([run], options.json_to, options.csv_to) and not options.quiet:
         console = data_console()

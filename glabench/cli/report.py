@@ -58,6 +58,7 @@ def report(
     check_targets({"--json": json_to, "--csv": csv_to})
     loaded = [api.load(path) for path in runs]
     paths = api.make_report(loaded, out=out, metrics=metric, against=against, figure=figure)
+    metric = metric or loaded[0].sweep.metrics
     warn_of_unknown(loaded, metric, messages)
     if not write_records(loaded, json_to, csv_to) and not quiet:
         console = data_console()

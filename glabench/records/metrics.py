@@ -114,12 +114,15 @@ LIMITED = tuple(metric for metric in METRICS if metric.option)
 USUAL = ("time", "peak", "roof")
 
 
-def parse_metrics(text: str | None) -> tuple[Metric, ...]:
-    """The metrics in a list such as `time,peak`; the usual ones for None. Raises UsageError for an unknown name."""
+def parse_metrics(text: str | None, where: str = "--metric") -> tuple[Metric, ...]:
+    """The metrics in a list such as `time,peak`; the usual ones for None.
+
+    Raises UsageError for an unknown name, with a message that starts with `where`.
+    """
     found = []
     for name in dict.fromkeys(item.strip() for item in text.split(",")) if text is not None else USUAL:
         if name not in BY_NAME:
-            raise UsageError(f"--metric: '{name}' is not a metric ({allowed_names(BY_NAME, name)})")
+            raise UsageError(f"{where}: '{name}' is not a metric ({allowed_names(BY_NAME, name)})")
         found.append(BY_NAME[name])
     return tuple(found)
 

@@ -11,6 +11,7 @@ from glabench.errors import NothingToRunError, UsageError, count_of
 from glabench.measure.settings import SETTINGS, Settings
 from glabench.records import Run, RunFolder
 from glabench.records.environment import device_name, device_number
+from glabench.records.metrics import parse_metrics
 from glabench.scheduling.folders import (
     check_plugins,
     check_same_machine,
@@ -51,7 +52,9 @@ class Request:
         place = self.find_place()
         settings = replace(default_settings(place.kind), **self.settings)
         sweep = self.sweep_on_cpu if self.sweep_on_cpu and place.kind == "cpu" else self.sweep
-        return make_plan(sweep, self.axes, settings, place, self.arguments)
+        plan = make_plan(sweep, self.axes, settings, place, self.arguments)
+        parse_metrics(plan.sweep.metrics, f"{plan.sweep.name}: metrics")  # finds mistakes before anything is measured
+        return plan
 
 
 def measure_run(request: Request, out: Path | None, observer: Observer) -> Run:

@@ -4,6 +4,7 @@ title = "..."                 # shown above tables and figures
 description = "..."
 x = "seqlen"                  # the axis that figures are drawn against
 against = "sdpa-flash"        # ratios in reports refer to this backend
+metrics = "error"             # what reports show, by default time and memory (optional)
 
 [axes]                        # text in the axis grammar, a number, true or false, or a list of these
 seqlen = "1k..16k"
@@ -51,6 +52,7 @@ class _SweepFile:
     description: str = ""
     x: str = "seqlen"
     against: str | None = None
+    metrics: str | None = None
 
 
 _KEYS = tuple(_SweepFile.__dataclass_fields__)
@@ -151,6 +153,7 @@ def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep
         description=file.description,
         x=file.x,
         against=file.against,
+        metrics=file.metrics,
         on_cpu=_axes(file.cpu, f"{where}: [cpu]"),
     )
 
@@ -174,7 +177,9 @@ def _axes(table: Mapping[str, Any], where: str) -> dict[str, str]:
 
 def dump_sweep(sweep: Sweep) -> str:
     """A sweep as the text of a .toml file, which `parse_sweep` reads back."""
-    texts = {key: getattr(sweep, key) for key in ("title", "description", "x", "against") if getattr(sweep, key)}
+    texts = {
+        key: getattr(sweep, key) for key in ("title", "description", "x", "against", "metrics") if getattr(sweep, key)
+    }
     cpu = {"cpu": dict(sweep.on_cpu)} if sweep.on_cpu else {}
     backends = [{"name": variant.backend, **variant.axes} for variant in sweep.variants]
     return tomli_w.dumps({**texts, "axes": dict(sweep.axes), **cpu, "backends": backends})

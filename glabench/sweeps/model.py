@@ -180,5 +180,7 @@ class Sweep:
     x: str = "seqlen"
     # The backend that ratios in reports refer to.
     against: str | None = None
+    # The metrics that reports show if none are named: a list of names, or None for the usual ones.
+    metrics: str | None = None
     # Axes that replace those above on a CPU.
     on_cpu: Mapping[str, str] = field(default_factory=dict)

@@ -117,6 +117,23 @@ def test_a_report_is_made_from_a_run_and_from_several_folders(here):
     assert glabench.make_report([one, two], metrics="time")[0].parent.parent == here.relative_to(here) / "runs"
 
 
+def test_a_sweep_may_name_the_metrics_of_its_reports(here):
+    text = 'metrics = "METRIC"\n[axes]\nseqlen = [16, 32]\ndtype = "fp32"\n[[backends]]\nname = "steady"\n'
+    (here / "mine.toml").write_text(text.replace("METRIC", "error"))
+    run = glabench.run("mine.toml", plugins="steady.py", out="one", **TINY)
+    assert "metrics" in (run.path / "sweep.toml").read_text()
+    for page in (run.path / "report.md", glabench.make_report(run, out="again")[1]):
+        glabench.make_report(run)
+        assert "largest relative error" in page.read_text()
+        assert "median time" not in page.read_text()
+    assert "median time" in glabench.make_report(run, metrics="time", out="other")[1].read_text()
+    assert "largest relative error" in in_process.glabench(here, "report", "one")[1]
+    (here / "mine.toml").write_text(text.replace("METRIC", "eror"))
+    with pytest.raises(UsageError, match=r"^mine: metrics: 'eror' is not a metric \(.*did you mean 'error'\?\)$"):
+        glabench.run("mine.toml", plugins="steady.py", out="two", **TINY)
+    assert not (here / "two").exists()
+
+
 def test_a_report_is_that_of_the_command(here):
     glabench.run("cpu-smoke", seqlen=[16, 32], backend="steady", plugins="steady.py", out="one", **TINY)
     made = [path.read_bytes() for path in glabench.make_report("one", out="api")]
