@@ -2,8 +2,9 @@
 # ruff: noqa: SIM102
 """Computes all gradients of wide heads in one kernel, K and V up to 128: Gluon kernel for Hopper.
 
-The equations are those of `narrow/backward.py`. The gradient of the state stays in the registers of two warpgroups from
-chunk to chunk; only at the ends of a piece is it in global memory.
+The equations are those of docs/kernels.md and `narrow/backward.py`; chunks run from the last to the first. The gradient
+of the state stays in the registers of two warpgroups from chunk to chunk; only at the ends of a piece is it in global
+memory.
 
 Registers and shared memory are both full. The exponents a - r, and the excess, are kept in shared memory for dq and dk.
 q and k of the next chunk are fetched into the tiles of v and do once those have been read, v and do into those of q and
@@ -39,8 +40,8 @@ def wide_backward(
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     do,  # [B, T, H, V]
-    states,  # [slots, H, K, V] bfloat16: the state before each chunk; of this launch's pieces only if SCRATCH
-    after,  # [pieces, H, K, V] float32: the gradient of the state after each piece of this launch
+    states,  # [slots, H, K, V] bfloat16: S~ of each chunk; of this launch's pieces only if SCRATCH
+    after,  # [pieces, H, K, V] float32: the gradient of the state after each piece of this launch, in no frame
     before,  # [pieces, H, K, V] float32: the gradient of the state before each
     flags,  # [N, H] int32: 1 if a result of the forward is not finite
     failed,  # [N, H] int32: set to 1 if the results are not finite
@@ -68,7 +69,7 @@ def wide_backward(
     VARLEN: gl.constexpr,
     HAS_AFTER: gl.constexpr,
     STORE_BEFORE: gl.constexpr,
-    STORE_DG: gl.constexpr,
+    STORE_DG: gl.constexpr,  # with gates alone
     SCRATCH: gl.constexpr,
 ):  # fmt: skip
     """A program handles one piece and head."""
@@ -82,7 +83,7 @@ def wide_backward(
     h = pid % H
     piece = pid // H
     n, i, b, begin, length = find_piece(cu_seqlens, base + piece * stride, N, T, piece_chunks * C, VARLEN)
-    if GATED:
+    if GATED:  # the exact kernel computes what the forward has flagged
         if gl.load(flags + n * H + h) != 0:
             return
     b = n * 0 if VARLEN else b
@@ -95,8 +96,8 @@ def wide_backward(
     else:
         slot = first_slot(n, begin, length, C, VARLEN) + first_chunk + chunks - 1
 
-    # q and k of a chunk take the place of v and do of the chunk processed before it. Without gates there is also room
-    # for v and do of the next one.
+    # BK = BV = 128 = 2 C. q and k of a chunk take the place of v and do of the chunk processed before it. Without gates
+    # there is also room for v and do of the next one.
     ring: gl.constexpr = 2 if GATED else 3
     q_and_v = gl.allocate_shared_memory(gl.bfloat16, [ring, C, 128], operand_layout(C, 128))
     k_and_do = gl.allocate_shared_memory(gl.bfloat16, [ring, C, 128], operand_layout(C, 128))
@@ -199,6 +200,7 @@ def wide_backward(
         dA_tile.store(gl.where(triangle(C, True, True, WARPS, 1), dP, 0.0).to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
+        # For the waits: two products of dv, one of dS, two each of dq and dk, in this order.
         bdv = product(Pt_tile, do_tile, C, BV, WARPS)
         bdv = add_product(k_tile, dS_tile, bdv)
         dS = add_product(q_tile.permute((1, 0)), do_tile, dS)
@@ -223,7 +225,7 @@ def wide_backward(
         thread_barrier()  # all threads have read dv from out_tile
         out_tile.store((bdq * scale).to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
-        thread_barrier()
+        thread_barrier()  # no product reads dS~', dP, Q~ and K~ any more
         if STORE_DG:
             balance += to_float32(k_tile.load(key_tile)) * bdk
             high, low = split(balance)
@@ -238,7 +240,7 @@ def wide_backward(
             dA_tile.store(gl.where(triangle(C, True, False, WARPS, 1), 1.0, 0.0).to(gl.bfloat16))
             fence_async_shared()
         q_tile.store(bdk.to(gl.bfloat16))
-        thread_barrier()
+        thread_barrier()  # dq, dk and the terms of dg are in their tiles
         if STORE_DG:
             bdg = product(dA_tile, sums.index(0), C, BK, WARPS)
             bdg = add_product(dA_tile, sums.index(1), bdg)
@@ -263,7 +265,7 @@ def wide_backward(
     if GATED:
         # Infinity times 0 is NaN, which stays NaN in every sum. `suspect` sums the terms of dg with dQ~ and dK~ or,
         # without dg, what is left of dq and dk. Of the other terms of dg, an S~ that is not finite shows in dQ~, and a
-        # dS that is not finite stays so to the end.
+        # dS that is not finite stays so to the end. dv needs no test: the forward has tested P and K~.
         if STORE_DG:
             zero_or_nan = gl.sum(suspect * 0.0, axis=1)
             zero_or_nan = gl.convert_layout(zero_or_nan, key_layout) + gl.sum(dS * 0.0, axis=1)

@@ -11,8 +11,9 @@ With S~ the state before the chunk and dS~' the gradient of the state after it, 
     dV  = triu(K~ Q~^T) dO + K~ dS~'
     dg_t = sum_v S~ dS~' + sum_{i >= t} (Q~ dO S~^T)_i + sum_{i < t} (K~_i dK~_i - Q~_i (dP K~)_i)
 
-The first two terms of the last line at t = 0 are the effect of the chunk's first gate, sum_v S~ dS~. Each uses the
-rounded operands of the products, so that terms which cancel in exact arithmetic cancel here too.
+The last line is that of docs/kernels.md with dS~ = dS~' + Q~^T dO: its second term is in the sum over i >= t, so that
+nothing is added and subtracted again. Each term uses the rounded operands of the products (dS~' too), so that terms
+which cancel in exact arithmetic cancel here too. Of marked chunks, `strong.py` adds what is missing.
 """
 
 from triton.experimental import gluon
@@ -42,7 +43,11 @@ from gla_kernels.hopper.wide.tiles import (
 def fetch_parked(
     tile, dq, dk, parked, H, keys, K: gl.constexpr, V: gl.constexpr, layout: gl.constexpr, column
 ):  # fmt: skip
-    """`fetch` of columns of a state that is parked in the memory of its chunk's gradients; see `wide/recurrence.py`."""
+    """`fetch` of columns of a state that is parked in the memory of its chunk's gradients; see `wide/recurrence.py`.
+
+    The upper half of its keys is in dq (the first K columns) and dk (the others), the lower one in float32 dg, or in
+    memory of its size. All chunks are full (`pieces.parks_dstates`).
+    """
     C: gl.constexpr = tile.shape[0] // 2
     gl.static_assert((K == 2 * C) & (V <= 2 * K))
     lower = gl.where(column < K, dq + column, dk + (column - K))
@@ -57,10 +62,10 @@ def wide_gradients(
     v,  # [B, T, H, V]
     g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     do,  # [B, T, H, V]
-    states,  # [chunks, H, K, V] bfloat16: the state before each chunk of this launch
-    dstates,  # [chunks, H, K, V] bfloat16: the gradient of the state after it; unused if PARKED
+    states,  # [chunks, H, K, V] bfloat16: S~ of each chunk of this launch
+    dstates,  # [chunks, H, K, V] bfloat16: dS~' of each; unused if PARKED
     parked,  # [B, T, H, 2 K]: if PARKED, the memory of dg as bfloat16, which with dq and dk holds that gradient
-    excesses,  # [chunks of all launches, H, K] float32, as `wide_recurrence` or `wide_frames` kept them
+    excesses,  # [chunks of all launches, H, K] float32, as `wide_recurrence` or `wide_frames` kept those of large gates
     flags,  # [N, H] int32: 1 if a result of the forward is not finite
     failed,  # [N, H] int32: set to 1 if the results are not finite
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
@@ -84,7 +89,7 @@ def wide_gradients(
     GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     PARKED: gl.constexpr,
-    STORE_DG: gl.constexpr,
+    STORE_DG: gl.constexpr,  # with gates alone; without it, `failed` is found from dq and dk
 ):  # fmt: skip
     """A program handles one chunk and head and BK key columns, in a loop over blocks of BV value columns."""
     blocks_k: gl.constexpr = (K + BK - 1) // BK
@@ -102,7 +107,7 @@ def wide_gradients(
     n, b, t, rows_left = find_chunk(cu_seqlens, chunk_slot, base, stride, piece_chunks, N, T, C, VARLEN)
     if rows_left <= 0:
         return
-    if GATED:
+    if GATED:  # the exact kernel computes what the forward has flagged
         if gl.load(flags + n * H + h) != 0:
             return
     q += b * q_b + t * q_t + h.to(gl.int64) * q_h + k0
@@ -186,7 +191,7 @@ def wide_gradients(
     dP = zeros(C, C, scale)
     bdq = zeros(C, BK, scale)
     bdk = zeros(C, BK, scale)
-    boundary = gl.zeros([BK], gl.float32, gl.SliceLayout(1, state_rows))
+    boundary = gl.zeros([BK], gl.float32, gl.SliceLayout(1, state_rows))  # sum_v S~ dS~'
     for j in range(blocks_v):
         buffer = j % 3
         next_buffer = (j + 2) % 3
@@ -228,13 +233,15 @@ def wide_gradients(
         # The tiles are listed as dependencies too: with one block of V nothing reads them later, and the compiler could
         # use their memory for the conversion of dv while the products still read them.
         dP, bdq, bdk, _, _, _, _ = warpgroup_mma_wait(0, deps=[dP, bdq, bdk, S_tile, dS_tile, v_tile, do_tile])
+    # The last copies, of zeros, have to end before dP takes memory of the tiles; and a parked state has to be read
+    # before dq, dk and dg take its place.
     async_copy.wait_group(0)
     thread_barrier()
     dA_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     dA_tile.store(gl.where(triangle(C, True, True, WARPS), dP, 0.0).to(gl.bfloat16))
     fence_async_shared()
     thread_barrier()
-    intra = product(dA_tile, k_tile, C, BK, WARPS)
+    intra = product(dA_tile, k_tile, C, BK, WARPS)  # dP K~
     bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
     if STORE_DG:
         Q = to_float32(q_tile.load(key_tile))
@@ -246,7 +253,7 @@ def wide_gradients(
     if STORE_DG:
         high, low = split(to_float32(k_tile.load(key_tile)) * bdk - Q * intra)
     if GATED:
-        # Otherwise 2^G would be kept from above, not G.
+        # Otherwise 2^G and 2^-G would be kept from above, not G.
         G = opaque_float(G)
         bdq *= gl.exp2(G)
         if large:
