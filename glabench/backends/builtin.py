@@ -5,6 +5,7 @@ from glabench.backends.fla import FlaGla, FlaLinear
 from glabench.backends.flash import FlashAttn, SdpaCudnn, SdpaFlash, SdpaMath
 from glabench.backends.gla import GlaRecurrentTorch, GlaTorch, GlaTriton, LinearTorch, LinearTriton
 from glabench.backends.mamba import Mamba1
+from glabench.backends.papers.backends import GlaParallelNaive, GlaParallelTorch, GlaScanTorch, LinearParallelTorch
 
 BACKENDS: list[Backend] = [
     GlaTriton(),
@@ -19,4 +20,8 @@ BACKENDS: list[Backend] = [
     SdpaMath(),
     FlashAttn(),
     Mamba1(),
+    LinearParallelTorch(),
+    GlaParallelTorch(),
+    GlaParallelNaive(),
+    GlaScanTorch(),
 ]
