@@ -255,9 +255,8 @@ def expected_words(runs, metrics):
         for metric in known(metrics, in_panel):
             for row in in_panel:
                 value = row.get(metric.field)
-                values += Counter(
-                    [row["status"]] if row["status"] != "ok" else [] if value is None else [metric.show(value)]
-                )
+                absent = [] if row["status"] == "ok" else [row["status"]]
+                values += Counter(absent if value is None else [metric.show(value)])
     return values, {*view.labels, *(show_x(x) for panel in view.panels for x in panel.x_values if view.has_x)}
 
 
@@ -347,7 +346,7 @@ def test_an_interrupted_run_says_how_much_of_it_is_there():
 def test_a_stored_run_reports_again(path):
     # The committed report is what the records give today.
     run = stored(path.name)
-    metrics = choose_metrics(None, rows_of_runs([run]))
+    metrics = choose_metrics(run.sweep.metrics, rows_of_runs([run]))
     page = make_page(make_view([run]), metrics, choose_drawn(metrics), run.sweep.against)
     assert page == (path / "report.md").read_text()
     assert to_frame([run]).to_csv(index=False) == (path / "records.csv").read_text()
