@@ -102,12 +102,12 @@ def variants(call: Call) -> Iterator[Variant]:
     """The kernels of a call, with every optional input and output, so that all of their code is compiled.
 
     A forward keeps states; for wide heads, variants that keep checkpoints instead are included. So is, for every kernel
-    that writes dg, the variant for gates that need no gradient.
+    that writes dg, the variant for gates that need no gradient, but in the portable family.
     """
     for variant in _with_all_gradients(call):
         writes_dg = call.gated and "STORE_DG" in variant.kernel.arg_names
         yield replace(variant, switches=variant.switches | {"STORE_DG": writes_dg})
-        if writes_dg:
+        if writes_dg and call.plan.family != "triton":
             yield replace(variant, name=f"{variant.name}, no dg", switches=variant.switches | {"STORE_DG": False})
 
 

@@ -121,7 +121,8 @@ def sum_of_parts(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 class Gradients:
     """The backward's outputs: dq, dk, dg [B, T, H, K] and dv [B, T, H, V], or partial sums (see `output_parts`).
 
-    `dg` is None without gates, and if nobody needs their gradient.
+    `dg` is None without gates and, with the kernels for Hopper, if nobody needs their gradient. Of the portable backward,
+    Triton 3.6 and 3.7 make a variant without it that has up to 7 KB per thread on the stack, on other GPUs.
     """
 
     dq: torch.Tensor
@@ -132,7 +133,8 @@ class Gradients:
     @classmethod
     def empty(cls, call: Call, inputs: Inputs, needs_dg: bool) -> "Gradients":
         parts = call.value_parts
-        dg = output_parts(inputs.g, parts) if needs_dg and inputs.g is not None else None
+        makes_dg = needs_dg or call.plan.family == "triton"
+        dg = output_parts(inputs.g, parts) if makes_dg and inputs.g is not None else None
         dv = output_parts(inputs.v, call.key_parts)
         return cls(output_parts(inputs.q, parts), output_parts(inputs.k, parts), dv, dg)
 
