@@ -80,7 +80,8 @@ class Results:
         """The results of a workload's call, in the order in which it returned them; either may be empty."""
         named_outputs = dict(zip(workload.grad_outputs, outputs, strict=True)) if outputs else {}
         named = dict(zip(workload.differentiable, gradients, strict=True)) if gradients else {}
-        return cls(workload.inputs, workload.grad_outputs, named_outputs, named)
+        inputs, grad_outputs = workload.own_inputs, workload.own_grad_outputs
+        return cls(inputs or workload.inputs, grad_outputs or workload.grad_outputs, named_outputs, named)
 
     @property
     def by_error(self) -> dict[str, Tensor]:

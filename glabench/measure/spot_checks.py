@@ -28,7 +28,7 @@ from glabench.measure.at_size import (
 )
 from glabench.measure.outcome import own_check
 from glabench.measure.timer import Between, Delay, Step, nothing
-from glabench.measure.workload import Workload
+from glabench.measure.workload import Workload, entered_contexts
 from glabench.ops import Op
 from glabench.ops.base import as_tuple
 from glabench.sweeps.model import Cell
@@ -82,6 +82,8 @@ class SpotChecks(Between):
         self._is_expected = self._expects_everything = self._will_look = False
         self._shifted: dict[str, Tensor] = {}
         self._wrong_kind: str | None = None
+        # The contexts of torch that the backend was in while inputs were written.
+        self._entered: str | None = None
         self.renew(nothing)
         self.renew_gradients()
 
@@ -105,7 +107,9 @@ class SpotChecks(Between):
         Decides whether the next result is looked at; if so, no work may read the inputs before it is its turn. All else
         is the same for every result, so that a call cannot tell whether its own will be looked at.
         """
-        self._seed = secrets.randbits(40)
+        self._entered = self._entered or entered_contexts()
+        # So many that nobody can have all results ready, or try them.
+        self._seed = 1 + secrets.randbits(62)
         self._will_look = self._draws_next() or self._is_expected
         self._with_everything = self._expects_everything
         self._is_expected = self._expects_everything = False
@@ -113,15 +117,15 @@ class SpotChecks(Between):
         self._regions = draw_parts(self._op, self._cell, self._draw, _PARTS)
         delay(self._will_look)
         for name, value in self._op.make_values(self._cell, self._seed).items():
-            # `data` shares the memory but not the version, so that a change is seen only by reading the values.
-            self._workload.inputs[name].data.copy_(value)
+            self._workload.own_inputs[name].copy_(value)
 
     @own_check()
     def renew_gradients(self) -> None:
         """Gives the gradients of the outputs new values."""
+        self._entered = self._entered or entered_contexts()
         if self._cell.has_backward:
             for name, value in self._op.make_grad_outputs(self._cell, self._seed).items():
-                self._workload.grad_outputs[name].data.copy_(value)
+                self._workload.own_grad_outputs[name].copy_(value)
 
     @own_check()
     def shifts(self, count: int) -> tuple[list[Step], list[Step]]:
@@ -133,7 +137,7 @@ class SpotChecks(Between):
 
         rows = {name: x.numel() // x.shape[-1] for name, x in self._workload.differentiable.items()}
         name = self._draw.choice([each for each, number in rows.items() if 2 * number >= max(rows.values())])
-        live, most = self._workload.inputs[name].data, min(_MOST_ROWS, rows[name])
+        live, most = self._workload.own_inputs[name], min(_MOST_ROWS, rows[name])
         values, width = live.flatten(), live.shape[-1]
         values = torch.cat([values, values[: most * width]])
 
@@ -163,7 +167,7 @@ class SpotChecks(Between):
         """The inputs, and the gradients of the outputs, that belong to the sample's seed."""
         inputs = self._op.make_values(self._cell, self._seed) | self._indices | self._shifted
         if not self._cell.has_backward and not self._goes_back:
-            return inputs, self._workload.grad_outputs
+            return inputs, self._workload.own_grad_outputs
         # Those of a forward are not renewed.
         return inputs, self._op.make_grad_outputs(self._cell, self._seed if self._cell.has_backward else 0)
 
@@ -191,6 +195,8 @@ class SpotChecks(Between):
 
         Raises WrongResultError for a result that is wrong, because no further sample could make it right.
         """
+        if self._entered is not None:
+            raise WrongResultError(self._entered)
         if self._will_look:
             start = time.monotonic()
             problem = self._wrong_kind or self._find_problem(result)
@@ -236,7 +242,7 @@ class SpotChecks(Between):
         """Fills a result with NaN, but not the memory of inputs, which an identity may return."""
         import torch
 
-        given = (*self._workload.inputs.values(), *self._workload.grad_outputs.values())
+        given = (*self._workload.own_inputs.values(), *self._workload.own_grad_outputs.values())
         inputs = {x.untyped_storage().data_ptr() for x in given}
         with torch.no_grad():
             for x in as_tuple(result):

@@ -16,7 +16,7 @@ from glabench.measure.accuracy import BOUNDS, Accuracy, check_accuracy, small_ce
 from glabench.measure.at_size import Results, check_parts, find_changed
 from glabench.measure.outcome import own_check
 from glabench.measure.spot_checks import Kinds, SpotChecks
-from glabench.measure.workload import Workload, prepare
+from glabench.measure.workload import Workload, prepare, shadowed
 from glabench.ops import Op
 from glabench.ops.base import Spec, torch_dtype
 from glabench.plain import shown
@@ -83,7 +83,7 @@ class OpWork:
         needs_graph = cell.pass_ != "infer"
         if len(specs) == 1:
             self._check_tensor(cell, "the output", self._op.output(cell), outputs, needs_graph)
-        elif not isinstance(outputs, tuple) or len(outputs) != len(specs):
+        elif type(outputs) is not tuple or len(outputs) != len(specs):  # a subclass may compute when it is read
             raise TypeError(f"the call must return a tuple of {len(specs)} tensors: {', '.join(specs)}")
         else:
             for (name, spec), x in zip(specs.items(), outputs, strict=True):
@@ -99,8 +99,10 @@ class OpWork:
 
         dtype = torch_dtype(spec.dtype or cell.dtype)
         found = f"a {type(output).__name__}"
-        # No subclass, which may compute later, and no tensor without memory of its own.
-        if type(output) is torch.Tensor:
+        # No subclass or method of its own, which may compute later, and no tensor without memory of its own.
+        if type(output) is torch.Tensor and (hidden := shadowed(output)):
+            found = f"a tensor with its own {', '.join(hidden)}"
+        elif type(output) is torch.Tensor:
             is_plain = output.layout is torch.strided and output.device.type == cell.device
             if is_plain and output.shape == spec.shape and output.dtype == dtype:
                 if needs_graph and not output.requires_grad:

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 Layout = tuple[object, ...]
 
 
+def shadowed(x: Tensor) -> list[str]:
+    """The attributes of this object alone that hide those of tensors: `x.detach` may then be another function."""
+    import torch
+
+    return [name for name in vars(x) if hasattr(torch.Tensor, name)]
+
+
 @dataclass(frozen=True)
 class Workload:
     """A forward call on fixed inputs, and the gradients of its outputs."""
@@ -30,17 +37,21 @@ class Workload:
     grad_outputs: Mapping[str, Tensor]
     # Where all of these lay before the backend had them.
     layouts: Mapping[str, Layout] = field(default_factory=dict)
+    # The same memory, as objects that the backend never had: what it does to those above changes nothing here. Empty if
+    # there is no backend.
+    own_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    own_grad_outputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def disorder(self) -> str | None:
         """What the backend has done to the suite's tensors or to torch that would help it, or hide its errors."""
-        now = _layouts(self.inputs, self.grad_outputs)
+        tensors = _named(self.inputs, self.grad_outputs)
+        if changed := [name for name, x in tensors.items() if _is_changed(x)]:
+            return f"the backend changed the type or the methods of its input: {', '.join(changed)}"
+        now = _layouts(tensors)
         if moved := [name for name, layout in self.layouts.items() if layout != now[name]]:
             return f"the backend moved its input in memory: {', '.join(moved)}"
-        contexts = active_contexts()
-        return (
-            f"the backend entered a context of torch and did not leave it: {', '.join(contexts)}" if contexts else None
-        )
+        return entered_contexts()
 
     @cached_property
     def differentiable(self) -> dict[str, Tensor]:
@@ -81,15 +92,32 @@ def prepare(op: Op, backend: Backend, cell: Cell) -> Workload:
     made = op.make_inputs(cell)
     inputs = {name: x.requires_grad_(trains and x.is_floating_point()) for name, x in made.items()}
     grad_outputs = op.make_grad_outputs(cell)
-    layouts = _layouts(inputs, grad_outputs)
+    layouts = _layouts(_named(inputs, grad_outputs))
+    # `data` shares the memory but not the version, so that a change is seen only by reading the values.
+    own = [{name: x.data for name, x in tensors.items()} for tensors in (inputs, grad_outputs)]
     # Of what the suite counts with, the backend gets copies.
     forward = backend.bind(dict(inputs), replace(cell))
     torch.set_grad_enabled(True)  # whatever the backend left behind
-    return Workload(forward, inputs, grad_outputs, layouts)
+    return Workload(forward, inputs, grad_outputs, layouts, *own)
 
 
-def _layouts(inputs: Mapping[str, Tensor], grad_outputs: Mapping[str, Tensor]) -> dict[str, Layout]:
-    tensors = {**inputs, **{f"the gradient of {name}": x for name, x in grad_outputs.items()}}
+def entered_contexts() -> str | None:
+    """That contexts of torch are active which the suite has not entered, as a sentence; None if there are none."""
+    contexts = active_contexts()
+    return f"the backend entered a context of torch and did not leave it: {', '.join(contexts)}" if contexts else None
+
+
+def _named(inputs: Mapping[str, Tensor], grad_outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {**inputs, **{f"the gradient of {name}": x for name, x in grad_outputs.items()}}
+
+
+def _is_changed(x: Tensor) -> bool:
+    import torch
+
+    return type(x) is not torch.Tensor or bool(shadowed(x))
+
+
+def _layouts(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
     return {name: (x.data_ptr(), x.shape, x.stride(), x.dtype) for name, x in tensors.items()}
 
 

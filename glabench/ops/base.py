@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.sweeps.model import Cell
@@ -194,7 +195,11 @@ def _generator(cell: Cell, stream: int, other: int) -> Generator:
 
     # With the GPU's number, because a generator for plain "cuda" need not be on the current GPU.
     device = torch.device(cell.device, torch.cuda.current_device()) if cell.device == "cuda" else cell.device
-    return torch.Generator(device=device).manual_seed((other << 21) + 2 * cell.seed + stream)
+    # A hash, so that the seed of the inputs does not tell that of the outputs' gradients. On a CPU a generator takes
+    # the lower 32 bits.
+    name = f"{cell.seed} {stream} {other}".encode()
+    seed = int.from_bytes(blake2b(name, digest_size=8).digest()) if other else 2 * cell.seed + stream
+    return torch.Generator(device=device).manual_seed(seed)
 
 
 def _normal(spec: Spec, cell: Cell, generator: Generator) -> Tensor:

@@ -105,9 +105,8 @@ def variants(call: Call) -> Iterator[Variant]:
     that writes dg, the variant for gates that need no gradient, but in the portable family.
     """
     for variant in _with_all_gradients(call):
-        writes_dg = call.gated and "STORE_DG" in variant.kernel.arg_names
-        yield replace(variant, switches=variant.switches | {"STORE_DG": writes_dg})
-        if writes_dg and call.plan.family != "triton":
+        yield replace(variant, switches=variant.switches | {"STORE_DG": call.gated})
+        if call.gated and call.plan.family != "triton" and "STORE_DG" in variant.kernel.arg_names:
             yield replace(variant, name=f"{variant.name}, no dg", switches=variant.switches | {"STORE_DG": False})
 
 

@@ -121,8 +121,8 @@ def sum_of_parts(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 class Gradients:
     """The backward's outputs: dq, dk, dg [B, T, H, K] and dv [B, T, H, V], or partial sums (see `output_parts`).
 
-    `dg` is None without gates and, with the kernels for Hopper, if nobody needs their gradient. Of the portable backward,
-    Triton 3.6 and 3.7 make a variant without it that has up to 7 KB per thread on the stack, on other GPUs.
+    `dg` is None without gates and, with the kernels for Hopper, if nobody needs their gradient. Without it, Triton 3.6
+    and 3.7 lay out the portable backward for other GPUs so that up to 7 KB per thread are on the stack.
     """
 
     dq: torch.Tensor

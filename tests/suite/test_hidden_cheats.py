@@ -1,0 +1,67 @@
+"""Backends that hide their work where the suite writes inputs or reads results are refused, or gain nothing."""
+
+from itertools import product
+
+import hidden_cheats
+import pytest
+import torch
+from test_cheats import BACKWARDS, FORWARDS, LINEAR, SIZES, measure
+from torch.utils._device import DeviceContext
+
+from glabench.measure.contexts import active_contexts
+from glabench.sweeps import Cell
+
+
+@pytest.fixture(autouse=True)
+def left():
+    yield
+    hidden_cheats.leave_everything()
+    assert active_contexts() == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "pass_"),
+    [
+        *product(hidden_cheats.IN_ALL_PASSES, (*FORWARDS, *BACKWARDS)),
+        *product(hidden_cheats.IN_BACKWARDS, BACKWARDS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_work_that_is_hidden_is_found(backend, pass_):
+    record = measure(backend(), pass_)
+    assert record.status in ("inaccurate", "error")
+    assert record.time_ms is None
+    assert record.reason
+
+
+@pytest.mark.parametrize("pass_", FORWARDS)
+def test_outputs_come_in_a_plain_tuple(pass_):
+    record = measure(hidden_cheats.ComputesWhenItsTupleIsRead(), pass_, state="out")
+    assert (record.status, record.reason) == ("error", "TypeError: the call must return a tuple of 2 tensors: o, final")
+
+
+@pytest.mark.parametrize("pass_", [*FORWARDS, "fwd+bwd"])
+def test_what_a_backend_does_to_its_inputs_between_looks_sees_nothing_written(pass_):
+    backend = hidden_cheats.ChangesTheTypeBetweenLooks
+    backend.gained = 0
+    measure(backend(), pass_)
+    assert backend.gained == 0
+
+
+def test_a_default_device_is_no_cover():
+    class Mine(DeviceContext):
+        pass
+
+    with torch.device("cpu"), Mine(torch.device("cpu")):
+        assert active_contexts() == ["a function mode"]
+
+
+def test_as_many_inputs_may_come_as_a_generator_has_seeds():
+    """A generator on a CPU takes the lower 32 bits of what it is given."""
+    cell = Cell("honest", "linear", "bwd", 1, 4, "fp32", SIZES, "cpu")
+    others = [*range(1, 2050), *(5 + (1 << bit) for bit in range(12, 62))]
+    first = {float(LINEAR.make_values(cell, other)["q"].flatten()[0]) for other in others}
+    assert len(first) > 0.99 * len(others)
+    # The gradients of one sample's outputs are no other sample's inputs, made from a neighbouring seed.
+    grads = {float(LINEAR.make_grad_outputs(cell, other)["o"].flatten()[0]) for other in others}
+    assert not first & grads
