@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish, and eight more. Markers help in print.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, and nine more. Markers help in print.
 _OURS: Mapping[str, tuple[str, str]] = {
     "gla-triton": ("#0072B2", "o"),
     "linear-triton": ("#009E73", "^"),
@@ -22,6 +22,7 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "sdpa-math": ("#8C6D1F", "P"),
     "flash-attn": ("#882255", "d"),
     "mamba1": ("#88A000", "H"),
+    "mamba2": ("#4D5D00", "8"),
     "linear-parallel-torch": ("#B2182B", "X"),
     "gla-parallel-torch": ("#1B7837", "*"),
     "gla-parallel-naive": ("#C51B7D", "P"),

@@ -19,6 +19,7 @@ SIZES = {
     "linear": {"heads": 3, "key_dim": 8, "value_dim": 8},
     "softmax": {"heads": 3, "head_dim": 8},
     "mamba1": {"inner": 6, "state_size": 4},
+    "mamba2": {"heads": 3, "head_dim": 8, "state_size": 4},
 }
 BOUND = 2e-3
 

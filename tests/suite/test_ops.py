@@ -23,6 +23,7 @@ SIZES = {
     "linear": HEADS,
     "softmax": {"heads": 3, "head_dim": 16},
     "mamba1": {"inner": 6, "state_size": 4},
+    "mamba2": {"heads": 3, "head_dim": 8, "state_size": 4},
 }
 NAMED_GATES = {
     "none": None,
@@ -70,6 +71,16 @@ def token_by_token_attention(inputs):
         state = state + k[:, t][..., None] * v[:, t][..., None, :]
         outputs.append((q[:, t][..., None] * state).sum(-2) / math.sqrt(q.shape[3]))
     return torch.stack(outputs, 1), state
+
+
+def token_by_token_ssd(inputs):
+    x, B, C, step = inputs["x"], inputs["B"], inputs["C"], F.softplus(inputs["delta"])
+    state, outputs = x.new_zeros((x.shape[0], x.shape[2], B.shape[-1], x.shape[3])), []
+    for t in range(x.shape[1]):
+        decay, added = (step[:, t] * inputs["A"]).exp(), step[:, t][..., None, None] * x[:, t][..., None, :]
+        state = decay[..., None, None] * state + added * B[:, t][:, None, :, None]
+        outputs.append((C[:, t][:, None, :, None] * state).sum(-2))
+    return torch.stack(outputs, 1) + inputs["D"][:, None] * x
 
 
 def token_by_token_scan(inputs):
@@ -207,10 +218,10 @@ def test_softmax_over_blocks_of_rows_is_softmax(monkeypatch, tokens, rows):
 def test_a_reference_works_on_the_inputs_that_its_op_makes(op):
     cell = cell_of(op)
     inputs, out = OPS[op].make_inputs(cell), OPS[op].output(cell)
-    slow = {"softmax": plain_softmax, "mamba1": token_by_token_scan}.get(op, token_by_token_attention)
+    slow = {"softmax": plain_softmax, "mamba1": token_by_token_scan, "mamba2": token_by_token_ssd}
     found = values_and_gradients(OPS[op].reference, inputs)
     assert found["o"].shape == out.shape
-    assert_same(found, values_and_gradients(slow, inputs))
+    assert_same(found, values_and_gradients(slow.get(op, token_by_token_attention), inputs))
 
 
 @pytest.mark.parametrize("op", ["gla", "mamba1"])
@@ -236,6 +247,8 @@ COUNTS = {
     ("softmax", "bwd", "fp16"): (2 * 13_824, 10_752, 12_288),
     # Inputs 2 * 96 * 2 + 24 * 4 + 2 * 64 * 2 + 6 * 4 = 760, output 192; 2 * 8 * 6 * (6 * 4 + 3).
     ("mamba1", "infer", "bf16"): (2_592, 952, 952),
+    # Inputs (384 + 48 + 2 * 64) * 2 + 2 * 3 * 4 = 1144, output 768; 2 * 8 * 3 tokens and heads times 5 * 4 * 8 + 3 * 8.
+    ("mamba2", "infer", "bf16"): (8_832, 1_912, 1_912),
     # Gates of a float64 cell are float64: (2 * 768 + 1536 + 768) * 8 = 30720, output 12288.
     ("gla", "infer", "fp64"): (122_880, 43_008, 43_008),
 }
@@ -278,7 +291,7 @@ def test_inputs_have_the_shapes_and_types_that_the_op_says(op):
     for name, spec in OPS[op].inputs(cell).items():
         assert tuple(tensors[name].shape) == spec.shape
         assert len(spec.dims) == len(spec.shape)
-        wide = name in ("g", "A") or (op, name) == ("mamba1", "D")
+        wide = name in ("g", "A", "D")
         assert tensors[name].dtype == (torch.float32 if wide else torch.bfloat16)
     assert tuple(OPS[op].make_grad_outputs(cell)["o"].shape) == OPS[op].output(cell).shape
 
@@ -338,8 +351,9 @@ def test_gates_decay_as_their_names_say():
     assert gates_of("rwkv6").mean() < -1
 
 
-def test_mamba_starts_with_small_steps_and_decaying_states():
-    inputs = ops.MAMBA1.make_inputs(replace(cell_of("mamba1"), seqlen=256))
+@pytest.mark.parametrize("op", ["mamba1", "mamba2"])
+def test_mamba_starts_with_small_steps_and_decaying_states(op):
+    inputs = OPS[op].make_inputs(replace(cell_of(op), seqlen=256))
     assert (inputs["A"] < 0).all()
     assert 0.001 < F.softplus(inputs["delta"]).median() < 0.1
 
@@ -354,6 +368,7 @@ def test_mamba_starts_with_small_steps_and_decaying_states():
         ("linear", 2048, {"heads": 4, "key_dim": 256, "value_dim": 512}),
         ("softmax", 1024, {"heads": 16, "head_dim": 64}),
         ("mamba1", 1024, {"inner": 2048, "state_size": 16}),
+        ("mamba2", 1024, {"heads": 32, "head_dim": 64, "state_size": 128}),
         ("gla", 8, {"heads": 4, "key_dim": 1, "value_dim": 2}),
         ("softmax", 64, {"heads": 1, "head_dim": 64}),
     ],

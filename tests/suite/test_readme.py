@@ -54,6 +54,14 @@ def test_the_readmes_times_are_of_forward_and_backward():
     assert all(row in both for row in rows)
 
 
+def test_the_page_of_backends_has_every_one_with_its_op():
+    found = {}
+    for names, ops in re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", TEXTS["docs/backends.md"], re.MULTILINE):
+        backends, listed = re.findall(r"`([^`]+)`", names), ops.split(", ")
+        found |= dict(zip(backends, listed * len(backends) if len(listed) == 1 else listed, strict=False))
+    assert found == {name: backend.op for name, backend in load_registry().items()}
+
+
 def targets():
     for page, text in TEXTS.items():
         for target in sorted(set(re.findall(r"\]\(((?!http)[^)#]+)\)", text))):
