@@ -125,7 +125,7 @@ class CellMeter:
             return replace(record, status="inaccurate", reason=disorder)
         gradients = _first_gradients(cell, workload, returned)
         self._timer.synchronize()
-        record = replace(record, first_call_s=time.perf_counter() - start, launch=self._work.launch(cell, workload))
+        record = replace(record, first_call_s=time.perf_counter() - start)
         self._work.check_gradients(cell, gradients)
         results = Results.of(workload, as_tuple(returned), gradients)
         nonfinite = first_nonfinite(results.by_error)
@@ -135,6 +135,8 @@ class CellMeter:
         seed = secrets.randbits(31) if self._job.settings.check == "full" else None
         accuracy = self._work.check(cell, results, seed)
         record = replace(record, rel_error=accuracy.errors, accuracy_reference=accuracy.reference, check_seed=seed)
+        # Last, because it runs code of the backend.
+        record = replace(record, launch=self._work.launch(cell, workload))
         problem = accuracy.problem
         return record if problem is None else replace(record, status="inaccurate", reason=problem)
 

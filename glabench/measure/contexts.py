@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import sys
+
+_COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
+
+
+def shadowed(x: object) -> list[str]:
+    """The attributes of this object alone that hide those of its class: `x.detach` may then be another function.
+
+    To look at them must run no code of theirs, so the attributes are a plain dict of plain names, or all are hidden.
+    """
+    own = x.__dict__
+    if type(own) is not dict or any(type(name) is not str for name in own):
+        return ["__dict__"]
+    return [name for name in own if hasattr(type(x), name)]
+
 
 def active_contexts() -> list[str]:
     """The names of the contexts that are active. The suite itself runs in none."""
     import torch
     from torch._C import DispatchKey, _autograd, _dispatch_tls_is_dispatch_key_included, _len_torch_dispatch_stack
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._device import DeviceContext
 
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     found = {
         # A default device is such a mode, too, and harmless; a subclass need not be.
-        "a function mode": any(type(mode) is not DeviceContext for mode in modes),
+        "a function mode": any(type(mode) is not DeviceContext or shadowed(mode) for mode in modes),
         "a dispatch mode": _len_torch_dispatch_stack() > 0,
         "the Python dispatcher": _dispatch_tls_is_dispatch_key_included(DispatchKey.PythonDispatcher),
         "hooks for saved tensors": _autograd._top_saved_tensors_default_hooks(True) is not None,
+        "compiled autograd": getattr(sys.modules.get(_COMPILED_AUTOGRAD), "compiled_autograd_enabled", False),
+        "a callback for frames": get_eval_frame_callback() is not None,
         "inference mode": torch.is_inference_mode_enabled(),
         "autocast": any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")),
     }

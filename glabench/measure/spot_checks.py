@@ -219,12 +219,15 @@ class SpotChecks(Between):
 
     def _with_gradients(self, result: Any) -> tuple[Results, list[Parts]]:
         """The results of a forward of training and of a backward after it, and the parts that are looked at."""
+        outputs = as_tuple(result)
+        if self._with_everything:  # as they were before a backward
+            outputs = tuple([x.detach().clone() for x in outputs])
         gradients = self._workload.gradients(result)
         try:
             self._kinds.check_gradients(gradients)
         except TypeError as problem:
             raise WrongResultError(f"after a timed call, {problem}") from None
-        results = Results.of(self._workload, as_tuple(result), gradients)
+        results = Results.of(self._workload, outputs, gradients)
         more = take(replace(results, outputs={}), self._specs, self._regions)
         return results, [kept | found for kept, found in zip(self._parts, more, strict=True)]
 

@@ -14,9 +14,10 @@ from typing import Protocol
 from glabench.backends import Backend, Counts
 from glabench.measure.accuracy import BOUNDS, Accuracy, check_accuracy, small_cell
 from glabench.measure.at_size import Results, check_parts, find_changed
+from glabench.measure.contexts import shadowed
 from glabench.measure.outcome import own_check
 from glabench.measure.spot_checks import Kinds, SpotChecks
-from glabench.measure.workload import Workload, prepare, shadowed
+from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
 from glabench.ops.base import Spec, torch_dtype
 from glabench.plain import shown

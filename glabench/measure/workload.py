@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
-from glabench.measure.contexts import active_contexts
+from glabench.measure.contexts import active_contexts, shadowed
 from glabench.ops import Op
 from glabench.ops.base import as_tuple
 from glabench.sweeps.model import Cell
@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 
 # All that decides where each of a tensor's values is in memory.
 Layout = tuple[object, ...]
-
-
-def shadowed(x: Tensor) -> list[str]:
-    """The attributes of this object alone that hide those of tensors: `x.detach` may then be another function."""
-    import torch
-
-    return [name for name in vars(x) if hasattr(torch.Tensor, name)]
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ class Workload:
         tensors = _named(self.inputs, self.grad_outputs)
         if changed := [name for name, x in tensors.items() if _is_changed(x)]:
             return f"the backend changed the type or the methods of its input: {', '.join(changed)}"
-        now = _layouts(tensors)
+        now = _layouts(tensors, _named(self.own_inputs, self.own_grad_outputs))
         if moved := [name for name, layout in self.layouts.items() if layout != now[name]]:
             return f"the backend moved its input in memory: {', '.join(moved)}"
         return entered_contexts()
@@ -92,9 +85,9 @@ def prepare(op: Op, backend: Backend, cell: Cell) -> Workload:
     made = op.make_inputs(cell)
     inputs = {name: x.requires_grad_(trains and x.is_floating_point()) for name, x in made.items()}
     grad_outputs = op.make_grad_outputs(cell)
-    layouts = _layouts(_named(inputs, grad_outputs))
     # `data` shares the memory but not the version, so that a change is seen only by reading the values.
     own = [{name: x.data for name, x in tensors.items()} for tensors in (inputs, grad_outputs)]
+    layouts = _layouts(_named(inputs, grad_outputs), _named(*own))
     # Of what the suite counts with, the backend gets copies.
     forward = backend.bind(dict(inputs), replace(cell))
     torch.set_grad_enabled(True)  # whatever the backend left behind
@@ -117,8 +110,9 @@ def _is_changed(x: Tensor) -> bool:
     return type(x) is not torch.Tensor or bool(shadowed(x))
 
 
-def _layouts(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
-    return {name: (x.data_ptr(), x.shape, x.stride(), x.dtype) for name, x in tensors.items()}
+def _layouts(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Layout]:
+    """Of tensors that a backend has, and the addresses of the suite's own objects for them, which may be moved."""
+    return {name: (x.data_ptr(), own[name].data_ptr(), x.shape, x.stride(), x.dtype) for name, x in tensors.items()}
 
 
 def steps_of(workload: Workload, cell: Cell) -> Steps:

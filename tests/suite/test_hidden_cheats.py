@@ -1,13 +1,17 @@
 """Backends that hide their work where the suite writes inputs or reads results are refused, or gain nothing."""
 
+import sys
 from itertools import product
+from types import SimpleNamespace
 
 import hidden_cheats
 import pytest
 import torch
 from test_cheats import BACKWARDS, FORWARDS, LINEAR, SIZES, measure
+from torch._C._dynamo import eval_frame
 from torch.utils._device import DeviceContext
 
+from glabench.measure import spot_checks
 from glabench.measure.contexts import active_contexts
 from glabench.sweeps import Cell
 
@@ -46,6 +50,20 @@ def test_what_a_backend_does_to_its_inputs_between_looks_sees_nothing_written(pa
     backend.gained = 0
     measure(backend(), pass_)
     assert backend.gained == 0
+
+
+def test_an_output_that_the_backward_completes_is_seen_as_it_was(monkeypatch):
+    """Also if no part that is compared closely is the one that was missing."""
+    monkeypatch.setattr(spot_checks, "check_drawn", lambda *given: {})
+    record = measure(hidden_cheats.WritesAHeadInTheBackward(), "fwd")
+    assert record.status == "inaccurate"
+
+
+def test_compilers_that_are_left_on_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._dynamo.compiled_autograd", SimpleNamespace(compiled_autograd_enabled=True))
+    assert active_contexts() == ["compiled autograd"]
+    monkeypatch.setattr(eval_frame, "get_eval_frame_callback", lambda: print)
+    assert active_contexts() == ["compiled autograd", "a callback for frames"]
 
 
 def test_a_default_device_is_no_cover():

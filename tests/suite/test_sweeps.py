@@ -320,9 +320,9 @@ def test_a_backend_of_a_sweep_that_is_not_there_is_a_mistake():
         ({"chnk": "16"}, r"--chnk: there is no such axis \(allowed: seqlen, .*did you mean 'chunk'\?\)"),
         (
             {"state_size": 16},
-            r"--state-size: no backend of this sweep has this parameter \(only backends of mamba1 do\)",
+            r"--state-size: no backend of this sweep has this parameter \(only backends of mamba1, mamba2 do\)",
         ),
-        ({"head_dim": 16, "backend": MAMBA}, r"--head-dim: no .* \(only backends of gla, linear, softmax do\)"),
+        ({"head_dim": 16, "backend": MAMBA}, r"--head-dim: no .* \(only backends of gla, linear, mamba2, softmax do\)"),
         ({"chunk": 2.5}, "--chunk: an axis takes text such as"),
         ({"key_dim": []}, "--key-dim: an axis takes"),
         ({"key_dim": "0"}, r"key_dim: '0' is not a positive number \(allowed: a number"),
