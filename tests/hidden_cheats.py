@@ -4,11 +4,10 @@ import ctypes
 import weakref
 
 import torch
-from cheats import Honest, correct
+from cheats import ComputesWhenWritten, Honest, correct
 from torch._C import DispatchKey, _DisablePythonDispatcher, _EnablePythonDispatcher
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode
 
 _GUARDS = []
 
@@ -187,16 +186,9 @@ class EntersAModeBetweenLooks(Honest):
     def at_size(self, q, k, v):
         kept, active, results = [], [], []
 
-        class Mode(TorchDispatchMode):
-            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-                out = func(*args, **(kwargs or {}))
-                if func is torch.ops.aten.copy_.default and args[0].data_ptr() == v.data_ptr():
-                    kept[:] = [correct(q.detach(), k.detach(), v.detach())]
-                return out
-
         def freed(_):
             if not active:
-                active.append(Mode())
+                active.append(ComputesWhenWritten(q, k, v, kept))
                 active[0].__enter__()
 
         def call():

@@ -17,14 +17,15 @@ from glabench.ops.recompute import recomputed
 _NO_GATE_BELOW = -800.0
 
 
-def _by_head(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """[B, T, H, D] to [B, H, T, D]."""
-    return tuple(x.transpose(1, 2) for x in tensors)
+def _by_head(q: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Scaled q and the others as [B, H, T, D], in the dtype of the last."""
+    tensors = (x.to(others[-1].dtype).transpose(1, 2) for x in (q, *others))
+    return next(tensors) * q.shape[-1] ** -0.5, *tensors
 
 
 def parallel_linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """`O = (Q K^T * M) V` with the causal mask M, in the inputs' dtype (FIN section 2.1, V3 section 2.1)."""
-    qh, kh, vh = _by_head(q * q.shape[-1] ** -0.5, k, v)
+    qh, kh, vh = _by_head(q, k, v)
     return ((qh @ kh.mT).tril() @ vh).transpose(1, 2)
 
 
@@ -33,7 +34,7 @@ def naive_parallel_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
 
     1 / B grows with every token: beyond some sum of gates results are infinite or NaN.
     """
-    qh, kh, vh, gh = _by_head(q.to(g.dtype) * q.shape[-1] ** -0.5, k.to(g.dtype), v.to(g.dtype), g)
+    qh, kh, vh, gh = _by_head(q, k, v, g)
     B = gh.cumsum(2).exp()
     scores = ((qh * B) @ (kh / B).mT).tril()
     return (scores @ vh).transpose(1, 2).to(v.dtype)
@@ -45,7 +46,7 @@ def parallel_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
     No product of matrices: every pair has a factor of its own in every channel. They are computed for a few targets at
     a time and again in the backward, because those of all pairs would take T^2 K numbers per head.
     """
-    qh, kh, vh, gh = _by_head(q.to(g.dtype) * q.shape[-1] ** -0.5, k.to(g.dtype), v.to(g.dtype), g)
+    qh, kh, vh, gh = _by_head(q, k, v, g)
     sums = gh.clamp(min=_NO_GATE_BELOW).double().cumsum(2)  # whose differences count
     parts: list[Tensor] = []
     for i in range(0, q.shape[1], TARGETS):
@@ -68,7 +69,7 @@ def scan_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
 
     The state after every token, [B, H, T, K, V] in g's dtype, is in memory, and one per step of the scan for autograd.
     """
-    qh, kh, vh, gh = _by_head(q.to(g.dtype) * q.shape[-1] ** -0.5, k.to(g.dtype), v.to(g.dtype), g)
+    qh, kh, vh, gh = _by_head(q, k, v, g)
     states, decay, reach = kh[..., None] * vh[..., None, :], gh.exp()[..., None], 1
     while reach < q.shape[1]:
         # What token t - reach has gathered from as many tokens decays by the gates of those up to t.
