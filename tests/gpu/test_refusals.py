@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 import cheats
+import hidden_cheats
 import pytest
 import torch
 from cheats import Honest, correct
@@ -25,6 +26,8 @@ LINEAR = load_registry().ops["linear"]
 SETTINGS = Settings(max_samples=20, least_time_s=0, warm_up_s=0, precision=1e-9, energy=False, cell_timeout_s=60)
 JOB = Job("honest", "run", "cuda:0", SETTINGS)
 PASSES = ("infer", "fwd", "bwd", "fwd+bwd")
+# One reads a CPU's memory by its address.
+HIDDEN = [one for one in hidden_cheats.IN_ALL_PASSES if one is not hidden_cheats.MovesItsInputsAndLeavesOthersThere]
 
 
 def measure(backend, pass_, timing="cold", batch=2, seqlen=1024, heads=16, dtype="fp32", dim=64):
@@ -37,6 +40,7 @@ def measure(backend, pass_, timing="cold", batch=2, seqlen=1024, heads=16, dtype
         return failure_of(job, cell, problem)
     finally:
         cheats.leave_contexts()
+        hidden_cheats.leave_everything()
         torch.cuda.set_stream(torch.cuda.default_stream())
 
 
@@ -171,6 +175,8 @@ def test_an_honest_backend_passes(backend, pass_, timing):
         *product([OnAStreamWhoseBackwardIsNotWaitedFor], ("bwd", "fwd+bwd")),
         *product([ReplaysAGraphOfOldInputs, Races], PASSES),
         *cheats.LATE,
+        *product(HIDDEN, PASSES),
+        *product(hidden_cheats.IN_BACKWARDS, ("bwd", "fwd+bwd")),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
@@ -179,6 +185,14 @@ def test_a_cheat_is_refused(backend, pass_):
     assert record.status in ("inaccurate", "error", "suspicious")
     assert record.time_ms is None
     print(backend.__name__, pass_, record.status, record.reason)
+
+
+@pytest.mark.parametrize("pass_", ["infer", "fwd", "fwd+bwd"])
+def test_what_a_backend_does_to_its_inputs_between_looks_sees_nothing_written(pass_):
+    backend = hidden_cheats.ChangesTheTypeBetweenLooks
+    backend.gained = 0
+    measure(backend(), pass_)
+    assert backend.gained == 0
 
 
 @pytest.mark.parametrize("pass_", PASSES)

@@ -102,11 +102,11 @@ def variants(call: Call) -> Iterator[Variant]:
     """The kernels of a call, with every optional input and output, so that all of their code is compiled.
 
     A forward keeps states; for wide heads, variants that keep checkpoints instead are included. So is, for every kernel
-    that writes dg, the variant for gates that need no gradient, but in the portable family.
+    that writes dg, the variant for gates that need no gradient.
     """
     for variant in _with_all_gradients(call):
         yield replace(variant, switches=variant.switches | {"STORE_DG": call.gated})
-        if call.gated and call.plan.family != "triton" and "STORE_DG" in variant.kernel.arg_names:
+        if call.gated and "STORE_DG" in variant.kernel.arg_names:
             yield replace(variant, name=f"{variant.name}, no dg", switches=variant.switches | {"STORE_DG": False})
 
 

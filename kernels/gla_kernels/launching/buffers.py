@@ -121,8 +121,7 @@ def sum_of_parts(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 class Gradients:
     """The backward's outputs: dq, dk, dg [B, T, H, K] and dv [B, T, H, V], or partial sums (see `output_parts`).
 
-    `dg` is None without gates and, with the kernels for Hopper, if nobody needs their gradient. Without it, Triton 3.6
-    and 3.7 lay out the portable backward for other GPUs so that up to 7 KB per thread are on the stack.
+    `dg` is None without gates, and if nobody needs their gradient.
     """
 
     dq: torch.Tensor
@@ -133,8 +132,7 @@ class Gradients:
     @classmethod
     def empty(cls, call: Call, inputs: Inputs, needs_dg: bool) -> "Gradients":
         parts = call.value_parts
-        makes_dg = needs_dg or call.plan.family == "triton"
-        dg = output_parts(inputs.g, parts) if makes_dg and inputs.g is not None else None
+        dg = output_parts(inputs.g, parts) if needs_dg and inputs.g is not None else None
         dv = output_parts(inputs.v, call.key_parts)
         return cls(output_parts(inputs.q, parts), output_parts(inputs.k, parts), dv, dg)
 

@@ -220,8 +220,7 @@ def launch_backward(
     if call.gated:
         run_strong_backward(call, inputs, do, flags, failed, gradients)
     clear_tails(call, inputs, gradients.dq, gradients.dk, gradients.dv, gradients.dg)
-    dq, dk, dv, dg = gradients.summed(inputs)
-    return dq, dk, dv, dg if needs_dg else None, dinitial if needs_dinitial else None
+    return *gradients.summed(inputs), dinitial if needs_dinitial else None
 
 
 def _scratch_states(call: Call) -> int:

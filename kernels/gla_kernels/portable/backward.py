@@ -59,6 +59,7 @@ def gla_backward_kernel(
     GATED: tl.constexpr,
     VARLEN: tl.constexpr,
     FROM_CHECKPOINT: tl.constexpr,
+    STORE_DG: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program handles BK key and BV value columns of one sequence and head, chunks first + count - 1 to first."""
@@ -90,6 +91,7 @@ def gla_backward_kernel(
     dv += (out * blocks_k + ik) * V
     if GATED:
         g += b * g_b + t * g_t + h.to(tl.int64) * g_h
+    if STORE_DG:
         dg += part
     slot = (n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)) + chunks - 1
     states += (slot.to(tl.int64) * H + h) * K * V
@@ -127,20 +129,22 @@ def gla_backward_kernel(
         store_tile(dv, bdv, steps, vcols, H * blocks_k * V, rows_left, V)
         bdq = tl.dot(dP.to(DOT), ks, input_precision=PRECISION)
         bdq = tl.dot(bdo, tl.trans(S_operand), bdq, input_precision=PRECISION)
+        # Not last: Triton lays out all products like the last one, and the state's layout makes other GPUs spill.
+        dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
         bdk = tl.dot(bv, tl.trans(dS_operand), input_precision=PRECISION)
         bdk = tl.dot(dPt.to(DOT), qs, bdk, input_precision=PRECISION)
-        dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
-        if GATED:
+        if STORE_DG:
             balance = ks.to(tl.float32) * bdk - qs.to(tl.float32) * bdq
             boundary = tl.sum(S_operand.to(tl.float32) * dS, axis=1)
             bdg = select_sum(steps[:, None] > steps[None, :], balance, 2, DOT) + boundary[None, :]
             store_tile(dg, bdg, steps, kcols, grad_stride, rows_left, K)
+            dg -= C * grad_stride
+        if GATED:
             bdq *= q_factor
             bdk *= k_factor
             dS *= factor[:, None]
             suspect += (tl.sum(bdq, axis=1) + tl.sum(bdk, axis=1)) * 0.0
             g -= C * g_t
-            dg -= C * grad_stride
         else:
             bdq *= scale
         store_tile(dq, bdq, steps, kcols, grad_stride, rows_left, K)

@@ -169,7 +169,7 @@ def gla_forward_strong(
 def add_gradients(
     q, k, v, g, do, dq, dk, dg, scale, q_t, k_t, v_t, g_t, do_t, grad_t, cols, rows_left,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, STORE_DG: tl.constexpr,
 ):  # fmt: skip
     """Adds what the missing scores give key columns `cols` of dq, dk and dg of the chunk that all pointers point to.
 
@@ -198,18 +198,20 @@ def add_gradients(
             tile, factor, late = pair_tile(bq, bk, gates, steps, size, DOT)
             chosen = tl.where(at_level(steps, size), pairs, 0.0).to(DOT)
             gradient = tl.dot(chosen, tile, input_precision=PRECISION)
-            change = tile.to(tl.float32) * gradient
+            if STORE_DG:
+                change = tile.to(tl.float32) * gradient
+                balance += tl.where(late, -change, change)
             gradient *= factor
             bdq += tl.where(late, gradient, 0.0)
             bdk += tl.where(late, 0.0, gradient)
-            balance += tl.where(late, -change, change)
             size *= 2
         bdq = bdq * weight[None, :] + load_tile(dq, steps, cols, grad_t, rows_left, K).to(tl.float32)
         store_tile(dq, bdq, steps, cols, grad_t, rows_left, K)
         bdk += load_tile(dk, steps, cols, grad_t, rows_left, K).to(tl.float32)
         store_tile(dk, bdk, steps, cols, grad_t, rows_left, K)
-        bdg = tl.cumsum(balance, axis=0) - balance + load_tile(dg, steps, cols, grad_t, rows_left, K).to(tl.float32)
-        store_tile(dg, bdg, steps, cols, grad_t, rows_left, K)
+        if STORE_DG:
+            bdg = tl.cumsum(balance, axis=0) - balance + load_tile(dg, steps, cols, grad_t, rows_left, K).to(tl.float32)
+            store_tile(dg, bdg, steps, cols, grad_t, rows_left, K)
 
 
 @triton.jit(do_not_specialize=["T", "H", "items"])
@@ -239,6 +241,7 @@ def gla_backward_strong(
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
     PDL: tl.constexpr,
+    STORE_DG: tl.constexpr,
 ):  # fmt: skip
     """The backward of `gla_forward_strong`, item by item as there."""
     wait_for_previous_kernel(PDL)
@@ -272,9 +275,9 @@ def gla_backward_strong(
                     at = row * VALUE_PARTS * K
                     cols = (part - 1) * BK + tl.arange(0, BK)
                     add_gradients(
-                        q_at, k_at, v + b * v_b + t * v_t + h_wide * v_h, g_at, do_at, dq + at, dk + at, dg + at,
-                        scale, q_t, k_t, v_t, g_t, do_t, H * VALUE_PARTS * K, cols, rows_left,
-                        K, V, BK, BV, C, DOT, PRECISION,
+                        q_at, k_at, v + b * v_b + t * v_t + h_wide * v_h, g_at, do_at, dq + at, dk + at,
+                        dg + at if STORE_DG else dg, scale, q_t, k_t, v_t, g_t, do_t, H * VALUE_PARTS * K, cols,
+                        rows_left, K, V, BK, BV, C, DOT, PRECISION, STORE_DG,
                     )  # fmt: skip
             found = tl.where(lanes == lane, 0, found)
             lane = first_raised(found, lanes)
