@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
+from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,14 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A Python package that a backend needs: its import name and the command that installs it."""
+    """A Python package that a backend needs: its import name and the command that installs it.
+
+    `distribution`: its name for pip, if other packages have modules of the same name.
+    """
 
     module: str
     install: str
+    distribution: str | None = None
 
     @property
     def present(self) -> bool:
         """Whether the package is installed. Does not import it."""
+        if self.distribution is not None:
+            return any(metadata.distributions(name=self.distribution))
         try:
             return find_spec(self.module) is not None
         except ModuleNotFoundError:  # for a submodule whose package is missing

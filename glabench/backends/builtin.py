@@ -1,11 +1,22 @@
 """The backends that come with glabench."""
 
 from glabench.backends.base import Backend
-from glabench.backends.fla import FlaGla, FlaLinear
-from glabench.backends.flash import FlashAttn, SdpaCudnn, SdpaFlash, SdpaMath
+from glabench.backends.fla import (
+    FlaGatedDelta,
+    FlaGla,
+    FlaGlaRecurrent,
+    FlaKda,
+    FlaLightning,
+    FlaLinear,
+    FlaRetention,
+    FlaSimpleGla,
+)  # fmt: skip
+from glabench.backends.flash import FlashAttn, FlashAttn3, FlashAttn4
 from glabench.backends.gla import GlaRecurrentTorch, GlaTorch, GlaTriton, LinearTorch, LinearTriton
 from glabench.backends.mamba import Mamba1, Mamba2
+from glabench.backends.mlstm import MlstmKernels
 from glabench.backends.papers.backends import GlaParallelNaive, GlaParallelTorch, GlaScanTorch, LinearParallelTorch
+from glabench.backends.sdpa import Flex, SdpaCudnn, SdpaFlash, SdpaMath
 
 BACKENDS: list[Backend] = [
     GlaTriton(),
@@ -18,9 +29,19 @@ BACKENDS: list[Backend] = [
     SdpaFlash(),
     SdpaCudnn(),
     SdpaMath(),
+    Flex(),
     FlashAttn(),
+    FlashAttn3(),
+    FlashAttn4(),
     Mamba1(),
     Mamba2(),
+    FlaGlaRecurrent(),
+    FlaSimpleGla(),
+    FlaRetention(),
+    FlaLightning(),
+    FlaGatedDelta(),
+    FlaKda(),
+    MlstmKernels(),
     LinearParallelTorch(),
     GlaParallelTorch(),
     GlaParallelNaive(),

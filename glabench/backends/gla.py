@@ -25,8 +25,8 @@ _MATERIALIZE = switch("materialize", "Keep chunk states in memory for the backwa
 def call_on(
     function: Callable[..., tuple[Tensor, Tensor | None]], inputs: Mapping[str, Tensor], cell: Cell, **options: object
 ) -> Callable[[], Tensor | tuple[Tensor, ...]]:
-    """A call of `chunk_gla`, or of a function with its arguments, on q, k, v and, if the op has gates, g."""
-    tensors = [inputs[name] for name in ("q", "k", "v", "g") if name in inputs]
+    """A call of `chunk_gla`, or of a function with its arguments, on q, k, v and, if the op has them, g and beta."""
+    tensors = [inputs[name] for name in ("q", "k", "v", "g", "beta") if name in inputs]
     if "initial" in inputs:
         options["initial_state"] = inputs["initial"]
     if "cu_seqlens" in inputs:

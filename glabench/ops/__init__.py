@@ -1,12 +1,20 @@
 """Ops, which define what is computed. Importing this package does not import torch."""
 
 from glabench.ops.base import BYTES, Op, Spec
+from glabench.ops.delta import GATED_DELTA, KDA
 from glabench.ops.gla import GLA
 from glabench.ops.linear import LINEAR
 from glabench.ops.mamba1 import MAMBA1
 from glabench.ops.mamba2 import MAMBA2
+from glabench.ops.mlstm import MLSTM
+from glabench.ops.simple_gla import LIGHTNING, RETENTION, SIMPLE_GLA
 from glabench.ops.softmax import SOFTMAX
 
-BUILTIN: tuple[Op, ...] = (GLA, LINEAR, SOFTMAX, MAMBA1, MAMBA2)
+BUILTIN: tuple[Op, ...] = (
+    GLA, LINEAR, SOFTMAX, MAMBA1, MAMBA2, SIMPLE_GLA, RETENTION, LIGHTNING, GATED_DELTA, KDA, MLSTM,
+)  # fmt: skip
 
-__all__ = ["BUILTIN", "BYTES", "GLA", "LINEAR", "MAMBA1", "MAMBA2", "SOFTMAX", "Op", "Spec"]
+__all__ = [
+    "BUILTIN", "BYTES", "GATED_DELTA", "GLA", "KDA", "LIGHTNING", "LINEAR", "MAMBA1", "MAMBA2", "MLSTM", "RETENTION",
+    "SIMPLE_GLA", "SOFTMAX", "Op", "Spec",
+]  # fmt: skip

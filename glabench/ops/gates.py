@@ -100,3 +100,6 @@ GATES: Mapping[str, Callable[[Tensor, Generator], Tensor]] = {
     "one-reset": _one_reset,
     "one-strong-chunk": _one_strong_chunk,
 }
+
+# Those that tell channels of a head apart, so that no gate per head has them.
+OF_CHANNELS = frozenset({"channel-bias", "dead-channel"})

@@ -41,7 +41,7 @@ class Linear(Op):
     equation = "S_t = S_{t-1} + k_t^T v_t,  o_t = q_t S_t / sqrt(K)"
     parameters: ClassVar[tuple[Parameter, ...]] = (*SIZES, *KINDS)
     aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {"head_dim": ("key_dim", "value_dim")}
-    independent = ("batch", "heads")
+    independent: ClassVar[tuple[str, ...]] = ("batch", "heads")
     reference_name = "chunked recurrence without a gate"
 
     def published(self, width: int) -> dict[str, Value]:

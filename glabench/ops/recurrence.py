@@ -1,4 +1,4 @@
-"""Recurrences in chunks, differentiated by autograd: the references of GLA, linear attention and Mamba-1."""
+"""Recurrences in chunks, differentiated by autograd: the references of all ops but softmax attention."""
 
 from __future__ import annotations
 
@@ -64,9 +64,7 @@ def packed_recurrence(
 def _segment(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """The output of some tokens, and the state after them, from the state [B, H, K, V] before them."""
     T = q.shape[1]
-    # [B, H, chunk, row, D]; padding rows neither decay nor add.
-    padded = (F.pad(x, (0, 0, 0, 0, 0, -T % _CHUNK)).transpose(1, 2) for x in (q, k, v, g))
-    q, k, v, g = (x.reshape(*x.shape[:2], -1, _CHUNK, x.shape[-1]) for x in padded)
+    q, k, v, g = (_in_chunks(x) for x in (q, k, v, g))
     G = g.cumsum(-2)
     later = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=q.device).triu(1)[..., None]
     between = (G[..., :, None, :] - G[..., None, :, :]).masked_fill(later, -math.inf).exp()
@@ -113,3 +111,48 @@ def selective_scan(inputs: Mapping[str, Tensor]) -> Tensor:
     states = (within + passed * torch.stack(before, -1)).movedim(0, -1).flatten(-2)[..., :T]
     out: Tensor = (states * inputs["C"][:, None]).sum(2) + u * inputs["D"][:, None]
     return out
+
+
+def delta_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """`S_t = (I - b_t k_t^T k_t) diag(exp g_t) S_{t-1} + b_t k_t^T v_t`, `o_t = q_t S_t / sqrt(K)`, from zero states.
+
+    q, k, g [B, T, H, K], v [B, T, H, V] and beta [B, T, H], all of one dtype, give o [B, T, H, V] and the final state
+    [B, H, K, V]. What the tokens of a chunk add, u, solves a triangular system (Gated DeltaNet, section 3.3).
+    """
+    state = q.new_zeros((q.shape[0], q.shape[2], q.shape[3], v.shape[3]))
+    rows = (q * q.shape[-1] ** -0.5, k, v, g.clamp(min=_NO_GATE_BELOW), beta[..., None])
+    outputs = []
+    for start in range(0, q.shape[1], _SEGMENT):
+        pieces = (*(x[:, start : start + _SEGMENT] for x in rows), state)
+        out, state = _delta_segment(*pieces) if q.shape[1] <= _SEGMENT else recomputed(_delta_segment, *pieces)
+        outputs.append(out)
+    return torch.cat(outputs, 1), state
+
+
+def _delta_segment(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The output of some tokens, and the state after them, from the state [B, H, K, V] before them."""
+    T, V = q.shape[1], v.shape[-1]
+    q, k, v, g, beta = (_in_chunks(x) for x in (q, k, v, g, beta))
+    G = g.cumsum(-2)
+    later = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=q.device).triu(1)
+    between = (G[..., :, None, :] - G[..., None, :, :]).masked_fill(later[..., None], -math.inf).exp()
+    scores = torch.einsum("...ik,...jk,...ijk->...ij", q, k, between)
+    overlaps = beta * torch.einsum("...ik,...jk,...ijk->...ij", k, k, between).tril(-1)
+    system = overlaps + torch.eye(_CHUNK, dtype=q.dtype, device=q.device)
+    given = beta * torch.cat((v, k * G.exp()), -1)
+    from_values, from_state = torch.linalg.solve_triangular(system, given, upper=False, unitriangular=True).split(
+        (V, k.shape[-1]), -1
+    )
+    from_start, to_end, passed = q * G.exp(), k * (G[..., -1:, :] - G).exp(), G[..., -1, :, None].exp()
+    outputs = []
+    for chunk in range(q.shape[2]):
+        u = from_values[:, :, chunk] - from_state[:, :, chunk] @ state
+        outputs.append(from_start[:, :, chunk] @ state + scores[:, :, chunk] @ u)
+        state = passed[:, :, chunk] * state + to_end[:, :, chunk].transpose(-1, -2) @ u
+    return torch.stack(outputs, 2).flatten(2, 3).transpose(1, 2)[:, :T], state
+
+
+def _in_chunks(x: Tensor) -> Tensor:
+    """Rows [B, T, H, D] as [B, H, chunk, row, D]; padding rows are zeros, which neither decay nor add."""
+    padded = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % _CHUNK)).transpose(1, 2)
+    return padded.reshape(*padded.shape[:2], -1, _CHUNK, padded.shape[-1])

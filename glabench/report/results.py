@@ -28,7 +28,10 @@ hand* were not recorded.
 _ALWAYS = ("torch", "triton")
 _PACKAGES = {
     "flash-attn": "flash-attn",
+    "flash-attn-3": "flash-attn-3",
+    "flash-attn-4": "flash-attn-4",
     "mamba": "mamba-ssm",
+    "mlstm": "mlstm-kernels",
     "fla-": "fla-core",
     "sdpa-cudnn": "nvidia-cudnn-cu13",
 }

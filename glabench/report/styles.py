@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish, and nine more. Markers help in print.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, and more. Markers help in print.
 _OURS: Mapping[str, tuple[str, str]] = {
     "gla-triton": ("#0072B2", "o"),
     "linear-triton": ("#009E73", "^"),
@@ -27,6 +27,16 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "gla-parallel-torch": ("#1B7837", "*"),
     "gla-parallel-naive": ("#C51B7D", "P"),
     "gla-scan-torch": ("#01665E", "d"),
+    "flex": ("#BF812D", "X"),
+    "flash-attn-3": ("#C994C7", "h"),
+    "flash-attn-4": ("#DF65B0", "*"),
+    "fla-gla-recurrent": ("#A63603", "8"),
+    "fla-simple-gla": ("#FD8D3C", "p"),
+    "fla-retention": ("#54278F", "v"),
+    "fla-lightning": ("#807DBA", "P"),
+    "fla-gated-delta": ("#CB181D", "D"),
+    "fla-kda": ("#FB6A4A", "H"),
+    "mlstm-kernels": ("#3182BD", "^"),
 }
 # For other backends: colours that differ from those above.
 _OTHERS = ("#332288", "#4400FF", "#44AA99", "#AA4499", "#661100", "#6699CC", "#DDCC77")

@@ -14,13 +14,13 @@ from glabench.ops.base import as_tuple
 from glabench.sweeps import Cell, Parameters
 
 OPS = {op.name: op for op in BUILTIN}
+HEADS = {"heads": 3, "key_dim": 8, "value_dim": 8}
+GATED = HEADS | {"gate": "logsigmoid/16"}
 SIZES = {
-    "gla": {"heads": 3, "key_dim": 8, "value_dim": 8, "gate": "logsigmoid/16"},
-    "linear": {"heads": 3, "key_dim": 8, "value_dim": 8},
-    "softmax": {"heads": 3, "head_dim": 8},
-    "mamba1": {"inner": 6, "state_size": 4},
-    "mamba2": {"heads": 3, "head_dim": 8, "state_size": 4},
-}
+    "gla": GATED, "linear": HEADS, "softmax": {"heads": 3, "head_dim": 8}, "mamba1": {"inner": 6, "state_size": 4},
+    "mamba2": {"heads": 3, "head_dim": 8, "state_size": 4}, "simple-gla": GATED, "retention": HEADS,
+    "lightning": HEADS, "gated-delta": GATED, "kda": GATED, "mlstm": HEADS,
+}  # fmt: skip
 BOUND = 2e-3
 
 

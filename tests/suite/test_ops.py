@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -24,6 +25,12 @@ SIZES = {
     "softmax": {"heads": 3, "head_dim": 16},
     "mamba1": {"inner": 6, "state_size": 4},
     "mamba2": {"heads": 3, "head_dim": 8, "state_size": 4},
+    "simple-gla": HEADS | {"gate": "resets"},
+    "retention": HEADS,
+    "lightning": HEADS,
+    "gated-delta": HEADS | {"gate": "resets"},
+    "kda": HEADS | {"gate": "resets"},
+    "mlstm": HEADS,
 }
 NAMED_GATES = {
     "none": None,
@@ -73,6 +80,46 @@ def token_by_token_attention(inputs):
     return torch.stack(outputs, 1), state
 
 
+def token_by_token_delta(inputs):
+    """Each token takes what the state holds for its key and puts its own value there, by beta."""
+    q, k, v, g, beta = (inputs[name] for name in ("q", "k", "v", "g", "beta"))
+    state, outputs = q.new_zeros((q.shape[0], q.shape[2], q.shape[3], v.shape[3])), []
+    for t in range(q.shape[1]):
+        state = g[:, t].exp().reshape(*state.shape[:2], -1, 1) * state
+        held = (k[:, t][..., None] * state).sum(-2)
+        state = state + k[:, t][..., None] * (beta[:, t][..., None] * (v[:, t] - held))[..., None, :]
+        outputs.append((q[:, t][..., None] * state).sum(-2) / math.sqrt(q.shape[3]))
+    return torch.stack(outputs, 1), state
+
+
+def token_by_token_mlstm(inputs):
+    q, k, v, i, f = (inputs[name] for name in ("q", "k", "v", "i", "f"))
+    state, outputs = q.new_zeros((*q.shape[:2], q.shape[3], v.shape[3])), []
+    for t in range(q.shape[2]):
+        added = i[:, :, t].sigmoid()[..., None, None] * k[:, :, t, :, None] * v[:, :, t, None]
+        state = f[:, :, t].sigmoid()[..., None, None] * state + added
+        outputs.append((q[:, :, t, :, None] * state).sum(-2) / math.sqrt(q.shape[3]))
+    return torch.stack(outputs, 2)
+
+
+def token_by_token_scalar(inputs):
+    return token_by_token_attention({**inputs, "g": inputs["g"][..., None]})
+
+
+def with_decays(inputs, decay):
+    heads = inputs["q"].shape[2]
+    decays = torch.tensor([decay(h, heads) for h in range(heads)], dtype=torch.float64)
+    return token_by_token_attention({**inputs, "g": decays.log()[:, None].expand(*inputs["q"].shape[:3], 1)})
+
+
+def token_by_token_retention(inputs):
+    return with_decays(inputs, lambda h, _: 1 - 2 ** -(5 + h))
+
+
+def token_by_token_lightning(inputs):
+    return with_decays(inputs, lambda h, heads: math.exp(-8 * h / heads))
+
+
 def token_by_token_ssd(inputs):
     x, B, C, step = inputs["x"], inputs["B"], inputs["C"], F.softplus(inputs["delta"])
     state, outputs = x.new_zeros((x.shape[0], x.shape[2], B.shape[-1], x.shape[3])), []
@@ -112,14 +159,14 @@ def gla_reference(inputs):
     return gated_recurrence(inputs["q"], inputs["k"], inputs["v"], inputs.get("g"), inputs.get("initial"))
 
 
-def document_by_document(inputs):
+def document_by_document(slow, inputs):
     """Each packed document as a call of its own."""
     tokens, finals = [], []
     for number, (start, end) in enumerate(pairwise(inputs["cu_seqlens"].tolist())):
         own = {name: inputs[name][:, start:end] for name in ("q", "k", "v", "g") if name in inputs}
         if "initial" in inputs:
             own["initial"] = inputs["initial"][number : number + 1]
-        out, final = token_by_token_attention(own)
+        out, final = slow(own)
         tokens.append(out)
         finals.append(final)
     return torch.cat(tokens, 1), torch.cat(finals)
@@ -159,7 +206,7 @@ def test_states_go_into_the_recurrence_and_come_out(gate, tokens):
 
 
 @pytest.mark.parametrize("state", [None, "in", "out", "both"])
-@pytest.mark.parametrize("op", ["gla", "linear"])
+@pytest.mark.parametrize("op", ["gla", "linear", "simple-gla", "retention", "lightning"])
 def test_packed_documents_are_sequences_of_their_own(op, state):
     cell = replace(cell_of(op, packed="on", state=state), seqlen=1100)
     inputs, specs = OPS[op].make_inputs(cell), OPS[op].inputs(cell)
@@ -171,7 +218,8 @@ def test_packed_documents_are_sequences_of_their_own(op, state):
     count = len(OPS[op].outputs(cell))
     assert count == (2 if state in ("out", "both") else 1)
     found = values_and_gradients(OPS[op].reference, inputs, count)
-    assert_same(found, values_and_gradients(document_by_document, inputs, count))
+    slow = SLOW.get(op, token_by_token_attention)
+    assert_same(found, values_and_gradients(partial(document_by_document, slow), inputs, count))
     assert [found[name].shape for name in OPS[op].outputs(cell)] == [s.shape for s in OPS[op].outputs(cell).values()]
 
 
@@ -214,14 +262,30 @@ def test_softmax_over_blocks_of_rows_is_softmax(monkeypatch, tokens, rows):
     assert_same(values_and_gradients(ops.SOFTMAX.reference, inputs), values_and_gradients(plain_softmax, inputs))
 
 
+# By op, if it is not that of gated or ungated linear attention.
+SLOW = {
+    "softmax": plain_softmax, "mamba1": token_by_token_scan, "mamba2": token_by_token_ssd,
+    "simple-gla": token_by_token_scalar, "retention": token_by_token_retention, "lightning": token_by_token_lightning,
+    "gated-delta": token_by_token_delta, "kda": token_by_token_delta, "mlstm": token_by_token_mlstm,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("op", list(OPS))
 def test_a_reference_works_on_the_inputs_that_its_op_makes(op):
     cell = cell_of(op)
     inputs, out = OPS[op].make_inputs(cell), OPS[op].output(cell)
-    slow = {"softmax": plain_softmax, "mamba1": token_by_token_scan, "mamba2": token_by_token_ssd}
     found = values_and_gradients(OPS[op].reference, inputs)
     assert found["o"].shape == out.shape
-    assert_same(found, values_and_gradients(slow.get(op, token_by_token_attention), inputs))
+    assert_same(found, values_and_gradients(SLOW.get(op, token_by_token_attention), inputs))
+
+
+@pytest.mark.parametrize("gate", ["none", "mild", "strong", "resets"])
+@pytest.mark.parametrize("tokens", [1, 17, 1025])
+def test_the_delta_rule_is_that_of_the_equation_token_by_token(tokens, gate):
+    inputs = gla_inputs(tokens, gate, batch=1, K=4, V=3)
+    inputs = {"g": torch.zeros_like(inputs["k"])} | inputs | {"k": F.normalize(inputs["k"], dim=-1)}
+    inputs["beta"] = normal(1, tokens, 2, seed=4).sigmoid()
+    assert_same(values_and_gradients(ops.KDA.reference, inputs), values_and_gradients(token_by_token_delta, inputs))
 
 
 @pytest.mark.parametrize("op", ["gla", "mamba1"])
@@ -249,6 +313,16 @@ COUNTS = {
     ("mamba1", "infer", "bf16"): (2_592, 952, 952),
     # Inputs (384 + 48 + 2 * 64) * 2 + 2 * 3 * 4 = 1144, output 768; 2 * 8 * 3 tokens and heads times 5 * 4 * 8 + 3 * 8.
     ("mamba2", "infer", "bf16"): (8_832, 1_912, 1_912),
+    # Inputs 9216 - 3072 + 48 * 4 = 6336, output 3072.
+    ("simple-gla", "fwd", "bf16"): (122_880, 9_408, 9_408),
+    # As linear, and 48 * 16 * 32 for the decay.
+    ("retention", "fwd", "bf16"): (122_880, 9_216, 9_216),
+    # Inputs 6336 + 48 * 2 = 6432, output 3072; 48 * 7 * 16 * 32.
+    ("gated-delta", "fwd", "bf16"): (172_032, 9_504, 9_504),
+    # Inputs 9216 + 48 * 2 = 9312, output 3072.
+    ("kda", "bwd", "bf16"): (2 * 172_032, 12_384 + 9_312, 24_768),
+    # Inputs 6144 + 2 * 48 * 4 = 6528, output 3072.
+    ("mlstm", "fwd", "bf16"): (122_880, 9_600, 9_600),
     # Gates of a float64 cell are float64: (2 * 768 + 1536 + 768) * 8 = 30720, output 12288.
     ("gla", "infer", "fp64"): (122_880, 43_008, 43_008),
 }
@@ -291,7 +365,7 @@ def test_inputs_have_the_shapes_and_types_that_the_op_says(op):
     for name, spec in OPS[op].inputs(cell).items():
         assert tuple(tensors[name].shape) == spec.shape
         assert len(spec.dims) == len(spec.shape)
-        wide = name in ("g", "A", "D")
+        wide = name in ("g", "A", "D", "i", "f")
         assert tensors[name].dtype == (torch.float32 if wide else torch.bfloat16)
     assert tuple(OPS[op].make_grad_outputs(cell)["o"].shape) == OPS[op].output(cell).shape
 
@@ -369,6 +443,12 @@ def test_mamba_starts_with_small_steps_and_decaying_states(op):
         ("softmax", 1024, {"heads": 16, "head_dim": 64}),
         ("mamba1", 1024, {"inner": 2048, "state_size": 16}),
         ("mamba2", 1024, {"heads": 32, "head_dim": 64, "state_size": 128}),
+        ("simple-gla", 1024, {"heads": 4, "key_dim": 128, "value_dim": 256}),
+        ("retention", 1024, {"heads": 4, "key_dim": 256, "value_dim": 512}),
+        ("lightning", 1024, {"heads": 8, "key_dim": 128, "value_dim": 128}),
+        ("gated-delta", 2048, {"heads": 6, "key_dim": 256, "value_dim": 512}),
+        ("kda", 2048, {"heads": 16, "key_dim": 128, "value_dim": 128}),
+        ("mlstm", 4096, {"heads": 8, "key_dim": 256, "value_dim": 512}),
         ("gla", 8, {"heads": 4, "key_dim": 1, "value_dim": 2}),
         ("softmax", 64, {"heads": 1, "head_dim": 64}),
     ],

@@ -92,7 +92,8 @@ def plugin(tmp_path):
 def test_our_own_backends_are_there_and_implement_our_ops():
     registry = load_registry()
     assert list(registry) == [backend.name for backend in builtin.BACKENDS]
-    assert list(registry.ops) == [op.name for op in BUILTIN] == ["gla", "linear", "softmax", "mamba1", "mamba2"]
+    assert list(registry.ops) == [op.name for op in BUILTIN]
+    assert {"gla", "linear", "softmax", "mamba1", "mamba2", "simple-gla", "retention", "kda"} < set(registry.ops)
     assert all(registry.op_of(name) is registry.ops[registry[name].op] for name in registry)
     assert len(registry) == len(builtin.BACKENDS)
 

@@ -306,14 +306,17 @@ def test_the_backend_of_the_ratios_is_dropped_if_it_is_not_measured():
 
 
 def test_a_backend_of_a_sweep_that_is_not_there_is_a_mistake():
-    with pytest.raises(UsageError, match=r"sweep test: 'gone' is not a backend \(allowed: fla-gla, "):
+    with pytest.raises(UsageError, match=r"sweep test: 'gone' is not a backend \(allowed: fla-gated-delta, fla-gla, "):
         resolve(sweep("gone"), "cuda", {}, TRAITS)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backend": "nope"}, r"--backend: 'nope' is not a backend \(allowed: fla-gla, .*sdpa-math\); a plugin's"),
+        (
+            {"backend": "nope"},
+            r"--backend: 'nope' is not a backend \(allowed: fla-gated-delta, .*sdpa-math\); a plugin's",
+        ),
         ({"backend": "gla-tritn"}, r"did you mean 'gla-triton'\?\); a plugin's needs --plugin FILE$"),
         ({"backend": "gla-triton,,"}, "--backend: 'gla-triton,,' has an empty name"),
         ({"backend": 3}, "--backend: '3' is not a backend"),
@@ -322,7 +325,10 @@ def test_a_backend_of_a_sweep_that_is_not_there_is_a_mistake():
             {"state_size": 16},
             r"--state-size: no backend of this sweep has this parameter \(only backends of mamba1, mamba2 do\)",
         ),
-        ({"head_dim": 16, "backend": MAMBA}, r"--head-dim: no .* \(only backends of gla, linear, mamba2, softmax do\)"),
+        (
+            {"head_dim": 16, "backend": MAMBA},
+            r"--head-dim: no .* \(only backends of .*gla, .*mamba2, .*softmax do\)",
+        ),
         ({"chunk": 2.5}, "--chunk: an axis takes text such as"),
         ({"key_dim": []}, "--key-dim: an axis takes"),
         ({"key_dim": "0"}, r"key_dim: '0' is not a positive number \(allowed: a number"),

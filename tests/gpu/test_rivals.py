@@ -1,0 +1,71 @@
+"""Every backend, with the packages that are installed, computes its op on a GPU: outputs and gradients."""
+
+import time
+
+import pytest
+import torch
+
+from glabench.backends import load_registry
+from glabench.measure.cell import CellMeter
+from glabench.measure.job import Job
+from glabench.measure.outcome import failure_of
+from glabench.measure.settings import Settings
+from glabench.measure.timer import timer_for
+from glabench.measure.work import OpWork
+from glabench.sweeps import Cell, Parameters
+
+REGISTRY = load_registry()
+SETTINGS = Settings(max_samples=10, least_time_s=0, warm_up_s=0, precision=1e-9, energy=False, cell_timeout_s=300)
+# fla-core says so itself, and gives wrong gradients if it is asked to go on.
+REFUSES_TRITON = {"fla-simple-gla", "fla-gated-delta"}
+
+
+def measure(name, seqlen, **changes):
+    backend, op = REGISTRY[name], REGISTRY.op_of(name)
+    sizes = {each.name: each.default for each in (*op.parameters, *backend.parameters)} | op.published(1024) | changes
+    cell = Cell(name, op.name, "fwd+bwd", 2, seqlen, "bf16", Parameters(sizes), "cuda")
+    if refusal := backend.unavailable("cuda") or backend.supports(cell):
+        pytest.skip(refusal)
+    job = Job(name, "run", "cuda:0", SETTINGS)
+    try:
+        return CellMeter(OpWork(op, backend), job, timer_for("cuda", "cold")).measure(cell)
+    except Exception as problem:
+        return failure_of(job, cell, problem)
+
+
+def assert_right(name, record):
+    if name in REFUSES_TRITON and "triton" in (record.reason or "").lower():
+        pytest.skip(record.reason)
+    assert (record.status, record.reason) == ("ok", None)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_backend_computes_its_op(name):
+    if name == "gla-parallel-naive":
+        pytest.skip("divides by the gates: see tests/suite/test_papers.py")
+    assert_right(name, measure(name, 512))
+
+
+@pytest.mark.parametrize("name", [name for name, backend in REGISTRY.items() if "packed" in backend.features])
+def test_a_backend_takes_packed_documents_and_states(name):
+    assert_right(name, measure(name, 1500, packed="on", state="both"))
+
+
+def test_the_clock_of_flash_attention_4_is_the_hosts():
+    """CuTe's kernels could run on a stream that events do not see."""
+    name = "flash-attn-4"
+    record = measure(name, 8192)
+    assert_right(name, record)
+    cell = record.cell
+    op = REGISTRY.op_of(name)
+    inputs = {each: x.requires_grad_() for each, x in op.make_inputs(cell).items()}
+    call, given = REGISTRY[name].bind(inputs, cell), op.make_grad_outputs(cell)["o"]
+    calls = 20
+    torch.autograd.grad(call(), list(inputs.values()), given)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        torch.autograd.grad(call(), list(inputs.values()), given)
+    torch.cuda.synchronize()
+    host_ms = (time.perf_counter() - start) / calls * 1e3
+    assert record.time_ms == pytest.approx(host_ms, rel=0.2)
