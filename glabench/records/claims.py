@@ -1,0 +1,148 @@
+"""Claims of papers, and how records test them: `claims.toml` in a folder of published runs.
+
+intro = "..."                        # Markdown, above the table
+
+[[claims]]
+source = "final paper, abstract"     # where it is made
+text = "..."                         # what it says
+why = "..."                          # why no run tests it, or what to know about the test (optional)
+
+[[claims.tests]]                     # none: cannot be told
+run = "h200-paper-fig2"              # a run folder
+less = { backend = "linear-triton", pass = "fwd+bwd" }    # cells, by keys of their records
+than = { backend = "flash-attn", pass = "fwd+bwd" }       # what they are compared with at the same x
+x = "seqlen"                         # over which both are compared
+metric = "time"                      # whose values are compared
+factor = 1.0                         # it holds where less <= factor * than
+
+Without `than` the test is of growth: where x doubles, the value may grow by at most `factor`. With `fails` in place of
+`less`, cells have to end with a status from some x on: fails = { backend = "...", status = "inaccurate" }.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from glabench.errors import UsageError, printable
+from glabench.plain import Name, read_as
+from glabench.records.metrics import BY_NAME
+from glabench.records.run import Run, rows_of
+
+CLAIMS = "claims.toml"
+Cells = dict[str, str | int | float | bool]
+
+
+class Verdict(StrEnum):
+    """What the records say about a claim."""
+
+    HOLDS = "holds"
+    PARTLY = "in part"
+    NOT = "does not hold"
+    UNKNOWN = "cannot be told"
+
+
+@dataclass(frozen=True)
+class Test:
+    """One comparison in one run."""
+
+    run: Name
+    less: Cells = field(default_factory=dict)
+    than: Cells = field(default_factory=dict)
+    fails: Cells = field(default_factory=dict)
+    x: Name = "seqlen"
+    metric: Name = "time"
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim, with the tests that all have to be passed."""
+
+    source: str
+    text: str
+    why: str = ""
+    tests: list[Test] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The contents of the file."""
+
+    claims: list[Claim]
+    intro: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A test at one x: what was found there (a ratio, or a status), and whether the claim holds for it."""
+
+    x: Any
+    found: float | str
+    holds: bool
+
+
+def load_claims(folder: Path) -> Claims | None:
+    """The claims beside published runs; None if there are none. Raises UsageError for a file that is wrong."""
+    path = folder / CLAIMS
+    if not path.is_file():
+        return None
+    try:
+        found = read_as(Claims, tomllib.loads(path.read_text(encoding="utf-8")))
+        for test in (test for claim in found.claims for test in claim.tests):
+            _check(test)
+    except ValueError as problem:
+        raise UsageError(f"{path}: {printable(str(problem))}") from None
+    return found
+
+
+def _check(test: Test) -> None:
+    if bool(test.less) == bool(test.fails) or (test.fails and (test.than or "status" not in test.fails)):
+        raise ValueError(f"a test in {test.run} needs either `less`, or `fails` with a status and no `than`")
+    if test.metric not in BY_NAME:
+        raise ValueError(f"'{test.metric}' is not a metric (allowed: {', '.join(BY_NAME)})")
+
+
+def points_of(test: Test, run: Run) -> list[Point]:
+    """What the records of a run say, by x. Raises UsageError if cells that a test names do not have one value per x."""
+    rows = rows_of(run.records)
+    if test.fails:
+        status = test.fails["status"]
+        cells = {name: value for name, value in test.fails.items() if name != "status"}
+        return [Point(x, row["status"], row["status"] == status) for x, row in _select(test, rows, cells).items()]
+    values = _values(test, rows, test.less)
+    if not test.than:
+        return [
+            Point(x, values[x] / values[before], values[x] <= test.factor * values[before])
+            for before, x in pairwise(sorted(values))
+            if x == 2 * before
+        ]
+    others = _values(test, rows, test.than)
+    both = [x for x in values if x in others]
+    return [Point(x, others[x] / values[x], values[x] <= test.factor * others[x]) for x in sorted(both)]
+
+
+def verdict_of(points: Sequence[Sequence[Point]], fails: bool = False) -> Verdict:
+    """A claim's verdict from its tests' points. Where cells have to fail, it is enough that the last ones do."""
+    every = [point.holds for own in points for point in (own[-1:] if fails else own)]
+    if not every or not all(points):
+        return Verdict.UNKNOWN
+    return Verdict.HOLDS if all(every) else Verdict.PARTLY if any(every) else Verdict.NOT
+
+
+def _values(test: Test, rows: Sequence[Mapping[str, Any]], cells: Cells) -> dict[Any, float]:
+    name = BY_NAME[test.metric].field
+    found = _select(test, rows, cells)
+    return {x: value for x, row in found.items() if (value := row.get(name)) is not None}
+
+
+def _select(test: Test, rows: Sequence[Mapping[str, Any]], cells: Cells) -> dict[Any, Mapping[str, Any]]:
+    own = [row for row in rows if all(row.get(name) == value for name, value in cells.items())]
+    found = {row[test.x]: row for row in own}
+    if not own or len(found) < len(own):
+        what = "no cell" if not own else "several cells at one " + test.x
+        raise UsageError(f"{CLAIMS}: {test.run} has {what} for {cells}; correct the test")
+    return found

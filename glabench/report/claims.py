@@ -1,0 +1,59 @@
+"""The page of claims: what papers say, the run that tests it, and what it found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from glabench.errors import UsageError
+from glabench.records.claims import CLAIMS, Claim, Claims, Point, Test, points_of, verdict_of
+from glabench.records.metrics import BY_NAME, significant
+from glabench.records.published import Published
+from glabench.report.grid import escape
+from glabench.sweeps.words import show_x
+
+_HEAD = "<!-- Made by `glabench results` from results/claims.toml and the runs that it names: edit these instead. -->"
+
+
+def make_claims(claims: Claims, published: Mapping[str, Published], out: Path) -> str:
+    """The page as Markdown. `out` is its path, which links are relative to. Raises UsageError for a wrong test."""
+    rows = [["claim", "where", "verdict", "what was found"], ["---"] * 4]
+    rows += [_row(claim, published, out.resolve().parent) for claim in claims.claims]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    intro = [f"{claims.intro.strip()}\n"] if claims.intro.strip() else []
+    return "\n".join([f"{_HEAD}\n\n# Claims of the papers\n", *intro, table])
+
+
+def _row(claim: Claim, published: Mapping[str, Published], folder: Path) -> list[str]:
+    if unknown := [test.run for test in claim.tests if test.run not in published]:
+        raise UsageError(f"{CLAIMS}: '{unknown[0]}' is not a published run; add it to the index, or correct the test")
+    points = [points_of(test, published[test.run].first) for test in claim.tests]
+    verdict = verdict_of(points, any(test.fails for test in claim.tests))
+    found = [_describe(test, own, published[test.run], folder) for test, own in zip(claim.tests, points, strict=True)]
+    said = "; ".join([*found, *([claim.why.strip()] if claim.why else [])])
+    return [escape(claim.text.strip()), escape(claim.source), f"**{verdict}**", escape(said)]
+
+
+def _describe(test: Test, points: list[Point], one: Published, folder: Path) -> str:
+    """`time of flash-attn over linear-triton at 1k, 2k: 4.7, 7.8 ([h200-paper-fig2](...))`."""
+    link = f"[{test.run}]({Path(os.path.relpath((one.page or one.path).resolve(), folder)).as_posix()})"
+    places = ", ".join(show_x(point.x) for point in points)
+    values = ", ".join(p.found if isinstance(p.found, str) else significant(p.found, 2) for p in points)
+    title = BY_NAME[test.metric].title
+    if test.fails:
+        return f"{_name(test.fails)} at {places}: {values} ({link})"
+    if not test.than:
+        return f"{title} of {_name(test.less)} grows, from half as many to {places}, by {values} ({link})"
+    return f"{title} of {_name(test.than)} over {_name(test.less)} at {places}: {values} ({link})"
+
+
+def _name(cells: Mapping[str, object]) -> str:
+    hidden = ("backend", "pass", "status")
+    words = [f"{name} {_word(value)}" for name, value in cells.items() if name not in hidden]
+    words += [str(cells["pass"])] if "pass" in cells else []
+    return f"{cells.get('backend', 'all')}" + (f" ({', '.join(words)})" if words else "")
+
+
+def _word(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,94 @@
+"""Claims of papers: verdicts from records, the page, mistakes in the file."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from simulated import record
+
+from glabench.errors import UsageError
+from glabench.records.claims import CLAIMS, Claim, Claims, Point, Test, Verdict, load_claims, points_of, verdict_of
+from glabench.records.run import Run
+from glabench.sweeps import load_sweep
+
+Test.__test__ = False  # not a class of tests
+
+
+def run_of(times):
+    """A run of cells with these median times, by backend and sequence length; a text is a status."""
+    records = []
+    for (backend, seqlen), time in times.items():
+        one = record([1.0])
+        ok = not isinstance(time, str)
+        values = {"time_ms": time} if ok else {"status": time, "reason": "why", "time_ms": None, "samples_ms": None}
+        records.append(replace(one, cell=replace(one.cell, backend=backend, seqlen=seqlen), **values))
+    return Run(Path("a-run"), load_sweep("cpu-smoke"), {}, records)
+
+
+TIMES = {("a", 64): 1.0, ("a", 128): 2.0, ("a", 256): 6.0, ("b", 64): 2.0, ("b", 128): 1.0, ("b", 512): 1.0}
+A, B = {"backend": "a"}, {"backend": "b"}
+
+
+def test_cells_are_compared_at_every_x_that_both_have():
+    assert points_of(Test("a-run", A, B), run_of(TIMES)) == [Point(64, 2.0, True), Point(128, 0.5, False)]
+    assert [point.holds for point in points_of(Test("a-run", A, B, factor=2), run_of(TIMES))] == [True, True]
+
+
+def test_growth_is_from_half_as_many():
+    assert points_of(Test("a-run", A, factor=2.5), run_of(TIMES)) == [Point(128, 2.0, True), Point(256, 3.0, False)]
+    assert points_of(Test("a-run", B, factor=2.5), run_of(TIMES)) == [Point(128, 0.5, True)]
+
+
+def test_cells_that_have_to_fail_do_so_from_some_x_on():
+    times = {("a", 64): 1.0, ("a", 128): "inaccurate"}
+    points = points_of(Test("a-run", fails={**A, "status": "inaccurate"}), run_of(times))
+    assert points == [Point(64, "ok", False), Point(128, "inaccurate", True)]
+    assert verdict_of([points], fails=True) is Verdict.HOLDS
+    assert verdict_of([points[:1]], fails=True) is Verdict.NOT
+
+
+@pytest.mark.parametrize(
+    ("holds", "verdict"),
+    [
+        ([[True, True], [True]], Verdict.HOLDS),
+        ([[True, False]], Verdict.PARTLY),
+        ([[True], [False]], Verdict.PARTLY),
+        ([[False, False]], Verdict.NOT),
+        ([], Verdict.UNKNOWN),
+        ([[True], []], Verdict.UNKNOWN),
+    ],
+)
+def test_a_claim_holds_if_all_of_its_tests_do_at_every_x(holds, verdict):
+    assert verdict_of([[Point(1, 1.0, each) for each in own] for own in holds]) is verdict
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"), [({"backend": "c"}, "no cell for"), ({"status": "ok"}, "several cells at one seqlen for")]
+)
+def test_a_test_that_names_no_cell_or_several_is_a_mistake(cells, words):
+    with pytest.raises(UsageError, match=rf"{CLAIMS}: a-run has {words} .*; correct the test"):
+        points_of(Test("a-run", cells, A), run_of(TIMES))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("claims = 3", "claims"),
+        ('[[claims]]\nsource = "s"', "text"),
+        ('[[claims]]\nsource = "s"\ntext = "t"\n[[claims.tests]]\nrun = "r"', "needs either `less`, or `fails`"),
+        (
+            '[[claims]]\nsource = "s"\ntext = "t"\n[[claims.tests]]\nrun = "r"\nless = {a = 1}\nmetric = "tmie"',
+            "'tmie' is not a metric",
+        ),
+    ],
+)
+def test_a_wrong_file_is_a_mistake_that_is_named(tmp_path, text, words):
+    (tmp_path / CLAIMS).write_text(text)
+    with pytest.raises(UsageError, match=words):
+        load_claims(tmp_path)
+
+
+def test_without_a_file_there_are_no_claims(tmp_path):
+    assert load_claims(tmp_path) is None
+    (tmp_path / CLAIMS).write_text('[[claims]]\nsource = "s"\ntext = "t"\nwhy = "w"')
+    assert load_claims(tmp_path) == Claims([Claim("s", "t", "w")])
