@@ -15,7 +15,14 @@ from glabench.backends.flash import FlashAttn, FlashAttn3, FlashAttn4
 from glabench.backends.gla import GlaRecurrentTorch, GlaTorch, GlaTriton, LinearTorch, LinearTriton
 from glabench.backends.mamba import Mamba1, Mamba2
 from glabench.backends.mlstm import MlstmKernels
-from glabench.backends.papers.backends import GlaParallelNaive, GlaParallelTorch, GlaScanTorch, LinearParallelTorch
+from glabench.backends.papers.backends import (
+    GlaParallelNaive,
+    GlaParallelTorch,
+    GlaScanTorch,
+    GlaTwoLevel,
+    LinearParallelTorch,
+    LinearTwoPass,
+)  # fmt: skip
 from glabench.backends.sdpa import Flex, SdpaCudnn, SdpaFlash, SdpaMath
 
 BACKENDS: list[Backend] = [
@@ -46,4 +53,6 @@ BACKENDS: list[Backend] = [
     GlaParallelTorch(),
     GlaParallelNaive(),
     GlaScanTorch(),
+    GlaTwoLevel(),
+    LinearTwoPass(),
 ]

@@ -27,6 +27,8 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "gla-parallel-torch": ("#1B7837", "*"),
     "gla-parallel-naive": ("#C51B7D", "P"),
     "gla-scan-torch": ("#01665E", "d"),
+    "gla-two-level": ("#08519C", "v"),
+    "linear-two-pass": ("#74C476", "P"),
     "flex": ("#BF812D", "X"),
     "flash-attn-3": ("#C994C7", "h"),
     "flash-attn-4": ("#DF65B0", "*"),

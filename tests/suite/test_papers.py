@@ -1,12 +1,24 @@
 """Systems as the papers describe them, against the float64 recurrence, and what they say of themselves."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from gla_cases import GATES
+from gluon_on_cpu import interpret_bfloat16
 
 from glabench.backends.papers import TARGETS, forms
-from glabench.backends.papers.backends import GlaParallelNaive, GlaParallelTorch, GlaScanTorch, LinearParallelTorch
+from glabench.backends.papers.backends import (
+    GlaParallelNaive,
+    GlaParallelTorch,
+    GlaScanTorch,
+    GlaTwoLevel,
+    LinearParallelTorch,
+    LinearTwoPass,
+)
+from glabench.backends.papers.two_level import two_level_gla
 from glabench.ops.recurrence import gated_recurrence
 from glabench.sweeps.model import Cell, Parameters
 
@@ -23,6 +35,7 @@ def inputs_of(gate, dtype=torch.float32):
 
 
 def run(function, tensors, do):
+    """Without a gate, function gets three tensors."""
     leaves = [x.clone().requires_grad_() for x in tensors]
     o = function(*leaves)
     found = (o.detach(), *torch.autograd.grad(o, leaves, do.to(o.dtype)))
@@ -30,15 +43,18 @@ def run(function, tensors, do):
 
 
 def errors(function, gate, dtype=torch.float32):
+    return errors_of(function, *inputs_of(gate, dtype))
+
+
+def errors_of(function, tensors, do):
     """Relative errors; dg is relative to k * dk if gates block everything."""
-    tensors, do = inputs_of(gate, dtype)
     wide = [x.double() for x in tensors]
     truth = run(lambda q, k, v, g=None: gated_recurrence(q, k, v, g)[0], wide, do.double())
     sizes = {name: x.norm() for name, x in truth.items()}
-    if gate is not None:
+    if "dg" in sizes:
         sizes["dg"] = max(sizes["dg"], 1e-6 * (wide[1] * truth["dk"]).norm())
     found = run(function, tensors, do)
-    assert found["o"].dtype == dtype
+    assert found["o"].dtype == do.dtype
     return {name: ((x.double() - truth[name]).norm() / sizes[name]).item() for name, x in found.items()}
 
 
@@ -67,6 +83,60 @@ def test_what_divides_by_the_gates_is_right_while_their_sums_are_small_and_fails
         q, k, v, _ = (x.repeat(1, 3, 1, 1)[:, :tokens] for x in tensors)
         o = forms.naive_parallel_gla(q, k, v, F.logsigmoid(torch.zeros_like(q)))
         assert bool(o.isfinite().all()) == finite
+
+
+@pytest.mark.parametrize("gate", [None, "mild", "strong", "resets"])
+@pytest.mark.parametrize(
+    ("tokens", "chunk", "subchunk"), [(128, 64, 16), (128, 32, 32), pytest.param(256, 256, 16, marks=pytest.mark.full)]
+)
+def test_two_levels_are_right_at_every_gate(gate, tokens, chunk, subchunk):
+    tensors, do = two_level_inputs(gate, tokens)
+    found = errors_of(partial(two_level_gla, chunk=chunk, subchunk=subchunk), tensors, do)
+    assert max(found.values()) < 2e-5
+
+
+@pytest.mark.parametrize("gate", [None, "mild", "strong"])
+def test_two_levels_multiply_in_bfloat16(gate, monkeypatch):
+    """Scores within a subchunk are sums in float32."""
+    interpret_bfloat16(monkeypatch)
+    tensors, do = two_level_inputs(gate, 64, torch.bfloat16)
+    assert 1e-4 < max(errors_of(two_level_gla, tensors, do).values()) < 1e-2
+
+
+def two_level_inputs(gate, tokens, dtype=torch.float32):
+    """Inputs whose head dims are powers of two; the values are wider than a program's columns."""
+    torch.manual_seed(0)
+    q, k, v, do = (torch.randn(1, tokens, 2, D).to(dtype) for D in (32, 32, 128, 128))
+    return [q, k, v, *([] if gate is None else [GATES[gate](torch.randn(1, tokens, 2, 32))])], do
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why"),
+    [
+        ({"key_dim": 24}, "head dims are powers of two from 16 to 256; got K=24 V=64"),
+        ({"chunk": 48}, "chunks and subchunks are powers of two from 16 to 256; got 48 and 16"),
+        ({"chunk": 16, "subchunk": 32}, "chunks and subchunks are powers of two from 16 to 256; got 16 and 32"),
+        ({"chunk": 128}, "whole chunks of 128 tokens only; got 64"),
+        ({}, None),
+    ],
+)
+def test_what_two_levels_do_not_take_is_said(sizes, why):
+    one = replace(cell(), parameters=Parameters({**cell().parameters, **sizes}))
+    assert GlaTwoLevel().limits(one) == why
+
+
+def test_a_share_of_the_operations_is_within_subchunks():
+    """4 per pair and channel within a subchunk, where a product would take 2."""
+    of_c = [replace(cell(), parameters=Parameters({**cell().parameters, "subchunk": c})) for c in (16, 32)]
+    one, two = (GlaTwoLevel().executes(each).flops for each in of_c)
+    assert two - one == one_more(16)
+    with_gates, without = GlaTwoLevel().executes(cell()), LinearTwoPass().executes(replace(cell(), op="linear"))
+    assert with_gates.bytes > without.bytes
+
+
+def one_more(tokens):
+    """What `tokens` more in every subchunk cost a forward of `cell`: 4 in place of 1 per pair and channel."""
+    return 2 * 64 * 2 * 3 * tokens * 32
 
 
 def cell(pass_="fwd", T=64):

@@ -1,4 +1,4 @@
-"""Backends of the forms in `forms.py`."""
+"""Backends of the forms in `forms.py` and of `two_level.py`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.backends.base import Backend, Counts
+from glabench.backends.base import Backend, Counts, Requirement
 from glabench.backends.papers import TARGETS
 from glabench.ops import BYTES, GLA, LINEAR
 from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
+from glabench.sweeps.parameters import Parameter, integers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_CHUNK = integers("chunk", "Chunk length C, or auto.", auto=True)
+_POWERS = (16, 32, 64, 128, 256)
 # Passes over the forward's work: the backward of a product is two, and a forward that is recomputed one more.
 _PASSES = {"infer": 1, "fwd": 1, "bwd": 2, "fwd+bwd": 3}
 
@@ -122,3 +125,69 @@ class GlaScanTorch(_Form):
     @staticmethod
     def _steps(cell: Cell) -> int:
         return max(0, math.ceil(math.log2(cell.seqlen)))
+
+
+class _TwoLevel(Backend):
+    """`two_level.two_level_gla`, with the states of all chunks in memory. The paper's chunks have 64 tokens."""
+
+    requires = (Requirement("triton", "pip install triton"),)
+    packages = ("triton",)
+    devices = frozenset({"cuda"})
+    dtypes = frozenset({"bf16", "fp16", "fp32"})
+    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK,)
+
+    def limits(self, cell: Cell) -> str | None:
+        K, V = cell.sizes("key_dim", "value_dim")
+        C, c = self.chunks(cell)
+        if any(D not in _POWERS for D in (K, V)):
+            return f"head dims are powers of two from 16 to 256; got K={K} V={V}"
+        if C not in _POWERS or c not in _POWERS or c > C:
+            return f"chunks and subchunks are powers of two from 16 to 256; got {C} and {c}"
+        return f"whole chunks of {C} tokens only; got {cell.seqlen}" if cell.seqlen % C else None
+
+    def chunks(self, cell: Cell) -> tuple[int, int]:
+        """Tokens of a chunk and of a subchunk. Short sequences are one chunk."""
+        C = cell.get("chunk") or max(16, min(64, cell.seqlen))
+        return C, cell.get("subchunk") or min(C, 16)
+
+    def working_bytes(self, cell: Cell) -> int:
+        """States and their gradients, scores and theirs, and two sums of gates."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        C, _ = self.chunks(cell)
+        twice = 2 if cell.has_backward else 1
+        held = twice * (K * V / C + C) * BYTES[cell.dtype] + (2 * K * BYTES[wide(cell)] if self.op == "gla" else 0)
+        return int(cell.tokens * H * held)
+
+    def executes(self, cell: Cell) -> Counts:
+        """States, scores and outputs as products, with those of whole blocks; scores within a subchunk one by one."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        C, c = self.chunks(cell)
+        rows, op = min(C, 64), GLA if self.op == "gla" else LINEAR
+        own = c if self.op == "gla" else rows
+        per_token = 4 * K * V + (C + rows) * V + (C - own) * K + (4 if self.op == "gla" else 2) * own * K
+        moved = (2 * K * V / C + 2 * C) * BYTES[cell.dtype]
+        passes = _PASSES[cell.pass_]
+        return Counts(
+            passes * cell.tokens * H * per_token, int(op.moved_bytes(cell) + passes * cell.tokens * H * moved)
+        )
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+        from glabench.backends.papers.two_level import two_level_gla
+
+        q, k, v, g = (inputs.get(name) for name in ("q", "k", "v", "g"))
+        assert q is not None and k is not None and v is not None  # noqa: PT018 - every op with heads has them
+        C, c = self.chunks(cell)
+        return lambda: two_level_gla(q, k, v, g, C, c)
+
+
+class GlaTwoLevel(_TwoLevel):
+    """Final paper, Algorithms 3 and 4 with the subchunks of section 4.3."""
+
+    name, op, title = "gla-two-level", "gla", "GLA as in the paper: two levels of chunks, states first, in Triton"
+    parameters = (_CHUNK, integers("subchunk", "Subchunk length c, or auto.", auto=True))
+
+
+class LinearTwoPass(_TwoLevel):
+    """Final paper, Algorithms 1 and 2: FlashLinearAttention."""
+
+    name, op, title = "linear-two-pass", "linear", "linear attention as in the paper: states first, in Triton"

@@ -1,0 +1,326 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+"""GLA as the papers describe it, in Triton: chunks of C tokens, subchunks of c, states of all chunks in memory.
+
+FIN, Algorithms 3 and 4, section 4.3 and Figures 3 and 7; the errors that they have as printed are mended. Tensors are
+q, k, g [B, T, H, K] and v, o [B, T, H, V], contiguous; b is the sum of a chunk's gates up to a token, and E its last.
+
+    states:   S' = exp(E) S + (K exp(E - b))^T V                                one chunk after another
+    scores:   P_ij = sum_k Q_ik K_jk exp(b_ik - b_jk), j <= i                   all chunks at once
+    outputs:  O = P V + (Q exp(b)) S                                            all chunks at once
+
+Scores of two subchunks are products in the inputs' type of (Q exp(b - r)) and (K exp(r - b)), r before the later one
+begins, so no exponent is above 0; those within one are sums in float32, channel by channel, off the tensor cores. The
+backward has the same three steps with the states' gradients D, from the last chunk to the first:
+
+    D = exp(E) D' + (Q exp(b))^T dO,   dP = dO V^T below the diagonal
+    dV = P^T dO + (K exp(E - b)) D',   dQ = exp(b) (dO S^T) + sum_j dP_ij K_j exp(b_i - b_j)
+    dK = exp(E - b) (V D'^T) + sum_i dP_ij Q_i exp(b_i - b_j),   dg = sums of Q dQ - K dK over all later tokens
+
+Without gates (`linear-two-pass`) this is FIN's Algorithms 1 and 2, FlashLinearAttention.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Value columns of a program at most, and numbers in a tile of a chunk's keys at most.
+_MOST_COLUMNS, _TILE = 64, 8192
+# Rows of a chunk that are multiplied at a time.
+_ROWS = 64
+# A gate below this empties a state in every format; sums of it are still exact enough.
+_LEAST_GATE = -60.0
+
+
+@triton.jit
+def _rows(x, token, cols, D: tl.constexpr):
+    """Rows of x [tokens, D] at the places `token`, the columns `cols`."""
+    return tl.load(x + token[:, None] * D + cols[None, :])
+
+
+@triton.jit
+def _states(
+    x, y, b, states, scale, T, H, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, GATED: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The state before every chunk (x = k, y = v), or its gradient after every chunk (x = q, y = dO)."""
+    cols, vals = tl.program_id(0) * BK + tl.arange(0, BK), tl.program_id(1) * BV + tl.arange(0, BV)
+    bh = tl.program_id(2).to(tl.int64)
+    first, chunks = bh // H * T * H + bh % H, T // C
+    state = tl.zeros([BK, BV], dtype=tl.float32)
+    for step in range(chunks):
+        n = chunks - 1 - step if REVERSE else step
+        at = states + ((bh * chunks + n) * K + cols[:, None]) * V + vals[None, :]
+        tl.store(at, state.to(states.dtype.element_ty))
+        token = first + (n * C + tl.arange(0, C)) * H
+        of_x, of_y = _rows(x, token, cols, K), _rows(y, token, vals, V)
+        if GATED:
+            sums = _rows(b, token, cols, K)
+            total = tl.load(b + (first + (n * C + C - 1) * H) * K + cols)
+            factor = tl.exp(sums) * scale if REVERSE else tl.exp(total[None, :] - sums)
+            of_x = (of_x.to(tl.float32) * factor).to(of_x.dtype)
+            state *= tl.exp(total)[:, None]
+        elif REVERSE:
+            of_x = (of_x.to(tl.float32) * scale).to(of_x.dtype)
+        state = tl.dot(tl.trans(of_x), of_y, state, input_precision=PRECISION)
+
+
+@triton.jit
+def _scores(
+    q, k, b, scores, scale, T, H, C: tl.constexpr, R: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """P of the R rows of a subchunk, with all of its chunk up to them."""
+    i, bh = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first, start = bh // H * T * H + bh % H, i * R // C * C
+    steps, cols = tl.arange(0, R), tl.arange(0, K)
+    rows = i * R + steps
+    of_q = _rows(q, first + rows * H, cols, K)
+    out = scores + (bh * T + rows[:, None]) * C
+    if GATED:
+        b_q = _rows(b, first + rows * H, cols, K)
+        # The sums before the subchunk; those of a chunk begin with 0.
+        r = tl.load(b + (first + (i * R - 1) * H) * K + cols, mask=(i * R > start) & (cols < K), other=0.0)
+        framed = (of_q.to(tl.float32) * tl.exp(b_q - r[None, :])).to(of_q.dtype)
+    else:
+        framed = of_q
+    for j in range(start // R, i):
+        token = first + (j * R + steps) * H
+        of_k = _rows(k, token, cols, K)
+        if GATED:
+            of_k = (of_k.to(tl.float32) * tl.exp(r[None, :] - _rows(b, token, cols, K))).to(of_k.dtype)
+        part = tl.dot(framed, tl.trans(of_k), input_precision=PRECISION) * scale
+        tl.store(out + (j * R - start + steps)[None, :], part.to(scores.dtype.element_ty))
+    if GATED:
+        own = tl.zeros([R, R], dtype=tl.float32)
+        for t in range(R):
+            token = first + (i * R + t) * H
+            row, sums = tl.load(k + token * K + cols).to(tl.float32), tl.load(b + token * K + cols)
+            # Exponents of earlier rows are above 0 and not used.
+            factor = tl.exp(tl.minimum(b_q - sums[None, :], 0.0))
+            score = tl.sum(of_q.to(tl.float32) * factor * row[None, :], axis=1)
+            own += tl.where(steps[None, :] == t, score[:, None], 0.0)
+    else:
+        own = tl.dot(of_q, tl.trans(_rows(k, first + rows * H, cols, K)), input_precision=PRECISION)
+    own = tl.where(steps[:, None] >= steps[None, :], own * scale, 0.0)
+    tl.store(out + (i * R - start + steps)[None, :], own.to(scores.dtype.element_ty))
+
+
+@triton.jit
+def _outputs(
+    q, v, b, states, scores, o, scale, T, H, C: tl.constexpr, R: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    BV: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """R rows and BV columns of o."""
+    i, bh = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    first, n = bh // H * T * H + bh % H, i * R // C
+    steps, cols, vals = tl.arange(0, R), tl.arange(0, K), tl.program_id(1) * BV + tl.arange(0, BV)
+    rows = i * R + steps
+    of_q = _rows(q, first + rows * H, cols, K).to(tl.float32) * scale
+    if GATED:
+        of_q *= tl.exp(_rows(b, first + rows * H, cols, K))
+    state = tl.load(states + ((bh * (T // C) + n) * K + cols[:, None]) * V + vals[None, :])
+    out = tl.dot(of_q.to(state.dtype), state, input_precision=PRECISION)
+    for j in range(n * C // R, i + 1):
+        at = j * R + steps
+        part = tl.load(scores + (bh * T + rows[:, None]) * C + (at - n * C)[None, :])
+        part = tl.where(rows[:, None] >= at[None, :], part, 0.0).to(part.dtype)
+        out = tl.dot(part, _rows(v, first + at * H, vals, V), out, input_precision=PRECISION)
+    tl.store(o + (first + rows * H)[:, None] * V + vals[None, :], out.to(o.dtype.element_ty))
+
+
+@triton.jit
+def _score_gradients(
+    v, do, dscores, scale, T, H, C: tl.constexpr, R: tl.constexpr, V: tl.constexpr, PRECISION: tl.constexpr
+):
+    """dP of R rows: dO V^T below the diagonal, times the scale of q."""
+    i, bh = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first, start = bh // H * T * H + bh % H, i * R // C * C
+    steps, vals = tl.arange(0, R), tl.arange(0, V)
+    rows = i * R + steps
+    of_do = _rows(do, first + rows * H, vals, V)
+    for j in range(start // R, i + 1):
+        at = j * R + steps
+        part = tl.dot(of_do, tl.trans(_rows(v, first + at * H, vals, V)), input_precision=PRECISION) * scale
+        part = tl.where(rows[:, None] >= at[None, :], part, 0.0)
+        place = dscores + (bh * T + rows[:, None]) * C + (at - start)[None, :]
+        tl.store(place, part.to(dscores.dtype.element_ty))
+
+
+@triton.jit
+def _value_gradients(
+    k, b, do, dstates, scores, dv, T, H, C: tl.constexpr, R: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    BV: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """R rows and BV columns of dv."""
+    j, bh = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    first, n = bh // H * T * H + bh % H, j * R // C
+    steps, cols, vals = tl.arange(0, R), tl.arange(0, K), tl.program_id(1) * BV + tl.arange(0, BV)
+    at = j * R + steps
+    of_k = _rows(k, first + at * H, cols, K)
+    if GATED:
+        total = tl.load(b + (first + (n * C + C - 1) * H) * K + cols)
+        factor = tl.exp(total[None, :] - _rows(b, first + at * H, cols, K))
+        of_k = (of_k.to(tl.float32) * factor).to(of_k.dtype)
+    dstate = tl.load(dstates + ((bh * (T // C) + n) * K + cols[:, None]) * V + vals[None, :])
+    out = tl.dot(of_k.to(dstate.dtype), dstate, input_precision=PRECISION)
+    for i in range(j, (n + 1) * C // R):
+        rows = i * R + steps
+        part = tl.load(scores + (bh * T + rows[:, None]) * C + (at - n * C)[None, :])
+        part = tl.where(rows[:, None] >= at[None, :], part, 0.0).to(part.dtype)
+        out = tl.dot(tl.trans(part), _rows(do, first + rows * H, vals, V), out, input_precision=PRECISION)
+    tl.store(dv + (first + at * H)[:, None] * V + vals[None, :], out.to(dv.dtype.element_ty))
+
+
+@triton.jit
+def _key_gradients(
+    q, k, v, b, do, states, dstates, dscores, dq, dk, dg, scale, T, H, C: tl.constexpr, R: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """R rows and BK columns of dq and dk, and with gates of q dq - k dk, whose sums are dg."""
+    i, bh = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    first, n = bh // H * T * H + bh % H, i * R // C
+    steps, cols = tl.arange(0, R), tl.program_id(1) * BK + tl.arange(0, BK)
+    rows = i * R + steps
+    token = first + rows * H
+    of_dq, of_dk = tl.zeros([R, BK], dtype=tl.float32), tl.zeros([R, BK], dtype=tl.float32)
+    for iv in range(V // BV):
+        vals = iv * BV + tl.arange(0, BV)
+        place = ((bh * (T // C) + n) * K + cols[:, None]) * V + vals[None, :]
+        state, dstate = tl.load(states + place), tl.load(dstates + place)
+        of_do, of_v = _rows(do, token, vals, V), _rows(v, token, vals, V)
+        of_dq = tl.dot(of_do.to(state.dtype), tl.trans(state), of_dq, input_precision=PRECISION)
+        of_dk = tl.dot(of_v.to(dstate.dtype), tl.trans(dstate), of_dk, input_precision=PRECISION)
+    of_dq *= scale
+    if GATED:
+        sums = _rows(b, token, cols, K)
+        total = tl.load(b + (first + (n * C + C - 1) * H) * K + cols)
+        before = tl.load(b + (first + (i * R - 1) * H) * K + cols, mask=(i * R > n * C) & (cols < K), other=0.0)
+        last = tl.load(b + (first + (i * R + R - 1) * H) * K + cols)
+        of_dq *= tl.exp(sums)
+        of_dk *= tl.exp(total[None, :] - sums)
+    across = tl.zeros([R, BK], dtype=tl.float32)
+    for j in range(n * C // R, i):
+        at = j * R + steps
+        of_k = _rows(k, first + at * H, cols, K)
+        if GATED:
+            of_k = (of_k.to(tl.float32) * tl.exp(before[None, :] - _rows(b, first + at * H, cols, K))).to(of_k.dtype)
+        part = tl.load(dscores + (bh * T + rows[:, None]) * C + (at - n * C)[None, :])
+        across = tl.dot(part, of_k, across, input_precision=PRECISION)
+    of_dq += across * tl.exp(sums - before[None, :]) if GATED else across
+    across = tl.zeros([R, BK], dtype=tl.float32)
+    for j in range(i + 1, (n + 1) * C // R):
+        at = j * R + steps
+        of_q = _rows(q, first + at * H, cols, K)
+        if GATED:
+            of_q = (of_q.to(tl.float32) * tl.exp(_rows(b, first + at * H, cols, K) - last[None, :])).to(of_q.dtype)
+        part = tl.load(dscores + (bh * T + at[:, None]) * C + (rows - n * C)[None, :])
+        across = tl.dot(tl.trans(part), of_q, across, input_precision=PRECISION)
+    of_dk += across * tl.exp(last[None, :] - sums) if GATED else across
+    own_q, own_k = _rows(q, token, cols, K), _rows(k, token, cols, K)
+    if GATED:
+        own = dscores + bh * T * C - n * C
+        for t in range(R):
+            at = i * R + t
+            b_t = tl.load(b + (first + at * H) * K + cols)
+            k_t = tl.load(k + (first + at * H) * K + cols).to(tl.float32)
+            q_t = tl.load(q + (first + at * H) * K + cols).to(tl.float32)
+            # Zeros above the diagonal take out rows whose exponents are above 0.
+            column = tl.load(own + rows * C + at).to(tl.float32)
+            row = tl.load(own + at * C + rows).to(tl.float32)
+            of_dq += column[:, None] * k_t[None, :] * tl.exp(tl.minimum(sums - b_t[None, :], 0.0))
+            of_dk += row[:, None] * q_t[None, :] * tl.exp(tl.minimum(b_t[None, :] - sums, 0.0))
+        balance = own_q.to(tl.float32) * of_dq - own_k.to(tl.float32) * of_dk
+        tl.store(dg + token[:, None] * K + cols[None, :], balance)
+    else:
+        part = tl.load(dscores + (bh * T + rows[:, None]) * C + (rows - n * C)[None, :])
+        of_dq = tl.dot(part, own_k, of_dq, input_precision=PRECISION)
+        of_dk = tl.dot(tl.trans(part), own_q, of_dk, input_precision=PRECISION)
+    tl.store(dq + token[:, None] * K + cols[None, :], of_dq.to(dq.dtype.element_ty))
+    tl.store(dk + token[:, None] * K + cols[None, :], of_dk.to(dk.dtype.element_ty))
+
+
+class _Plan:
+    """Sizes and tiles of a call, and launches with the arguments that all kernels share."""
+
+    def __init__(self, q: Tensor, v: Tensor, C: int, c: int, gated: bool) -> None:
+        self.B, self.T, self.H, self.K = q.shape
+        self.V, self.C, self.gated = v.shape[-1], C, gated
+        self.rows = min(C, _ROWS)
+        self.subchunk = c if gated else self.rows
+        self.BV = min(self.V, _MOST_COLUMNS)
+        self.BK = min(self.K, max(16, _TILE // C), _MOST_COLUMNS)
+        self.scale = self.K**-0.5
+        self.precision = "ieee" if q.dtype == torch.float32 else "tf32"
+        self.state_shape = (self.B * self.H, self.T // C, self.K, self.V)
+        self.score_shape = (self.B * self.H, self.T, C)
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], *tensors: Tensor | None, **others: Any) -> None:
+        """Launches a kernel; what it takes of the sizes is passed by name."""
+        known = {
+            "scale": self.scale, "T": self.T, "H": self.H, "C": self.C, "K": self.K, "V": self.V, "BK": self.BK,
+            "BV": self.BV, "R": self.rows, "GATED": self.gated, "PRECISION": self.precision,
+        } | others  # fmt: skip
+        taken = {name: value for name, value in known.items() if name in kernel.arg_names}
+        kernel[grid](*tensors, **taken)
+
+    def run_states(self, x: Tensor, y: Tensor, b: Tensor | None, reverse: bool) -> Tensor:
+        """The states before all chunks, or their gradients after them, in the type of x."""
+        states = x.new_empty(self.state_shape)
+        grid = (self.K // self.BK, self.V // self.BV, self.B * self.H)
+        self.launch(_states, grid, x, y, b, states, REVERSE=reverse)
+        return states
+
+    def run_scores(self, q: Tensor, k: Tensor, b: Tensor | None) -> Tensor:
+        """P [B H, T, C]; what is above the diagonal may be anything."""
+        scores = q.new_empty(self.score_shape)
+        self.launch(_scores, (self.T // self.subchunk, self.B * self.H), q, k, b, scores, R=self.subchunk)
+        return scores
+
+
+class _TwoLevel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, C: int, c: int) -> Tensor:
+        plan = _Plan(q, v, C, c, g is not None)
+        b = None if g is None else chunk_sums(g, C)
+        states, scores, o = plan.run_states(k, v, b, reverse=False), plan.run_scores(q, k, b), torch.empty_like(v)
+        grid = (plan.T // plan.rows, plan.V // plan.BV, plan.B * plan.H)
+        plan.launch(_outputs, grid, q, v, b, states, scores, o)
+        ctx.save_for_backward(q, k, v, b, states, scores)
+        ctx.plan = plan
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, b, states, scores = ctx.saved_tensors
+        plan, do = ctx.plan, do.contiguous()
+        by_rows = (plan.T // plan.rows, plan.B * plan.H)
+        dstates = plan.run_states(q, do, b, reverse=True)
+        dscores, dq, dk, dv = torch.empty_like(scores), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        dg = None if b is None else torch.empty_like(b)
+        plan.launch(_score_gradients, by_rows, v, do, dscores)
+        by_columns = (by_rows[0], plan.V // plan.BV, by_rows[1])
+        plan.launch(_value_gradients, by_columns, k, b, do, dstates, scores, dv)
+        by_keys = (plan.T // plan.subchunk, plan.K // plan.BK, by_rows[1])
+        plan.launch(_key_gradients, by_keys, q, k, v, b, do, states, dstates, dscores, dq, dk, dg, R=plan.subchunk)
+        return dq, dk, dv, None if dg is None else dg.flip(1).cumsum(1).flip(1), None, None
+
+
+def chunk_sums(g: Tensor, C: int) -> Tensor:
+    """b: the sum of a chunk's gates up to each token; g [B, T, H, K], T a multiple of C."""
+    B, T, H, K = g.shape
+    return g.clamp(min=_LEAST_GATE).view(B, T // C, C, H, K).cumsum(2).view(B, T, H, K)
+
+
+def two_level_gla(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, chunk: int = 64, subchunk: int = 16
+) -> Tensor:
+    """GLA, or linear attention if g is None, in chunks and subchunks.
+
+    T is a multiple of `chunk`, that of `subchunk`, and K and V are powers of two from 16 to 256.
+    """
+    o: Tensor = _TwoLevel.apply(q, k, v, g, chunk, subchunk)  # type: ignore[no-untyped-call]
+    return o
