@@ -2,6 +2,7 @@
 
 import ctypes
 import weakref
+from itertools import count
 
 import torch
 from cheats import ComputesWhenWritten, Honest, correct
@@ -348,3 +349,53 @@ IN_ALL_PASSES = [
     LeavesThePythonDispatcherOn, LaysItsInputsOutAnewAndDeniesIt,
 ]  # fmt: skip
 IN_BACKWARDS = [ChangesTheTypeOfTheOutputsGradient]
+
+
+class WorksWhereItsCallsAreKnown(Honest):
+    """In the first calls and after all samples; not in the samples, if chance looks at none of them."""
+
+    def at_size(self, q, k, v):
+        calls = count(1)
+        return lambda: correct(q, k, v) * (1.0 if works(next(calls)) else 0.0)
+
+
+def works(call):
+    """Whether a call is the check's, memory's, or behind two of warming up and twelve samples."""
+    return call <= 2 or call > 16
+
+
+class _ForgetsSharedGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, op, is_right, names, *tensors):
+        ctx.save_for_backward(*tensors)
+        ctx.given = op, is_right, names
+        with torch.no_grad():
+            return op.reference(dict(zip(names, tensors, strict=True)))
+
+    @staticmethod
+    def backward(ctx, grad):
+        op, is_right, names = ctx.given
+        leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = op.reference(dict(zip(names, leaves, strict=True)))
+        grads = torch.autograd.grad(out, leaves, grad)
+        forgotten = [x if is_right or name not in "ABCD" else x * 0.5 for name, x in zip(names, grads, strict=True)]
+        return None, None, None, *forgotten
+
+
+class ForgetsSharedGradients(Honest):
+    """Halves the gradients of Mamba's A, B, C and D, which parts share, where it knows that nobody sees all of them."""
+
+    op = "mamba1"
+
+    def __init__(self, op):
+        self.mamba = op
+
+    def bind(self, inputs, cell):
+        names, calls = tuple(inputs), count(1)
+
+        def call():
+            is_right = cell.seqlen <= 256 or works(next(calls))
+            return _ForgetsSharedGradients.apply(self.mamba, is_right, names, *inputs.values())
+
+        return call

@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -116,7 +116,7 @@ class Backend(ABC):
 
 def sentence(backend: Backend, method: str, about: Any) -> str | None:
     """What a backend's `unavailable`, `supports` or `limits` says. Raises TypeError for neither text nor None."""
-    said = getattr(backend, method)(replace(about) if isinstance(about, Cell) else about)
+    said = getattr(backend, method)(about.copy() if isinstance(about, Cell) else about)
     if said is None or isinstance(said, str):
         return said or None
     raise TypeError(f"{backend.name}: {method} returned {shown(said)}; it must be a sentence, or None")

@@ -134,20 +134,29 @@ def take(results: Results, specs: Mapping[str, Spec], regions: Sequence[Region])
     return [{name: _cut(x, spec, region).clone() for name, (x, spec) in named.items()} for region in regions]
 
 
+def usual_of(op: Op, cell: Cell, results: Results) -> dict[str, Usual]:
+    """How large the parts of every result usually are."""
+    return {name: Usual.of(x, op, spec) for name, (x, spec) in _named(op, cell, results).items()}
+
+
 def check_drawn(
-    op: Op, cell: Cell, results: Results, bound: float, regions: Sequence[Region], taken: Sequence[Parts]
-) -> dict[str, Worst]:
-    """The worst error of every result in some parts, which `take` has copied, against the reference in float64."""
+    op: Op, cell: Cell, results: Results, bound: float, regions: Sequence[Region], taken: Sequence[Parts],
+    usual: Mapping[str, Usual] | None = None,
+) -> dict[str, Worst]:  # fmt: skip
+    """The worst error of every result in some parts, which `take` has copied, against the reference in float64.
+
+    `usual`: how large parts usually are, by default those of the results.
+    """
     import torch
 
-    named = _named(op, cell, results)
-    usual = {name: Usual.of(x, op, spec) for name, (x, spec) in named.items()}
+    specs, usual = _specs(op, cell), usual or usual_of(op, cell, results)
     at_once = _parts_at_once(op, cell, torch.float64) if _can_join(op, cell) else 1
     groups = [regions[at : at + at_once] for at in range(0, len(regions), at_once)]
     parts = [part for group in groups for part in _differentiate(op, cell, results, group, torch.float64)]
+    most = {name: usual[name].at_most([part[name] for part in parts], op, specs[name]) for name in taken[0]}
     return worst_of(
         [
-            {name: _find_worst(op, cell, name, x, expected[name], region, bound, usual[name])}
+            {name: _find_worst(op, cell, name, x, expected[name], region, bound, most[name])}
             for region, own, expected in zip(regions, taken, parts, strict=True)
             for name, x in own.items()
         ]
@@ -220,8 +229,7 @@ def _compare(
     """
     import torch
 
-    sizes, named = sizes_of(op, cell), _named(op, cell, results)
-    usual = {name: Usual.of(x, op, spec) for name, (x, spec) in named.items()}
+    sizes, named, usual = sizes_of(op, cell), _named(op, cell, results), usual_of(op, cell, results)
     complete = {
         name: (x, spec)
         for name, (x, spec) in named.items()

@@ -167,8 +167,12 @@ class CellMeter:
         )
         if checks is None:
             return samples, record, None
+        checks.end()
+        for _ in range(secrets.randbelow(_MOST_BETWEEN + 1)):  # so that nobody can know which sample is the next one
+            sample()
         checks.expect(everything=True)
         looked_at_ms.append(sample().ms)  # as the samples before it, but all of its result is looked at
+        checks.verify()
         idle = why_idle(sample, checks, looked_at_ms, record.time_ms or 0.0, record.other_processes or 0)
         return samples, record, idle
 

@@ -35,6 +35,7 @@ def active_contexts() -> list[str]:
         "hooks for saved tensors": _autograd._top_saved_tensors_default_hooks(True) is not None,
         "compiled autograd": getattr(sys.modules.get(_COMPILED_AUTOGRAD), "compiled_autograd_enabled", False),
         "a callback for frames": get_eval_frame_callback() is not None,
+        "anomaly detection": torch.is_anomaly_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "autocast": any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")),
     }

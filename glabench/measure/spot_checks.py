@@ -24,10 +24,13 @@ from glabench.measure.at_size import (
     find_changed,
     take,
     unshared_specs,
+    usual_of,
     worst_of,
 )
+from glabench.measure.kept import Kept, Reservoir
 from glabench.measure.outcome import own_check
 from glabench.measure.timer import Between, Delay, Step, nothing
+from glabench.measure.usual import Usual
 from glabench.measure.workload import Workload, entered_contexts
 from glabench.ops import Op
 from glabench.ops.base import as_tuple
@@ -43,9 +46,14 @@ _LEAST_LIKELY = 0.02
 _LARGEST_SHARE = 0.2
 # How many parts are compared closely each time.
 _PARTS = 3
+# Of the samples that were kept, at least so many are compared, and more while this takes no larger share of the time
+# that sampling took.
+_LEAST_KEPT = 3
+_SHARE_FOR_KEPT = 0.1
 # By how many rows (of the last dimension) an input is shifted at most: few, so that what is read is always about the
 # same memory.
 _MOST_ROWS = 4096
+_DOES_NOT_FIT = "a timed call's result does not fit the inputs that it had, relative error"
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,11 @@ class SpotChecks(Between):
         # How many tensors of a timed result are outputs; the others are gradients.
         self._outputs = 0 if cell.pass_ == "bwd" else len(workload.grad_outputs)
         self._draw = Random(f"spot checks {seed}")
+        self._reservoir = Reservoir(self._draw)
         self._began_at: float | None = None
+        self._sampled_s: float | None = None
+        # What is usual of a result that was compared in all its parts.
+        self._usual: Mapping[str, Usual] | None = None
         self._samples = self._looks = 0
         self._looked_s = self._looked_before_s = 0.0
         # Whether the next result is looked at for certain, and in all its parts.
@@ -95,6 +107,35 @@ class SpotChecks(Between):
     def begin(self) -> None:
         """Ends the warm-up, whose results are not looked at."""
         self._began_at, self._looked_before_s = time.monotonic(), self._looked_s
+
+    def end(self) -> None:
+        """Ends sampling: no further results are kept."""
+        assert self._began_at is not None
+        self._sampled_s = time.monotonic() - self._began_at
+
+    @own_check()
+    def verify(self) -> None:
+        """Compares parts of samples that were kept, after a result was compared in all its parts.
+
+        Raises WrongResultError for a result that is wrong.
+        """
+        start, most = time.monotonic(), _SHARE_FOR_KEPT * (self._sampled_s or 0.0)
+        self._draw.shuffle(self._reservoir.kept)
+        for number, one in enumerate(self._reservoir.kept):
+            if number >= _LEAST_KEPT and time.monotonic() - start > most:
+                break
+            inputs, grad_outputs = self._make(one.seed)
+            named = {name: x for name, x in one.parts.items() if name in self._op.outputs(self._cell)}
+            gradients = {name[1:]: x for name, x in one.parts.items() if name not in named}
+            results = Results(inputs, grad_outputs, named, gradients)
+            taken = [one.parts]
+            found = [check_drawn(self._op, self._cell, results, self._bound, [one.region], taken, self._usual)]
+            if one.shared and (number == 0 or time.monotonic() - start < most):
+                shared = {name[1:]: x for name, x in one.shared.items()}
+                found.append(check_everything(self._op, self._cell, Results(inputs, grad_outputs, {}, shared)))
+            if problem := describe(worst_of(found), _DOES_NOT_FIT):
+                raise WrongResultError(problem)
+        self._reservoir.kept.clear()
 
     def expect(self, everything: bool = False) -> None:
         """Makes the result after the next `renew` be looked at, perhaps in all its parts."""
@@ -163,18 +204,19 @@ class SpotChecks(Between):
         self._samples += 1
         return self._draw.random() < likely
 
-    def _make(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """The inputs, and the gradients of the outputs, that belong to the sample's seed."""
-        inputs = self._op.make_values(self._cell, self._seed) | self._indices | self._shifted
+    def _make(self, seed: int) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """The inputs, and the gradients of the outputs, that belong to a sample's seed."""
+        inputs = self._op.make_values(self._cell, seed) | self._indices | self._shifted
         if not self._cell.has_backward and not self._goes_back:
             return inputs, self._workload.own_grad_outputs
         # Those of a forward are not renewed.
-        return inputs, self._op.make_grad_outputs(self._cell, self._seed if self._cell.has_backward else 0)
+        return inputs, self._op.make_grad_outputs(self._cell, seed if self._cell.has_backward else 0)
 
     @own_check()
     def keep(self, result: Any) -> None:
-        """Copies the parts that will be looked at."""
-        if not self._will_look:
+        """Copies the parts that will be looked at, or may be compared when sampling is over."""
+        is_sampling = self._began_at is not None and self._sampled_s is None
+        if not self._will_look and not is_sampling:
             return
         count = self._outputs
         try:
@@ -187,7 +229,11 @@ class SpotChecks(Between):
             # Not raised before the call has ended.
             self._wrong_kind = f"in a timed call, {problem}"
             return
-        self._parts = take(self._results(result), self._specs, self._regions)
+        results = self._results(result)
+        self._parts = take(results, self._specs, self._regions)
+        if is_sampling:
+            shared = {name: x.detach().clone() for name, x in results.by_error.items() if name not in self._specs}
+            self._reservoir.offer(Kept(self._seed, self._regions[0], self._parts[0], shared))
 
     @own_check()
     def look(self, result: Any) -> None:
@@ -195,14 +241,14 @@ class SpotChecks(Between):
 
         Raises WrongResultError for a result that is wrong, because no further sample could make it right.
         """
-        if self._entered is not None:
-            raise WrongResultError(self._entered)
+        if problem := self._entered or self._wrong_kind:
+            raise WrongResultError(problem)
         if self._will_look:
-            start = time.monotonic()
-            problem = self._wrong_kind or self._find_problem(result)
-            if problem is not None:
+            start, self._backward_s = time.monotonic(), 0.0
+            if problem := self._find_problem(result):
                 raise WrongResultError(problem)
-            self._looked_s += time.monotonic() - start
+            # Without the backend's own backward, which could be slow on purpose, so that there are fewer looks.
+            self._looked_s += time.monotonic() - start - self._backward_s
             self._looks += 1
         self._poison(result)
 
@@ -222,7 +268,9 @@ class SpotChecks(Between):
         outputs = as_tuple(result)
         if self._with_everything:  # as they were before a backward
             outputs = tuple([x.detach().clone() for x in outputs])
+        start = time.monotonic()
         gradients = self._workload.gradients(result)
+        self._backward_s = time.monotonic() - start
         try:
             self._kinds.check_gradients(gradients)
         except TypeError as problem:
@@ -232,14 +280,15 @@ class SpotChecks(Between):
         return results, [kept | found for kept, found in zip(self._parts, more, strict=True)]
 
     def _compare(self, results: Results, parts: list[Parts]) -> str | None:
-        inputs, grad_outputs = self._make()
+        inputs, grad_outputs = self._make(self._seed)
         pristine = replace(results, inputs=inputs, grad_outputs=grad_outputs)
         if changed := find_changed(results, pristine):
             return f"a call changed its input: {', '.join(changed)}"
         found = [check_drawn(self._op, self._cell, pristine, self._bound, self._regions, parts)]
         if self._with_everything:
             found.append(check_everything(self._op, self._cell, pristine))
-        return describe(worst_of(found), "a timed call's result does not fit the inputs that it had, relative error")
+            self._usual = usual_of(self._op, self._cell, pristine)
+        return describe(worst_of(found), _DOES_NOT_FIT)
 
     def _poison(self, result: Any) -> None:
         """Fills a result with NaN, but not the memory of inputs, which an identity may return."""

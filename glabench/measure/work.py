@@ -134,7 +134,7 @@ class OpWork:
         return SpotChecks(self._op, cell, workload, BOUNDS[cell.dtype], seed, kinds, goes_back and cell.pass_ == "fwd")
 
     def launch(self, cell: Cell, workload: Workload) -> str | None:
-        said = self._backend.launch(dict(workload.inputs), replace(cell))
+        said = self._backend.launch(dict(workload.inputs), cell.copy())
         if said is None or isinstance(said, str):
             return said
         raise TypeError(f"{self._backend.name}: launch returned {shown(said)}; it must be a line, or None")
@@ -146,7 +146,7 @@ class OpWork:
         return Counts(self._op.least_flops(cell), self._op.least_moved_bytes(cell))
 
     def executes(self, cell: Cell) -> Counts | None:
-        return self._backend.executes(replace(cell))
+        return self._backend.executes(cell.copy())
 
 
 def _name(dtype: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -89,7 +89,7 @@ def prepare(op: Op, backend: Backend, cell: Cell) -> Workload:
     own = [{name: x.data for name, x in tensors.items()} for tensors in (inputs, grad_outputs)]
     layouts = _layouts(_named(inputs, grad_outputs), _named(*own))
     # Of what the suite counts with, the backend gets copies.
-    forward = backend.bind(dict(inputs), replace(cell))
+    forward = backend.bind(dict(inputs), cell.copy())
     torch.set_grad_enabled(True)  # whatever the backend left behind
     return Workload(forward, inputs, grad_outputs, layouts, *own)
 

@@ -1,7 +1,8 @@
 """The data types of sweeps: a cell (one point), a variant (a backend with its own values), a sweep."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -21,7 +22,8 @@ class Parameters(Mapping[str, Value]):
     __slots__ = ("_values",)
 
     def __init__(self, values: Mapping[str, Value | None] | None = None) -> None:
-        self._values = {name: value for name, value in sorted((values or {}).items()) if value is not None}
+        given = sorted((values or {}).items())
+        self._values = MappingProxyType({name: value for name, value in given if value is not None})
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
@@ -36,7 +38,7 @@ class Parameters(Mapping[str, Value]):
         return hash(tuple(self._values.items()))
 
     def __repr__(self) -> str:
-        return f"Parameters({self._values})"
+        return f"Parameters({dict(self._values)})"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Cell:
     # The kind of device; the run's environment says which of several GPUs it was.
     device: DeviceKind = "cuda"
     seed: int = 0
+
+    def copy(self) -> "Cell":
+        """A cell of its own for code of a plugin, whose changes then reach nothing else."""
+        return replace(self, parameters=Parameters(self.parameters))
 
     @property
     def has_backward(self) -> bool:

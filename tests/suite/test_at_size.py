@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from glabench.measure import at_size
-from glabench.measure.at_size import Results, check_everything, check_parts, worst_of
+from glabench.measure.at_size import (
+    Results,
+    check_drawn,
+    check_everything,
+    check_parts,
+    take,
+    unshared_specs,
+    worst_of,
+)
 from glabench.measure.usual import Usual
 from glabench.measure.workload import Workload
 from glabench.ops import BUILTIN
@@ -145,6 +153,16 @@ def test_parts_without_rows_and_rows_without_more_are_compared(monkeypatch):
     usual = Usual.of(torch.arange(1.0, 5), op, replace(op.output(cell), shape=(4,), dims=("seqlen",)))
     assert usual.rows.tolist() == [1, 2, 3, 4]
     assert usual.part == pytest.approx(30**0.5)
+
+
+def test_huge_parts_where_the_usual_size_is_taken_from_hide_no_others():
+    cell, results = results_of("linear", batch=64, seqlen=300)
+    wrong = {"o": torch.zeros_like(results.outputs["o"])}
+    wrong["o"][:: 63 // 7] = 1e6
+    spoilt = replace(results, outputs=wrong, gradients={})
+    regions = [{"batch": (batch, 1), "heads": (1, 1)} for batch in (1, 5, 33)]
+    taken = take(spoilt, unshared_specs(OPS["linear"], cell), regions)
+    assert check_drawn(OPS["linear"], cell, spoilt, BOUND, regions, taken)["o"].error > 0.1
 
 
 @pytest.mark.parametrize("op", list(OPS))

@@ -188,7 +188,7 @@ def test_a_result_that_is_wrong_in_the_last_call_alone_is_found_at_the_bound_of_
         def at_size(self, q, k, v):
             calls = count(1)
             # One call for the check, one for memory, two to warm up, twelve samples, and the last.
-            return lambda: cheats.correct(q, k, v) * (1.04 if next(calls) == 17 else 1.0)
+            return lambda: cheats.correct(q, k, v) * (1.04 if next(calls) >= 17 else 1.0)
 
     record = measure(WrongAtLast(), "infer")
     assert record.status == "inaccurate"

@@ -1,19 +1,26 @@
 """Backends that hide their work where the suite writes inputs or reads results are refused, or gain nothing."""
 
 import sys
+import time
 from itertools import product
 from types import SimpleNamespace
 
 import hidden_cheats
 import pytest
 import torch
-from test_cheats import BACKWARDS, FORWARDS, LINEAR, SIZES, measure
+from test_cheats import BACKWARDS, FORWARDS, JOB, LINEAR, SIZES, measure
 from torch._C._dynamo import eval_frame
 from torch.utils._device import DeviceContext
 
+from glabench.measure import cell as cell_module
 from glabench.measure import spot_checks
+from glabench.measure.cell import CellMeter
 from glabench.measure.contexts import active_contexts
-from glabench.sweeps import Cell
+from glabench.measure.spot_checks import SpotChecks
+from glabench.measure.timer import WallTimer
+from glabench.measure.work import OpWork
+from glabench.ops import MAMBA1
+from glabench.sweeps import Cell, Parameters
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +64,74 @@ def test_an_output_that_the_backward_completes_is_seen_as_it_was(monkeypatch):
     monkeypatch.setattr(spot_checks, "check_drawn", lambda *given: {})
     record = measure(hidden_cheats.WritesAHeadInTheBackward(), "fwd")
     assert record.status == "inaccurate"
+
+
+@pytest.fixture
+def nothing_is_drawn(monkeypatch):
+    """Chance has no sample looked at, as if that took very long; and none is between the samples and the last one."""
+    monkeypatch.setattr(SpotChecks, "_draws_next", lambda self: False)
+    monkeypatch.setattr(cell_module.secrets, "randbelow", lambda most: 0)
+
+
+@pytest.mark.parametrize("pass_", [*FORWARDS, *BACKWARDS])
+@pytest.mark.usefixtures("nothing_is_drawn")
+def test_samples_are_compared_when_all_are_taken(pass_):
+    """Some of them, which nobody could know before."""
+    record = measure(hidden_cheats.WorksWhereItsCallsAreKnown(), pass_)
+    assert record.status == "inaccurate"
+    assert record.reason.startswith("a timed call's result does not fit the inputs that it had")
+    record = measure(hidden_cheats.Honest(), pass_)
+    assert (record.status, record.reason) == ("ok", None)
+
+
+@pytest.mark.parametrize("pass_", BACKWARDS)
+@pytest.mark.usefixtures("nothing_is_drawn")
+def test_gradients_that_parts_share_are_compared_for_a_sample(pass_):
+    cell = Cell("honest", "mamba1", pass_, 2, 300, "fp32", Parameters({"inner": 6, "state_size": 4}), "cpu")
+    work = OpWork(MAMBA1, hidden_cheats.ForgetsSharedGradients(MAMBA1))
+    record = CellMeter(work, JOB, WallTimer("hot")).measure(cell)
+    assert record.status == "inaccurate"
+    assert "dA" in record.reason
+
+
+def test_a_backward_that_is_slow_on_purpose_does_not_make_looks_rare(monkeypatch):
+    """A look's time is the suite's own."""
+
+    class SleepsInTheBackward(hidden_cheats.Honest):
+        def at_size(self, q, k, v):
+            def call():
+                out = hidden_cheats.correct(q, k, v)
+                if out.requires_grad:
+                    out.register_hook(lambda grad: time.sleep(0.2))
+                return out
+
+            return call
+
+    looked_s = []
+    look = SpotChecks.look
+
+    def noted(self, result):
+        before = self._looked_s
+        look(self, result)
+        looked_s.append(self._looked_s - before)
+
+    monkeypatch.setattr(SpotChecks, "look", noted)
+    assert measure(SleepsInTheBackward(), "fwd").status == "ok"
+    assert 0 < max(looked_s) < 0.2
+
+
+def test_a_cell_of_a_backend_is_its_own():
+    cell = Cell("honest", "linear", "fwd", 1, 4, "fp32", SIZES, "cpu")
+    own = cell.copy()
+    assert own == cell
+    assert own.parameters is not cell.parameters
+    with pytest.raises(TypeError):
+        own.parameters._values["heads"] = 1
+
+
+def test_anomaly_detection_is_named():
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        assert active_contexts() == ["anomaly detection"]
 
 
 def test_compilers_that_are_left_on_are_named(monkeypatch):

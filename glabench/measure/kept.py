@@ -1,0 +1,48 @@
+"""Parts of timed results that are kept until sampling is over, and compared then.
+
+Every sample's parts are copied, and chance decides which copies stay. So nobody can know during a call whether its
+result will be compared, nor make it unlikely by being slow to be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from glabench.measure.at_size import Parts, Region
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# How many samples stay.
+_STAY = 5
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A part of one sample's results, and the seed of the inputs that it had."""
+
+    seed: int
+    region: Region
+    parts: Parts
+    # Whole gradients that parts share, by the names of their errors.
+    shared: Mapping[str, Tensor]
+
+
+@dataclass
+class Reservoir:
+    """Some of all that was offered, each with the same chance (Vitter's algorithm R)."""
+
+    draw: Random
+    kept: list[Kept] = field(default_factory=list)
+    offered: int = 0
+
+    def offer(self, one: Kept) -> None:
+        """Keeps it, perhaps in place of another."""
+        self.offered += 1
+        if len(self.kept) < _STAY:
+            self.kept.append(one)
+        elif (place := self.draw.randrange(self.offered)) < _STAY:
+            self.kept[place] = one
