@@ -19,6 +19,7 @@ from glabench.backends.papers.backends import (
     GlaParallelNaive,
     GlaParallelTorch,
     GlaScanTorch,
+    GlaStoredStates,
     GlaTwoLevel,
     LinearParallelTorch,
     LinearTwoPass,
@@ -55,4 +56,5 @@ BACKENDS: list[Backend] = [
     GlaScanTorch(),
     GlaTwoLevel(),
     LinearTwoPass(),
+    GlaStoredStates(),
 ]

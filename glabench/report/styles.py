@@ -28,6 +28,7 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "gla-parallel-naive": ("#C51B7D", "P"),
     "gla-scan-torch": ("#01665E", "d"),
     "gla-two-level": ("#08519C", "v"),
+    "gla-stored-states": ("#7F0000", "X"),
     "linear-two-pass": ("#74C476", "P"),
     "flex": ("#BF812D", "X"),
     "flash-attn-3": ("#C994C7", "h"),

@@ -18,6 +18,7 @@ from glabench.backends.papers.backends import (
     LinearParallelTorch,
     LinearTwoPass,
 )
+from glabench.backends.papers.stored_states import stored_states_gla
 from glabench.backends.papers.two_level import two_level_gla
 from glabench.ops.recurrence import gated_recurrence
 from glabench.sweeps.model import Cell, Parameters
@@ -93,6 +94,12 @@ def test_two_levels_are_right_at_every_gate(gate, tokens, chunk, subchunk):
     tensors, do = two_level_inputs(gate, tokens)
     found = errors_of(partial(two_level_gla, chunk=chunk, subchunk=subchunk), tensors, do)
     assert max(found.values()) < 2e-5
+
+
+@pytest.mark.parametrize("gate", ["mild", "strong", "resets", "-inf"])
+def test_stored_states_are_right_at_every_gate(gate):
+    tensors, do = two_level_inputs(gate, 40)
+    assert max(errors_of(stored_states_gla, tensors, do).values()) < 1e-6
 
 
 @pytest.mark.parametrize("gate", [None, "mild", "strong"])

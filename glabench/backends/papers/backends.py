@@ -1,4 +1,4 @@
-"""Backends of the forms in `forms.py` and of `two_level.py`."""
+"""Backends of the forms in `forms.py`, of `two_level.py` and of `stored_states.py`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK = integers("chunk", "Chunk length C, or auto.", auto=True)
+_TRITON = (Requirement("triton", "pip install triton"),)
 _POWERS = (16, 32, 64, 128, 256)
 # Passes over the forward's work: the backward of a product is two, and a forward that is recomputed one more.
 _PASSES = {"infer": 1, "fwd": 1, "bwd": 2, "fwd+bwd": 3}
@@ -130,7 +131,7 @@ class GlaScanTorch(_Form):
 class _TwoLevel(Backend):
     """`two_level.two_level_gla`, with the states of all chunks in memory. The paper's chunks have 64 tokens."""
 
-    requires = (Requirement("triton", "pip install triton"),)
+    requires = _TRITON
     packages = ("triton",)
     devices = frozenset({"cuda"})
     dtypes = frozenset({"bf16", "fp16", "fp32"})
@@ -185,6 +186,40 @@ class GlaTwoLevel(_TwoLevel):
 
     name, op, title = "gla-two-level", "gla", "GLA as in the paper: two levels of chunks, states first, in Triton"
     parameters = (_CHUNK, integers("subchunk", "Subchunk length c, or auto.", auto=True))
+
+
+class GlaStoredStates(Backend):
+    """`stored_states.stored_states_gla`."""
+
+    name, op, title = "gla-stored-states", "gla", "GLA token by token with all states in memory, in Triton (Mao 2022)"
+    requires = _TRITON
+    packages = ("triton",)
+    devices = frozenset({"cuda"})
+    dtypes = frozenset({"bf16", "fp16", "fp32"})
+
+    def limits(self, cell: Cell) -> str | None:
+        K, V = cell.sizes("key_dim", "value_dim")
+        return (
+            None
+            if K in _POWERS and V % 16 == 0
+            else f"K is a power of two from 16 to 256, V a multiple of 16; got K={K} V={V}"
+        )
+
+    def working_bytes(self, cell: Cell) -> int:
+        """The states of all tokens, and for each block of value columns parts of dq, dk and dg."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        return cell.tokens * H * 4 * (K * V + (3 * K * V // 16 if cell.has_backward else 0))
+
+    def executes(self, cell: Cell) -> Counts:
+        """As the equation; the forward writes all states, and the backward reads them."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        states = {"infer": 1, "fwd": 1, "bwd": 1, "fwd+bwd": 2}[cell.pass_] * cell.tokens * H * K * V * 4
+        return Counts(GLA.flops(cell), GLA.moved_bytes(cell) + states)
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+        from glabench.backends.papers.stored_states import stored_states_gla
+
+        return lambda: stored_states_gla(*(inputs[name] for name in ("q", "k", "v", "g")))
 
 
 class LinearTwoPass(_TwoLevel):

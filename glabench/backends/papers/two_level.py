@@ -258,20 +258,22 @@ class _Plan:
         self.state_shape = (self.B * self.H, self.T // C, self.K, self.V)
         self.score_shape = (self.B * self.H, self.T, C)
 
-    def launch(self, kernel: Any, grid: tuple[int, ...], *tensors: Tensor | None, **others: Any) -> None:
+    def launch(
+        self, kernel: Any, grid: tuple[int, ...], *tensors: Tensor | None, warps: int = 4, **others: Any
+    ) -> None:
         """Launches a kernel; what it takes of the sizes is passed by name."""
         known = {
             "scale": self.scale, "T": self.T, "H": self.H, "C": self.C, "K": self.K, "V": self.V, "BK": self.BK,
             "BV": self.BV, "R": self.rows, "GATED": self.gated, "PRECISION": self.precision,
         } | others  # fmt: skip
         taken = {name: value for name, value in known.items() if name in kernel.arg_names}
-        kernel[grid](*tensors, **taken)
+        kernel[grid](*tensors, **taken, num_warps=warps)
 
     def run_states(self, x: Tensor, y: Tensor, b: Tensor | None, reverse: bool) -> Tensor:
         """The states before all chunks, or their gradients after them, in the type of x."""
         states = x.new_empty(self.state_shape)
         grid = (self.K // self.BK, self.V // self.BV, self.B * self.H)
-        self.launch(_states, grid, x, y, b, states, REVERSE=reverse)
+        self.launch(_states, grid, x, y, b, states, REVERSE=reverse, warps=8 if self.C > _ROWS else 4)
         return states
 
     def run_scores(self, q: Tensor, k: Tensor, b: Tensor | None) -> Tensor:
