@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Requirement
@@ -24,13 +24,16 @@ class _Fla(Backend):
     devices = frozenset({"cuda"})
     dtypes = frozenset({"bf16", "fp16", "fp32"})
     features: ClassVar[frozenset[str]] = frozenset({"packed", "state"})
-    # Below `fla.ops`, and the function's arguments besides the op's tensors.
-    function: ClassVar[str]
+    # The function's arguments besides the op's tensors.
     options: ClassVar[Mapping[str, object]] = {}
 
+    @staticmethod
+    @abstractmethod
+    def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """The package's function, imported here."""
+
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
-        module, _, name = self.function.rpartition(".")
-        return call_on(getattr(import_module(f"fla.ops.{module}"), name), inputs, cell, **self.options)
+        return call_on(self.function(), inputs, cell, **self.options)
 
     def working_bytes(self, cell: Cell) -> int:
         """States per chunk of 64 tokens and their gradients, and copies of the tensors between kernels."""
@@ -43,43 +46,75 @@ class _Fla(Backend):
 class FlaGla(_Fla):
     """`fla.ops.gla.chunk_gla`."""
 
-    name, op, title, function = "fla-gla", "gla", "GLA, fla-core's chunk_gla", "gla.chunk_gla"
+    name, op, title = "fla-gla", "gla", "GLA, fla-core's chunk_gla"
+
+    @staticmethod
+    def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from fla.ops.gla import chunk_gla
+
+        return chunk_gla  # type: ignore[no-any-return]
 
 
 class FlaGlaRecurrent(_Fla):
     """`fla.ops.gla.fused_recurrent_gla`."""
 
     name, op, title = "fla-gla-recurrent", "gla", "GLA, fla-core's fused_recurrent_gla, token by token"
-    function = "gla.fused_recurrent_gla"
+
+    @staticmethod
+    def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from fla.ops.gla import fused_recurrent_gla
+
+        return fused_recurrent_gla  # type: ignore[no-any-return]
 
 
 class FlaLinear(_Fla):
     """`fla.ops.linear_attn.fused_chunk_linear_attn`, without normalization."""
 
     name, op, title = "fla-linear", "linear", "linear attention, fla-core's fused_chunk_linear_attn"
-    function = "linear_attn.fused_chunk_linear_attn"
     options: ClassVar[Mapping[str, object]] = {"normalize": False}
+
+    @staticmethod
+    def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from fla.ops.linear_attn import fused_chunk_linear_attn
+
+        return fused_chunk_linear_attn  # type: ignore[no-any-return]
 
 
 class FlaSimpleGla(_Fla):
     """`fla.ops.simple_gla.chunk_simple_gla`. Its backward refuses Triton 3.4 to 3.7.0 on Hopper."""
 
     name, op, title = "fla-simple-gla", "simple-gla", "scalar gates, fla-core's chunk_simple_gla"
-    function = "simple_gla.chunk_simple_gla"
+
+    @staticmethod
+    def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from fla.ops.simple_gla import chunk_simple_gla
+
+        return chunk_simple_gla  # type: ignore[no-any-return]
 
 
 class FlaRetention(_Fla):
     """`fla.ops.retention.chunk_retention`."""
 
-    name, op, title, function = "fla-retention", "retention", "fla-core's chunk_retention", "retention.chunk_retention"
+    name, op, title = "fla-retention", "retention", "fla-core's chunk_retention"
+
+    @staticmethod
+    def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from fla.ops.retention import chunk_retention
+
+        return chunk_retention  # type: ignore[no-any-return]
 
 
 class FlaLightning(_Fla):
     """`fla.ops.lightning_attn.chunk_lightning_attn`, with the decays of a model's first layer."""
 
     name, op, title = "fla-lightning", "lightning", "fla-core's chunk_lightning_attn"
-    function = "lightning_attn.chunk_lightning_attn"
     options: ClassVar[Mapping[str, object]] = {"layer_idx": 0, "num_layers": 1}
+
+    @staticmethod
+    def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from fla.ops.lightning_attn import chunk_lightning_attn
+
+        return chunk_lightning_attn  # type: ignore[no-any-return]
 
 
 class _FlaDelta(_Fla):
@@ -96,10 +131,21 @@ class FlaGatedDelta(_FlaDelta):
     """`fla.ops.gated_delta_rule.chunk_gated_delta_rule`. Its backward refuses Triton 3.4 to 3.7.0 on Hopper."""
 
     name, op, title = "fla-gated-delta", "gated-delta", "fla-core's chunk_gated_delta_rule"
-    function = "gated_delta_rule.chunk_gated_delta_rule"
+
+    @staticmethod
+    def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+        return chunk_gated_delta_rule  # type: ignore[no-any-return]
 
 
 class FlaKda(_FlaDelta):
     """`fla.ops.kda.chunk_kda`."""
 
-    name, op, title, function = "fla-kda", "kda", "fla-core's chunk_kda", "kda.chunk_kda"
+    name, op, title = "fla-kda", "kda", "fla-core's chunk_kda"
+
+    @staticmethod
+    def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from fla.ops.kda import chunk_kda
+
+        return chunk_kda  # type: ignore[no-any-return]

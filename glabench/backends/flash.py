@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from glabench.backends.base import Backend, Requirement
 from glabench.backends.sdpa import HALF, flash_limits
@@ -15,24 +15,28 @@ if TYPE_CHECKING:
 
 
 class _FlashPackage(Backend):
-    """A package whose module has `flash_attn_func`."""
+    """A package with a function `flash_attn_func`."""
 
     op = "softmax"
     has_own_code = False
     devices = frozenset({"cuda"})
     dtypes = HALF
-    module: ClassVar[str]
+
+    @staticmethod
+    @abstractmethod
+    def function() -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        """The package's function, imported here."""
 
     def limits(self, cell: Cell) -> str | None:
         return flash_limits(cell)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
-        attend = import_module(self.module).flash_attn_func
+        attend = self.function()
 
         def forward() -> Tensor:
             out = attend(inputs["q"], inputs["k"], inputs["v"], causal=True)
             # Some versions return the logarithms of the softmax's sums as well.
-            return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
+            return out[0] if isinstance(out, tuple) else out
 
         return forward
 
@@ -40,26 +44,44 @@ class _FlashPackage(Backend):
 class FlashAttn(_FlashPackage):
     """FlashAttention-2: `flash_attn.flash_attn_func`."""
 
-    name, title, module = "flash-attn", "FlashAttention-2, the flash-attn package", "flash_attn"
+    name, title = "flash-attn", "FlashAttention-2, the flash-attn package"
     packages = ("flash-attn",)
     # FlashAttention-4 has the same import name.
     requires = (Requirement("flash_attn", "pip install 'glabench[flash-attn]'", "flash-attn"),)
+
+    @staticmethod
+    def function() -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        from flash_attn import flash_attn_func
+
+        return flash_attn_func  # type: ignore[no-any-return]
 
 
 class FlashAttn3(_FlashPackage):
     """FlashAttention-3, for Hopper: `flash_attn_interface.flash_attn_func`."""
 
-    name, title, module = "flash-attn-3", "FlashAttention-3", "flash_attn_interface"
+    name, title = "flash-attn-3", "FlashAttention-3"
     packages = ("flash-attn-3",)
     requires = (Requirement("flash_attn_interface", "https://github.com/Dao-AILab/flash-attention, folder hopper"),)
+
+    @staticmethod
+    def function() -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        from flash_attn_interface import flash_attn_func
+
+        return flash_attn_func  # type: ignore[no-any-return]
 
 
 class FlashAttn4(_FlashPackage):
     """FlashAttention-4, in CuTe: `flash_attn.cute.flash_attn_func`."""
 
-    name, title, module = "flash-attn-4", "FlashAttention-4, the flash-attn-4 package", "flash_attn.cute"
+    name, title = "flash-attn-4", "FlashAttention-4, the flash-attn-4 package"
     packages = ("flash-attn-4", "nvidia-cutlass-dsl", "quack-kernels")
     requires = (Requirement("flash_attn.cute", "pip install 'glabench[flash-attn-4]'", "flash-attn-4"),)
+
+    @staticmethod
+    def function() -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        from flash_attn.cute import flash_attn_func
+
+        return flash_attn_func  # type: ignore[no-any-return]
 
     def limits(self, cell: Cell) -> str | None:
         (D,) = cell.sizes("head_dim")

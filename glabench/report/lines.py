@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from glabench.records.metrics import TIME
 from glabench.report.canvas import FAILURE_MARKS, PANEL_WIDTH, Layout, Plot, Quantity, frame, lay_out, missing_in
+from glabench.report.literature import overlays_of
 from glabench.report.series import Panel, Row, Series
 from glabench.sweeps.words import axis_title, show_x
 
@@ -30,6 +31,7 @@ _HEIGHT, _SLANTED_HEIGHT, _LEGEND_ROW, _LEGEND_LINE = 3.5, 4.4, 0.22, 4.0
 _SEEN = 0.01
 # Matplotlib's arguments for the line of a series.
 _Look = Mapping[str, Any]
+_PUBLISHED: _Look = {"color": "black", "linestyle": (0, (1, 1.5)), "linewidth": 1.6, "marker": "+", "markersize": 8}
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ def draw_lines(layout: Layout) -> Figure:
     handles = [_legend_line(label, look) for label, look in looks.items()]
     missing = {kind for own in layout.series.values() for series in own for kind in missing_in(series).values()}
     handles += [_legend_mark(kind) for kind in FAILURE_MARKS if kind in missing]
-    if any(quantity.metric is TIME for quantity in layout.quantities) and has_bands(layout.view.panels):
-        handles.append(_legend_band())
+    if any(quantity.metric is TIME for quantity in layout.quantities):
+        handles += [_legend_band()] if has_bands(layout.view.panels) else []
+        handles += [_legend_line(name, _PUBLISHED) for name in _published_in(layout)]
     below = _LEGEND_ROW * layout.enlarged * -(-len(handles) // columns)
     heights = [_SLANTED_HEIGHT if _is_slanted(layout, panel) else _HEIGHT for panel in layout.view.panels]
     figure, plots = lay_out(layout, heights, below)
@@ -118,9 +121,24 @@ def _draw_panel(layout: Layout, plot: Plot, looks: Mapping[str, _Look]) -> None:
         found = [(places[x], series.rows[x]) for x in x_values if x in series.rows]
         _draw_series(axes, found, quantity, look, is_scale)
         breaks += _find_breaks(series, places, look["color"])
+    if quantity.metric is TIME and is_scale:
+        _draw_published(axes, plot.panel, quantity)
     _dress(plot, places, is_scale, _is_slanted(layout, plot.panel))
     room = int(_ROOM * layout.panel_width / PANEL_WIDTH)
     _mark_missing(axes, breaks, quantity, min(_MOST_MARKS, max(1, room // len(places))))
+
+
+def _published_in(layout: Layout) -> list[str]:
+    """The labels of published series that the figure shows."""
+    panels = [panel for panel in layout.view.panels if panel.is_scale]
+    return list(dict.fromkeys(each.label for panel in panels for each in overlays_of(panel)))
+
+
+def _draw_published(axes: Axes, panel: Panel, quantity: Quantity) -> None:
+    """Published ratios times what they are multiples of here."""
+    for overlay in overlays_of(panel):
+        places = sorted(overlay.ms)
+        axes.plot(places, [overlay.ms[x] * quantity.metric.scale * quantity.factor for x in places], **_PUBLISHED)
 
 
 def _draw_series(

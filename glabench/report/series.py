@@ -10,7 +10,7 @@ from glabench.records.diagnosis import diagnose
 from glabench.records.environment import device_name
 from glabench.records.metrics import METRICS, TIME, Metric, known
 from glabench.records.run import rows_of
-from glabench.sweeps.words import is_usual, label_of, sort_by_order, value_or_word
+from glabench.sweeps.words import is_size, is_usual, label_of, sort_by_order, value_or_word
 
 Row = Mapping[str, Any]
 
@@ -163,7 +163,7 @@ def make_panels(rows: Sequence[Row], x_axis: str) -> list[Panel]:
 
     A label begins with the run's name if two runs have the same cell or were made on different machines.
     """
-    telling = {name: _varying(own, _hidden(x_axis)) for name, own in _by_backend(rows).items()}
+    telling = {name: _varying(own, _hidden(x_axis, own)) for name, own in _by_backend(rows).items()}
     swept = {row["backend"] for row in rows if x_of(row, x_axis) is not None}
     labels = []
     for row in rows:
@@ -191,10 +191,10 @@ def make_panels(rows: Sequence[Row], x_axis: str) -> list[Panel]:
 
 def describe_shape(rows: Sequence[Row], x_axis: str) -> str:
     """Constant values, for all, per op and per backend: `B=32, bf16; gla: H=4 K=128 V=256; softmax: H=16 D=64`."""
-    hidden = _hidden(x_axis) if len({x_of(row, x_axis) for row in rows}) > 1 else set()
+    has_x = len({x_of(row, x_axis) for row in rows}) > 1
     of_backend = {}
     for backend, own in _by_backend(rows).items():
-        varying = {*_varying(own), *hidden}
+        varying = {*_varying(own), *(_hidden(x_axis, own) if has_x else ())}
         constant = {name: row.get(name) for row in own for name in _names(row) if name not in varying}
         of_backend[backend] = name_values({n: v for n, v in constant.items() if not is_usual(n, v)})
     common = _shared(list(of_backend.values()))
@@ -237,8 +237,20 @@ def _names(row: Row) -> list[str]:
     return [*_COMMON, *filter(None, row["parameters"].split(","))]
 
 
-def _hidden(x_axis: str) -> set[str]:
-    return {x_axis, *_HIDES.get(x_axis, ())}
+def _hidden(x_axis: str, rows: Sequence[Row]) -> set[str]:
+    """The x axis and what it determines: other names of it, and sizes that have one value at each x of a run."""
+    own = {x_axis, *_HIDES.get(x_axis, ())}
+    by_run: dict[Any, set[Any]] = {}
+    for row in rows:
+        by_run.setdefault(row.get("run"), set()).add(x_of(row, x_axis))
+    if max(len(found - {None}) for found in by_run.values()) < 2:
+        return own
+    pairs = {name: {(x_of(row, x_axis), row.get(name)) for row in rows} for name in _varying(rows, own)}
+    return own | {
+        name
+        for name, found in pairs.items()
+        if (name in _COMMON or is_size(name)) and len(found) == len({x for x, _ in found})
+    }
 
 
 def _by_backend(rows: Iterable[Row]) -> dict[str, list[Row]]:

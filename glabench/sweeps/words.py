@@ -31,6 +31,7 @@ WORDS: Mapping[str, Words] = {
     "state_size": Words("N", "states N per channel", is_size=True),
     "dtype": Words("", "dtype"),
     "chunk": Words("C", "chunk size C"),
+    "subchunk": Words("c", "subchunk size c"),
     "gate": Words("gate", "gate", usual="logsigmoid/16"),
     "inputs": Words("inputs", "inputs", none="normal"),
     "packed": Words("packed", "packed documents", none="off"),
@@ -47,6 +48,11 @@ def symbol_of(name: str) -> str:
 def axis_title(name: str) -> str:
     """The title of a figure's axis: `sequence length T`."""
     return WORDS[name].title if name in WORDS else name
+
+
+def is_size(name: str) -> bool:
+    """Whether a parameter is a size."""
+    return name in WORDS and WORDS[name].is_size
 
 
 def is_usual(name: str, value: Any) -> bool:

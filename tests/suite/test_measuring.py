@@ -130,10 +130,16 @@ def test_relative_error_of_zero_against_zero_is_zero_and_of_more_is_not():
 
 @pytest.mark.parametrize("pass_", ["infer", "fwd", "bwd", "fwd+bwd"])
 def test_a_cell_is_measured_with_all_samples_kept(pass_):
-    timer = FakeTimer([9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 0.5])
+    timer = FakeTimer([9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 0.5, 0.5, 0.5])
     record = measure(fake_backends.Good(), replace(CELL, pass_=pass_), timer, min_samples=5)
     assert record.status == "ok"
-    assert record.samples_ms == (1.0, 2.0, 3.0, 4.0, 5.0)  # neither two calls to warm up, nor the last one
+    assert record.samples_ms == (
+        1.0,
+        2.0,
+        3.0,
+        4.0,
+        5.0,
+    )  # not warming up, nor what is after the samples
     assert (record.time_ms, record.time_ms_p20, record.time_ms_p80) == (3.0, pytest.approx(1.8), pytest.approx(4.2))
     assert (record.stop_reason, record.timing) == ("sample limit", "made up")
     assert record.first_call_s > 0

@@ -42,7 +42,7 @@ def test_numbers_are_shown_without_exponents(value, text):
 def test_series_of_one_backend_are_told_apart_by_what_differs():
     (panel,) = make_panels(rows(made_up("paper-fig2", {"pass": "fwd"})), "seqlen")
     labels = [s.label for s in panel.series]
-    assert labels[:3] == ["gla-triton (materialized)", "gla-triton (not materialized)", "linear-triton"]
+    assert labels[:3] == ["gla-triton (materialized)", "gla-triton (not materialized)", "linear-triton (materialized)"]
     assert list(panel.x_values) == [1024, 2048, 4096, 8192, 16384]
 
 
@@ -53,16 +53,20 @@ def test_an_axis_that_only_some_passes_have_tells_no_series_apart():
     assert view.shape == "B=8, bf16, materialized"
 
 
-def test_head_dim_as_x_does_not_tell_series_apart():
-    panel = make_panels(rows(made_up("head-dim")), "head_dim")[0]
+def test_sizes_that_x_determines_tell_no_series_apart():
+    """Heads and value dims of the preset follow from key dims, sequence lengths from batches."""
+    panel = make_panels(rows(made_up("head-dim")), "key_dim")[0]
     assert [s.label for s in panel.series][2:] == [
         "linear-triton",
+        "fla-gla",
         "gla-torch",
         "linear-torch",
         "sdpa-flash",
-        "sdpa-cudnn",
     ]
-    assert {tuple(s.rows) for s in panel.series} == {(32, 64, 128, 256)}
+    assert {tuple(s.rows) for s in panel.series} == {(32, 64, 128, 256, 512), (64,)}
+    view = make_view([made_up("occupancy", {"backend": "fla-gla"})])
+    assert view.labels == ["fla-gla"]
+    assert view.shape == "H=1, D=64, bf16"
 
 
 def test_a_head_dim_beside_another_axis_is_named_once():
@@ -125,7 +129,7 @@ def test_the_axis_that_varies_is_drawn_against(preset, changes, x):
     ("preset", "x", "words"),
     [
         ("paper-fig2", "seqlen", "B=32, bf16; gla, linear, softmax: H=16 D=64; mamba1: inner=2048 N=16"),
-        ("head-dim", "head_dim", "B=8, T=4k, H=8, bf16"),
+        ("head-dim", "key_dim", "B=32, T=2k, bf16; softmax: H=16"),
         ("paper-v3-width", "seqlen", "B=32, bf16; gla: H=4 K=128 V=256; softmax: H=16 D=64; mamba1: inner=2048 N=16"),
     ],
 )

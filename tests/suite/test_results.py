@@ -52,8 +52,8 @@ def copied(tmp_path_factory):
 
 def test_the_page_is_what_the_command_makes_now_without_any_history(copied):
     code, _, stderr = in_process.glabench(copied, "results")
-    assert (code, stderr.strip()) == (0, "wrote docs/results.md")
-    for name in ("docs/results.md", "results/kernels.json"):
+    assert (code, stderr.strip()) == (0, "wrote docs/results.md\nwrote docs/claims.md")
+    for name in ("docs/results.md", "docs/claims.md", "results/kernels.json"):
         made, kept = ((folder / name).read_text(encoding="utf-8") for folder in (copied, ROOT))
         assert made == kept, f"{name} is not current; run: glabench results"
 

@@ -394,7 +394,7 @@ def test_a_missing_axis_is_named(name):
 
 @pytest.mark.parametrize(("x", "hint"), [("sqlen", r"; did you mean 'seqlen'\?"), ("zzz", "")])
 def test_an_x_that_is_no_axis_is_a_mistake(x, hint):
-    with pytest.raises(UsageError, match=rf"sweep test: x is '{x}', which is not an axis \(allowed: .*size{hint}\)$"):
+    with pytest.raises(UsageError, match=rf"sweep test: x is '{x}', which is not an axis \(allowed: .*{hint}\)$"):
         cells(replace(sweep(GLA), x=x))
 
 

@@ -1,0 +1,43 @@
+"""Times that papers have published, from `literature.toml` beside this file."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from glabench.plain import read_as
+
+
+@dataclass(frozen=True)
+class Published:
+    """A series of times and of a rival's, from one figure or table."""
+
+    source: str
+    device: str
+    name: str
+    base_name: str
+    pass_: str
+    x: str
+    cell: dict[str, str | int]
+    base: dict[str, str | int]
+    # Backends that are the rival, the nearest first.
+    base_backends: list[str]
+    at: list[int]
+    values: list[float]
+    base_values: list[float]
+
+    @property
+    def ratios(self) -> dict[int, float]:
+        """Its time over the rival's, by x."""
+        times = zip(self.values, self.base_values, strict=True)
+        return {x: own / base for x, (own, base) in zip(self.at, times, strict=True)}
+
+
+@cache
+def published_series() -> tuple[Published, ...]:
+    """All series of the file."""
+    text = files(__package__).joinpath("literature.toml").read_text(encoding="utf-8")
+    known = tomllib.loads(text)["series"]
+    return tuple(read_as(Published, {**one, "pass_": one["pass"]}) for one in known)
