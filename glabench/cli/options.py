@@ -169,6 +169,14 @@ PluginOption = Annotated[
     list[Path] | None,
     typer.Option(metavar="FILE", help="A Python file with more backends or ops. May be given several times."),
 ]
+SiteOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=PATH",
+        help="A folder of packages that the processes of backend NAME alone see, for packages that clash. May be given "
+        "several times.",
+    ),
+]
 RevisedSweepOption = Annotated[
     str | None,
     typer.Option(
@@ -263,6 +271,7 @@ class MeasuringOptions:
         ),
     ] = None
     plugin: PluginOption = None
+    site: SiteOption = None
     quiet: QuietOption = False
     verbose: VerboseOption = False
 
@@ -276,14 +285,16 @@ class MeasuringOptions:
         """What is asked for with a sweep, or on a CPU with another one."""
         plugins, arguments = self.plugin or (), sys.argv[1:]
         return Request(
-            sweep, sweep_on_cpu, self.axes, self.settings, self.device, plugins, arguments, show_errors=self.verbose
-        )
+            sweep, sweep_on_cpu, self.axes, self.settings, self.device, plugins, self.site or (), arguments,
+            show_errors=self.verbose,
+        )  # fmt: skip
 
     @property
     def given(self) -> list[str]:
         """The measuring options that were given, such as `--batch`."""
         names = [*self.axes, *(name.removesuffix("_s") for name in self.settings)]
-        names += [name for name, given in (("device", self.device != "auto"), ("plugin", bool(self.plugin))) if given]
+        others = {"device": self.device != "auto", "plugin": bool(self.plugin), "site": bool(self.site)}
+        names += [name for name, given in others.items() if given]
         return ["--" + name.replace("_", "-") for name in names]
 
 

@@ -139,6 +139,10 @@ def _public(value: str) -> str:
 
 
 def _without_folder(argument: str) -> str:
-    option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
-    path = PurePath(value)
-    return f"{option}{equals}{path.name or value}" if path.is_absolute() else argument
+    """An argument whose absolute paths, which may be several at its end or behind an `=`, are names alone."""
+    for at in (0, *(place + 1 for place, letter in enumerate(argument) if letter == "=")):
+        parts = argument[at:].split(os.pathsep)
+        if PurePath(parts[0]).is_absolute():
+            names = [PurePath(part).name or part if PurePath(part).is_absolute() else part for part in parts]
+            return argument[:at] + os.pathsep.join(names)
+    return argument

@@ -12,6 +12,7 @@ from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
+from glabench.backends.sites import variables_with
 from glabench.devices.provenance import describe_code
 from glabench.errors import GlabenchError, InterruptedRunError, RecordNotKeptError
 from glabench.measure.job import Job
@@ -116,10 +117,11 @@ def _measure_group(
     job = Job(
         backend, lane.folder.run_id, plan.place.device, plan.settings, lane.version.plugins, ceilings, lane.version.hash
     )
+    variables = variables_with(plan.place.sites.get(backend), lane.version.variables)
     worker: Worker | None = None
     try:
         for cell in cells:
-            worker = worker or start_worker(job, lane.version.variables)
+            worker = worker or start_worker(job, variables)
             observer.start(cell, lane.name)
             record = _measure(worker, cell, job)
             lane.folder.append(record)

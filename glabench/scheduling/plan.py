@@ -8,6 +8,7 @@ from typing import Any
 
 from glabench.backends import Registry, load_registry
 from glabench.backends.base import faults_of, refusal
+from glabench.backends.sites import on_path, parse_sites
 from glabench.devices.environment import package_version, probe
 from glabench.devices.provenance import command_line, describe_code, relevant_variables
 from glabench.errors import NothingToRunError, UsageError, count_of
@@ -35,6 +36,8 @@ class Place:
     environment: Mapping[str, Any]
     registry: Registry
     plugins: tuple[str, ...] = ()
+    # By backend, the folders of packages that its workers alone see.
+    sites: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -46,15 +49,21 @@ class Place:
         """The device for workers, `cuda:1` or `cpu`."""
         return device_number(self.environment)
 
+    def unavailable(self, backend: str) -> str | None:
+        """Why a backend cannot run here with its own site; None if it can."""
+        with on_path(self.sites.get(backend)):
+            return self.registry.unavailable(backend, self.kind)
 
-def find_place(device: str = "auto", plugins: Iterable[str | Path] = ()) -> Place:
-    """Probes the machine and loads the backends. `device` is auto, cpu, cuda or cuda:N.
 
-    Raises UsageError for a missing device or a plugin that cannot be loaded.
+def find_place(device: str = "auto", plugins: Iterable[str | Path] = (), sites: Sequence[str] = ()) -> Place:
+    """Probes the machine and loads the backends. `device` is auto, cpu, cuda or cuda:N; `sites` are NAME=PATH.
+
+    Raises UsageError for a missing device, a plugin that cannot be loaded, or a site that is none.
     """
     files = tuple(str(plugin) for plugin in plugins)
     registry = load_registry(files)
-    return Place(probe(device), registry, files)
+    known = parse_sites(sites, registry)
+    return Place(probe(device), registry, files, known)
 
 
 def default_settings(device: str) -> Settings:
@@ -92,11 +101,13 @@ class Plan:
 
     def _implementations(self) -> dict[str, Any]:
         """Whether each backend has code of its own, and the versions of the packages that decide its times."""
-        backends = {name: self.place.registry[name] for name in dict.fromkeys(cell.backend for cell in self.cells)}
-        return {
-            name: {"own_code": each.has_own_code, "packages": {p: package_version(p) for p in each.packages}}
-            for name, each in backends.items()
-        }
+        found = {}
+        for name in dict.fromkeys(cell.backend for cell in self.cells):
+            each = self.place.registry[name]
+            with on_path(self.place.sites.get(name)):
+                packages = {package: package_version(package) for package in each.packages}
+            found[name] = {"own_code": each.has_own_code, "packages": packages}
+        return found
 
 
 def make_plan(
@@ -147,7 +158,7 @@ def estimate_cells(plan: Plan) -> list[Estimate]:
 def _estimate(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> Estimate:
     backend, op = plan.place.registry[cell.backend], plan.place.registry.op_of(cell.backend)
     try:
-        with faults_of():
+        with faults_of(), on_path(plan.place.sites.get(cell.backend)):
             least, working = float(op.least_bytes(cell)), float(backend.working_bytes(cell))
             reason = refusal(backend, op, cell)
     except UsageError as problem:  # a faulty plugin affects only its own cells
@@ -175,8 +186,9 @@ def expected_seconds(plan: Plan) -> float:
 
     Calls no method of backends except `unavailable`, because a plugin's may be slow, load torch or end the process.
     """
-    stored, registry = _stored_seconds(plan), plan.place.registry
-    there = [cell for cell in plan.cells if not registry.unavailable(cell.backend, cell.device)]
+    stored, backends = _stored_seconds(plan), dict.fromkeys(cell.backend for cell in plan.cells)
+    can_run = {name for name in backends if not plan.place.unavailable(name)}
+    there = [cell for cell in plan.cells if cell.backend in can_run]
     return sum(_bound_seconds(cell, plan, stored) for cell in there)
 
 

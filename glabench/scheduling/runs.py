@@ -40,12 +40,14 @@ class Request:
     settings: Mapping[str, Any] = field(default_factory=dict)
     device: str = "auto"
     plugins: Sequence[str | Path] = ()
+    # NAME=PATH: folders of packages that a backend's workers alone see.
+    sites: Sequence[str] = ()
     arguments: Sequence[str] = ()
     show_errors: bool = False
 
     def find_place(self) -> Place:
         """Probes the machine and loads the backends. Raises UsageError."""
-        return find_place(self.device, self.plugins)
+        return find_place(self.device, self.plugins, self.sites)
 
     def plan(self) -> Plan:
         """The plan for the request. Raises UsageError, NothingToRunError."""
@@ -65,7 +67,7 @@ def measure_run(request: Request, out: Path | None, observer: Observer) -> Run:
     plan = request.plan()
     _refuse_unavailable(plan)
     if request.sweep_on_cpu and plan.place.kind == "cpu":
-        left_out = [name for name in plan.place.registry if plan.place.registry.unavailable(name, "cpu")]
+        left_out = [name for name in plan.place.registry if plan.place.unavailable(name)]
         without = "" if "backend" in request.axes else f", without: {', '.join(left_out)}"
         observer.say(f"No NVIDIA GPU is used, so this is the small CPU sweep{without}")
     announce(plan, observer, 1)
@@ -75,7 +77,7 @@ def measure_run(request: Request, out: Path | None, observer: Observer) -> Run:
 
 def _refuse_unavailable(plan: Plan) -> None:
     backends = dict.fromkeys(cell.backend for cell in plan.cells)
-    reasons = {name: plan.place.registry.unavailable(name, plan.place.kind) for name in backends}
+    reasons = {name: plan.place.unavailable(name) for name in backends}
     if all(reasons.values()):
         listed = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
         raise NothingToRunError(f"no cell can run here: {listed}")

@@ -171,6 +171,8 @@ def test_variables_that_change_what_is_measured_are_kept_without_paths_and_seria
         (["run", "paper-fig2", "--out", "results/x"], "glabench run paper-fig2 --out results/x"),
         (["run", "/home/me/my sweep.toml"], "glabench run 'my sweep.toml'"),
         (["speed", "--plugin=/home/me/a=b.py", "--gate", "a=b"], "glabench speed --plugin=a=b.py --gate a=b"),
+        (["run", "--site", "fa=/home/me/a:/home/me/b"], "glabench run --site fa=a:b"),
+        (["run", "--site=fa=/home/me/a"], "glabench run --site=fa=a"),
         (["report", "/"], "glabench report /"),
         (["run", "a\nb"], "glabench run 'a b'"),
     ],

@@ -1,0 +1,55 @@
+"""Sites: folders of installed packages that the workers of one backend alone see, because some packages clash."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from glabench.errors import UsageError, allowed_names
+
+
+def parse_sites(given: Sequence[str], backends: Collection[str]) -> dict[str, str]:
+    """Sites by backend, from `NAME=PATH`; PATH may be several folders with the system's separator between them.
+
+    Raises UsageError for an unknown backend, one that is given twice, and for what is no folder.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        name, has_path, paths = text.partition("=")
+        if not has_path:
+            raise UsageError(f"--site: '{text}' is no site (allowed: NAME=PATH, such as flash-attn-4=sites/fa4)")
+        if name not in backends:
+            raise UsageError(f"--site: '{name}' is not a backend ({allowed_names(backends, name)})")
+        if name in found:
+            raise UsageError(
+                f"--site: '{name}' has two sites; give all folders in one, with '{os.pathsep}' between them"
+            )
+        folders = [Path(path).absolute() for path in paths.split(os.pathsep)]
+        if missing := [str(path) for path in folders if not path.is_dir()]:
+            raise UsageError(f"--site: '{missing[0]}' is no folder; pip install --target FOLDER makes one")
+        found[name] = os.pathsep.join(map(str, folders))
+    return found
+
+
+@contextmanager
+def on_path(site: str | None) -> Iterator[None]:
+    """Has a site's folders on the path of modules, before all others."""
+    before = list(sys.path)
+    sys.path[:0] = site.split(os.pathsep) if site else []
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def variables_with(site: str | None, variables: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment variables of workers that see a site before all else; `variables` are theirs without it."""
+    if not site:
+        return variables
+    others = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    return {**variables, "PYTHONPATH": os.pathsep.join(filter(None, (site, others)))}

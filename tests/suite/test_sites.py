@@ -1,0 +1,107 @@
+"""Sites: packages that only one backend's processes see, so that one sweep compares versions that clash."""
+
+import json
+import os
+
+import in_process
+import pytest
+
+from glabench.backends import sites
+from glabench.backends.sites import on_path, parse_sites, variables_with
+from glabench.errors import UsageError
+from glabench.scheduling.process import ProcessWorker
+
+PLUGIN = """
+from glabench.backends import Backend, Requirement
+
+
+class One(Backend):
+    name, op, title = "one", "linear", "a package of its own"
+    requires = (Requirement("clashing", "pip install clashing"),)
+    packages = ("clashing",)
+
+    def launch(self, inputs, cell):
+        import clashing
+
+        return clashing.NAME
+
+    def bind(self, inputs, cell):
+        import clashing
+
+        q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
+        scale = q.shape[-1] ** -0.5
+        return lambda: ((q * scale @ k.mT).tril() @ v).transpose(1, 2) * clashing.ONE
+
+
+class Two(One):
+    name = "two"
+
+
+BACKENDS = [One, Two]
+"""
+SWEEP = ["run", "cpu-smoke", "--plugin", "p.py", "--backend", "one,two", "--device", "cpu", "--seqlen", "16"]
+SWEEP += ["--pass", "fwd", "--batch", "1", "--heads", "1", "--head-dim", "8", "--dtype", "fp32", "--out", "run"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A plugin, and its package twice."""
+    (tmp_path / "p.py").write_text(PLUGIN)
+    for site in ("s1", "s2"):
+        (tmp_path / site / "clashing").mkdir(parents=True)
+        (tmp_path / site / "clashing/__init__.py").write_text(f"NAME, ONE = '{site}', 1.0\n")
+        (tmp_path / site / "clashing-1.dist-info").mkdir()
+        (tmp_path / site / "clashing-1.dist-info/METADATA").write_text(f"Name: clashing\nVersion: {site[1]}.0\n")
+    return tmp_path
+
+
+def test_each_backends_processes_see_their_own_packages(folder):
+    code, _, stderr = in_process.glabench(
+        folder, *SWEEP, "--site", "one=s1", "--site", f"two={folder}/s2", workers=ProcessWorker
+    )
+    assert code == 0, stderr
+    records = [json.loads(line) for line in (folder / "run/records.jsonl").read_text().splitlines()]
+    assert {record["backend"]: record["launch"] for record in records} == {"one": "s1", "two": "s2"}
+    environment = json.loads((folder / "run/environment.json").read_text())
+    versions = {name: one["packages"]["clashing"] for name, one in environment["implementations"].items()}
+    assert versions == {"one": "1.0", "two": "2.0"}
+    assert "two=s2" in environment["command"]
+    assert str(folder) not in environment["command"]
+
+
+def test_without_a_site_the_package_is_missing(folder):
+    code, _, stderr = in_process.glabench(folder, *SWEEP)
+    assert code == 3
+    assert "one (clashing is not installed; install with: pip install clashing)" in stderr
+    listed = in_process.glabench(folder, *SWEEP, "--dry-run", "--site", "one=s1")[1]
+    assert "two, 1 cell: unsupported: clashing is not installed" in listed
+    assert "one, 1 cell" not in listed
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["one"], r"--site: 'one' is no site \(allowed: NAME=PATH"),
+        (["oen=s1"], r"--site: 'oen' is not a backend \(allowed: one, two; did you mean 'one'\?\)"),
+        (["one=gone"], "--site: '.*gone' is no folder"),
+        (["one=.", "one=."], "--site: 'one' has two sites"),
+    ],
+)
+def test_a_wrong_site_is_a_mistake_that_is_named(given, words):
+    with pytest.raises(UsageError, match=words):
+        parse_sites(given, ["one", "two"])
+
+
+def test_a_site_of_several_folders_comes_before_all_others(tmp_path, monkeypatch):
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.mkdir()
+    b.mkdir()
+    site = parse_sites([f"one={a}{os.pathsep}{b}"], ["one"])["one"]
+    before = list(sites.sys.path)
+    with on_path(site):
+        assert sites.sys.path[:2] == [str(a), str(b)]
+    assert sites.sys.path == before
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    assert variables_with(site, {})["PYTHONPATH"] == os.pathsep.join([str(a), str(b), "mine"])
+    assert variables_with(site, {"PYTHONPATH": "theirs"})["PYTHONPATH"].endswith(f"{b}{os.pathsep}theirs")
+    assert variables_with(None, {}) == {}
