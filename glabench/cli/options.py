@@ -1,6 +1,7 @@
 """Options that several commands share, and one option per axis."""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -161,6 +162,19 @@ def share(option: str, help_text: str, low: float = 0.0, high: float = float("in
     return typer.Option(option, parser=parse, help=help_text, metavar="SHARE")
 
 
+def size(option: str, help_text: str) -> Any:
+    """An option for an amount of memory, given as 40GiB or 500MiB; its value is in MiB."""
+
+    def parse(text: str | int) -> int:
+        found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(GiB|MiB)", str(text).strip(), re.IGNORECASE)
+        mib = round(float(found[1]) * (1024 if found[2].lower() == "gib" else 1)) if found else 0
+        if mib < 1:
+            raise UsageError(f"{option}: '{text}' is no amount of memory (allowed: 40GiB, 500MiB)")
+        return mib
+
+    return typer.Option(option, parser=parse, help=help_text, metavar="SIZE")
+
+
 DeviceOption = Annotated[
     str,
     typer.Option(help="auto, cpu, cuda, or cuda:N.", autocompletion=complete_list(("auto", "cpu", "cuda", "cuda:0"))),
@@ -263,6 +277,13 @@ class MeasuringOptions:
             show_default=False,
         ),
     ] = None
+    memory_limit_mib: Annotated[
+        int | None,
+        size(
+            "--memory-limit",
+            "Memory that torch may hold on the GPU for a call, as on a GPU with less: a cell that needs more is `oom`.",
+        ),
+    ] = None
     autotune: Annotated[
         bool | None,
         typer.Option(
@@ -292,7 +313,7 @@ class MeasuringOptions:
     @property
     def given(self) -> list[str]:
         """The measuring options that were given, such as `--batch`."""
-        names = [*self.axes, *(name.removesuffix("_s") for name in self.settings)]
+        names = [*self.axes, *(re.sub("_(s|mib)$", "", name) for name in self.settings)]
         others = {"device": self.device != "auto", "plugin": bool(self.plugin), "site": bool(self.site)}
         names += [name for name, given in others.items() if given]
         return ["--" + name.replace("_", "-") for name in names]

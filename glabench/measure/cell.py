@@ -16,7 +16,7 @@ from glabench.measure.accuracy import first_nonfinite
 from glabench.measure.at_size import Results
 from glabench.measure.energy import energy_per_call
 from glabench.measure.job import Job
-from glabench.measure.memory import measure_memory
+from glabench.measure.memory import limited, measure_memory
 from glabench.measure.outcome import is_out_of_memory
 from glabench.measure.physics import Physics
 from glabench.measure.rates import with_rates
@@ -75,7 +75,16 @@ class CellMeter:
             if checks is not None:
                 checks.expect()
             record = replace(
-                record, **asdict(measure_memory(steps, cell.device, checks or UNTOUCHED, self._own_memory_mib))
+                record,
+                **asdict(
+                    measure_memory(
+                        steps,
+                        cell.device,
+                        checks or UNTOUCHED,
+                        self._own_memory_mib,
+                        self._job.settings.memory_limit_mib,
+                    )
+                ),
             )
             del steps  # and with it a forward's nodes, which must not outlive their stream
             steps = steps_of(workload, cell)
@@ -119,12 +128,13 @@ class CellMeter:
         cell = record.cell
         self._timer.synchronize()
         start = time.perf_counter()
-        returned = workload.forward()
-        self._work.check_kind(cell, returned)
-        if disorder := workload.disorder:
-            return replace(record, status="inaccurate", reason=disorder)
-        gradients = _first_gradients(cell, workload, returned)
-        self._timer.synchronize()
+        with limited(self._job.settings.memory_limit_mib):
+            returned = workload.forward()
+            self._work.check_kind(cell, returned)
+            if disorder := workload.disorder:
+                return replace(record, status="inaccurate", reason=disorder)
+            gradients = _first_gradients(cell, workload, returned)
+            self._timer.synchronize()
         record = replace(record, first_call_s=time.perf_counter() - start)
         self._work.check_gradients(cell, gradients)
         results = Results.of(workload, as_tuple(returned), gradients)

@@ -1,6 +1,7 @@
 """Memory that a pass needs besides its inputs: from torch's allocator on a GPU, from resident memory on a CPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,15 +27,33 @@ class Memory:
     process_memory_mib: float | None = None
 
 
+@contextmanager
+def limited(mib: int | None) -> Iterator[None]:
+    """Has torch hold no more than this on the GPU, inputs included, as if it had less memory; None: no limit."""
+    if mib is None:
+        yield
+        return
+    import torch
+
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, mib * MIB / torch.cuda.mem_get_info()[1]))
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def measure_memory(
     steps: Steps,
     device: Literal["cuda", "cpu"],
     between: Between = UNTOUCHED,
     of_process: Callable[[], float | None] = lambda: None,
+    limit_mib: int | None = None,
 ) -> Memory:
     """Measures the memory of one pass and, if it has a backward, of what one more forward keeps.
 
-    `between` gives the pass its inputs and looks at its result. `of_process` reads the MiB of the whole process.
+    `between` gives the pass its inputs and looks at its result. `of_process` reads the MiB of the whole process. The
+    pass runs within `limit_mib`.
     """
     between.renew(nothing)
     if steps.prepare is not None:
@@ -52,8 +71,9 @@ def measure_memory(
     torch.cuda.empty_cache()
     base, base_reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
-    result = steps.call()
-    torch.cuda.synchronize()
+    with limited(limit_mib):
+        result = steps.call()
+        torch.cuda.synchronize()
     allocated = (torch.cuda.max_memory_allocated() - base) / MIB
     reserved = (torch.cuda.max_memory_reserved() - base_reserved) / MIB
     process = of_process()  # before the result is looked at, which takes memory, too

@@ -39,6 +39,8 @@ class Settings:
     check: Check = "full"
     # Whether to measure joules per call.
     energy: bool = True
+    # MiB that torch may hold on the GPU while a backend's first call, and the one whose memory is measured, run.
+    memory_limit_mib: Count | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain data."""

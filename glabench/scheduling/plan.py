@@ -125,6 +125,8 @@ def make_plan(
     settings = settings or default_settings(place.kind)
     if settings.timing == "graph" and place.kind != "cuda":
         raise UsageError("--timing: 'graph' needs a GPU (allowed here: cold, hot, eager)")
+    if settings.memory_limit_mib is not None and place.kind != "cuda":
+        raise UsageError("--memory-limit: needs a GPU; on a CPU, limit the process (ulimit, cgroups)")
     traits = place.registry.traits()
     resolved = resolve(loaded, place.kind, axes, traits)
     cells = expand(resolved, traits, place.kind)

@@ -179,6 +179,20 @@ def test_help_shows_arguments_and_flags_as_they_are_typed(run, command, usage):
     assert "bool" not in run("--help")[1]
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("40", "--memory-limit: '40' is no amount of memory (allowed: 40GiB, 500MiB)"),
+        ("0MiB", "--memory-limit: '0MiB' is no amount of memory"),
+        ("1.5GiB", "--memory-limit: needs a GPU; on a CPU, limit the process (ulimit, cgroups)"),
+    ],
+)
+def test_a_limit_of_memory_is_an_amount_and_needs_a_gpu(run, given, words):
+    code, _, stderr = run("run", "paper-v3-table3", "--memory-limit", given, "--device", "cpu")
+    assert code == 2
+    assert words in stderr
+
+
 def test_help_says_whose_an_axis_is_and_explains_values_metrics_and_codes(run):
     text = " ".join(run("run", "--help")[1].replace("│", " ").split())
     for words in (

@@ -17,7 +17,7 @@ from glabench.backends.base import Counts
 from glabench.measure.accuracy import check_accuracy, relative_error, small_cell
 from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
-from glabench.measure.memory import measure_memory
+from glabench.measure.memory import limited, measure_memory
 from glabench.measure.outcome import failure_of, one_line
 from glabench.measure.rates import with_rates
 from glabench.measure.settings import Settings
@@ -406,6 +406,23 @@ def test_memory_on_a_gpu_is_what_calls_need_above_what_was_held(monkeypatch):
     found = measure_memory(Steps(None, call, keep), "cuda", of_process=lambda: 3.0)
     assert (found.peak_allocated_mib, found.peak_reserved_mib) == (40, 30)
     assert (found.saved_mib, found.process_memory_mib) == (7, 3.0)
+
+
+@pytest.mark.parametrize(("limit_mib", "share"), [(None, None), (40 * 1024, 0.5), (200 * 1024, 1.0)])
+def test_a_call_may_hold_no_more_than_the_limit_and_the_suite_may(monkeypatch, limit_mib, share):
+    """Of a made-up GPU with 80 GiB."""
+    shares = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+
+    def fail():
+        with limited(limit_mib):
+            assert shares == ([] if share is None else [share])
+            raise MemoryError
+
+    pytest.raises(MemoryError, fail)
+    assert shares == ([] if share is None else [share, 1.0])
 
 
 @pytest.mark.parametrize("backend", ["gla-torch", "linear-torch"])
