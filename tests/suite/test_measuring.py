@@ -421,7 +421,8 @@ def test_a_call_may_hold_no_more_than_the_limit_and_the_suite_may(monkeypatch, l
             assert shares == ([] if share is None else [share])
             raise MemoryError
 
-    pytest.raises(MemoryError, fail)
+    with pytest.raises(MemoryError):
+        fail()
     assert shares == ([] if share is None else [share, 1.0])
 
 
