@@ -8,7 +8,7 @@ from glabench.records.environment import Ceilings
 
 
 def with_rates(record: Record, work: Work, ceilings: Ceilings) -> Record:
-    """The record with its rates, the ceilings, and `roofline_pct`.
+    """The record with its rates, the ceilings, the size of a state, and `roofline_pct`.
 
     `roofline_pct` is the larger of two shares: of the op's GB/s in the copy ceiling, and of its TFLOP/s in the product
     ceiling. The product ceiling is that of bf16 for cells of every type.
@@ -16,11 +16,12 @@ def with_rates(record: Record, work: Work, ceilings: Ceilings) -> Record:
     record = replace(record, copy_gbps=ceilings.copy_gbps, product_tflops=ceilings.product_tflops)
     if not record.time_ms:
         return record
-    counts, executed = work.counts(record.cell), work.executes(record.cell)
+    counts, executed, state = work.counts(record.cell), work.executes(record.cell), work.state_bytes(record.cell)
     gbps, tflops = counts.bytes / record.time_ms / 1e6, counts.flops / record.time_ms / 1e9
     known = ceilings.copy_gbps is not None and ceilings.product_tflops is not None
     return replace(
         record,
+        state_kib=None if state is None else state / 1024,
         gbps=gbps,
         tflops=tflops,
         executed_gbps=executed.bytes / record.time_ms / 1e6 if executed else None,

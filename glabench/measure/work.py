@@ -63,6 +63,9 @@ class Work(Protocol):
     def executes(self, cell: Cell) -> Counts | None:
         """What this implementation computes and moves, if that is known."""
 
+    def state_bytes(self, cell: Cell) -> int | None:
+        """What a sequence needs to go on, if that is known."""
+
 
 class OpWork:
     """An op computed by a backend, held against the op's reference in float64."""
@@ -147,6 +150,9 @@ class OpWork:
 
     def executes(self, cell: Cell) -> Counts | None:
         return self._backend.executes(cell.copy())
+
+    def state_bytes(self, cell: Cell) -> int | None:
+        return self._op.state_bytes(cell)
 
 
 def _name(dtype: object) -> str:

@@ -153,6 +153,10 @@ class Op(ABC):
         forward = self.forward_flops(cell)
         return {"infer": forward, "fwd": forward, "bwd": 2 * forward, "fwd+bwd": 3 * forward}[cell.pass_]
 
+    def state_bytes(self, cell: Cell) -> int | None:  # noqa: ARG002
+        """Bytes that one sequence needs to go on after its last token, in one layer; None if unknown."""
+        return None
+
     def least_flops(self, cell: Cell) -> int:
         """A lower bound of `flops` over all forms of the equation; by default `flops` itself."""
         return self.flops(cell)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.ops.base import Op, Spec, check_width, wide
+from glabench.ops.base import BYTES, Op, Spec, check_width, wide
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter, Value, extra, integers
 
@@ -125,6 +125,11 @@ class Linear(Op):
         shortest = 1 if cell.get("packed") else cell.seqlen
         forward = cell.tokens * H * min(4 * K * V, (shortest + 1) * (K + V))
         return forward * self.flops(cell) // self.forward_flops(cell)
+
+    def state_bytes(self, cell: Cell) -> int:
+        """A state of K times V per head."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        return H * K * V * BYTES[wide(cell)]
 
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, pairs of rows in a chunk, for each key channel."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.ops.base import Op, Spec, wide
+from glabench.ops.base import BYTES, Op, Spec, wide
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
 
@@ -62,6 +62,11 @@ class Mamba1(Op):
         """Per token and channel: 6 per state (step times A, decay, input times B, sum, 2 for C), 3 for step and D."""
         D, N = cell.sizes("inner", "state_size")
         return cell.tokens * D * (6 * N + 3)
+
+    def state_bytes(self, cell: Cell) -> int:
+        """N numbers per channel; the state of the layer's convolution is not included."""
+        D, N = cell.sizes("inner", "state_size")
+        return D * N * BYTES[wide(cell)]
 
     def reference_numbers(self, cell: Cell) -> int:
         """The states of a channel."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.ops.base import Op, Spec, check_width, wide
+from glabench.ops.base import BYTES, Op, Spec, check_width, wide
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
 
@@ -71,6 +71,11 @@ class Mamba2(Op):
         pairs = cell.tokens * (cell.seqlen + 1) // 2
         forward = min(self.forward_flops(cell), pairs * 2 * (N + H * P))
         return forward * self.flops(cell) // self.forward_flops(cell)
+
+    def state_bytes(self, cell: Cell) -> int:
+        """A state of N times P per head; that of the layer's convolution is not included."""
+        H, P, N = cell.sizes("heads", "head_dim", "state_size")
+        return H * P * N * BYTES[wide(cell)]
 
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, pairs of rows in a chunk, for each state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.ops.base import Op, Spec, check_width, wide
+from glabench.ops.base import BYTES, Op, Spec, check_width, wide
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
 
@@ -56,6 +56,11 @@ class Mlstm(Op):
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         forward = cell.tokens * H * min(4 * K * V, (cell.seqlen + 1) * (K + V))
         return forward * self.flops(cell) // self.forward_flops(cell)
+
+    def state_bytes(self, cell: Cell) -> int:
+        """A state of K times V per head."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        return H * K * V * BYTES[wide(cell)]
 
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, pairs of rows in a chunk, for each key channel."""

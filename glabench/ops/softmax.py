@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from glabench.ops.base import Op, Spec, check_width
+from glabench.ops.base import BYTES, Op, Spec, check_width
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
 
@@ -45,6 +45,11 @@ class Softmax(Op):
         """Per head and pair of a token with itself or an earlier token: 2D for the score, 2D for its share of o."""
         H, D = cell.sizes("heads", "head_dim")
         return cell.batch * H * (cell.seqlen * (cell.seqlen + 1) // 2) * 4 * D
+
+    def state_bytes(self, cell: Cell) -> int:
+        """The keys and values of all tokens."""
+        H, D = cell.sizes("heads", "head_dim")
+        return 2 * cell.seqlen * H * D * BYTES[cell.dtype]
 
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, the scores of some rows."""

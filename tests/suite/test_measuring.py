@@ -306,6 +306,9 @@ class Counted:
     def flops(self, cell):
         return self._flops
 
+    def state_bytes(self, cell):
+        return 3 * 2**20
+
 
 def rated(moved, flops, ceilings, **fields):
     record = Record(run_id="run", cell=CELL, **{"status": "ok", "time_ms": 2.0, **fields})
@@ -317,6 +320,7 @@ def test_the_roofline_is_the_nearer_of_both_ceilings(moved, flops, share):
     record = rated(moved, flops, Ceilings(1000.0, 500.0))
     assert (record.gbps, record.tflops) == (moved / 2e6, flops / 2e9)
     assert record.roofline_pct == pytest.approx(share)
+    assert record.state_kib == 3 * 1024
 
 
 def test_without_ceilings_there_are_rates_and_no_share_and_without_a_time_neither():

@@ -335,6 +335,18 @@ def test_counts_are_those_made_by_hand(op, pass_, dtype):
     assert found == COUNTS[op, pass_, dtype]
 
 
+@pytest.mark.parametrize(
+    ("op", "size"),
+    [
+        ("gla", 3 * 16 * 32 * 8), ("kda", 3 * 16 * 32 * 8), ("retention", 3 * 16 * 32 * 8), ("mlstm", 3 * 16 * 32 * 8),
+        ("softmax", 2 * 8 * 3 * 16 * 8), ("mamba1", 6 * 4 * 8), ("mamba2", 3 * 8 * 4 * 8),
+    ],
+)  # fmt: skip
+def test_what_a_sequence_needs_to_go_on_is_counted(op, size):
+    """In float64; of attention, the keys and values of 8 tokens."""
+    assert OPS[op].state_bytes(cell_of(op)) == size
+
+
 @pytest.mark.parametrize("op", list(OPS))
 def test_the_bytes_of_a_pass_are_those_of_its_tensors(op):
     cell = cell_of(op, "fwd+bwd", "bf16")
