@@ -16,8 +16,8 @@ from glabench.measure.at_size import Parts, Region
 if TYPE_CHECKING:
     from torch import Tensor
 
-# How many samples stay.
-_STAY = 5
+# How many samples stay: so many at most, fewer if they take more bytes, but one in any case.
+_MOST, _MOST_BYTES = 5, 2**30
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,11 @@ class Kept:
     parts: Parts
     # Whole gradients that parts share, by the names of their errors.
     shared: Mapping[str, Tensor]
+
+    @property
+    def bytes(self) -> int:
+        """What it holds."""
+        return sum(x.numel() * x.element_size() for x in (*self.parts.values(), *self.shared.values()))
 
 
 @dataclass
@@ -42,7 +47,8 @@ class Reservoir:
     def offer(self, one: Kept) -> None:
         """Keeps it, perhaps in place of another."""
         self.offered += 1
-        if len(self.kept) < _STAY:
+        most = max(1, min(_MOST, _MOST_BYTES // max(1, one.bytes)))  # the same for all samples of a cell
+        if len(self.kept) < most:
             self.kept.append(one)
-        elif (place := self.draw.randrange(self.offered)) < _STAY:
+        elif (place := self.draw.randrange(self.offered)) < most:
             self.kept[place] = one
