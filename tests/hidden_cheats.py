@@ -342,7 +342,36 @@ class WritesAHeadInTheBackward(Honest):
         return lambda: _HeadInTheBackward.apply(q, k, v)
 
 
+class _LateMode(DeviceContext):
+    """Computes when the next function of torch is called, and then is a default device's context."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not torch.autograd.grad and self.todo:
+            self.__class__ = DeviceContext
+            while self.todo:
+                self.todo.pop()()
+        return func(*args, **(kwargs or {}))
+
+
+class ComputesAtTheNextFunction(Honest):
+    """Behind the clock: in a context that is a harmless one before and after."""
+
+    def at_size(self, q, k, v):
+        mode, values = DeviceContext(torch.device("cpu")), [x.detach() for x in (q, k, v)]
+        _push_mode(mode)
+
+        def call():
+            out = torch.empty_like(v) + 0 * (q.sum() + k.sum() + v.sum())
+            into = out.detach()
+            mode.todo = [lambda: into.copy_(correct(*values))]
+            mode.__class__ = _LateMode
+            return out
+
+        return call
+
+
 IN_ALL_PASSES = [
+    ComputesAtTheNextFunction,
     ComputesWhenItsAttributesAreRead, ComputesWhenANameIsLookedUp, ComputesInADevicesOwnContext,
     MovesItsInputsAndLeavesOthersThere, FillsItsFirstResultLate,
     ComputesWhenItsResultIsRead, ChangesTheTypeOfItsInput, ComputesInADevicesContext, EntersAModeBetweenLooks,

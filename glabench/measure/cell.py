@@ -69,7 +69,7 @@ class CellMeter:
         if record.check_seed is not None:
             # A graph's replays share what they keep for a backward, which frees it.
             goes_back = self._job.settings.timing != "graph"
-            checks = self._work.spot_checks(cell, workload, record.check_seed, goes_back)
+            checks = self._work.spot_checks(cell, workload, goes_back)
         try:
             steps = steps_of(workload, cell)
             if checks is not None:
@@ -130,9 +130,9 @@ class CellMeter:
         start = time.perf_counter()
         with limited(self._job.settings.memory_limit_mib):
             returned = workload.forward()
-            self._work.check_kind(cell, returned)
             if disorder := workload.disorder:
                 return replace(record, status="inaccurate", reason=disorder)
+            self._work.check_kind(cell, returned)
             gradients = _first_gradients(cell, workload, returned)
             self._timer.synchronize()
         record = replace(record, first_call_s=time.perf_counter() - start)

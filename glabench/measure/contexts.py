@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 _COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
 
@@ -18,18 +19,29 @@ def shadowed(x: object) -> list[str]:
     return [name for name in own if hasattr(type(x), name)]
 
 
+def signs_of_contexts() -> tuple[Callable[[], object], ...]:
+    """Functions of C that say nothing true if no mode is active and no callback for frames is set."""
+    from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+
+    return _len_torch_function_stack, _len_torch_dispatch_stack, get_eval_frame_callback
+
+
 def active_contexts() -> list[str]:
     """The names of the contexts that are active. The suite itself runs in none."""
     import torch
-    from torch._C import DispatchKey, _autograd, _dispatch_tls_is_dispatch_key_included, _len_torch_dispatch_stack
+    from torch._C import (
+        DispatchKey,
+        _autograd,
+        _dispatch_tls_is_dispatch_key_included,
+        _len_torch_dispatch_stack,
+        _len_torch_function_stack,
+    )
     from torch._C._dynamo.eval_frame import get_eval_frame_callback
-    from torch.overrides import _get_current_function_mode_stack
-    from torch.utils._device import DeviceContext
 
-    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     found = {
-        # A default device is such a mode, too, and harmless; a subclass need not be.
-        "a function mode": any(type(mode) is not DeviceContext or shadowed(mode) for mode in modes),
+        # A default device is such a mode, too; its class could be changed during a call.
+        "a function mode": _len_torch_function_stack() > 0,
         "a dispatch mode": _len_torch_dispatch_stack() > 0,
         "the Python dispatcher": _dispatch_tls_is_dispatch_key_included(DispatchKey.PythonDispatcher),
         "hooks for saved tensors": _autograd._top_saved_tensors_default_hooks(True) is not None,

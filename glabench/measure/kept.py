@@ -6,7 +6,7 @@ result will be compared, nor make it unlikely by being slow to be compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
@@ -22,18 +22,19 @@ _MOST, _MOST_BYTES = 5, 2**30
 
 @dataclass(frozen=True)
 class Kept:
-    """A part of one sample's results, and the seed of the inputs that it had."""
+    """Parts of one sample's results, and the seed of the inputs that it had."""
 
     seed: int
-    region: Region
-    parts: Parts
+    regions: Sequence[Region]
+    parts: Sequence[Parts]
     # Whole gradients that parts share, by the names of their errors.
     shared: Mapping[str, Tensor]
 
     @property
     def bytes(self) -> int:
         """What it holds."""
-        return sum(x.numel() * x.element_size() for x in (*self.parts.values(), *self.shared.values()))
+        tensors = [x for part in (*self.parts, self.shared) for x in part.values()]
+        return sum(x.numel() * x.element_size() for x in tensors)
 
 
 @dataclass

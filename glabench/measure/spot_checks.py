@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from random import Random
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from glabench.measure.at_size import (
@@ -27,6 +27,7 @@ from glabench.measure.at_size import (
     usual_of,
     worst_of,
 )
+from glabench.measure.contexts import signs_of_contexts
 from glabench.measure.kept import Kept, Reservoir
 from glabench.measure.outcome import own_check
 from glabench.measure.timer import Between, Delay, Step, nothing
@@ -53,6 +54,7 @@ _SHARE_FOR_KEPT = 0.1
 # By how many rows (of the last dimension) an input is shifted at most: few, so that what is read is always about the
 # same memory.
 _MOST_ROWS = 4096
+_LEFT_BEHIND = "the backend left a mode of torch, or a callback for frames, behind when its call ended"
 _DOES_NOT_FIT = "a timed call's result does not fit the inputs that it had, relative error"
 
 
@@ -72,7 +74,7 @@ class SpotChecks(Between):
     """The spot checks of one cell. Each sample gets new inputs, from a seed that nobody can know before."""
 
     def __init__(
-        self, op: Op, cell: Cell, workload: Workload, bound: float, seed: int, kinds: Kinds, goes_back: bool = False
+        self, op: Op, cell: Cell, workload: Workload, bound: float, kinds: Kinds, goes_back: bool = False
     ) -> None:
         self._op, self._cell, self._workload, self._bound = op, cell, workload, bound
         self._kinds = kinds
@@ -80,9 +82,10 @@ class SpotChecks(Between):
         self._goes_back = goes_back
         self._indices = op.make_indices(cell)
         self._specs = unshared_specs(op, cell)
+        self.signs = signs_of_contexts()
         # How many tensors of a timed result are outputs; the others are gradients.
         self._outputs = 0 if cell.pass_ == "bwd" else len(workload.grad_outputs)
-        self._draw = Random(f"spot checks {seed}")
+        self._draw = SystemRandom()
         self._reservoir = Reservoir(self._draw)
         self._began_at: float | None = None
         self._sampled_s: float | None = None
@@ -125,11 +128,11 @@ class SpotChecks(Between):
             if number >= _LEAST_KEPT and time.monotonic() - start > most:
                 break
             inputs, grad_outputs = self._make(one.seed)
-            named = {name: x for name, x in one.parts.items() if name in self._op.outputs(self._cell)}
-            gradients = {name[1:]: x for name, x in one.parts.items() if name not in named}
+            first = one.parts[0]
+            named = {name: x for name, x in first.items() if name in self._op.outputs(self._cell)}
+            gradients = {name[1:]: x for name, x in first.items() if name not in named}
             results = Results(inputs, grad_outputs, named, gradients)
-            taken = [one.parts]
-            found = [check_drawn(self._op, self._cell, results, self._bound, [one.region], taken, self._usual)]
+            found = [check_drawn(self._op, self._cell, results, self._bound, one.regions, one.parts, self._usual)]
             if one.shared and (number == 0 or time.monotonic() - start < most):
                 shared = {name[1:]: x for name, x in one.shared.items()}
                 found.append(check_everything(self._op, self._cell, Results(inputs, grad_outputs, {}, shared)))
@@ -213,8 +216,10 @@ class SpotChecks(Between):
         return inputs, self._op.make_grad_outputs(self._cell, seed if self._cell.has_backward else 0)
 
     @own_check()
-    def keep(self, result: Any) -> None:
+    def keep(self, result: Any, left: tuple[object, ...] = ()) -> None:
         """Copies the parts that will be looked at, or may be compared when sampling is over."""
+        # Before anything of torch runs.
+        self._entered = self._entered or entered_contexts() or (_LEFT_BEHIND if any(left) else None)
         is_sampling = self._began_at is not None and self._sampled_s is None
         if not self._will_look and not is_sampling:
             return
@@ -233,7 +238,7 @@ class SpotChecks(Between):
         self._parts = take(results, self._specs, self._regions)
         if is_sampling:
             shared = {name: x.detach().clone() for name, x in results.by_error.items() if name not in self._specs}
-            self._reservoir.offer(Kept(self._seed, self._regions[0], self._parts[0], shared))
+            self._reservoir.offer(Kept(self._seed, self._regions, self._parts, shared))
 
     @own_check()
     def look(self, result: Any) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import call as ask
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -67,10 +68,14 @@ class Between:
         So the forward of a backward that is timed alone cannot know them.
         """
 
-    def keep(self, result: Any) -> None:
+    # Functions of C whose answers go to `keep`: what was left behind. They are asked as soon as a call has returned, by
+    # no function of Python and before anything of torch runs, which could call what the backend has left, and undo it.
+    signs: tuple[Callable[[], object], ...] = ()
+
+    def keep(self, result: Any, left: tuple[object, ...] = ()) -> None:
         """Called with what the timed call returned; may queue copies of it, right behind the end of the call.
 
-        So work that the call left to another stream comes too late.
+        So work that the call left to another stream comes too late. `left`: what the signs said.
         """
 
     def look(self, result: Any) -> None:
@@ -117,7 +122,8 @@ class WallTimer:
         start = time.perf_counter_ns()
         kept = call()
         elapsed = time.perf_counter_ns() - start
-        between.keep(kept)
+        left = tuple(map(ask, between.signs))
+        between.keep(kept, left)
         between.look(kept)
         del kept  # after the clock, so that freeing the output is not timed
         return Sample(elapsed / 1e6)
@@ -183,11 +189,12 @@ class CudaTimer:
         queued_at = time.perf_counter()
         kept = call()
         ended_at = time.perf_counter()
+        left = tuple(map(ask, between.signs))
         self._host_s.append(ended_at - queued_at)
         self._whole_host_s.append(ended_at - began_at)
         self._end.record()
         exposed = bool(self._start.query())
-        between.keep(kept)
+        between.keep(kept, left)
         if self._clock is not None:
             self._clock.end()
         self._end.synchronize()
@@ -246,7 +253,8 @@ class EagerTimer:
                 kept = result
         self.synchronize()
         elapsed = time.perf_counter() - start
-        between.keep(kept)
+        left = tuple(map(ask, between.signs))
+        between.keep(kept, left)
         between.look(kept)
         return Sample(1e3 * elapsed / count, host_ms=single.host_ms, alone_ms=single.ms)
 

@@ -45,8 +45,8 @@ class Work(Protocol):
         `seed` draws what is looked at closely; with None, a cheaper check that does not look at the cell's own size.
         """
 
-    def spot_checks(self, cell: Cell, workload: Workload, seed: int, goes_back: bool) -> SpotChecks:
-        """What looks at the results of timed calls; `seed` draws which.
+    def spot_checks(self, cell: Cell, workload: Workload, goes_back: bool) -> SpotChecks:
+        """What looks at the results of timed calls.
 
         Of a forward of training, `goes_back` says whether a backward can follow a timed call.
         """
@@ -132,9 +132,9 @@ class OpWork:
             return replace(small, fault=f"the first call changed its input: {', '.join(changed)}")
         return replace(small, at_size=check_parts(self._op, cell, pristine, small.bound, seed))
 
-    def spot_checks(self, cell: Cell, workload: Workload, seed: int, goes_back: bool) -> SpotChecks:
+    def spot_checks(self, cell: Cell, workload: Workload, goes_back: bool) -> SpotChecks:
         kinds = Kinds(partial(self.check_kind, cell), partial(self.check_gradients, cell))
-        return SpotChecks(self._op, cell, workload, BOUNDS[cell.dtype], seed, kinds, goes_back and cell.pass_ == "fwd")
+        return SpotChecks(self._op, cell, workload, BOUNDS[cell.dtype], kinds, goes_back and cell.pass_ == "fwd")
 
     def launch(self, cell: Cell, workload: Workload) -> str | None:
         said = self._backend.launch(dict(workload.inputs), cell.copy())

@@ -38,13 +38,15 @@ class Workload:
     @property
     def disorder(self) -> str | None:
         """What the backend has done to the suite's tensors or to torch that would help it, or hide its errors."""
+        if entered := entered_contexts():  # first, because what is active could undo itself below
+            return entered
         tensors = _named(self.inputs, self.grad_outputs)
         if changed := [name for name, x in tensors.items() if _is_changed(x)]:
             return f"the backend changed the type or the methods of its input: {', '.join(changed)}"
         now = _layouts(tensors, _named(self.own_inputs, self.own_grad_outputs))
         if moved := [name for name, layout in self.layouts.items() if layout != now[name]]:
             return f"the backend moved its input in memory: {', '.join(moved)}"
-        return entered_contexts()
+        return None
 
     @cached_property
     def differentiable(self) -> dict[str, Tensor]:

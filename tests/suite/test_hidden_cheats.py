@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 from test_cheats import BACKWARDS, FORWARDS, JOB, LINEAR, SIZES, measure
 from torch._C._dynamo import eval_frame
-from torch.utils._device import DeviceContext
 
 from glabench.measure import cell as cell_module
 from glabench.measure import spot_checks
@@ -84,6 +84,17 @@ def test_samples_are_compared_when_all_are_taken(pass_):
     assert (record.status, record.reason) == ("ok", None)
 
 
+@pytest.mark.parametrize("pass_", ["infer", "fwd"])
+@pytest.mark.usefixtures("nothing_is_drawn")
+def test_few_samples_are_compared_in_several_parts(pass_, monkeypatch):
+    """Of each of three samples."""
+    parts = []
+    monkeypatch.setattr(spot_checks, "check_drawn", lambda *given: parts.append(len(given[5])) or {})
+    few = replace(JOB, settings=replace(JOB.settings, max_samples=3))
+    assert measure(hidden_cheats.Honest(), pass_, job=few).status == "ok"
+    assert min(parts[-3:]) >= 2
+
+
 @pytest.mark.parametrize("pass_", BACKWARDS)
 @pytest.mark.usefixtures("nothing_is_drawn")
 def test_gradients_that_parts_share_are_compared_for_a_sample(pass_):
@@ -141,11 +152,9 @@ def test_compilers_that_are_left_on_are_named(monkeypatch):
     assert active_contexts() == ["compiled autograd", "a callback for frames"]
 
 
-def test_a_default_device_is_no_cover():
-    class Mine(DeviceContext):
-        pass
-
-    with torch.device("cpu"), Mine(torch.device("cpu")):
+def test_a_default_device_is_a_context_too():
+    """Its class could be changed during a call, and back."""
+    with torch.device("cpu"):
         assert active_contexts() == ["a function mode"]
 
 

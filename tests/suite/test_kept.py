@@ -12,7 +12,7 @@ from glabench.measure.kept import Kept, Reservoir
 def offered(count, numbers=4, seed=0):
     reservoir = Reservoir(Random(seed))
     for number in range(count):
-        reservoir.offer(Kept(number, {}, {"o": torch.empty(numbers, device="meta")}, {}))
+        reservoir.offer(Kept(number, [], [{"o": torch.empty(numbers, device="meta")}], {}))
     return [one.seed for one in reservoir.kept]
 
 

@@ -274,6 +274,7 @@ def test_a_clock_that_leaps_ends_the_sampling_as_one_that_did_not_settle():
 def test_eager_times_calls_back_to_back_and_not_what_happens_between():
     class Between:
         looked = 0
+        signs = (lambda: "left",)
 
         def renew(self, delay):
             delay(True)
@@ -282,8 +283,8 @@ def test_eager_times_calls_back_to_back_and_not_what_happens_between():
         def renew_gradients(self):
             time.sleep(0.05)
 
-        def keep(self, result):
-            assert result == "out"
+        def keep(self, result, left):
+            assert (result, left) == ("out", ("left",))
 
         def look(self, result):
             assert result == "out"
