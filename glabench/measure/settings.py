@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from glabench.errors import did_you_mean
-from glabench.plain import Amount, Count, Number, Whole, read_as, shown
+from glabench.plain import Amount, Count, Number, Whole, read_as, read_text, shown
 
 Check = Literal["small", "full"]
 CHECKS: tuple[Check, ...] = get_args(Check)
@@ -49,7 +49,7 @@ class Settings:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Settings":
         """The inverse of `to_json`. Raises ValueError for a wrong value or an unknown setting."""
-        settings = read_as(cls, data)
+        settings = read_as(cls, read_text(data))
         if unknown := sorted(set(data) - set(SETTINGS)):
             raise ValueError(f"unknown settings: {shown(unknown)}{did_you_mean(unknown[0], SETTINGS)}")
         return settings
