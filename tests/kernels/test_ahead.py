@@ -70,7 +70,8 @@ def compile_some(shapes):
 
 
 def default_shape():
-    return compile_all("--arch", "90")
+    names = ("forward", "backward", "recurrence")
+    return compile_some({"--arch 90": (*names, *(f"gated {name}" for name in names), "gated backward, no dg")})
 
 
 @cache
