@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -164,6 +165,15 @@ def make_case(
         "final": torch.randn(sequences, H, K, V, device=device),
     }
     return Case(inputs, grads, truth(inputs, grads, lengths))
+
+
+def per_head_case(gate: str, gates_dtype: torch.dtype = torch.float32, **shape: Any) -> Case:
+    """A case whose gates are those of each head's first channel, [B, T, H]."""
+    made = make_case(gate, **shape)
+    g = made.inputs["g"][..., 0].to(gates_dtype)
+    same = made.inputs | {"g": g.float()[..., None].expand_as(made.inputs["q"])}
+    expected = truth(same, made.grads, shape.get("lengths"))
+    return Case(made.inputs | {"g": g}, made.grads, expected | {"dg": expected["dg"].sum(-1)})
 
 
 def errors(found: dict[str, torch.Tensor], case: Case) -> dict[str, float]:

@@ -34,7 +34,7 @@ import triton.language as tl
 OURS = tuple(
     f"gla_kernels.hopper.{name}"
     for name in (
-        "layouts", "values", "products", "copies", "gates", "places", "narrow.forward", "narrow.backward",
+        "layouts", "values", "products", "copies", "gates", "head_gates", "places", "narrow.forward", "narrow.backward",
         "narrow.recurrence", "wide.tiles", "wide.frames", "wide.walk", "wide.forward",
         "wide.recurrence", "wide.readout", "wide.gradients", "wide.backward", "levels", "strong",
     )
@@ -140,7 +140,7 @@ class Shared:
         assert 0 <= int(i) < self.data.shape[0]
         return Shared(self.data[int(i)])
 
-    def slice(self, start: int, length: int, dim: int) -> Shared:
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
         return Shared(self.data.narrow(dim, int(start), length))
 
     def permute(self, order: tuple[int, ...]) -> Shared:

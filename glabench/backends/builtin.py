@@ -12,7 +12,16 @@ from glabench.backends.fla import (
     FlaSimpleGla,
 )  # fmt: skip
 from glabench.backends.flash import FlashAttn, FlashAttn3, FlashAttn4
-from glabench.backends.gla import GlaRecurrentTorch, GlaTorch, GlaTriton, LinearTorch, LinearTriton
+from glabench.backends.gla import (
+    GlaRecurrentTorch,
+    GlaTorch,
+    GlaTriton,
+    LightningTriton,
+    LinearTorch,
+    LinearTriton,
+    RetentionTriton,
+    SimpleGlaTriton,
+)  # fmt: skip
 from glabench.backends.mamba import Mamba1, Mamba2
 from glabench.backends.mlstm import MlstmKernels
 from glabench.backends.papers.backends import (
@@ -29,6 +38,9 @@ from glabench.backends.sdpa import Flex, SdpaCudnn, SdpaFlash, SdpaMath
 BACKENDS: list[Backend] = [
     GlaTriton(),
     LinearTriton(),
+    SimpleGlaTriton(),
+    RetentionTriton(),
+    LightningTriton(),
     GlaTorch(),
     GlaRecurrentTorch(),
     LinearTorch(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gla_kernels.limits import MAX_HEAD_DIM, WALKED_KEYS, fitting_chunks
@@ -11,6 +12,7 @@ from gla_kernels.limits import MAX_HEAD_DIM, WALKED_KEYS, fitting_chunks
 from glabench.backends.base import Backend, Requirement
 from glabench.ops import BYTES
 from glabench.ops.base import wide
+from glabench.ops.simple_gla import LIGHTNING
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import integers, switch
 
@@ -94,6 +96,59 @@ class LinearTriton(_Ours):
     """`gla_kernels.chunk_linear_attn`."""
 
     name, op, title = "linear-triton", "linear", "linear attention, our Triton kernels"
+
+
+class _OnePerHead(_Ours):
+    """Kernels with a gate per head. Only those for narrow heads on Hopper read it as it is."""
+
+    def working_bytes(self, cell: Cell) -> int:
+        """As for gates per channel, which other kernels make of those per head, and their gradient."""
+        H, K = cell.sizes("heads", "key_dim")
+        return super().working_bytes(cell) + 2 * cell.tokens * H * K * 4
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
+        materialize, chunk = bool(cell.get("materialize")), cell.get("chunk")
+        return call_on(self.function(inputs), inputs, cell, materialize=materialize, chunk_size=chunk)
+
+    def function(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """The function that is called on the op's tensors."""
+        raise NotImplementedError
+
+
+class SimpleGlaTriton(_OnePerHead):
+    """`gla_kernels.chunk_simple_gla`."""
+
+    name, op, title = "simple-gla-triton", "simple-gla", "scalar gates, our Triton kernels"
+
+    def function(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:  # noqa: ARG002
+        from gla_kernels import chunk_simple_gla
+
+        return chunk_simple_gla
+
+
+class RetentionTriton(_OnePerHead):
+    """`gla_kernels.chunk_retention`."""
+
+    name, op, title = "retention-triton", "retention", "retention, our Triton kernels"
+
+    def function(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:  # noqa: ARG002
+        from gla_kernels import chunk_retention
+
+        return chunk_retention
+
+
+class LightningTriton(_OnePerHead):
+    """`gla_kernels.chunk_simple_gla` with constant gates."""
+
+    name, op, title = "lightning-triton", "lightning", "Lightning Attention-2, our Triton kernels"
+
+    def function(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        import torch
+        from gla_kernels import chunk_simple_gla
+
+        H = inputs["q"].shape[2]
+        gates = LIGHTNING.gates(torch.arange(H, device=inputs["q"].device, dtype=torch.float32))
+        return partial(chunk_simple_gla, g_gamma=gates)
 
 
 def _padded_tokens(cell: Cell, chunk: int) -> int:

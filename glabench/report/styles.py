@@ -12,6 +12,9 @@ from zlib import crc32
 _OURS: Mapping[str, tuple[str, str]] = {
     "gla-triton": ("#0072B2", "o"),
     "linear-triton": ("#009E73", "^"),
+    "simple-gla-triton": ("#1F9BCF", "D"),
+    "retention-triton": ("#3F3FBF", "<"),
+    "lightning-triton": ("#7B6FD0", "h"),
     "gla-torch": ("#000000", "v"),
     "gla-recurrent-torch": ("#5D3A9B", "h"),
     "linear-torch": ("#CC79A7", "D"),

@@ -12,12 +12,24 @@ if TYPE_CHECKING:
     from gla_kernels.recurrent import fused_recurrent_gla
     from gla_kernels.reference.chunkwise import two_level_chunk_gla, unaware_chunk_linear_attn
     from gla_kernels.reference.recurrent import naive_recurrent_gla
+    from gla_kernels.simple import (
+        chunk_retention,
+        chunk_simple_gla,
+        fused_recurrent_linear_attn,
+        fused_recurrent_retention,
+        fused_recurrent_simple_gla,
+    )
 
 __all__ = [
     "chunk_gla",
     "chunk_linear_attn",
+    "chunk_retention",
+    "chunk_simple_gla",
     "fused_chunk_gla",
     "fused_recurrent_gla",
+    "fused_recurrent_linear_attn",
+    "fused_recurrent_retention",
+    "fused_recurrent_simple_gla",
     "naive_recurrent_gla",
     "two_level_chunk_gla",
     "unaware_chunk_linear_attn",
@@ -26,8 +38,13 @@ __all__ = [
 _HOME = {
     "chunk_gla": "chunk",
     "chunk_linear_attn": "chunk",
+    "chunk_retention": "simple",
+    "chunk_simple_gla": "simple",
     "fused_chunk_gla": "chunk",
     "fused_recurrent_gla": "recurrent",
+    "fused_recurrent_linear_attn": "simple",
+    "fused_recurrent_retention": "simple",
+    "fused_recurrent_simple_gla": "simple",
     "naive_recurrent_gla": "reference.recurrent",
     "two_level_chunk_gla": "reference.chunkwise",
     "unaware_chunk_linear_attn": "reference.chunkwise",

@@ -20,7 +20,7 @@ def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple([x.to(dtype) for x in tensors])
 
 
-def _chunk(
+def chunk(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -34,24 +34,30 @@ def _chunk(
     chunk_size: int | None,
     check: bool,
     autotune: bool,
+    per_head: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`chunk_gla` and its kin: g is [B, T, H, K], [B, T, H] if `per_head`, or None without gates."""
     if state_v_first and (initial_state is not None or output_final_state):
-        check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size, state_v_first=True)
-        o, final = _chunk(
+        check_inputs(
+            q, k, v, g, scale, initial_state, cu_seqlens, chunk_size, state_v_first=True, per_head=per_head
+        )  # fmt: skip
+        o, final = chunk(
             q, k, v, g, scale, None if initial_state is None else initial_state.mT, output_final_state, False,
-            cu_seqlens, materialize, chunk_size, check, autotune,
+            cu_seqlens, materialize, chunk_size, check, autotune, per_head,
         )  # fmt: skip
         return o, None if final is None else final.mT.contiguous()
-    kind, tunes = None, chunk_size is None and (autotune or autotuning()) and not _compiling()
+    kind, tunes = None, chunk_size is None and (autotune or autotuning()) and not per_head and not _compiling()
     if chunk_size is None and not check and not tunes and not _compiling():
         kind = kind_of(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens, materialize)
+        if per_head and kind is not None:
+            kind = (*kind, "gates per head")
     if kind is not None and (found := passes_of(kind)) is not None:
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return eager.chunk(
             q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep_of(kind), None, None, found
         )  # fmt: skip
     q, k, v = autocast(q, k, v)
-    check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size)
+    check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size, per_head=per_head)
     if kind is not None and not launches_on_its_inputs(q, g, initial_state, cu_seqlens):
         kind = None
     if check and q.numel():
@@ -146,7 +152,7 @@ def chunk_gla(
     """
     if g is None:
         raise ValueError("g: got None; it needs a gate of q's shape (without a gate, use chunk_linear_attn)")
-    return _chunk(
+    return chunk(
         q, k, v, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens, materialize, chunk_size, check,
         autotune,
     )  # fmt: skip
@@ -172,7 +178,7 @@ def chunk_linear_attn(
     autotune: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Linear attention without a gate: `S_t = S_{t-1} + k_t^T v_t`, `o_t = scale * q_t S_t`; see `chunk_gla`."""
-    return _chunk(
+    return chunk(
         q, k, v, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens, materialize, chunk_size,
         check, autotune,
     )  # fmt: skip

@@ -28,6 +28,7 @@ from gla_kernels.inspection.ptx import overflowing_pairs, waits_first
 from gla_kernels.inspection.sass import disassemble, faulty_descriptors
 from gla_kernels.launching.call import Call, named
 from gla_kernels.launching.plans import (
+    HOPPER,
     WIDE_BACKWARD,
     LaunchPlan,
     Tile,
@@ -105,8 +106,9 @@ def variants(call: Call) -> Iterator[Variant]:
     that writes dg, the variant for gates that need no gradient.
     """
     for variant in _with_all_gradients(call):
-        yield replace(variant, switches=variant.switches | {"STORE_DG": call.gated})
-        if call.gated and "STORE_DG" in variant.kernel.arg_names:
+        gates = call.gated or call.head_gated
+        yield replace(variant, switches=variant.switches | {"STORE_DG": gates})
+        if gates and "STORE_DG" in variant.kernel.arg_names:
             yield replace(variant, name=f"{variant.name}, no dg", switches=variant.switches | {"STORE_DG": False})
 
 
@@ -206,9 +208,10 @@ def compile_kernel(call: Call, variant: Variant, arch: str) -> Any:
     Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin or AMD's machine code.
     """
     kernel = variant.kernel
-    absent = dict.fromkeys(
-        ("cu_seqlens",) if call.gated else ("cu_seqlens", "g", "parked", "decays", "frame_factors", "excesses")
-    )
+    absent = dict.fromkeys(("cu_seqlens",))
+    if not call.gated:
+        absent |= dict.fromkeys(("parked", "frame_factors", "excesses"))
+        absent |= {} if call.head_gated else dict.fromkeys(("g", "decays"))
     absent |= {} if variant.switches["STORE_DG"] else {"dg": None}
     amd = {"PRECISION": operands(call.dtype, amd=True).precision} if _is_amd(arch) else {}
     constants = named(kernel, call.constants(variant.tile) | variant.switches | absent | amd)
@@ -237,7 +240,7 @@ def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
     partial = {"o": call.key_parts, "dv": call.key_parts, "dq": call.value_parts, "dk": call.value_parts}
     if name in (*_INPUTS, *partial) and partial.get(name, 1) == 1:
         return _POINTER[call.dtype]
-    if name in ("g", "dg") and call.bfloat16_gates:
+    if name in (("gates", "dg") if call.head_gated else ("g", "dg")) and call.bfloat16_gates:
         return "*bf16"
     if name in ("states", "dstates", "parked"):
         return _POINTER[call.operands.dtype]
@@ -269,13 +272,21 @@ def resources(compiled: Any) -> Resources:
     return Resources(found["REG"], found["STACK"], compiled.metadata.shared)
 
 
-def call_of(K: int, V: int, gated: bool, dtype: torch.dtype, choice: LaunchPlan, bfloat16_gates: bool = False) -> Call:
+def call_of(
+    K: int, V: int, gated: bool, dtype: torch.dtype, choice: LaunchPlan, bfloat16_gates: bool = False,
+    head_gated: bool = False,
+) -> Call:  # fmt: skip
     """A call with head dims K and V and an arbitrary shape, for compiling."""
-    return Call(2, 4096, 4, K, V, 2, False, gated, K**-0.5, dtype, choice, bfloat16_gates)
+    return Call(
+        2, 4096, 4, K, V, 2, False, gated, K**-0.5, dtype, choice, bfloat16_gates, head_gated=head_gated
+    )  # fmt: skip
 
 
 def main() -> None:
-    """The command line: compiles every kernel for head dims K and V on each architecture, with and without gates."""
+    """The command line: compiles every kernel for head dims K and V on each architecture, with and without gates.
+
+    For narrow heads on Hopper also with a gate per head.
+    """
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     parser = argparse.ArgumentParser(description="Compile the GLA kernels without a GPU and print their resources.")
     parser.add_argument(
@@ -293,12 +304,14 @@ def main() -> None:
     if options.family == "hopper" and special is None:
         parser.error(f"the Hopper kernels do not support K = {K}, V = {V} in {options.dtype}; use --family triton")
     for arch in options.arch:
-        for gated in (True, False):
+        for gates in ("channel", "none", *(("head",) if special == HOPPER else ())):
+            gated = gates == "channel"
             choice = special or triton_plan(K, V, dtype, options.chunk, gated, SHARED[arch])
-            call = call_of(K, V, gated, dtype, choice, options.gates == "bf16")
+            call = call_of(K, V, gated, dtype, choice, options.gates == "bf16", gates == "head")
             for variant in variants(call):
                 compiled = compile_kernel(call, variant, arch)
-                line = {"arch": arch, "kernel": variant.name, "gated": gated, "form": variant.form}
+                per_head = "per-head " * call.head_gated
+                line = {"arch": arch, "kernel": per_head + variant.name, "gated": gated, "form": variant.form}
                 line |= asdict(resources(compiled))
                 if not _is_amd(arch):
                     line["overflowing_pairs"] = len(overflowing_pairs(compiled.asm["ptx"]))

@@ -39,28 +39,37 @@ def on_meta(x: torch.Tensor | None) -> torch.Tensor | None:
 
 @dataclass(eq=False)
 class Inputs:
-    """The tensors of a call: q, k [B, T, H, K], v [B, T, H, V], g [B, T, H, K] or None, cu_seqlens [N + 1] or None."""
+    """The tensors of a call: q, k [B, T, H, K], v [B, T, H, V], g [B, T, H, K] or None, cu_seqlens [N + 1] or None.
+
+    `head_gates` [B, T, H] or None: if the call is `head_gated`, instead of g; otherwise what g was made of.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     g: torch.Tensor | None
     cu_seqlens: torch.Tensor | None
+    head_gates: torch.Tensor | None = None
+    sums: torch.Tensor | None = None  # of head_gates; see `sum_head_gates`
 
     @classmethod
     def of(
         cls, call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
         cu_seqlens: torch.Tensor | None,
     ) -> "Inputs":  # fmt: skip
-        """The tensors as the call's kernels can read them (see `readable`)."""
+        """The tensors as the call's kernels can read them (see `readable`). g: [B, T, H, K], [B, T, H] or None."""
+        head_gates = None if g is None or g.dim() == 4 else g
+        if head_gates is not None:
+            g = None if call.head_gated else head_gates.float()[..., None].expand(q.shape)
         gates = None if g is None else readable(call, g)
-        return cls(readable(call, q), readable(call, k), readable(call, v), gates, cu_seqlens)
+        return cls(readable(call, q), readable(call, k), readable(call, v), gates, cu_seqlens, head_gates)
 
     def on_meta(self) -> "Inputs":
         """Tensors like these on the meta device, without data."""
         return Inputs(
-            self.q.to("meta"), self.k.to("meta"), self.v.to("meta"), on_meta(self.g), on_meta(self.cu_seqlens)
-        )
+            self.q.to("meta"), self.k.to("meta"), self.v.to("meta"), on_meta(self.g), on_meta(self.cu_seqlens),
+            on_meta(self.head_gates),
+        )  # fmt: skip
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
@@ -121,7 +130,7 @@ def sum_of_parts(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 class Gradients:
     """The backward's outputs: dq, dk, dg [B, T, H, K] and dv [B, T, H, V], or partial sums (see `output_parts`).
 
-    `dg` is None without gates, and if nobody needs their gradient.
+    `dg` is [B, T, H] if the call is `head_gated`, and None without gates, and if nobody needs their gradient.
     """
 
     dq: torch.Tensor
@@ -132,7 +141,8 @@ class Gradients:
     @classmethod
     def empty(cls, call: Call, inputs: Inputs, needs_dg: bool) -> "Gradients":
         parts = call.value_parts
-        dg = output_parts(inputs.g, parts) if needs_dg and inputs.g is not None else None
+        gates = inputs.head_gates if call.head_gated else inputs.g
+        dg = output_parts(gates, parts) if needs_dg and gates is not None else None
         dv = output_parts(inputs.v, call.key_parts)
         return cls(output_parts(inputs.q, parts), output_parts(inputs.k, parts), dv, dg)
 
@@ -148,7 +158,11 @@ class Gradients:
 
     def summed(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """dq, dk, dv and dg in the shapes and dtypes of their inputs."""
-        dg = None if inputs.g is None or self.dg is None else sum_of_parts(self.dg, inputs.g)
+        dg = self.dg
+        if dg is not None and inputs.g is not None:
+            dg = sum_of_parts(dg, inputs.g)
+            if inputs.head_gates is not None:
+                dg = dg.sum(3).to(inputs.head_gates.dtype)
         return (
             sum_of_parts(self.dq, inputs.q), sum_of_parts(self.dk, inputs.k), sum_of_parts(self.dv, inputs.v), dg
         )  # fmt: skip

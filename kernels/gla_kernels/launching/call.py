@@ -73,6 +73,7 @@ class Call:
     bfloat16_gates: bool = False  # else float32
     multiprocessors: int = Gpu().multiprocessors
     plan_is_given: bool = False  # by the caller, at least its chunk size
+    head_gated: bool = False  # a gate per head and token, which the kernels read as it is; then `gated` is false
 
     @cached_property
     def decisions(self) -> dict[tuple[object, ...], Any]:
@@ -96,7 +97,7 @@ class Call:
     @property
     def is_short(self) -> bool:
         """Whether going token by token is faster than chunks, if nothing is kept for a backward."""
-        return self.T <= SHORT_TOKENS and not self.plan_is_given
+        return self.T <= SHORT_TOKENS and not self.plan_is_given and not self.head_gated
 
     @property
     def narrow_programs(self) -> int:
@@ -199,6 +200,7 @@ class Call:
             "DOT": _TL_DTYPE[self.operands.dtype],
             "PRECISION": self.operands.precision,
             "GATED": self.gated,
+            "HEAD_GATED": self.head_gated,
             "VARLEN": self.varlen,
             "KEY_PARTS": self.key_parts,
             "VALUE_PARTS": self.value_parts,
@@ -271,26 +273,33 @@ def make_call(
     q: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, cu_seqlens: torch.Tensor | None, scale: float,
     chunk_size: int | None, plan_of_choice: str | None,
 ) -> Call:  # fmt: skip
-    """The call for these tensors, whose values are not read; with the table's plan if none is given."""
+    """The call for these tensors, whose values are not read; with the table's plan if none is given.
+
+    g is [B, T, H, K] or, with a gate per head, [B, T, H].
+    """
     shape, V = q.shape, v.shape[-1]
     sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
     B, T, H, K = shape
     # Head dims are fixed even in a trace with symbolic shapes, whose calls are not remembered.
     gates = None if g is None else g.dtype
-    details = B, T, H, int(K), int(V), sequences, gates, scale, q.dtype, chunk_size, plan_of_choice, q.device
+    per_head = g is not None and g.dim() == 3
+    details = B, T, H, int(K), int(V), sequences, gates, per_head, scale, q.dtype, chunk_size, plan_of_choice, q.device
     fixed = type(B) is type(T) is type(H) is int and type(sequences) in (int, NoneType) and type(scale) is float
     return _remembered_call(*details) if fixed else _call(*details)
 
 
 def _call(
-    B: int, T: int, H: int, K: int, V: int, sequences: int | None, gates: torch.dtype | None, scale: float,
-    dtype: torch.dtype, chunk_size: int | None, plan_of_choice: str | None, device: torch.device,
+    B: int, T: int, H: int, K: int, V: int, sequences: int | None, gates: torch.dtype | None, per_head: bool,
+    scale: float, dtype: torch.dtype, chunk_size: int | None, plan_of_choice: str | None, device: torch.device,
 ) -> Call:  # fmt: skip
     gated, packed = gates is not None, sequences is not None
     choice = parse_plan(plan_of_choice) if plan_of_choice else plan(K, V, dtype, chunk_size, device, gated)
+    # Of a gate per head, the other families make gates per channel, in float32.
+    head_gated = per_head and choice.family == "hopper"
     return Call(
-        B, T, H, K, V, B if sequences is None else sequences, packed, gated, scale, dtype, choice,
-        gates == torch.bfloat16, gpu_of(device).multiprocessors, not (chunk_size is None and plan_of_choice is None),
+        B, T, H, K, V, B if sequences is None else sequences, packed, gated and not head_gated, scale, dtype, choice,
+        gates == torch.bfloat16 and head_gated == per_head, gpu_of(device).multiprocessors,
+        not (chunk_size is None and plan_of_choice is None), head_gated,
     )  # fmt: skip
 
 

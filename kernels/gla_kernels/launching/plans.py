@@ -158,6 +158,8 @@ def exact_tile(K: int, V: int, plan: LaunchPlan) -> Tile:
 
 # The tile of the kernel that sets rows to 0: elements at a time are its value columns.
 TAIL = Tile(1, 1024, 4, 1)
+# The kernel that sums a gate per head; block_v is heads.
+SUMS = Tile(1, 16, 4, 1)
 # The tile of the scan over pieces: elements of a state are its value columns.
 SCAN = Tile(1, 1024, 8, 1)
 

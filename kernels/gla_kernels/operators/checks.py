@@ -35,10 +35,11 @@ def check_inputs(
     *,
     state_v_first: bool = False,
     gates: str = "g",
+    per_head: bool = False,
 ) -> None:
     """Checks shapes, dtypes and devices of a call of our kernels. Raises ValueError; never synchronises.
 
-    `gates`: what the caller calls g.
+    `gates`: what the caller calls g. `per_head`: g is [B, T, H].
 
     Every call pays for this: what a message says is put together only if a check has failed.
     """
@@ -66,7 +67,9 @@ def check_inputs(
     if v.dtype != dtype:
         _refuse("v", v.dtype, f"q's dtype {dtype}")
     if g is not None:
-        if g.shape != like:
+        if per_head and g.shape != like[:3]:
+            _refuse(gates, f"shape {tuple(g.shape)}", f"[B, T, H] = {[B, T, H]} as in q")
+        if not per_head and g.shape != like:
             _refuse(gates, f"shape {tuple(g.shape)}", f"q's shape {tuple(like)}")
         if g.dtype not in DTYPES:
             _refuse(gates, g.dtype, "float32 (best), bfloat16 or float16")

@@ -54,7 +54,18 @@ def unrehearsed(call: Call, *kind: object) -> bool:
     # What the sizes decide: how sequences are cut, and which kernels that takes.
     forms = {"wide": wide_pieces.form, "hopper": narrow.form}
     form = forms[call.plan.family](call) if call.plan.family in forms else ()
-    key = (call.K, call.V, call.dtype, call.gated, call.bfloat16_gates, call.varlen, call.plan, form, *kind)
+    key = (
+        call.K,
+        call.V,
+        call.dtype,
+        call.gated,
+        call.head_gated,
+        call.bfloat16_gates,
+        call.varlen,
+        call.plan,
+        form,
+        *kind,
+    )
     if key in _rehearsed or interpreting() or _asynchronous() is None:
         return False
     _rehearsed.add(key)

@@ -6,11 +6,12 @@ import torch
 
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged
-from gla_kernels.launching.plans import SCAN, TAIL, recurrent_tile
+from gla_kernels.launching.plans import SCAN, SUMS, TAIL, recurrent_tile
 from gla_kernels.portable.backward import gla_backward_kernel
 from gla_kernels.portable.forward import gla_forward_kernel
 from gla_kernels.portable.recurrence import gla_recurrent_kernel
 from gla_kernels.portable.scan import scan_pieces
+from gla_kernels.portable.sums import head_gate_sums
 from gla_kernels.portable.tail import clear_tails_kernel
 
 
@@ -116,6 +117,20 @@ def run_recurrence(
     clear_tails(call, inputs, o)
 
 
+def sum_head_gates(call: Call, inputs: Inputs) -> torch.Tensor:
+    """The sums of gates per head [B, H, T] float32 that the kernels of a `head_gated` call read in place of g."""
+    if inputs.sums is not None:
+        return inputs.sums
+    gates = inputs.head_gates
+    inputs.sums = sums = inputs.q.new_empty((call.B, call.H, call.T), dtype=torch.float32)
+    arguments = named_strides(gates=gates) | {
+        "gates": gates, "sums": sums, "cu_seqlens": inputs.cu_seqlens, "T": call.T, "H": call.H, "N": call.sequences,
+    }  # fmt: skip
+    programs = (call.slots(1), -(-call.H // SUMS.block_v))
+    call.launch(head_gate_sums, SUMS, programs, arranged(head_gate_sums, arguments), {})
+    return sums
+
+
 def clear_tails(call: Call, inputs: Inputs, *outputs: torch.Tensor | None) -> None:
     """Sets what is behind the last packed sequence in up to four outputs [1, T, ...] to 0."""
     if inputs.cu_seqlens is None:
@@ -142,6 +157,7 @@ def scan(
     }  # fmt: skip
     switches = {
         "BLOCK": SCAN.block_v,
+        "GATED": decays is not None,
         "REVERSE": reverse,
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,

@@ -22,6 +22,13 @@ Shared memory is reused as soon as it is free: the tile of the gates holds their
 parts of the sum in dg. dq, dk and dv are stored through shared tiles (those of dO and V, and dv's own), because rows
 stored from an accumulator, 16 bytes at a time, take twice the bandwidth of L2 (measured: 1.34 ms against 1.09). dg has
 no tile left. With gates, L2 evicts gradients first, which took 1.5 % off a pass; without gates it lost.
+
+With a gate per head and token (`head_gates.py`), where D_ij = 2^(a_i - a_j):
+
+    dV = (P o D)^T dO + 2^(a_C - a) K dS'
+    dQ = scale ((dP o D) K + 2^a dO S^T),    dK = (dP o D)^T Q + 2^(a_C - a) V dS'^T
+    dS = 2^(a_C) dS' + Q^T (2^a dO)
+    dg_t = sum_kv S dS + sum_{i < t} (k_i . dk_i - q_i . dq_i)
 """
 
 from triton.experimental import gluon
@@ -42,6 +49,15 @@ from gla_kernels.hopper.gates import (
     read_gates,
     start_gate_frame,
 )
+from gla_kernels.hopper.head_gates import (
+    chunk_gate,
+    decay_scores,
+    decay_to_end,
+    fetch_sums,
+    make_sums,
+    row_sums,
+    sums_in,
+)
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, locate, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
@@ -50,9 +66,10 @@ from gla_kernels.hopper.values import negative, readdressed, split, thread_barri
 
 @gluon.jit
 def recompute_states(
-    states, checkpoint, k_tiles, v_tiles, g_tiles, S_memory, ones, words, k, v, g, b, t, h, chunks, rows_left,
+    states, checkpoint, k_tiles, v_tiles, g_tiles, S_memory, ones, words, k, v, g, b, t, h, T, H, chunks, rows_left,
     k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
     K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr,
+    HEAD_GATED: gl.constexpr,
 ):  # fmt: skip
     """Stores S~ of `chunks` chunks from token t on, as the forward does, from the first one's checkpoint.
 
@@ -67,6 +84,8 @@ def recompute_states(
     fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
     if GATED:
         fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+    if HEAD_GATED:
+        fetch_sums(g_tiles.index(0), sums_in(g, b, t, h, T, H), rows_left)
     async_copy.commit_group()
     for i in range(chunks):
         buffer = i % 2
@@ -90,6 +109,8 @@ def recompute_states(
         fetch_rows(v_tiles.index(next_buffer), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
         if GATED:
             fetch_gate_rows(g_tiles.index(next_buffer), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+        if HEAD_GATED:
+            fetch_sums(g_tiles.index(next_buffer), sums_in(g, b, t, h, T, H), rows_left)
         async_copy.commit_group()
         if GATED:
             large = has_large(words)
@@ -103,6 +124,11 @@ def recompute_states(
                 G -= 0.5 * beyond  # r - b: k's exponents, negated
             k_tile.store((to_float32(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
         S_memory.store(S.to(gl.bfloat16))
+        if HEAD_GATED:
+            sums = g_tiles.index(buffer)
+            total = chunk_gate(sums)
+            S *= gl.exp2(total)
+            k_tile.store((to_float32(k_tile.load(key_tile)) * decay_to_end(row_sums(sums), total)).to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
         S = add_product(k_tile.permute((1, 0)), v_tiles.index(buffer), S)
@@ -117,7 +143,7 @@ def gla_backward_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
     do,  # [B, T, H, V]
     states,  # [slots, H, K, V] bfloat16: S~ of each chunk; if RECOMPUTE, room for [programs, checkpoint_chunks, K, V]
     checkpoints,  # [slots, H, K, V] float32: S, in no frame, before every `checkpoint_chunks`-th chunk; if RECOMPUTE
@@ -127,7 +153,7 @@ def gla_backward_hopper(
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]
-    dg,  # [B, T, H, K] in g's dtype
+    dg,  # [B, T, H, K] in the gates' dtype, or [B, T, H] if HEAD_GATED
     dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk; not of pieces
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
@@ -144,6 +170,7 @@ def gla_backward_hopper(
     BV: gl.constexpr,
     C: gl.constexpr,
     GATED: gl.constexpr,
+    HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,  # whether sequences are packed
     RECOMPUTE: gl.constexpr,  # from checkpoints
     HAS_DFINAL: gl.constexpr,
@@ -194,6 +221,9 @@ def gla_backward_hopper(
             words = make_words()
     else:
         dS_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    if HEAD_GATED:
+        g_tiles = make_sums(buffers, C)
+        decayed_q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
 
     # 2^r of the later chunk, which was processed before this one: takes its gradient out of its frame.
     previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
@@ -219,10 +249,10 @@ def gla_backward_hopper(
             recompute_states(
                 states + wide_product(pid * checkpoint_chunks, K * V),
                 checkpoints + wide_product(checkpoint * H + h, K * V),
-                k_tiles, v_tiles, g_tiles if GATED else k_tiles, S_memory,
+                k_tiles, v_tiles, g_tiles if GATED or HEAD_GATED else k_tiles, S_memory,
                 ones_memory if GATED else S_memory, words if GATED else S_memory,
-                k, v, g, b, t - (slice_chunks - 1) * C, h, slice_chunks, rows_left + (slice_chunks - 1) * C,
-                k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, BK, BV, C, GATED,
+                k, v, g, b, t - (slice_chunks - 1) * C, h, T, H, slice_chunks, rows_left + (slice_chunks - 1) * C,
+                k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, BK, BV, C, GATED, HEAD_GATED,
             )  # fmt: skip
         fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
         fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
@@ -230,6 +260,8 @@ def gla_backward_hopper(
         fetch_rows(do_tiles.index(0), do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
         if GATED:
             fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+        if HEAD_GATED:
+            fetch_sums(g_tiles.index(0), sums_in(g, b, t, h, T, H), rows_left)
         async_copy.commit_group()
         for i in range(slice_chunks):
             buffer = i % buffers
@@ -247,6 +279,8 @@ def gla_backward_hopper(
             fetch_rows(do_tiles.index(next_buffer), do, b, t - C, h, do_b, do_t, do_h, next_rows, V, 16)
             if GATED:
                 fetch_gate_rows(g_tiles.index(next_buffer), g, b, t - C, h, g_b, g_t, g_h, next_rows, K)
+            if HEAD_GATED:
+                fetch_sums(g_tiles.index(next_buffer), sums_in(g, b, t - C, h, T, H), next_rows)
             async_copy.commit_group()
 
             q_tile = q_tiles.index(buffer)
@@ -282,14 +316,29 @@ def gla_backward_hopper(
             # With gates into the memory of a part of them, which no product reads any more: converting `beyond` has
             # synchronised the warps.
             readdressed(dS_memory).store(dS.to(gl.bfloat16))
+            if HEAD_GATED:
+                sums = g_tiles.index(buffer)
+                a = row_sums(sums)
+                total = chunk_gate(sums)
+                from_start = gl.exp2(a)[:, None]
+                to_end = decay_to_end(a, total)
+                decayed_q_tile.store((bq * from_start).to(gl.bfloat16))
+                dS *= gl.exp2(total)
             async_copy.wait_group(1)  # the state
             fence_async_shared()
             thread_barrier()
 
             Pt = product(k_tile, q_tile.permute((1, 0)), C, C)
             bdv = product(k_tile, readdressed(dS_memory), C, BV)
-            dS = add_product(q_tile.permute((1, 0)), do_tile, dS)  # dS~
-            Pt = warpgroup_mma_wait(2, deps=[Pt])
+            if HEAD_GATED:
+                dS = add_product(decayed_q_tile.permute((1, 0)), do_tile, dS)
+                Pt = warpgroup_mma_wait(2, deps=[Pt])
+                Pt = decay_scores(Pt, sums, False)
+                bdv = warpgroup_mma_wait(1, deps=[bdv])
+                bdv *= to_end
+            else:
+                dS = add_product(q_tile.permute((1, 0)), do_tile, dS)  # dS~
+                Pt = warpgroup_mma_wait(2, deps=[Pt])
             bdv = add_product(masked_operand(Pt, triangle(C, False, True)), do_tile, bdv)
             dP = product(do_tile, v_tile.permute((1, 0)), C, C)
             dS, bdv = warpgroup_mma_wait(1, deps=[dS, bdv])
@@ -297,15 +346,26 @@ def gla_backward_hopper(
             if STORE_DG:
                 boundary = gl.sum(to_float32(readdressed(S_memory).load(state_layout)) * dS, axis=1)
             bdq = product(do_tile, readdressed(S_memory).permute((1, 0)), C, BK)
-            dP = warpgroup_mma_wait(1, deps=[dP])
+            if HEAD_GATED:
+                dP, bdq = warpgroup_mma_wait(0, deps=[dP, bdq])
+                dP = decay_scores(dP, sums, True)
+                bdq *= from_start
+            else:
+                dP = warpgroup_mma_wait(1, deps=[dP])
             bdq = add_product(masked_operand(dP, triangle(C, True, True)), k_tile, bdq)
             # dP again, transposed: a left operand in registers cannot be transposed. Both round equally.
             dPt = product(v_tile, do_tile.permute((1, 0)), C, C)
             bdq, dPt = warpgroup_mma_wait(0, deps=[bdq, dPt])
             bdk = product(v_tile, readdressed(dS_memory).permute((1, 0)), C, BK)
+            if HEAD_GATED:
+                dPt = decay_scores(dPt, sums, False)
+                bdk = warpgroup_mma_wait(0, deps=[bdk])
+                bdk *= to_end
             bdk = add_product(masked_operand(dPt, triangle(C, False, True)), q_tile, bdk)
             if STORE_DG:
                 balance = -to_float32(q_tile.load(key_tile)) * bdq
+                if HEAD_GATED:
+                    sent = gl.sum(balance, axis=1)
             if GATED:
                 bdq *= gl.exp2(G)
                 suspect += gl.sum(bdq, axis=1) * 0.0
@@ -316,22 +376,25 @@ def gla_backward_hopper(
             do_tile.store((bdq * scale).to(gl.bfloat16))
             bdk = warpgroup_mma_wait(0, deps=[bdk])
             if STORE_DG:
-                balance += k_tile.load(key_tile).to(gl.float32) * bdk
+                if HEAD_GATED:
+                    sent += gl.sum(to_float32(k_tile.load(key_tile)) * bdk, axis=1)
+                else:
+                    balance += k_tile.load(key_tile).to(gl.float32) * bdk
             if GATED:
                 bdk *= gl.exp2(beyond - G)
                 suspect += gl.sum(bdk, axis=1) * 0.0
-            if STORE_DG:
+            if STORE_DG and GATED:
                 high, low = split(balance)
             thread_barrier()  # dq is in do_tile, and no product reads v_tile or dS~' any more
             write(dq + wide_product(token, K), do_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
             v_tile.store(bdk.to(gl.bfloat16))
-            if STORE_DG:
+            if STORE_DG and GATED:
                 parts.index(0).store(high)
                 parts.index(1).store(low)
                 fence_async_shared()
             thread_barrier()
             write(dk + wide_product(token, K), v_tile.load(copy_k), H * K, rows_left, K, copy_k, 0, GATED)
-            if STORE_DG:
+            if STORE_DG and GATED:
                 before = gl.where(triangle(C, True, False), 1.0, 0.0).to(gl.bfloat16)
                 before = gl.convert_layout(before, left_operand(C))
                 bdg = product(before, parts.index(0), C, BK)
@@ -339,6 +402,13 @@ def gla_backward_hopper(
                 boundary_row = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
                 bdg = warpgroup_mma_wait(0, deps=[bdg])
                 write(dg + wide_product(token, K), bdg + boundary_row[None, :], H * K, rows_left, K, key_tile, 0, GATED)
+            if STORE_DG and HEAD_GATED:
+                columns: gl.constexpr = gl.SliceLayout(0, key_tile)
+                earlier = gl.where(triangle(C, True, False), gl.convert_layout(sent, columns)[None, :], 0.0)
+                dgates = gl.sum(earlier + gl.convert_layout(boundary, columns)[None, :], axis=1)
+                rows = gl.arange(0, C, gl.SliceLayout(1, key_tile))
+                there = dg + (token + rows.to(gl.int64) * H)
+                gl.store(there, dgates.to(dg.dtype.element_ty), rows < rows_left)
             t -= C
             slot -= 1
             rows_left = C

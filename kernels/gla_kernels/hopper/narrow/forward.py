@@ -9,6 +9,8 @@ S~ = 2^r S is the state in the chunk's frame, and 2^r S~' the state after the ch
 into a frame and out of it, and the product of two factors takes it from one frame to the next.
 
 Chunks with a strong channel are marked, and heads of which a result is not finite are flagged, as in `forward.py`.
+
+With a gate per head, which needs no frame: see `head_gates.py`.
 """
 
 from triton.experimental import gluon
@@ -27,6 +29,15 @@ from gla_kernels.hopper.gates import (
     make_words,
     start_gate_frame,
 )
+from gla_kernels.hopper.head_gates import (
+    chunk_gate,
+    decay_scores,
+    decay_to_end,
+    fetch_sums,
+    make_sums,
+    row_sums,
+    sums_in,
+)
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, locate, mark_strong, raise_where, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
@@ -41,11 +52,14 @@ def row_in(ptr, b, t, h, stride_b, stride_t, stride_h):
 
 @gluon.jit
 def fetch_ahead(
-    q_tile, k_tile, v_tile, g_tile, row, i, rows, length, chunks, first_chunk, programs, start, H,
+    q_tile, k_tile, v_tile, g_tile, row, i, rows, length, chunks, first_chunk, programs, start, T, H,
     q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr, VARLEN: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr, HEAD_GATED: gl.constexpr,
+    VARLEN: gl.constexpr,
 ):  # fmt: skip
     """Starts copying chunk i of a row, to which q_at, k_at, v_at and g_at point.
+
+    If HEAD_GATED, g holds a chunk's sums of gates (see `head_gates.py`).
 
     Returns row, chunk and pointers of what follows: the row's next chunk, or the program's next row.
     """
@@ -55,6 +69,8 @@ def fetch_ahead(
     fetch(v_tile, v_at, v_t, rows_left, V, copy_layout(v_tile.shape[1], 16))
     if GATED:
         fetch_gates(g_tile, g_at, g_t, rows_left, K)
+    if HEAD_GATED:
+        fetch_sums(g_tile, g_at, rows_left)
     async_copy.commit_group()
     i += 1
     q_at += C * q_t
@@ -62,6 +78,8 @@ def fetch_ahead(
     v_at += C * v_t
     if GATED:
         g_at += C * g_t
+    if HEAD_GATED:
+        g_at += C
     if i >= chunks:
         i = row * 0
         row += programs
@@ -72,6 +90,8 @@ def fetch_ahead(
         v_at = row_in(v, b, start, h, v_b, v_t, v_h)
         if GATED:
             g_at = row_in(g, b, start, h, g_b, g_t, g_h)
+        if HEAD_GATED:
+            g_at = sums_in(g, b, start, h, T, H)
     return row, i, q_at, k_at, v_at, g_at
 
 
@@ -80,7 +100,7 @@ def gla_forward_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
     o,  # [B, T, H, V], contiguous
     initial,  # [N or pieces, H, K, V] float32: the states before the first chunk
     final,  # [N, H, K, V] float32: the states after the last chunk; not of pieces
@@ -104,6 +124,7 @@ def gla_forward_hopper(
     BV: gl.constexpr,
     C: gl.constexpr,
     GATED: gl.constexpr,
+    HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     HAS_INITIAL: gl.constexpr,
     STORE_FINAL: gl.constexpr,
@@ -141,6 +162,9 @@ def gla_forward_hopper(
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BV], operand_layout(C, BV))
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
     g_tiles = gl.allocate_shared_memory(gl.float32, [buffers, C, BK], gate_layout()) if GATED else k_tiles
+    if HEAD_GATED:
+        g_tiles = make_sums(buffers, C)
+        kept_k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     if GATED:
         # Not one allocation for both: the compiler puts barriers between writes to the same allocation.
         high_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
@@ -158,11 +182,13 @@ def gla_forward_hopper(
     k_at = row_in(k, b, start, h, k_b, k_t, k_h)
     v_at = row_in(v, b, start, h, v_b, v_t, v_h)
     g_at = row_in(g, b, start, h, g_b, g_t, g_h) if GATED else k_at
+    if HEAD_GATED:
+        g_at = sums_in(g, b, start, h, T, H)
     for slot in gl.static_range(buffers - 1):
         ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
             q_tiles.index(slot), k_tiles.index(slot), v_tiles.index(slot), g_tiles.index(slot),
-            ahead, ahead_i, rows, length, chunks, first_chunk, programs, start, H, q_at, k_at, v_at, g_at, q, k, v, g,
-            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
+            ahead, ahead_i, rows, length, chunks, first_chunk, programs, start, T, H, q_at, k_at, v_at, g_at,
+            q, k, v, g, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, HEAD_GATED, VARLEN,
         )  # fmt: skip
     buffer = ahead * 0
     for row in range(gl.program_id(0), rows, programs):
@@ -191,9 +217,9 @@ def gla_forward_hopper(
             if not GATED:
                 ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
                     q_tiles.index(next_buffer), k_tiles.index(next_buffer), v_tiles.index(next_buffer),
-                     g_tiles.index(next_buffer), ahead, ahead_i, rows, length, chunks, first_chunk, programs, start, H,
-                     q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h,
-                     k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
+                    g_tiles.index(next_buffer), ahead, ahead_i, rows, length, chunks, first_chunk, programs, start,
+                    T, H, q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h,
+                    k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, HEAD_GATED, VARLEN,
                 )  # fmt: skip
 
             k_tile = k_tiles.index(buffer)
@@ -216,9 +242,9 @@ def gla_forward_hopper(
                 # Behind the loads of gates, which would wait for every copy that was started before them.
                 ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
                     q_tiles.index(next_buffer), k_tiles.index(next_buffer), v_tiles.index(next_buffer),
-                     g_tiles.index(next_buffer), ahead, ahead_i, rows, length, chunks, first_chunk, programs, start, H,
-                     q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h,
-                     k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, VARLEN,
+                    g_tiles.index(next_buffer), ahead, ahead_i, rows, length, chunks, first_chunk, programs, start,
+                    T, H, q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h,
+                    k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, HEAD_GATED, VARLEN,
                 )  # fmt: skip
                 large = has_large(words)
                 G, total = warpgroup_mma_wait(0, deps=[G, total])
@@ -238,13 +264,27 @@ def gla_forward_hopper(
             else:
                 bq = to_float32(bq) * scale
             S_tile.store(S.to(gl.bfloat16))
+            if HEAD_GATED:
+                sums = g_tiles.index(buffer)
+                a = row_sums(sums)
+                total = chunk_gate(sums)
+                bk = to_float32(k_tile.load(accumulator(BK)))
+                kept_k_tile.store((bk * decay_to_end(a, total)).to(gl.bfloat16))
+                S *= gl.exp2(total)
             fence_async_shared()
             thread_barrier()
             Q = gl.convert_layout(bq.to(gl.bfloat16), left_operand(BK))
             P = product(Q, k_tile.permute((1, 0)), C, C)
-            O = product(Q, S_tile, C, BV)
-            S = add_product(k_tile.permute((1, 0)), v_tile, S)
+            if HEAD_GATED:
+                decayed_Q = gl.convert_layout((bq * gl.exp2(a)[:, None]).to(gl.bfloat16), left_operand(BK))
+                O = product(decayed_Q, S_tile, C, BV)
+                S = add_product(kept_k_tile.permute((1, 0)), v_tile, S)
+            else:
+                O = product(Q, S_tile, C, BV)
+                S = add_product(k_tile.permute((1, 0)), v_tile, S)
             P = warpgroup_mma_wait(2, deps=[P])
+            if HEAD_GATED:
+                P = decay_scores(P, sums, True)
             O = add_product(masked_operand(P, triangle(C, True, True)), v_tile, O)
             if STORE_STATES:
                 write(states_at, S_tile.load(copy_v), V, K, V, copy_v)

@@ -13,7 +13,7 @@ from gla_kernels.hopper.wide.pieces import Run, cut, cut_into, groups, is_whole,
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged, decided_once
 from gla_kernels.launching.plans import LEAST_NARROW_PIECES
-from gla_kernels.portable.launches import scan
+from gla_kernels.portable.launches import scan, sum_head_gates
 
 
 @decided_once
@@ -47,6 +47,11 @@ def form(call: Call) -> tuple[object, ...]:
     return *forwards, bool(recomputed_groups(call))
 
 
+def _gates(call: Call, inputs: Inputs) -> torch.Tensor | None:
+    """What the kernels read as g."""
+    return sum_head_gates(call, inputs) if call.head_gated else inputs.g
+
+
 def _borders(
     call: Call, inputs: Inputs, x: torch.Tensor, y: torch.Tensor, run: Run, initial: torch.Tensor | None,
     final: torch.Tensor | None, *, reverse: bool,
@@ -55,9 +60,9 @@ def _borders(
     from gla_kernels.hopper.narrow.recurrence import gla_recurrence_hopper
 
     local, borders = call.new_states(inputs.q, run.count), call.new_states(inputs.q, run.count)
-    decays = borders.new_empty(borders.shape[:3]) if call.gated else None
+    decays = borders.new_empty(borders.shape[:3]) if call.gated or call.head_gated else None
     arguments = call.numbers | named_strides(x=x, y=y, g=inputs.g) | {
-        "x": x, "y": y, "g": inputs.g, "end": local, "decays": decays, "cu_seqlens": inputs.cu_seqlens,
+        "x": x, "y": y, "g": _gates(call, inputs), "end": local, "decays": decays, "cu_seqlens": inputs.cu_seqlens,
         "N": call.sequences, "piece_chunks": run.chunks,
     }  # fmt: skip
     programs, kernel = (run.count * call.H,), gla_recurrence_hopper
@@ -90,10 +95,10 @@ def _forward(
 
     rows = (call.sequences if pieces is None else pieces.count) * call.H
     arguments = inputs.arguments | call.numbers | {
-        "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
-        "flags": flags.rows, "marks": flags.marks, "count": call.chunks if pieces is None else pieces.chunks,
-        "checkpoint_chunks": call.checkpoint_chunks, "rows": rows, "N": call.sequences,
-        "base": 0 if pieces is None else pieces.base,
+        "g": _gates(call, inputs), "o": o, "initial": initial, "final": final, "states": states,
+        "checkpoints": checkpoints, "flags": flags.rows, "marks": flags.marks,
+        "count": call.chunks if pieces is None else pieces.chunks, "checkpoint_chunks": call.checkpoint_chunks,
+        "rows": rows, "N": call.sequences, "base": 0 if pieces is None else pieces.base,
     }  # fmt: skip
     switches = {
         "HAS_INITIAL": initial is not None,
@@ -156,9 +161,10 @@ def _backward(
     from gla_kernels.hopper.narrow.backward import gla_backward_hopper
 
     arguments = inputs.arguments | gradients.arguments | call.numbers | named_strides(do=do) | {
-        "do": do, "states": states, "checkpoints": checkpoints, "flags": flags.rows, "failed": failed,
-        "dfinal": dfinal, "dinitial": dinitial, "count": call.chunks if pieces is None else pieces.chunks,
-        "checkpoint_chunks": call.checkpoint_chunks, "N": call.sequences, "base": 0 if pieces is None else pieces.base,
+        "g": _gates(call, inputs), "do": do, "states": states, "checkpoints": checkpoints, "flags": flags.rows,
+        "failed": failed, "dfinal": dfinal, "dinitial": dinitial,
+        "count": call.chunks if pieces is None else pieces.chunks, "checkpoint_chunks": call.checkpoint_chunks,
+        "N": call.sequences, "base": 0 if pieces is None else pieces.base,
     }  # fmt: skip
     switches = gradients.switches | {
         "RECOMPUTE": checkpoints is not None,

@@ -25,6 +25,7 @@ from gla_kernels.hopper.gates import (
     make_words,
     start_gate_frame,
 )
+from gla_kernels.hopper.head_gates import chunk_gate, decay_to_end, fetch_sums, make_sums, row_sums, sums_in
 from gla_kernels.hopper.layouts import accumulator, gate_layout, operand_layout
 from gla_kernels.hopper.places import find_piece, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product
@@ -35,7 +36,7 @@ from gla_kernels.hopper.values import negative, thread_barrier, to_float32
 def gla_recurrence_hopper(
     x,  # [B, T, H, K] bfloat16, any strides of B, T and H: k, or q in reverse
     y,  # [B, T, H, V]: v, or do in reverse
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
     end,  # [pieces, H, K, V] float32: the state after each piece if it starts from 0; in reverse before it
     decays,  # [pieces, H, K] float32: total gate of each piece, in log2
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
@@ -51,6 +52,7 @@ def gla_recurrence_hopper(
     BV: gl.constexpr,
     C: gl.constexpr,
     GATED: gl.constexpr,
+    HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     REVERSE: gl.constexpr,
 ):  # fmt: skip
@@ -75,6 +77,8 @@ def gla_recurrence_hopper(
         low_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
         ones = make_ones()
         words = make_words()
+    if HEAD_GATED:
+        g_tiles = make_sums(2, C)
     S = gl.zeros([BK, BV], gl.float32, state_layout)
     # 2^r of the previous chunk, which takes its state out of its frame.
     previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
@@ -86,6 +90,8 @@ def gla_recurrence_hopper(
     fetch_rows(y_tiles.index(0), y, b, t, h, y_b, y_t, y_h, rows_left, V, 16)
     if GATED:
         fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+    if HEAD_GATED:
+        fetch_sums(g_tiles.index(0), sums_in(g, b, t, h, T, H), rows_left)
     async_copy.commit_group()
     for j in range(chunks):
         buffer = j % 2
@@ -109,6 +115,8 @@ def gla_recurrence_hopper(
         fetch_rows(y_tiles.index(next_buffer), y, b, t, h, y_b, y_t, y_h, rows_left, V, 16)
         if GATED:
             fetch_gate_rows(g_tiles.index(next_buffer), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+        if HEAD_GATED:
+            fetch_sums(g_tiles.index(next_buffer), sums_in(g, b, t, h, T, H), rows_left)
         async_copy.commit_group()
         bx = to_float32(bx)
         if REVERSE:
@@ -125,6 +133,12 @@ def gla_recurrence_hopper(
                 beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
                 G += (0.5 if REVERSE else -0.5) * beyond
             bx *= gl.exp2(G if REVERSE else negative(G))
+        if HEAD_GATED:
+            sums = g_tiles.index(buffer)
+            total = chunk_gate(sums)
+            decay += total
+            S *= gl.exp2(total)
+            bx *= gl.exp2(row_sums(sums))[:, None] if REVERSE else decay_to_end(row_sums(sums), total)
         x_tile.store(bx.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
@@ -133,6 +147,6 @@ def gla_recurrence_hopper(
     async_copy.wait_group(0)
     S *= previous_factor[:, None]
     write(end + pid.to(gl.int64) * K * V, S, V, K, V, state_layout)
-    if GATED:
+    if GATED or HEAD_GATED:
         keys = gl.arange(0, BK, key_layout)
         gl.store(decays + pid.to(gl.int64) * K + keys, decay, keys < K)

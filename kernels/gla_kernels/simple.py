@@ -1,0 +1,150 @@
+"""Linear attention that decays by one number per head: `chunk_simple_gla` and `chunk_retention`, as fla has them."""
+
+import torch
+
+from gla_kernels.chunk import chunk
+from gla_kernels.recurrent import fused_recurrent_gla
+
+
+def retention_gates(heads: int, device: torch.device | None = None) -> torch.Tensor:
+    """The logarithms of RetNet's decays, `log(1 - 2^(-5 - h))` for each head h, [H] float32 (RetNet, section 3.1)."""
+    return torch.log1p(-(2.0 ** (-5 - torch.arange(heads, dtype=torch.float64)))).float().to(device)
+
+
+def _gates(q: torch.Tensor, g: torch.Tensor | None, g_gamma: torch.Tensor | None) -> torch.Tensor:
+    """The gates [B, T, H] of one of both, of which the other is None. Raises ValueError."""
+    if (g is None) == (g_gamma is None):
+        raise ValueError(f"g, g_gamma: got {'none' if g is None else 'both'}; one of them is needed")
+    if g_gamma is None:
+        return g  # type: ignore[return-value]
+    if q.dim() == 4 and g_gamma.shape != q.shape[2:3]:
+        raise ValueError(f"g_gamma: got shape {tuple(g_gamma.shape)}; it needs [H] = {[q.shape[2]]} as in q")
+    return g_gamma.expand(*q.shape[:2], -1)
+
+
+def chunk_simple_gla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    g_gamma: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,  # noqa: ARG001
+    *,
+    materialize: bool = True,
+    chunk_size: int | None = None,
+    check: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """GLA with one gate per head and token: `S_t = exp(g_t) S_{t-1} + k_t^T v_t`, `o_t = scale * q_t S_t`.
+
+    The final paper, Table 2, has it as data-dependent scalar decay; Mamba-2, the mLSTM and RetNet are of this kind. The
+    arguments before the star are those of fla's function of this name, in its order. On Hopper, with K and V up to 64
+    in bfloat16, it takes about as long as without gates; elsewhere as long as `chunk_gla`, whose kernels it then uses.
+
+    Args:
+        g: gates, [B, T, H], natural logarithm, <= 0, in float32 (best), bfloat16 or float16. 0, very negative values
+            and -inf (a reset) are valid. A gate below -23.5 acts as -23.5: 6e-11 of the state is left.
+        g_gamma: in place of g, gates that are the same for all tokens, [H].
+        Others: as for `chunk_gla`.
+
+    Returns:
+        o, [B, T, H, V] in v's dtype, and the final states, [N, H, K, V] float32, or None; both differentiable with
+        respect to q, k, v, the gates and initial_state.
+
+    Raises:
+        ValueError: as `chunk_gla`; and for none or both of g and g_gamma.
+    """
+    return chunk(
+        q, k, v, _gates(q, g, g_gamma), scale, initial_state, output_final_state, state_v_first, cu_seqlens,
+        materialize, chunk_size, check, False, True,
+    )  # fmt: skip
+
+
+def chunk_retention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    materialize: bool = True,
+    chunk_size: int | None = None,
+    check: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """RetNet's recurrence: `chunk_simple_gla` with the constant gates `retention_gates(H)`."""
+    return chunk_simple_gla(
+        q, k, v, None, retention_gates(q.shape[2], q.device), scale, initial_state, output_final_state, state_v_first,
+        cu_seqlens, materialize=materialize, chunk_size=chunk_size, check=check,
+    )  # fmt: skip
+
+
+def fused_recurrent_simple_gla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    g_gamma: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    inplace_final_state: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`chunk_simple_gla` token by token; see `fused_recurrent_gla`, whose arguments the others are."""
+    gates = _gates(q, g, g_gamma)
+    if gates.shape != q.shape[:3]:
+        raise ValueError(f"g: got shape {tuple(gates.shape)}; it needs [B, T, H] = {list(q.shape[:3])} as in q")
+    return fused_recurrent_gla(
+        q, k, v, gates[..., None].expand(q.shape), None, scale, initial_state, output_final_state, reverse,
+        state_v_first, cu_seqlens, inplace_final_state=inplace_final_state,
+    )  # fmt: skip
+
+
+def fused_recurrent_retention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    inplace_final_state: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`chunk_retention` token by token; see `fused_recurrent_gla`, whose arguments the others are."""
+    return fused_recurrent_simple_gla(
+        q, k, v, None, retention_gates(q.shape[2], q.device), scale, initial_state, output_final_state, reverse,
+        state_v_first, cu_seqlens, inplace_final_state=inplace_final_state,
+    )  # fmt: skip
+
+
+def fused_recurrent_linear_attn(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    inplace_final_state: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`chunk_linear_attn` token by token; see `fused_recurrent_gla`, whose arguments the others are."""
+    return fused_recurrent_gla(
+        q, k, v, None, None, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens,
+        inplace_final_state=inplace_final_state,
+    )  # fmt: skip

@@ -1,0 +1,63 @@
+"""A gate per head and token, on a GPU: all outputs and gradients against the float64 recurrence."""
+
+import pytest
+import torch
+from gla_cases import assert_close, cumulative, per_head_case, run, run_with_a_tail
+from gla_kernels import chunk_retention, chunk_simple_gla, fused_recurrent_simple_gla, naive_recurrent_gla
+from gla_kernels.simple import retention_gates
+
+BOUNDS = {torch.bfloat16: 5e-3, torch.float16: 2e-3, torch.float32: 5e-6}
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+# B, T, H, K, V, dtype: narrow heads, whole and in pieces; wide ones; those of the portable kernels.
+SHAPES = [
+    (2, 600, 2, 64, 64, BF16), (40, 300, 17, 64, 64, BF16), (3, 191, 5, 32, 48, BF16), (1, 4096, 2, 64, 48, BF16),
+    (1, 1, 1, 16, 16, BF16), (8, 300, 4, 128, 112, BF16), (1, 2100, 2, 256, 64, BF16), (2, 300, 2, 64, 64, FP16),
+    (1, 300, 2, 60, 100, FP32),
+]  # fmt: skip
+GATES = ["mild", "logsigmoid", "strong", "resets", "hard resets", "one reset", "zero", "-100", "-inf"]
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: ",".join(map(str, shape)).replace("torch.", ""))
+def test_outputs_and_gradients_are_right(shape, gate, materialize):
+    """The third call and the fourth are repeated ones, and have the same bits."""
+    B, T, H, K, V, dtype = shape
+    case = per_head_case(gate, B=B, T=T, H=H, K=K, V=V, dtype=dtype, device="cuda")
+    first, *others = (run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize) for _ in range(4))
+    assert_close(first, case, BOUNDS[dtype])
+    assert all(torch.equal(other[name], first[name]) for other in others for name in first)
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize("gate", ["logsigmoid", "resets"])
+@pytest.mark.parametrize("lengths", [[300, 1, 0, 700], [64] * 40, [9000, 50]], ids=["few", "many", "pieces"])
+def test_packed_sequences_and_what_is_behind_them(lengths, gate, materialize):
+    case = per_head_case(gate, H=4, K=64, V=64, dtype=BF16, device="cuda", lengths=lengths)
+    found = run_with_a_tail(chunk_simple_gla, case, cumulative(lengths, device="cuda"), materialize=materialize)
+    assert_close(found, case, BOUNDS[BF16])
+
+
+@pytest.mark.parametrize("frozen", [("g",), ("g", "initial")])
+def test_frozen_inputs_and_gates_in_bfloat16(frozen):
+    case = per_head_case("logsigmoid", BF16, B=4, T=500, H=6, K=64, V=64, dtype=BF16, device="cuda")
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads), case, BOUNDS[BF16])
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads, frozen=frozen), case, BOUNDS[BF16])
+
+
+def test_a_compiled_call_has_the_same_bits():
+    case = per_head_case("logsigmoid", B=2, T=300, H=4, K=64, V=64, dtype=BF16, device="cuda")
+    eager = run(chunk_simple_gla, case.inputs, case.grads)
+    compiled = run(torch.compile(chunk_simple_gla, fullgraph=True), case.inputs, case.grads)
+    assert all(torch.equal(eager[name], compiled[name]) for name in eager)
+
+
+def test_retention_and_its_recurrent_form():
+    case = per_head_case("zero", B=2, T=500, H=8, K=64, V=64, dtype=BF16, device="cuda", initial=False)
+    tensors = [case.inputs[name] for name in "qkv"]
+    gates = retention_gates(8, "cuda")
+    wide = naive_recurrent_gla(*(x.double() for x in tensors), gates.double()[:, None].expand_as(tensors[0]))[0]
+    o, state = chunk_retention(*(x[:, :460] for x in tensors), output_final_state=True)
+    step, _ = fused_recurrent_simple_gla(*(x[:, 460:] for x in tensors), g_gamma=gates, initial_state=state)
+    both = torch.cat([o, step], 1).double()
+    assert (both - wide).norm() < BOUNDS[BF16] * wide.norm()

@@ -1,0 +1,189 @@
+"""A gate per head and token: `chunk_simple_gla` and its kin, on the kernels for Hopper and on the portable ones."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from gla_cases import assert_close, cumulative, per_head_case, run, run_with_a_tail
+from gla_kernels import (
+    chunk_gla,
+    chunk_linear_attn,
+    chunk_retention,
+    chunk_simple_gla,
+    fused_recurrent_linear_attn,
+    fused_recurrent_retention,
+    fused_recurrent_simple_gla,
+    naive_recurrent_gla,
+)
+from gla_kernels.launching import call
+from gla_kernels.launching.call import Call
+from gla_kernels.launching.device import Gpu
+from gla_kernels.launching.plans import hopper_plan
+from gla_kernels.portable import launches
+from gla_kernels.simple import retention_gates
+from gluon_on_cpu import Kernel, gluon_on_cpu, interpret_bfloat16
+
+# As on a GPU, most errors in bfloat16 are around 3e-3.
+BOUND, EXACT = 5e-3, 2e-5
+GATES = ["mild", "logsigmoid", "strong", "resets", "hard resets", "one reset", "zero", "-100", "-inf"]
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """Calls run the kernels for Hopper; memory that is not initialised is NaN."""
+    monkeypatch.setattr(call, "plan", lambda K, V, dtype, chunk, *_: hopper_plan(K, V, dtype, chunk))
+    monkeypatch.setattr(call, "_remembered_call", call._call)
+    monkeypatch.setattr(Call, "pdl", False)
+    monkeypatch.setattr(launches, "SCAN", replace(launches.SCAN, block_v=4096))
+    interpret_bfloat16(monkeypatch)
+    torch.use_deterministic_algorithms(True)
+    before = Kernel.launches
+    with gluon_on_cpu():
+        yield
+    torch.use_deterministic_algorithms(False)
+    assert Kernel.launches > before
+
+
+def narrow(gate, *gates_dtype, **shape):
+    return per_head_case(gate, *gates_dtype, **({"K": 64, "V": 64, "H": 2, "dtype": torch.bfloat16} | shape))
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("materialize", [True, False])
+def test_outputs_and_gradients_for_hopper(hopper, gate, materialize):
+    case = narrow(gate, T=200, H=3, V=48)
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize), case, BOUND)
+
+
+@pytest.mark.parametrize("T", [1, 63, 64, 65])
+def test_any_length(hopper, T):
+    case = narrow("logsigmoid", T=T, B=2, initial=False)
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads), case, BOUND)
+
+
+@pytest.mark.parametrize("gate", ["logsigmoid", "resets"])
+@pytest.mark.parametrize("materialize", [True, False])
+def test_packed_sequences_and_what_is_behind_them(hopper, gate, materialize):
+    lengths = [70, 0, 1, 130, 64]
+    case = narrow(gate, lengths=lengths)
+    found = run_with_a_tail(chunk_simple_gla, case, cumulative(lengths), materialize=materialize)
+    assert_close(found, case, BOUND)
+
+
+@pytest.mark.parametrize("lengths", [None, [1600, 64]])
+@pytest.mark.parametrize("materialize", [True, False])
+def test_few_heads_are_cut_into_pieces(hopper, monkeypatch, lengths, materialize):
+    monkeypatch.setattr(call, "gpu_of", lambda device: Gpu(multiprocessors=16))
+    case = narrow("logsigmoid", T=1024, H=1, K=32, V=16, lengths=lengths)
+    before = Kernel.launches
+    packed = {} if lengths is None else {"cu_seqlens": cumulative(lengths)}
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize, **packed), case, BOUND)
+    assert Kernel.launches > before + 2  # more than a forward and a backward
+
+
+def test_gates_in_bfloat16_have_gradients_in_bfloat16(hopper):
+    case = narrow("logsigmoid", torch.bfloat16, T=100)
+    found = run(chunk_simple_gla, case.inputs, case.grads)
+    assert found["dg"].dtype == torch.bfloat16
+    assert_close(found, case, BOUND)
+
+
+def test_gates_with_any_strides(hopper):
+    case = narrow("logsigmoid", T=100, H=3)
+    g = case.inputs["g"]
+    strided = (
+        torch.stack([g, torch.full_like(g, float("nan"))], -1).transpose(1, 2).contiguous().transpose(1, 2)[..., 0]
+    )
+    assert not strided.is_contiguous()
+    o, _ = chunk_simple_gla(*(case.inputs[name] for name in "qkv"), strided, initial_state=case.inputs["initial"])
+    assert (o.double() - case.truth["o"]).norm() < BOUND * case.truth["o"].norm()
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+def test_frozen_gates(hopper, materialize):
+    case = narrow("logsigmoid", T=150)
+    found = run(chunk_simple_gla, case.inputs, case.grads, frozen={"g"}, materialize=materialize)
+    assert "dg" not in found
+    assert_close(found, case, BOUND)
+
+
+def test_a_nan_stays_in_its_head(hopper):
+    case = narrow("mild", T=130)
+    q = case.inputs["q"].clone()
+    q[0, 100, 1] = float("nan")
+    found = run(chunk_simple_gla, case.inputs | {"q": q}, case.grads)
+    assert found["o"][0, 100, 1].isnan().all()
+    assert not any(found[name][:, :, 0].isnan().any() for name in ("o", "dq", "dk", "dv", "dg"))
+    assert not found["o"][0, :64, 1].isnan().any()
+
+
+@pytest.mark.parametrize(("K", "V"), [(96, 80), (144, 32)])
+def test_wide_heads_for_hopper(hopper, K, V):
+    case = narrow("logsigmoid", T=150, K=K, V=V)
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads), case, BOUND)
+
+
+@pytest.mark.parametrize("gate", ["mild", "strong", "-inf"])
+@pytest.mark.parametrize("materialize", [True, False])
+def test_the_portable_kernels(gate, materialize):
+    case = per_head_case(gate, T=70)
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize), case, EXACT)
+
+
+def test_constant_gates():
+    case = per_head_case("zero", T=70, H=3)
+    gates = retention_gates(3)
+    assert gates.tolist() == pytest.approx([torch.log(torch.tensor(1 - 2.0 ** (-5 - h))).item() for h in range(3)])
+    tensors = [case.inputs[name] for name in "qkv"]
+    wide = naive_recurrent_gla(*(x.double() for x in tensors), gates.double()[:, None].expand_as(tensors[0]))[0]
+    for o in (
+        chunk_retention(*tensors)[0],
+        chunk_simple_gla(*tensors, g_gamma=gates)[0],
+        fused_recurrent_retention(*(x[:, :20] for x in tensors))[0],
+    ):
+        assert (o - wide[:, : o.shape[1]]).norm() < EXACT * wide.norm()
+
+
+@pytest.mark.parametrize(("gate", "kin"), [("zero", chunk_linear_attn), ("mild", chunk_gla)])
+def test_the_kin_are_special_cases(hopper, gate, kin):
+    """No gate is one of 0; a gate per head is the same gate in all channels."""
+    case = narrow(gate, T=130)
+    inputs = case.inputs | {"g": None if gate == "zero" else case.inputs["g"][..., None].expand_as(case.inputs["q"])}
+    one, other = run(chunk_simple_gla, case.inputs, case.grads), run(kin, inputs, case.grads)
+    for name in ("o", "final", "dq", "dk", "dv", "dinitial"):
+        assert (one[name].double() - other[name].double()).norm() < BOUND * other[name].double().norm()
+
+
+@pytest.mark.parametrize("gate", [None, "logsigmoid"])
+def test_token_by_token(gate):
+    case = per_head_case(gate or "zero", T=20)
+    gates = () if gate is None else (case.inputs["g"],)
+    function = fused_recurrent_linear_attn if gate is None else fused_recurrent_simple_gla
+    initial = case.inputs["initial"]
+    o, final = function(
+        *(case.inputs[name] for name in "qkv"), *gates, initial_state=initial.clone(), inplace_final_state=True
+    )
+    for name, x in (("o", o), ("final", final)):
+        assert (x - case.truth[name]).norm() < EXACT * case.truth[name].norm()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"g": None}, "g, g_gamma: got none"),
+        ({"g_gamma": torch.zeros(2)}, "g, g_gamma: got both"),
+        ({"g": None, "g_gamma": torch.zeros(3)}, r"g_gamma: got shape \(3,\); it needs \[H\] = \[2\]"),
+        ({"g": torch.zeros(1, 9, 2, 32)}, r"g: got shape \(1, 9, 2, 32\); it needs \[B, T, H\] = \[1, 9, 2\]"),
+    ],
+)
+@pytest.mark.parametrize("function", [chunk_simple_gla, fused_recurrent_simple_gla])
+def test_wrong_gates_are_named(function, changes, named):
+    q = torch.zeros(1, 9, 2, 32)
+    with pytest.raises(ValueError, match=named):
+        function(q, q, q, **({"g": torch.zeros(1, 9, 2)} | changes))
+
+
+def test_gates_per_head_are_none_of_chunk_gla():
+    q = torch.zeros(1, 9, 2, 32)
+    with pytest.raises(ValueError, match="g: got shape"):
+        chunk_gla(q, q, q, torch.zeros(1, 9, 2))
