@@ -14,6 +14,8 @@ from glabench.measure.timer import timer_for
 from glabench.measure.work import OpWork
 from glabench.sweeps import Cell, Parameters
 
+# torch's compiler looks at the gradients of inputs that are views, which warns.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 REGISTRY = load_registry()
 SETTINGS = Settings(max_samples=10, least_time_s=0, warm_up_s=0, precision=1e-9, energy=False, cell_timeout_s=300)
 # fla-core says so itself, and gives wrong gradients if it is asked to go on.
@@ -36,7 +38,7 @@ def measure(name, seqlen, **changes):
 def assert_right(name, record):
     if name in REFUSES_TRITON and "triton" in (record.reason or "").lower():
         pytest.skip(record.reason)
-    assert (record.status, record.reason) == ("ok", None)
+    assert record.status == "ok", record.reason
 
 
 @pytest.mark.parametrize("name", REGISTRY)
