@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gla_kernels.limits import MAX_HEAD_DIM, WALKED_KEYS, fitting_chunks
+from gla_kernels.limits import MAX_KEY_DIM, MAX_VALUE_DIM, WALKED_KEYS, fitting_chunks
 
 from glabench.backends.base import Backend, Requirement
 from glabench.ops import BYTES
@@ -50,8 +50,8 @@ class _Ours(Backend):
 
     def limits(self, cell: Cell) -> str | None:
         K, V = cell.sizes("key_dim", "value_dim")
-        if max(K, V) > MAX_HEAD_DIM:
-            return f"head dims go up to {MAX_HEAD_DIM}; got K={K} V={V}"
+        if K > MAX_KEY_DIM or V > MAX_VALUE_DIM:
+            return f"head dims go up to K={MAX_KEY_DIM} V={MAX_VALUE_DIM}; got K={K} V={V}"
         fitting, chunk = fitting_chunks(K, _operand_bytes(cell)), cell.get("chunk")
         if chunk is not None and chunk not in fitting:
             return f"chunk sizes at K={K} in {cell.dtype} are {fitting}; got {chunk}"

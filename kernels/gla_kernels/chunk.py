@@ -118,7 +118,7 @@ def chunk_gla(
     Args:
         q, k: queries and keys, [B, T, H, K], bfloat16, float16 or float32; any B and T, K <= 512. Batch, time and
             head may have any strides.
-        v: values, [B, T, H, V], q's dtype; V <= 512.
+        v: values, [B, T, H, V], q's dtype; V <= 1024.
         g: gates, [B, T, H, K], natural logarithm, <= 0, in any of the dtypes above (float32 is best). 0, very negative
             values and -inf (a reset) are valid. A gate below -23.5 acts as -23.5: 6e-11 of the state is left.
         scale: factor on q; K ** -0.5 if None.

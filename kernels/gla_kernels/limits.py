@@ -1,7 +1,8 @@
 """Sizes that the kernels support. Imports neither torch nor Triton."""
 
 CHUNK_SIZES = (16, 32, 64, 128)
-MAX_HEAD_DIM = 512
+# Most columns of keys and of values: as a single head of model width 1024 has.
+MAX_KEY_DIM, MAX_VALUE_DIM = 512, 1024
 # Tokens up to which `fused_recurrent_gla` goes token by token, as fla's layer does.
 MAX_RECURRENT_TOKENS = 64
 # Tokens up to which the chunk functions do, too, if no gradient is needed. With more, the chunk kernels are faster for

@@ -83,6 +83,12 @@ def test_every_gate_is_right(K, V, gate):
     assert_close(attend(case), case, BOUND)
 
 
+@pytest.mark.parametrize("materialize", [True, False])
+def test_a_single_head_of_model_width_1024_is_right(materialize):
+    case = bfloat16_case("logsigmoid", T=70, H=1, K=512, V=1024)
+    assert_close(attend(case, materialize=materialize), case, BOUND)
+
+
 @pytest.mark.parametrize("gate", ["logsigmoid", "strong", "dead channel", "-inf"])
 def test_all_gradients_in_one_kernel_are_right_for_every_gate(gate, monkeypatch):
     """As with enough heads for all multiprocessors."""

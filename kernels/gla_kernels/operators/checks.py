@@ -9,7 +9,7 @@ import torch
 
 from gla_kernels.launching.device import gpu_of
 from gla_kernels.launching.plans import operands
-from gla_kernels.limits import MAX_HEAD_DIM, fitting_chunks
+from gla_kernels.limits import MAX_KEY_DIM, MAX_VALUE_DIM, fitting_chunks
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -56,10 +56,10 @@ def check_inputs(
         _refuse("v", f"shape {tuple(values)}", f"[B, T, H] = {[B, T, H]} as in q")
     if min(H, K, V) <= 0:
         _refuse("q, v", f"shapes {tuple(like)}, {tuple(values)}", "no empty dimension but B and T")
-    if K > MAX_HEAD_DIM:
-        _refuse("q", f"K = {K}", f"K of at most {MAX_HEAD_DIM}")
-    if V > MAX_HEAD_DIM:
-        _refuse("v", f"V = {V}", f"V of at most {MAX_HEAD_DIM}")
+    if K > MAX_KEY_DIM:
+        _refuse("q", f"K = {K}", f"K of at most {MAX_KEY_DIM}")
+    if V > MAX_VALUE_DIM:
+        _refuse("v", f"V = {V}", f"V of at most {MAX_VALUE_DIM}")
     if dtype not in DTYPES:
         _refuse("q", dtype, "bfloat16, float16 or float32 (for float64, use naive_recurrent_gla)")
     if k.dtype != dtype:
