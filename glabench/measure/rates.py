@@ -8,7 +8,7 @@ from glabench.records.environment import Ceilings
 
 
 def with_rates(record: Record, work: Work, ceilings: Ceilings) -> Record:
-    """The record with its rates, the ceilings, the size of a state, and `roofline_pct`.
+    """The record with its rates, the ceilings, the sizes of a state and of a layer, and `roofline_pct`.
 
     `roofline_pct` is the larger of two shares: of the op's GB/s in the copy ceiling, and of its TFLOP/s in the product
     ceiling. The product ceiling is that of bf16 for cells of every type.
@@ -22,6 +22,7 @@ def with_rates(record: Record, work: Work, ceilings: Ceilings) -> Record:
     return replace(
         record,
         state_kib=None if state is None else state / 1024,
+        layer_parameters=work.layer_parameters(record.cell),
         gbps=gbps,
         tflops=tflops,
         executed_gbps=executed.bytes / record.time_ms / 1e6 if executed else None,

@@ -66,6 +66,9 @@ class Work(Protocol):
     def state_bytes(self, cell: Cell) -> int | None:
         """What a sequence needs to go on, if that is known."""
 
+    def layer_parameters(self, cell: Cell) -> int | None:
+        """Parameters of a layer with the op, if that is known."""
+
 
 class OpWork:
     """An op computed by a backend, held against the op's reference in float64."""
@@ -153,6 +156,9 @@ class OpWork:
 
     def state_bytes(self, cell: Cell) -> int | None:
         return self._op.state_bytes(cell)
+
+    def layer_parameters(self, cell: Cell) -> int | None:
+        return self._op.layer_parameters(cell)
 
 
 def _name(dtype: object) -> str:

@@ -157,6 +157,10 @@ class Op(ABC):
         """Bytes that one sequence needs to go on after its last token, in one layer; None if unknown."""
         return None
 
+    def layer_parameters(self, cell: Cell) -> int | None:  # noqa: ARG002
+        """Parameters of the layer in which the op's authors use it, at the cell's sizes; None if unknown."""
+        return None
+
     def least_flops(self, cell: Cell) -> int:
         """A lower bound of `flops` over all forms of the equation; by default `flops` itself."""
         return self.flops(cell)

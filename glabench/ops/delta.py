@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from glabench.ops.base import Spec, check_width
 from glabench.ops.gla import Gla
-from glabench.ops.linear import SIZES, Linear
+from glabench.ops.linear import SIZES, Linear, projections
 from glabench.ops.simple_gla import SimpleGla
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value
@@ -61,6 +61,12 @@ class GatedDelta(_Delta, SimpleGla):
         check_width(width, 1024)
         return {"heads": 3 * width // 1024, "key_dim": 256, "value_dim": 512}
 
+    def layer_parameters(self, cell: Cell) -> int:
+        """Keys have three quarters of the width; an output gate, beta and a gate per head, convolutions of 4 tokens."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        width = 4 * H * K // 3
+        return projections(width, H, K, V, outputs=3) + 2 * H * (width + 1) + 4 * H * (2 * K + V)
+
 
 class Kda(_Delta, Gla):
     """The gated delta rule with a gate per token, head and key channel (Kimi Delta Attention)."""
@@ -74,6 +80,13 @@ class Kda(_Delta, Gla):
         """Heads of 128."""
         check_width(width, 128)
         return {"heads": width // 128, "key_dim": 128, "value_dim": 128}
+
+    def layer_parameters(self, cell: Cell) -> int:
+        """Both gates through as many channels as a head has, beta, convolutions of 4 tokens (Kimi Linear)."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        width = H * V
+        gates = V * (2 * width + H * (K + V))
+        return projections(width, H, K, V, outputs=2) + gates + width * H + 4 * H * (2 * K + V)
 
 
 GATED_DELTA = GatedDelta()

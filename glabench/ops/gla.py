@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from glabench.ops.base import Spec, wide
 from glabench.ops.gates import GATES
-from glabench.ops.linear import KINDS, SIZES, Linear
+from glabench.ops.linear import KINDS, SIZES, Linear, projections
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import choices
 
@@ -33,6 +33,12 @@ class Gla(Linear):
 
     def make(self, name: str, x: Tensor, cell: Cell, generator: Generator) -> Tensor:
         return GATES[str(cell.get("gate"))](x, generator) if name == "g" else super().make(name, x, cell, generator)
+
+    def layer_parameters(self, cell: Cell) -> int:
+        """As without gates, an output gate, and the gates through 16 channels (final paper, section 4.4)."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        width = H * V
+        return projections(width, H, K, V, outputs=3) + 16 * (width + H * K)
 
     def forward_flops(self, cell: Cell) -> int:
         """As without gates, plus KV per token and head for the state's decay."""

@@ -30,6 +30,11 @@ KINDS = (
 )
 
 
+def projections(width: int, H: int, K: int, V: int, outputs: int) -> int:
+    """Parameters of projections from or to the model's width: two for keys, and `outputs` for values."""
+    return width * H * (2 * K + outputs * V)
+
+
 class Linear(Op):
     """Linear attention with matrix-valued states, without normalization: q, k [B, T, H, K]; v, o [B, T, H, V].
 
@@ -130,6 +135,11 @@ class Linear(Op):
         """A state of K times V per head."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         return H * K * V * BYTES[wide(cell)]
+
+    def layer_parameters(self, cell: Cell) -> int:
+        """Projections to keys, queries, values and output; values have the model's width in total."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        return projections(H * V, H, K, V, outputs=2)
 
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, pairs of rows in a chunk, for each key channel."""

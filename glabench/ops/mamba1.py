@@ -68,6 +68,12 @@ class Mamba1(Op):
         D, N = cell.sizes("inner", "state_size")
         return D * N * BYTES[wide(cell)]
 
+    def layer_parameters(self, cell: Cell) -> int:
+        """Projections in and out, a convolution of 4 tokens, B, C and dt from the channels, A and D (mamba-ssm)."""
+        D, N = cell.sizes("inner", "state_size")
+        width, rank = D // 2, -(-D // 32)
+        return 3 * width * D + 5 * D + D * (rank + 2 * N) + (rank + 1) * D + D * N + D
+
     def reference_numbers(self, cell: Cell) -> int:
         """The states of a channel."""
         (N,) = cell.sizes("state_size")

@@ -77,6 +77,13 @@ class Mamba2(Op):
         H, P, N = cell.sizes("heads", "head_dim", "state_size")
         return H * P * N * BYTES[wide(cell)]
 
+    def layer_parameters(self, cell: Cell) -> int:
+        """Projections in (values, gate, B, C, dt) and out, a convolution of 4 tokens, A, D, dt's bias, a norm."""
+        H, P, N = cell.sizes("heads", "head_dim", "state_size")
+        inner = H * P
+        width = inner // 2
+        return width * (3 * inner + 2 * N + H) + 5 * (inner + 2 * N) + 3 * H + inner
+
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, pairs of rows in a chunk, for each state."""
         (N,) = cell.sizes("state_size")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec, check_width, wide
+from glabench.ops.linear import projections
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
 
@@ -61,6 +62,12 @@ class Mlstm(Op):
         """A state of K times V per head."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         return H * K * V * BYTES[wide(cell)]
+
+    def layer_parameters(self, cell: Cell) -> int:
+        """Values have the model's width; an output gate, two gates per head (xLSTM 7B)."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        width = H * V
+        return projections(width, H, K, V, outputs=3) + 2 * H * (width + 1)
 
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, pairs of rows in a chunk, for each key channel."""

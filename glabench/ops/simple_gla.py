@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from glabench.ops.base import Spec, check_width, wide
 from glabench.ops.gates import GATES, OF_CHANNELS
 from glabench.ops.gla import Gla
-from glabench.ops.linear import KINDS, SIZES, Linear
+from glabench.ops.linear import KINDS, SIZES, Linear, projections
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, choices
 
@@ -39,6 +39,11 @@ class SimpleGla(Gla):
         made = super().make(name, x[..., None] if name == "g" else x, cell, generator)
         return made[..., 0] if name == "g" else made
 
+    def layer_parameters(self, cell: Cell) -> int:
+        """As without gates, an output gate, and a gate per head."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        return projections(H * V, H, K, V, outputs=3) + H * V * H
+
     def reference(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return super().reference({**inputs, "g": inputs["g"][..., None].expand_as(inputs["q"])})
 
@@ -58,6 +63,11 @@ class Retention(Linear):
         """Heads of K = 256 and V = 512, as in RetNet."""
         check_width(width, 256)
         return {"heads": width // 256, "key_dim": 256, "value_dim": 512}
+
+    def layer_parameters(self, cell: Cell) -> int:
+        """Keys have the model's width in total, as RetNet's; with an output gate."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        return projections(H * K, H, K, V, outputs=3)
 
     def forward_flops(self, cell: Cell) -> int:
         """As without gates, plus KV per token and head for the state's decay."""

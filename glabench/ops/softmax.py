@@ -51,6 +51,11 @@ class Softmax(Op):
         H, D = cell.sizes("heads", "head_dim")
         return 2 * cell.seqlen * H * D * BYTES[cell.dtype]
 
+    def layer_parameters(self, cell: Cell) -> int:
+        """Four square projections: queries, keys, values, output."""
+        H, D = cell.sizes("heads", "head_dim")
+        return 4 * (H * D) ** 2
+
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, the scores of some rows."""
         return super().reference_numbers(cell) // 2 + 8 * _ROWS_AT_ONCE * cell.seqlen

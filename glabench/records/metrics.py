@@ -95,6 +95,7 @@ METRICS: tuple[Metric, ...] = (
         total="first calls",  # what a cell's first call compiles depends on the cells before it
     ),
     Metric("state", "state_kib", "state of a sequence after its last token", "KiB", "lower", _whole),
+    Metric("parameters", "layer_parameters", "parameters of a layer", "million", None, scale=1e-6),
     Metric("saved", "saved_mib", "held between forward and backward", "MiB", "lower", _whole),
     Metric("reserved", "peak_reserved_mib", "peak memory taken from the device", "MiB", "lower", _whole),
     Metric("process", "process_memory_mib", "memory of the whole process", "MiB", "lower", _whole),

@@ -61,6 +61,8 @@ class Measured:
     executed_gbps: Number | None = None
     # KiB that one sequence needs to go on after its last token, in one layer: states, or attention's keys and values.
     state_kib: Number | None = None
+    # Of the layer in which the op's authors use it.
+    layer_parameters: int | None = None
     # GB/s and TFLOP/s, the device's ceilings: a large copy and a large bf16 product, measured in the same run.
     copy_gbps: Amount | None = None
     product_tflops: Amount | None = None

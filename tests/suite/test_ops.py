@@ -347,6 +347,20 @@ def test_what_a_sequence_needs_to_go_on_is_counted(op, size):
     assert OPS[op].state_bytes(cell_of(op)) == size
 
 
+@pytest.mark.parametrize(
+    ("op", "squares"),
+    [
+        ("softmax", 4), ("linear", 3), ("gla", 4), ("simple-gla", 4), ("retention", 8), ("lightning", 5), ("mlstm", 4),
+        ("gated-delta", 6), ("kda", 4.25), ("mamba1", 6.3), ("mamba2", 6.15),
+    ],
+)  # fmt: skip
+def test_parameters_of_a_layer_are_those_that_its_authors_count(op, squares):
+    """About so many squares of the model's width: what gates per head and convolutions have is little."""
+    width = 2048
+    cell = cell_of(op, **OPS[op].published(width))
+    assert OPS[op].layer_parameters(cell) == pytest.approx(squares * width**2, rel=0.01)
+
+
 @pytest.mark.parametrize("op", list(OPS))
 def test_the_bytes_of_a_pass_are_those_of_its_tensors(op):
     cell = cell_of(op, "fwd+bwd", "bf16")
