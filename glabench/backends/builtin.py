@@ -15,6 +15,8 @@ from glabench.backends.flash import FlashAttn, FlashAttn3, FlashAttn4
 from glabench.backends.gla import (
     GlaRecurrentTorch,
     GlaTorch,
+    GlaTorchCompiled,
+    GlaTorchHalf,
     GlaTriton,
     LightningTriton,
     LinearTorch,
@@ -42,6 +44,8 @@ BACKENDS: list[Backend] = [
     RetentionTriton(),
     LightningTriton(),
     GlaTorch(),
+    GlaTorchHalf(),
+    GlaTorchCompiled(),
     GlaRecurrentTorch(),
     LinearTorch(),
     FlaGla(),

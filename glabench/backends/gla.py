@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gla_kernels.limits import MAX_KEY_DIM, MAX_VALUE_DIM, WALKED_KEYS, fitting_chunks
 
@@ -164,7 +164,7 @@ class GlaTorch(Backend):
     """`gla_kernels.two_level_chunk_gla`."""
 
     name, op, title = "gla-torch", "gla", "GLA, two-level chunks in PyTorch"
-    packages = ("torch",)
+    packages: ClassVar[tuple[str, ...]] = ("torch",)
     features = frozenset({"state"})
     parameters = (_CHUNK,)
 
@@ -183,9 +183,36 @@ class GlaTorch(Backend):
         return _with_freed(cell, _padded_tokens(cell, C) * H * numbers * BYTES[wide(cell)])
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
+        return call_on(self.function(), inputs, cell, chunk_size=cell.get("chunk") or 64)
+
+    def function(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """The function that is called on the op's tensors."""
         from gla_kernels import two_level_chunk_gla
 
-        return call_on(two_level_chunk_gla, inputs, cell, chunk_size=cell.get("chunk") or 64)
+        return two_level_chunk_gla
+
+
+class GlaTorchHalf(GlaTorch):
+    """`gla_kernels.two_level_chunk_gla` with matrix products in the inputs' dtype (final paper, section 4.3)."""
+
+    name, title = "gla-torch-half", "GLA, two-level chunks in PyTorch, half-precision products"
+    dtypes = frozenset({"bf16", "fp16"})
+
+    def function(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        return partial(super().function(), half=True)
+
+
+class GlaTorchCompiled(GlaTorchHalf):
+    """The same, compiled by torch."""
+
+    name, title = "gla-torch-compiled", "GLA, two-level chunks with half-precision products, compiled by torch"
+    packages = ("torch", "triton")
+    devices = frozenset({"cuda"})
+
+    def function(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        import torch
+
+        return torch.compile(super().function(), dynamic=False)
 
 
 class GlaRecurrentTorch(Backend):

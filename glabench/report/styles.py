@@ -16,6 +16,8 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "retention-triton": ("#3F3FBF", "<"),
     "lightning-triton": ("#7B6FD0", "h"),
     "gla-torch": ("#000000", "v"),
+    "gla-torch-half": ("#4A4A4A", "<"),
+    "gla-torch-compiled": ("#737373", ">"),
     "gla-recurrent-torch": ("#5D3A9B", "h"),
     "linear-torch": ("#CC79A7", "D"),
     "fla-gla": ("#D55E00", "s"),

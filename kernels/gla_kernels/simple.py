@@ -1,14 +1,31 @@
 """Linear attention that decays by one number per head: `chunk_simple_gla` and `chunk_retention`, as fla has them."""
 
+from functools import cache
+
 import torch
 
 from gla_kernels.chunk import chunk
+from gla_kernels.operators.plain import is_unwatched
 from gla_kernels.recurrent import fused_recurrent_gla
 
 
 def retention_gates(heads: int, device: torch.device | None = None) -> torch.Tensor:
     """The logarithms of RetNet's decays, `log(1 - 2^(-5 - h))` for each head h, [H] float32 (RetNet, section 3.1)."""
     return torch.log1p(-(2.0 ** (-5 - torch.arange(heads, dtype=torch.float64)))).float().to(device)
+
+
+@cache
+def _kept_gates(heads: int, device: torch.device) -> torch.Tensor:
+    """`retention_gates` for eager calls, which would otherwise make them anew and wait for the copy."""
+    with torch.inference_mode(False):
+        return retention_gates(heads, device)
+
+
+def _gates_of(q: torch.Tensor) -> torch.Tensor:
+    """`retention_gates` for q's heads. What a graph captures has to be its own."""
+    capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
+    keep = is_unwatched() and not capturing
+    return (_kept_gates if keep else retention_gates)(q.shape[2], q.device)
 
 
 def _gates(q: torch.Tensor, g: torch.Tensor | None, g_gamma: torch.Tensor | None) -> torch.Tensor:
@@ -80,7 +97,7 @@ def chunk_retention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """RetNet's recurrence: `chunk_simple_gla` with the constant gates `retention_gates(H)`."""
     return chunk_simple_gla(
-        q, k, v, None, retention_gates(q.shape[2], q.device), scale, initial_state, output_final_state, state_v_first,
+        q, k, v, None, _gates_of(q), scale, initial_state, output_final_state, state_v_first,
         cu_seqlens, materialize=materialize, chunk_size=chunk_size, check=check,
     )  # fmt: skip
 
@@ -125,7 +142,7 @@ def fused_recurrent_retention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`chunk_retention` token by token; see `fused_recurrent_gla`, whose arguments the others are."""
     return fused_recurrent_simple_gla(
-        q, k, v, None, retention_gates(q.shape[2], q.device), scale, initial_state, output_final_state, reverse,
+        q, k, v, None, _gates_of(q), scale, initial_state, output_final_state, reverse,
         state_v_first, cu_seqlens, inplace_final_state=inplace_final_state,
     )  # fmt: skip
 

@@ -35,7 +35,20 @@ def measure(name, seqlen, **changes):
         return failure_of(job, cell, problem)
 
 
-def assert_right(name, record):
+# What a package gets wrong, by backend and whether documents are packed, and how the suite says so.
+KNOWN = {
+    # The gate's gradient is a sum over all later tokens of q dq - k dk, from dq and dk that have been rounded.
+    ("mlstm-kernels", False): "df",
+    # Rows behind the end of a chunk that is not full have a factor of infinity, times 0.
+    ("fla-lightning", True): "NaN",
+}
+
+
+def assert_right(name, record, packed=False):
+    if fault := KNOWN.get((name, packed)):
+        assert record.status == "inaccurate"
+        assert fault in record.reason
+        return
     if name in REFUSES_TRITON and "triton" in (record.reason or "").lower():
         pytest.skip(record.reason)
     assert record.status == "ok", record.reason
@@ -50,7 +63,7 @@ def test_a_backend_computes_its_op(name):
 
 @pytest.mark.parametrize("name", [name for name, backend in REGISTRY.items() if "packed" in backend.features])
 def test_a_backend_takes_packed_documents_and_states(name):
-    assert_right(name, measure(name, 1500, packed="on", state="both"))
+    assert_right(name, measure(name, 1500, packed="on", state="both"), packed=True)
 
 
 def test_the_clock_of_flash_attention_4_is_the_hosts():

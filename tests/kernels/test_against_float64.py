@@ -220,6 +220,14 @@ def test_the_two_level_torch_form_is_right_for_every_gate(gate, shape):
     assert_close(found, case, BOUND)
 
 
+@pytest.mark.parametrize("gate", ["mild", "strong", "resets", "-inf"])
+def test_the_two_level_torch_form_multiplies_in_half_precision(gate):
+    case = make_case(gate, T=70, dtype=torch.bfloat16)
+    found = run(two_level_chunk_gla, case.inputs, case.grads, half=True)
+    assert_close(found, case, 5e-3)
+    assert not torch.equal(found["o"], run(two_level_chunk_gla, case.inputs, case.grads)["o"])
+
+
 @pytest.mark.parametrize("chunk_size", [16, 64])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_unaware_torch_form_is_right(shape, chunk_size):

@@ -13,8 +13,7 @@ from gla_kernels.inspection.ahead import SHARED
 STACK = {"plain": 1024, "strong": 1024, "exact": 3584}
 # The kernels of the ops: forward and backward, plain, strong and exact with gates, plain without; an exact backward
 # from checkpoints; with gates, backwards without dg too. In the portable family also the recurrence; for narrow heads
-# on Hopper also both recurrences, and plain forms for pieces and from checkpoints, and all plain kernels with a gate per
-# head.
+# on Hopper also both recurrences, plain forms for pieces and from checkpoints, and plain kernels with a gate per head.
 KERNELS = {"triton": 15, "hopper": 40}
 
 # The command line for several shapes in one process, each with only the named kernels.

@@ -209,7 +209,7 @@ def plan(
     device: torch.device | None = None,
     gated: bool = True,
 ) -> LaunchPlan:
-    """The launch plan for head dims K (at most 512) and V (at most 1024) and inputs of `dtype`; `chunk_size` overrides the table's."""
+    """The launch plan for K of at most 512, V of at most 1024 and inputs of `dtype`, or with the given chunk size."""
     on_hopper = device is not None and device.type == "cuda" and hopper_device(device.index)
     special = hopper_plan(K, V, dtype, chunk_size) if on_hopper else None
     return special or triton_plan(K, V, dtype, chunk_size, gated, gpu_of(device).shared_bytes)

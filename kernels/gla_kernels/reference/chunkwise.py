@@ -41,6 +41,7 @@ def two_level_chunk_gla(
     *,
     chunk_size: int = 64,
     subchunk_size: int = 16,
+    half: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """GLA by the paper's two-level chunking (Fig. 7), all chunks at once.
 
@@ -49,11 +50,17 @@ def two_level_chunk_gla(
     between the two tokens, never a difference of cumulative sums, so gates of 0, -100 or -inf give the right result.
 
     Shapes, scale and states as in `chunk_gla`; `chunk_size` is a multiple of `subchunk_size`. Computes in float32, or
-    float64 for float64 inputs. Uses much memory, because of the [T, subchunk_size, K] terms inside the subchunks.
+    float64 for float64 inputs; `half`: matrix products in the inputs' dtype, as the final paper has them on tensor
+    cores (section 4.3), and scores inside subchunks, which are no matrix products, in float32 still. Uses much memory,
+    because of the [T, subchunk_size, K] terms inside the subchunks.
     """
     if chunk_size % subchunk_size:
         raise ValueError(f"chunk_size: got {chunk_size}; it needs a multiple of subchunk_size = {subchunk_size}")
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+
+    def product(equation: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(equation, a.to(q.dtype), b.to(q.dtype)).to(wide) if half else torch.einsum(equation, a, b)
+
     T, K = q.shape[1], q.shape[-1]
     scale = K**-0.5 if scale is None else scale
     c, subs = subchunk_size, chunk_size // subchunk_size
@@ -69,17 +76,17 @@ def two_level_chunk_gla(
 
     # Between chunks.
     k_end = kc * (until_sub + after_sub[..., None, :]).exp()
-    update = torch.einsum("bhnsik,bhnsiv->bhnkv", k_end, vc)
+    update = product("bhnsik,bhnsiv->bhnkv", k_end, vc)
     states, final = _states_before(update, total.sum(3).exp(), initial_state)
-    out = torch.einsum("bhnsik,bhnkv->bhnsiv", qc * (since_sub + before_sub[..., None, :]).exp(), states)
+    out = product("bhnsik,bhnkv->bhnsiv", qc * (since_sub + before_sub[..., None, :]).exp(), states)
 
     # Between subchunks: from the end of subchunk u to the start of subchunk s lie the whole subchunks between them.
     q_sub, k_sub = qc * since_sub.exp(), kc * until_sub.exp()
     for s in range(1, subs):
         between = F.pad(total[..., 1:s, :].flip(3).cumsum(3).flip(3), (0, 0, 0, 1))  # [..., u < s, K]
         keys = k_sub[..., :s, :, :] * between[..., None, :].exp()
-        scores = torch.einsum("bhnik,bhnujk->bhniuj", q_sub[..., s, :, :], keys)
-        piece = torch.einsum("bhniuj,bhnujv->bhniv", scores, vc[..., :s, :, :])
+        scores = product("bhnik,bhnujk->bhniuj", q_sub[..., s, :, :], keys)
+        piece = product("bhniuj,bhnujv->bhniv", scores, vc[..., :s, :, :])
         out = torch.cat([out[..., :s, :, :], (out[..., s, :, :] + piece)[..., None, :, :], out[..., s + 1 :, :, :]], 3)
 
     # Inside a subchunk: the gates from after j to i, for all pairs i >= j, summed over rows.
@@ -88,7 +95,7 @@ def two_level_chunk_gla(
     pair_gate = torch.where(behind, gc[..., :, None, :], 0.0).cumsum(-3)  # [..., i, j, K]
     weighted = qc[..., :, None, :] * kc[..., None, :, :] * pair_gate.exp()
     scores = weighted.sum(-1).tril()
-    out = out + scores @ vc
+    out = out + product("bhnsij,bhnsjv->bhnsiv", scores, vc)
     return _from_chunks(out.flatten(3, 4), T, v.dtype), final if output_final_state else None
 
 
