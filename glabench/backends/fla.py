@@ -23,7 +23,7 @@ class _Fla(Backend):
     has_own_code = False
     devices = frozenset({"cuda"})
     dtypes = frozenset({"bf16", "fp16", "fp32"})
-    features: ClassVar[frozenset[str]] = frozenset({"packed", "state"})
+    features: ClassVar[frozenset[str]] = frozenset({"packed", "state", "prefix"})
     # The function's arguments besides the op's tensors.
     options: ClassVar[Mapping[str, object]] = {}
 

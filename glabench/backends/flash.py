@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from glabench.backends.base import Backend, Requirement
-from glabench.backends.sdpa import HALF, flash_limits
+from glabench.backends.sdpa import HALF, flash_limits, prefix_limits
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ class _FlashPackage(Backend):
     has_own_code = False
     devices = frozenset({"cuda"})
     dtypes = HALF
+    # Their mask ends at the last key, so it is right with a prefix too.
+    features = frozenset({"prefix"})
 
     @staticmethod
     @abstractmethod
@@ -28,7 +30,7 @@ class _FlashPackage(Backend):
         """The package's function, imported here."""
 
     def limits(self, cell: Cell) -> str | None:
-        return flash_limits(cell)
+        return flash_limits(cell) or prefix_limits(cell)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
         attend = self.function()
@@ -85,4 +87,4 @@ class FlashAttn4(_FlashPackage):
 
     def limits(self, cell: Cell) -> str | None:
         (D,) = cell.sizes("head_dim")
-        return f"head dims go up to 128; got {D}" if D > 128 else None
+        return f"head dims go up to 128; got {D}" if D > 128 else prefix_limits(cell)

@@ -12,6 +12,7 @@ from gla_kernels.limits import MAX_KEY_DIM, MAX_VALUE_DIM, WALKED_KEYS, fitting_
 from glabench.backends.base import Backend, Requirement
 from glabench.ops import BYTES
 from glabench.ops.base import wide
+from glabench.ops.linear import returns_states
 from glabench.ops.simple_gla import LIGHTNING
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import integers, switch
@@ -33,7 +34,7 @@ def call_on(
         options["initial_state"] = inputs["initial"]
     if "cu_seqlens" in inputs:
         options["cu_seqlens"] = inputs["cu_seqlens"]
-    if cell.get("state") in ("out", "both"):
+    if returns_states(cell):
         return lambda: function(*tensors, output_final_state=True, **options)  # type: ignore[return-value]
     return lambda: function(*tensors, **options)[0]
 
@@ -46,7 +47,7 @@ class _Ours(Backend):
     packages = ("triton",)
     devices = frozenset({"cuda"})
     dtypes = frozenset({"bf16", "fp16", "fp32"})
-    features = frozenset({"packed", "state"})
+    features = frozenset({"packed", "state", "prefix"})
 
     def limits(self, cell: Cell) -> str | None:
         K, V = cell.sizes("key_dim", "value_dim")
@@ -165,7 +166,7 @@ class GlaTorch(Backend):
 
     name, op, title = "gla-torch", "gla", "GLA, two-level chunks in PyTorch"
     packages: ClassVar[tuple[str, ...]] = ("torch",)
-    features = frozenset({"state"})
+    features = frozenset({"state", "prefix"})
     parameters = (_CHUNK,)
 
     def limits(self, cell: Cell) -> str | None:
@@ -220,7 +221,7 @@ class GlaRecurrentTorch(Backend):
 
     name, op, title = "gla-recurrent-torch", "gla", "GLA, token by token in PyTorch"
     packages = ("torch",)
-    features = frozenset({"state"})
+    features = frozenset({"state", "prefix"})
 
     def working_bytes(self, cell: Cell) -> int:
         """Three states per token, kept by autograd."""
@@ -238,7 +239,7 @@ class LinearTorch(Backend):
 
     name, op, title = "linear-torch", "linear", "linear attention, chunks in plain PyTorch"
     packages = ("torch",)
-    features = frozenset({"state"})
+    features = frozenset({"state", "prefix"})
     parameters = (_CHUNK,)
 
     def working_bytes(self, cell: Cell) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Counts
 from glabench.ops import BYTES, SOFTMAX
+from glabench.ops.softmax import keys_of
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -21,24 +22,36 @@ def flash_limits(cell: Cell) -> str | None:
     return f"head dims go up to 256; got {D}" if D > 256 else None
 
 
+def prefix_limits(cell: Cell, most: int | None = None) -> str | None:
+    """What attention does not take beside a prefix: gradients, and more tokens than `most`."""
+    if cell.get("prefix") is None:
+        return None
+    if cell.pass_ != "infer":
+        return f"a prefix is for --pass infer; got {cell.pass_}"
+    return f"takes {most} token after a prefix; got {cell.seqlen}" if most and cell.seqlen > most else None
+
+
 class _Sdpa(Backend):
     """`torch.nn.functional.scaled_dot_product_attention`, restricted to one kernel."""
 
     op = "softmax"
     packages: ClassVar[tuple[str, ...]] = ("torch",)
     has_own_code = False
+    features: ClassVar[frozenset[str]] = frozenset({"prefix"})
     kernel: ClassVar[str]
 
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.functional import scaled_dot_product_attention
 
         q, k, v = (inputs[name].transpose(1, 2) for name in ("q", "k", "v"))
         kernel = getattr(SDPBackend, self.kernel)
+        # torch's mask begins at the first key, which is right without a prefix; a single token sees all keys.
+        causal = cell.get("prefix") is None
 
         def forward() -> Tensor:
             with sdpa_kernel(kernel):
-                return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+                return scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
         return forward
 
@@ -53,7 +66,7 @@ class SdpaFlash(_Sdpa):
     def limits(self, cell: Cell) -> str | None:
         if cell.device == "cuda" and cell.dtype not in HALF:
             return f"dtype {cell.dtype} is not supported on a GPU; it takes bf16, fp16"
-        return flash_limits(cell)
+        return flash_limits(cell) or prefix_limits(cell, 1)
 
 
 class SdpaCudnn(_Sdpa):
@@ -68,7 +81,9 @@ class SdpaCudnn(_Sdpa):
 
     def limits(self, cell: Cell) -> str | None:
         (D,) = cell.sizes("head_dim")
-        return f"head dims go up to 128 in backward; got {D}" if D > 128 and cell.has_backward else None
+        if D > 128 and cell.has_backward:
+            return f"head dims go up to 128 in backward; got {D}"
+        return prefix_limits(cell, 1)
 
 
 class SdpaMath(_Sdpa):
@@ -78,15 +93,18 @@ class SdpaMath(_Sdpa):
     title = "attention as plain PyTorch products, O(T^2) memory"
     kernel = "MATH"
 
+    def limits(self, cell: Cell) -> str | None:
+        return prefix_limits(cell, 1)
+
     def working_bytes(self, cell: Cell) -> int:
         """The T x T scores, before and after softmax, and both again in the backward."""
         (H,) = cell.sizes("heads")
-        scores = cell.batch * H * cell.seqlen**2 * max(4, BYTES[cell.dtype])
+        scores = cell.batch * H * cell.seqlen * keys_of(cell) * max(4, BYTES[cell.dtype])
         return scores * (4 if cell.has_backward else 2)
 
     def executes(self, cell: Cell) -> Counts:
         """All pairs, masked ones included; the scores are written and read before and after the softmax."""
-        (H, D), pairs = cell.sizes("heads", "head_dim"), cell.batch * cell.seqlen**2
+        (H, D), pairs = cell.sizes("heads", "head_dim"), cell.batch * cell.seqlen * keys_of(cell)
         backward = {"infer": 0, "fwd": 0, "bwd": 2, "fwd+bwd": 2}[cell.pass_]
         forward = 0 if cell.pass_ == "bwd" else 1
         scores = 4 * pairs * H * BYTES[cell.dtype]

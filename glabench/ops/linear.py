@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec, check_width, wide
+from glabench.ops.softmax import PREFIX
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter, Value, extra, integers
 
@@ -27,7 +28,18 @@ KINDS = (
     extra("inputs", "Kind of q, k, v and of the output's gradient.", "normal", ("correlated", "orthogonal")),
     extra("packed", "All tokens of the batch in one row, as documents of 700 on average.", "off", ("on",), True),
     extra("state", "Whether a call takes initial states and returns final ones.", "none", ("in", "out", "both"), True),
+    PREFIX,
 )
+
+
+def takes_states(cell: Cell) -> bool:
+    """Whether a call is given initial states; those of a prefix are such."""
+    return cell.get("state") in ("in", "both") or cell.get("prefix") is not None
+
+
+def returns_states(cell: Cell) -> bool:
+    """Whether a call returns final states, with which it can go on."""
+    return cell.get("state") in ("out", "both") or cell.get("prefix") is not None
 
 
 def projections(width: int, H: int, K: int, V: int, outputs: int) -> int:
@@ -59,7 +71,7 @@ class Linear(Op):
         values = self.output(cell)
         keys = Spec((*_HEADS, "key_dim"), (*values.shape[:3], K))
         tensors = {"q": keys, "k": keys, "v": values}
-        if cell.get("state") in ("in", "both"):
+        if takes_states(cell):
             tensors["initial"] = self._states(cell)
         if cell.get("packed"):
             tensors["cu_seqlens"] = Spec(("borders",), (_documents(cell) + 1,), "int64")
@@ -72,7 +84,7 @@ class Linear(Op):
 
     def outputs(self, cell: Cell) -> dict[str, Spec]:
         found = super().outputs(cell)
-        return found | ({"final": self._states(cell)} if cell.get("state") in ("out", "both") else {})
+        return found | ({"final": self._states(cell)} if returns_states(cell) else {})
 
     def _states(self, cell: Cell) -> Spec:
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")

@@ -94,7 +94,7 @@ METRICS: tuple[Metric, ...] = (
         help="How much a backend's first calls may grow, in addition to one second.",
         total="first calls",  # what a cell's first call compiles depends on the cells before it
     ),
-    Metric("state", "state_kib", "state of a sequence after its last token", "KiB", "lower", _whole),
+    Metric("state", "state_kib", "state of a sequence", "KiB", "lower", _whole),
     Metric("parameters", "layer_parameters", "parameters of a layer", "million", None, scale=1e-6),
     Metric("saved", "saved_mib", "held between forward and backward", "MiB", "lower", _whole),
     Metric("reserved", "peak_reserved_mib", "peak memory taken from the device", "MiB", "lower", _whole),

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from glabench.errors import printable
@@ -88,8 +89,14 @@ def option_of(name: str) -> str:
 def integers(name: str, help_text: str, default: int | None = None, auto: bool = False) -> Parameter:
     """A parameter of positive whole numbers; with `auto`, the value `auto` lets the implementation choose."""
     if auto:
-        return Parameter(name, help_text, _integers_or_auto, f"{AUTO}, or {INTEGER_FORM}", default)
+        return Parameter(name, help_text, partial(_integers_or, AUTO), f"{AUTO}, or {INTEGER_FORM}", default)
     return Parameter(name, help_text, parse_integers, INTEGER_FORM, default)
+
+
+def count_or(name: str, help_text: str, off: str, is_feature: bool = False) -> Parameter:
+    """A parameter of positive whole numbers, or the word `off`, which stands for None, the default."""
+    parse = partial(_integers_or, off)
+    return Parameter(name, help_text, parse, f"{off}, or {INTEGER_FORM}", is_feature=is_feature)
 
 
 def choices(name: str, help_text: str, allowed: tuple[str, ...], default: str | None = None) -> Parameter:
@@ -119,10 +126,10 @@ def _of_words(
     return Parameter(name, help_text, parse, ", ".join(words), default, words, **kind)
 
 
-def _integers_or_auto(text: str) -> tuple[int | None, ...]:
+def _integers_or(word: str, text: str) -> tuple[int | None, ...]:
     values: list[int | None] = []
     for item in text.split(","):
-        values += [None] if item.strip() == AUTO else parse_integers(item)
+        values += [None] if item.strip() == word else parse_integers(item)
     return tuple(dict.fromkeys(values))
 
 

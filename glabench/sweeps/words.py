@@ -36,6 +36,7 @@ WORDS: Mapping[str, Words] = {
     "inputs": Words("inputs", "inputs", none="normal"),
     "packed": Words("packed", "packed documents", none="off"),
     "state": Words("state", "states", none="none"),
+    "prefix": Words("prefix", "tokens before the call", none="none"),
     "materialize": Words("", "materialize"),
 }
 

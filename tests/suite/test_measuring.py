@@ -74,6 +74,18 @@ def test_every_cpu_backend_passes_the_check(name, dtype):
     assert set(found.rel_error) >= {"o", "dq", "dk", "dv"}
 
 
+@pytest.mark.parametrize("name", ["gla-torch", "gla-recurrent-torch", "linear-torch", "sdpa-flash", "sdpa-math"])
+def test_a_token_after_a_prefix_passes_the_check(name):
+    op = REGISTRY.op_of(name)
+    sizes = {"heads": 3, **({"head_dim": 16} if op.name == "softmax" else SIZES), "prefix": 500}
+    sizes |= {"gate": "resets"} if op.name == "gla" else {}
+    cell = replace(CELL, op=op.name, backend=name, pass_="infer", seqlen=1, parameters=Parameters(sizes))
+    assert REGISTRY[name].limits(cell) is None
+    found = check_accuracy(op, REGISTRY[name], cell)
+    assert found.problem is None
+    assert set(found.rel_error) == {"o"} | set(op.outputs(cell))
+
+
 def test_the_check_catches_a_result_that_is_ten_percent_off():
     found = check_accuracy(LINEAR, fake_backends.Wrong(), replace(CELL, seqlen=32))
     assert "o 1.0e-01" in found.problem

@@ -347,6 +347,25 @@ def test_what_a_sequence_needs_to_go_on_is_counted(op, size):
     assert OPS[op].state_bytes(cell_of(op)) == size
 
 
+def test_attention_after_a_prefix_is_the_end_of_attention_without():
+    inputs = {name: normal(2, 40, 3, 16, seed=seed) for seed, name in enumerate("qkv")}
+    whole = OPS["softmax"].reference(inputs)
+    last = OPS["softmax"].reference(inputs | {"q": inputs["q"][:, 33:]})
+    assert torch.allclose(last, whole[:, 33:], rtol=1e-12)
+
+
+def test_a_prefix_adds_keys_pairs_and_state_to_attention_and_states_to_the_others():
+    attention, gla = cell_of("softmax", prefix=20), cell_of("gla", prefix=20)
+    of_attention, of_gla = OPS["softmax"], OPS["gla"]
+    shapes = {name: spec.shape for name, spec in of_attention.inputs(attention).items()}
+    assert shapes == {"q": (2, 8, 3, 16), "k": (2, 28, 3, 16), "v": (2, 28, 3, 16)}
+    assert of_attention.output(attention).shape == shapes["q"]
+    assert of_attention.forward_flops(attention) == 2 * 3 * (8 * 20 + 36) * 4 * 16
+    assert of_attention.state_bytes(attention) == 2 * 28 * 3 * 16 * 8
+    assert of_gla.inputs(gla)["initial"].shape == of_gla.outputs(gla)["final"].shape == (2, 3, 16, 32)
+    assert of_gla.state_bytes(gla) == of_gla.state_bytes(cell_of("gla"))
+
+
 @pytest.mark.parametrize(
     ("op", "squares"),
     [

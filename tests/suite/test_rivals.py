@@ -209,6 +209,8 @@ def test_packages_that_share_an_import_name_are_told_apart():
         ("flash-attn-4", {"heads": 1, "head_dim": 256}, "head dims go up to 128; got 256"),
         ("flex", {"heads": 1, "head_dim": 96}, "head dims are powers of two up to 256; got 96"),
         ("fla-kda", {"heads": 1, "key_dim": 512, "value_dim": 8}, "key head dims go up to 256; got 512"),
+        ("flash-attn", {"heads": 1, "head_dim": 64, "prefix": 64}, "a prefix is for --pass infer; got fwd"),
+        ("sdpa-cudnn", {"heads": 1, "head_dim": 64, "prefix": 64}, "a prefix is for --pass infer; got fwd"),
         ("mlstm-kernels", HEADS | {"chunk": 48}, "whole chunks of 48 tokens only; got 64"),
     ],
 )
