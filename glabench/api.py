@@ -52,7 +52,7 @@ def run(
     """Measures a sweep: a preset's name, the path of a .toml file, or a `Sweep`.
 
     `axes` change the sweep: text in the axis grammar or Python values (`seqlen="1k..16k"`, `batch=8`,
-    `chunk=[16, None]`, `materialize=True`, `backend=["gla-triton"]`); the axis `pass` is `pass_`. `out` is the run
+    `chunk=[16, None]`, `materialize="states"`, `backend=["gla-triton"]`); the axis `pass` is `pass_`. `out` is the run
     folder, by default a new one under runs/. `plugins` is one or several files that add backends or ops. `on_record` is
     called with each record once it is on the disk. `device` is auto, cpu, cuda or cuda:N. `settings` are fields of
     `glabench.measure.settings.Settings`, times in seconds. A cell that fails gets a record with a status and a reason.

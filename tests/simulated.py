@@ -7,7 +7,7 @@ import numpy as np
 from glabench.records import Record
 from glabench.sweeps import Cell, Parameters
 
-SIZES = {"heads": 4, "key_dim": 64, "value_dim": 64, "materialize": True, "gate": "logsigmoid/16"}
+SIZES = {"heads": 4, "key_dim": 64, "value_dim": 64, "materialize": "states", "gate": "logsigmoid/16"}
 CELL = Cell("gla-triton", "gla", "fwd", 2, 1024, "bf16", Parameters(SIZES))
 
 

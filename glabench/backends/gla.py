@@ -15,14 +15,18 @@ from glabench.ops.base import wide
 from glabench.ops.linear import returns_states
 from glabench.ops.simple_gla import LIGHTNING
 from glabench.sweeps.model import Cell
-from glabench.sweeps.parameters import integers, switch
+from glabench.sweeps.parameters import aliased, integers
+from glabench.sweeps.words import MATERIALIZE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _TRITON = Requirement("triton", "pip install triton")
 _CHUNK = integers("chunk", "Chunk length C, or auto.", auto=True)
-_MATERIALIZE = switch("materialize", "Keep chunk states in memory for the backward.", True, for_training=True)
+_MATERIALIZE = aliased(
+    "materialize", "What the forward keeps for the backward: all chunk states, some, or nothing.",
+    ("states", "checkpoints", "nothing"), MATERIALIZE, for_training=True,
+)  # fmt: skip
 
 
 def call_on(
@@ -59,13 +63,13 @@ class _Ours(Backend):
         return None
 
     def working_bytes(self, cell: Cell) -> int:
-        """The state before every chunk; without materialization only some of them.
+        """The state before every chunk, or only some of them if not all are kept.
 
         If K exceeds the keys that one program can hold, a forward without gradients also needs all states.
         """
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         chunks = cell.seqlen // (cell.get("chunk") or 16)
-        all_of_them = cell.get("materialize") or (cell.pass_ == "infer" and K > WALKED_KEYS)
+        all_of_them = cell.get("materialize") == "states" or (cell.pass_ == "infer" and K > WALKED_KEYS)
         kept = chunks if all_of_them else 4 * math.isqrt(chunks)
         return cell.batch * H * kept * K * V * _operand_bytes(cell)
 
@@ -73,14 +77,19 @@ class _Ours(Backend):
         from gla_kernels import chunk_gla, chunk_linear_attn
 
         function = chunk_gla if "g" in inputs else chunk_linear_attn
-        return call_on(function, inputs, cell, materialize=bool(cell.get("materialize")), chunk_size=cell.get("chunk"))
+        return call_on(function, inputs, cell, materialize=_kept(cell), chunk_size=cell.get("chunk"))
 
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:
         from gla_kernels.tuning import launch_of
 
         if cell.get("packed"):
             return None
-        return launch_of(inputs["q"], inputs["v"], inputs.get("g"), bool(cell.get("materialize")), cell.get("chunk"))
+        return launch_of(inputs["q"], inputs["v"], inputs.get("g"), _kept(cell) == "states", cell.get("chunk"))
+
+
+def _kept(cell: Cell) -> str:
+    """What a forward keeps; in a forward without gradients, which has no such parameter, it does not matter."""
+    return str(cell.get("materialize") or "checkpoints")
 
 
 def _operand_bytes(cell: Cell) -> int:
@@ -108,8 +117,7 @@ class _OnePerHead(_Ours):
         return super().working_bytes(cell) + 2 * cell.tokens * H * K * 4
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
-        materialize, chunk = bool(cell.get("materialize")), cell.get("chunk")
-        return call_on(self.function(inputs), inputs, cell, materialize=materialize, chunk_size=chunk)
+        return call_on(self.function(inputs), inputs, cell, materialize=_kept(cell), chunk_size=cell.get("chunk"))
 
     def function(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:
         """The function that is called on the op's tensors."""

@@ -16,7 +16,7 @@ backend = "gla-torch"         # backends that take the place of those below, on 
 
 [[backends]]                  # one table per backend, with axes for this backend only
 name = "gla-triton"
-materialize = [true, false]
+materialize = ["states", "checkpoints"]
 """
 
 import tomllib

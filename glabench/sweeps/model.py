@@ -9,7 +9,7 @@ import msgspec
 
 from glabench.plain import Count, Name, Number, Whole, read_as
 from glabench.sweeps.parameters import DeviceKind, Dtype, Pass, Value
-from glabench.sweeps.words import WORDS, is_usual, show_value, symbol_of
+from glabench.sweeps.words import MATERIALIZE, WORDS, is_usual, show_value, symbol_of
 
 _MOST_PARAMETERS = 100
 # Fields that every record has, because scripts read them; null if the op does not have them.
@@ -124,7 +124,12 @@ _PlainValue = Whole | Number | Name | bool | None
 
 
 def read_value(name: str, value: Any) -> Value | None:
-    """Checks that a record can hold a parameter's value. Raises ValueError that names the parameter."""
+    """Checks that a record can hold a parameter's value. Raises ValueError that names the parameter.
+
+    `materialize` was a boolean before it had words.
+    """
+    if name == "materialize" and isinstance(value, bool):
+        return MATERIALIZE["on" if value else "off"]
     try:
         return read_as(_PlainValue, value)  # type: ignore[arg-type]  # a union is no type to mypy
     except ValueError as problem:

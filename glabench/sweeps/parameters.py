@@ -114,6 +114,18 @@ def switch(name: str, help_text: str, default: bool, for_training: bool = False)
     return _of_words(name, help_text, {"on": True, "off": False}, default, for_training=for_training)
 
 
+def aliased(
+    name: str, help_text: str, allowed: tuple[str, ...], others: Mapping[str, str], for_training: bool = False
+) -> Parameter:
+    """A parameter of names, the first of which is the default; `others` are read as one of them."""
+    names = {**{word: word for word in allowed}, **others}
+
+    def parse(text: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(names[word] for word in parse_choices(text, tuple(names))))
+
+    return Parameter(name, help_text, parse, ", ".join(allowed), allowed[0], allowed, for_training=for_training)
+
+
 def _of_words(
     name: str, help_text: str, values: Mapping[str, Value | None], default: Value | None = None, **kind: bool
 ) -> Parameter:

@@ -40,6 +40,10 @@ WORDS: Mapping[str, Words] = {
     "materialize": Words("", "materialize"),
 }
 
+# What `materialize` was before it had words, in options and (as booleans) in records.
+MATERIALIZE: Mapping[str, str] = {"on": "states", "off": "checkpoints", "true": "states", "false": "checkpoints"}
+_KEPT = {"states": "states kept", "checkpoints": "checkpoints kept", "nothing": "nothing kept"}
+
 
 def symbol_of(name: str) -> str:
     """`H` for heads; the name itself for a parameter without a symbol."""
@@ -79,11 +83,11 @@ def show_x(value: Any) -> str:
 
 
 def label_of(name: str, value: Any) -> str:
-    """A parameter with its value, for labels: `T=4k`, `H=4`, `bf16`, `not materialized`."""
+    """A parameter with its value, for labels: `T=4k`, `H=4`, `bf16`, `states kept`."""
     if name == "dtype":
         return str(value)
     if name == "materialize":
-        return "materialized" if value else "not materialized"
+        return _KEPT.get(value, f"materialize={show_value(value)}")
     return f"{symbol_of(name)}={show_x(value) if name == 'seqlen' else show_value(value)}"
 
 

@@ -1,12 +1,19 @@
 """Chunkwise GLA and linear attention on Triton kernels, with gradients: the package's entry points."""
 
+from typing import Literal
+
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from gla_kernels.operators import eager
 from gla_kernels.operators.checks import check_inputs, check_values
 from gla_kernels.operators.kinds import keep_of, kind_of, launches_on_its_inputs, passes_of, remember
-from gla_kernels.operators.passes import keeps
+from gla_kernels.operators.passes import KEEP_NOTHING, keeps
 from gla_kernels.tuning import autotuning, plan_for
+
+# What a forward keeps for the backward; True is "states", and False is "checkpoints".
+Materialize = bool | Literal["states", "checkpoints", "nothing"]
+_KEPT = {"states": True, "checkpoints": False}
 
 _compiling = torch.compiler.is_compiling
 
@@ -30,13 +37,18 @@ def chunk(
     output_final_state: bool,
     state_v_first: bool,
     cu_seqlens: torch.Tensor | None,
-    materialize: bool,
+    materialize: Materialize,
     chunk_size: int | None,
     check: bool,
     autotune: bool,
     per_head: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`chunk_gla` and its kin: g is [B, T, H, K], [B, T, H] if `per_head`, or None without gates."""
+    if isinstance(materialize, str):
+        return _keeping(
+            materialize, q, k, v, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens, chunk_size,
+            check, autotune, per_head,
+        )  # fmt: skip
     if state_v_first and (initial_state is not None or output_final_state):
         check_inputs(
             q, k, v, g, scale, initial_state, cu_seqlens, chunk_size, state_v_first=True, per_head=per_head
@@ -80,6 +92,30 @@ def chunk(
     return outputs
 
 
+def _keeping(
+    what: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, scale: float | None,
+    initial_state: torch.Tensor | None, output_final_state: bool, state_v_first: bool, cu_seqlens: torch.Tensor | None,
+    *options: bool | int | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """`chunk` with what it keeps as a word."""
+    if what not in (*_KEPT, "nothing"):
+        raise ValueError(f"materialize: got '{what}'; it needs states, checkpoints, nothing, True or False")
+
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        kept = _KEPT.get(what, False)
+        others = (scale, initial, output_final_state, state_v_first, cu_seqlens, kept, *options)
+        return chunk(q, k, v, g, *others)  # type: ignore[arg-type]
+
+    if what != "nothing" or keeps(q, k, v, g, initial_state, False) == KEEP_NOTHING:
+        return run(q, k, v, g, initial_state)
+    found: tuple[torch.Tensor, torch.Tensor | None] = checkpoint(
+        run, q, k, v, g, initial_state, use_reentrant=False, preserve_rng_state=False
+    )
+    return found
+
+
 def _of_no_tokens(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial_state: torch.Tensor | None,
     output_final_state: bool, cu_seqlens: torch.Tensor | None,
@@ -106,7 +142,7 @@ def chunk_gla(
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,  # noqa: ARG001
     *,
-    materialize: bool = True,
+    materialize: Materialize = True,
     chunk_size: int | None = None,
     check: bool = False,
     autotune: bool = False,
@@ -130,9 +166,11 @@ def chunk_gla(
             tokens cu_seqlens[n] to cu_seqlens[n + 1]. A sequence may be empty. Tokens behind the last one are ignored:
             there o and all gradients are 0.
         cu_seqlens_cpu: a copy of cu_seqlens in the CPU's memory, which is not needed here.
-        materialize: keep the state before every chunk for the backward pass (paper, Alg. 3 and 4). If false, keep only
-            a state every 8 chunks or more and recompute the others (the trade of Alg. 5 and 6: less memory, more
-            work); the gradients are the same up to float32 rounding.
+        materialize: what the forward keeps for the backward. "states" (or True): the state before every chunk (paper,
+            Alg. 3 and 4). "checkpoints" (or False): a state every 8 chunks or more, from which the others are
+            recomputed. "nothing": all is recomputed from the inputs, as in the paper's Alg. 5 and 6, but in the
+            backward, which runs the forward once more. Less memory is more work; the gradients are the same up to
+            float32 rounding.
         chunk_size: tokens per chunk: 16, 32, 64 or 128, if shared memory allows it; chosen by shape if None.
         check: also check the values of g and cu_seqlens, which waits for the GPU.
         autotune: on the first call of its kind, time all candidate launch plans and store the fastest on disk
@@ -172,7 +210,7 @@ def chunk_linear_attn(
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,  # noqa: ARG001
     *,
-    materialize: bool = True,
+    materialize: Materialize = True,
     chunk_size: int | None = None,
     check: bool = False,
     autotune: bool = False,

@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from gla_kernels.chunk import chunk
+from gla_kernels.chunk import Materialize, chunk
 from gla_kernels.operators.plain import is_unwatched
 from gla_kernels.recurrent import fused_recurrent_gla
 
@@ -52,7 +52,7 @@ def chunk_simple_gla(
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,  # noqa: ARG001
     *,
-    materialize: bool = True,
+    materialize: Materialize = True,
     chunk_size: int | None = None,
     check: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -91,7 +91,7 @@ def chunk_retention(
     state_v_first: bool = False,
     cu_seqlens: torch.Tensor | None = None,
     *,
-    materialize: bool = True,
+    materialize: Materialize = True,
     chunk_size: int | None = None,
     check: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:

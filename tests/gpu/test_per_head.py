@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from gla_cases import assert_close, cumulative, per_head_case, run, run_with_a_tail
-from gla_kernels import chunk_retention, chunk_simple_gla, fused_recurrent_simple_gla, naive_recurrent_gla
+from gla_cases import assert_close, cumulative, make_case, per_head_case, run, run_with_a_tail
+from gla_kernels import chunk_gla, chunk_retention, chunk_simple_gla, fused_recurrent_simple_gla, naive_recurrent_gla
 from gla_kernels.simple import retention_gates
 
 BOUNDS = {torch.bfloat16: 5e-3, torch.float16: 2e-3, torch.float32: 5e-6}
@@ -61,3 +61,20 @@ def test_retention_and_its_recurrent_form():
     step, _ = fused_recurrent_simple_gla(*(x[:, 460:] for x in tensors), g_gamma=gates, initial_state=state)
     both = torch.cat([o, step], 1).double()
     assert (both - wide).norm() < BOUNDS[BF16] * wide.norm()
+
+
+@pytest.mark.parametrize("function", [chunk_gla, chunk_simple_gla])
+def test_nothing_kept_gives_the_bits_of_checkpoints_also_if_compiled(function):
+    make = make_case if function is chunk_gla else per_head_case
+    case = make("logsigmoid", B=2, T=1100, H=4, K=64, V=64, dtype=BF16, device="cuda")
+    wanted = run(function, case.inputs, case.grads, materialize="checkpoints")
+    for called in (function, function, torch.compile(function, fullgraph=True)):
+        found = run(called, case.inputs, case.grads, materialize="nothing")
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("materialize", ["states", "checkpoints"])
+@pytest.mark.parametrize(("K", "V"), [(512, 1024), (64, 1024)])
+def test_values_of_1024_columns(K, V, materialize):
+    case = make_case("logsigmoid", B=2, T=300, H=1, K=K, V=V, dtype=BF16, device="cuda")
+    assert_close(run(chunk_gla, case.inputs, case.grads, materialize=materialize), case, BOUNDS[BF16])

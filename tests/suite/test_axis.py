@@ -95,7 +95,7 @@ def test_an_unknown_name_is_refused_with_those_allowed_and_the_nearest():
 @pytest.mark.parametrize(
     ("axis", "text", "values"),
     [
-        ("materialize", "on,off", (True, False)),
+        ("materialize", "states,off,nothing", ("states", "checkpoints", "nothing")),
         ("chunk", "auto,64", (None, 64)),
         ("chunk", "16..64", (16, 32, 64)),
         ("pass", "fwd,fwd+bwd", ("fwd", "fwd+bwd")),
@@ -144,4 +144,4 @@ def test_a_mistake_names_the_option_the_value_and_what_is_allowed():
     with pytest.raises(UsageError) as problem:
         parse_axis(axis.option, "maybe", axis.parse, axis.allowed)
     assert str(problem.value).startswith("--materialize: 'maybe'")
-    assert "allowed: on, off" in str(problem.value)
+    assert "allowed: states, checkpoints, nothing" in str(problem.value)

@@ -198,7 +198,7 @@ def test_help_says_whose_an_axis_is_and_explains_values_metrics_and_codes(run):
     for words in (
         "States N per channel. (mamba1, mamba2)",
         "Head dim: K and V together. (gla, linear, softmax, mamba2, simple-gla,",
-        "Keep chunk states in memory for the backward. (gla-triton, linear-triton, simple-gla-triton,",
+        "What the forward keeps for the backward: all chunk states, some, or nothing. (gla-triton, linear-triton,",
         "Sequence length T. --batch",
         "`glabench backends` lists them",
         "1k..1m:*4 multiplies",

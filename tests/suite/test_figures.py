@@ -123,7 +123,7 @@ def test_a_pass_takes_no_room_for_quantities_that_only_others_have():
 
 def test_a_backend_that_failed_everywhere_is_in_the_legend_and_the_band_is_named():
     figure = drawn(made_up("paper-fig2", {"pass": "fwd"}, OUTCOMES["all of one backend fails"]))
-    assert {"gla-triton (materialized)", "inaccurate", "band: p20 to p80 of the samples"} <= set(legend(figure))
+    assert {"gla-triton (states kept)", "inaccurate", "band: p20 to p80 of the samples"} <= set(legend(figure))
 
 
 def test_the_legend_shows_every_series_as_its_lines_and_points_look():
@@ -187,7 +187,7 @@ def test_with_one_value_of_the_axis_bars_say_their_times_and_what_failed():
     times = [r.time_ms for r in run.records if r.cell.pass_ == "fwd"]
     assert [bar.get_width() for bar in forward.patches] == [time or 0.0 for time in times]
     assert [text.get_text() for text in forward.texts] == [significant(t) if t else "out of memory" for t in times]
-    assert "gla-triton (materialized)" in [label.get_text() for label in forward.get_yticklabels()]
+    assert "gla-triton (states kept)" in [label.get_text() for label in forward.get_yticklabels()]
 
 
 def test_bars_say_what_tables_say():

@@ -95,7 +95,7 @@ def test_every_option_with_a_fixed_set_of_values_is_completed():
         ("speed", "--gate", "s", ["slow", "strong"]),
         ("run", "--dtype", "bf", ["bf16"]),
         ("run", "--pass", "i", ["infer"]),
-        ("run", "--materialize", "o", ["on", "off"]),
+        ("run", "--materialize", "", ["states", "checkpoints", "nothing"]),
         ("chunk-sweep", "--timing", "g", ["graph"]),
         ("speed", "--metric", "time,ro", ["time,roof"]),
         ("speed", "--device", "a", ["auto"]),

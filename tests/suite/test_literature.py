@@ -21,8 +21,8 @@ def test_published_ratios_stand_beside_those_of_the_same_sizes():
     (found,) = overlays()
     assert found.base == "flash-attn"
     assert found.published.ratios == pytest.approx(RATIOS)
-    assert set(found.here) == {"gla-triton (materialized)", "gla-triton (not materialized)"}
-    assert found.here["gla-triton (materialized)"] == pytest.approx(dict.fromkeys(RATIOS, 1.0))
+    assert set(found.here) == {"gla-triton (states kept)", "gla-triton (checkpoints kept)"}
+    assert found.here["gla-triton (states kept)"] == pytest.approx(dict.fromkeys(RATIOS, 1.0))
     assert found.ms == pytest.approx({x: ratio * found.base_ms[x] for x, ratio in RATIOS.items()})
 
 

@@ -15,7 +15,7 @@ from in_process import MADE_UP
     [
         ("speed --seqlen 5x", ["--seqlen", "'5x'", "1k..16k doubles"]),
         ("speed --seqlen 16k..1k", ["--seqlen", "'16k..1k'", "smaller end"]),
-        ("speed --materialize maybe", ["--materialize", "'maybe'", "on, off"]),
+        ("speed --materialize maybe", ["--materialize", "'maybe'", "states, checkpoints, nothing"]),
         ("speed --gate slo", ["--gate", "did you mean 'slow'?", "logsigmoid/16, logsigmoid, slow, strong"]),
         ("speed --dtype int8", ["--dtype", "'int8'", "bf16, fp16, fp32, fp64"]),
         ("speed --pass back", ["--pass", "'back'", "infer, fwd, bwd, fwd+bwd"]),

@@ -101,9 +101,17 @@ def test_our_own_backends_are_there_and_implement_our_ops():
 def test_traits_are_the_parameters_of_op_and_backend():
     traits = load_registry().traits()
     assert list(traits["gla-triton"].parameters) == [
-        *("heads", "key_dim", "value_dim", "gate", "inputs", "packed", "state", "chunk", "materialize")
+        *("heads", "key_dim", "value_dim", "gate", "inputs", "packed", "state", "prefix", "chunk", "materialize")
     ]
-    assert list(traits["fla-linear"].parameters) == ["heads", "key_dim", "value_dim", "inputs", "packed", "state"]
+    assert list(traits["fla-linear"].parameters) == [
+        "heads",
+        "key_dim",
+        "value_dim",
+        "inputs",
+        "packed",
+        "state",
+        "prefix",
+    ]
     assert list(traits["mamba1"].parameters) == ["inner", "state_size"]
     assert traits["gla-torch"].targets("head_dim") == ("key_dim", "value_dim")
     assert traits["sdpa-math"].targets("head_dim") == ("head_dim",)

@@ -42,7 +42,7 @@ def test_numbers_are_shown_without_exponents(value, text):
 def test_series_of_one_backend_are_told_apart_by_what_differs():
     (panel,) = make_panels(rows(made_up("paper-fig2", {"pass": "fwd"})), "seqlen")
     labels = [s.label for s in panel.series]
-    assert labels[:3] == ["gla-triton (materialized)", "gla-triton (not materialized)", "linear-triton (materialized)"]
+    assert labels[:3] == ["gla-triton (states kept)", "gla-triton (checkpoints kept)", "linear-triton (states kept)"]
     assert list(panel.x_values) == [1024, 2048, 4096, 8192, 16384]
 
 
@@ -50,7 +50,7 @@ def test_an_axis_that_only_some_passes_have_tells_no_series_apart():
     view = make_view([made_up("host", {"backend": "gla-triton", "batch": "8"})])
     assert view.labels == ["gla-triton (H=16, D=64)", "gla-triton (H=4, K=128, V=256)"]
     assert len(view.panels) == 3
-    assert view.shape == "B=8, bf16, materialized"
+    assert view.shape == "B=8, bf16, states kept"
 
 
 def test_sizes_that_x_determines_tell_no_series_apart():
@@ -196,7 +196,7 @@ def test_metrics_are_shown_if_known_and_only_then():
         assert all(
             ("share of the memory's floor" in text) == is_known for text in (markdown(run, asked), shown([run], asked))
         )
-    assert "| gla-triton (materialized) | 25 | 25 |" in markdown(fast, asked)
+    assert "| gla-triton (states kept) | 25 | 25 |" in markdown(fast, asked)
     assert "floor" not in markdown(fast)  # only on request, because attention is not memory-bound
 
 
@@ -280,7 +280,7 @@ def test_no_digit_column_or_name_is_lost_at_any_width(names, metrics, width):
 def test_a_run_of_one_length_has_one_table_per_pass():
     run = stored("h200-gla-340m")
     text = shown([run], width=80, against="fla-gla")
-    assert text.count("gla-triton (materialized)") == 2
+    assert text.count("gla-triton (states kept)") == 2
     assert "time, ms" in text
     first = {record.cell.backend: record.time_ms for record in run.records[::-1]}
     ours, theirs = first["gla-triton"], first["fla-gla"]

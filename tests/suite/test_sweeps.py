@@ -1,6 +1,7 @@
 """Sweeps: files, presets, expanding, changes from the command line and from Python."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_the_papers_figure_2_is_its_shape():
         ("mamba1", None, None, None, None, 2048, 16),
     }
     ours = [c for c in found if c.backend == GLA]
-    assert values(ours, "materialize", "pass_") == {(on, pass_) for on in (True, False) for pass_ in ("fwd", "fwd+bwd")}
+    assert values(ours, "materialize", "pass_") == set(product(("states", "checkpoints"), ("fwd", "fwd+bwd")))
 
 
 def test_version_3s_width_gives_every_backend_its_own_sizes():
@@ -106,7 +107,7 @@ def test_a_preset_answers_to_its_old_name_with_a_notice():
 
 def test_a_forward_without_gradients_has_no_states_to_keep_or_not():
     found = cells(sweep(GLA, materialize="on,off", **{"pass": "infer,fwd"}))
-    assert values(found, "pass_", "materialize") == {("infer", None), ("fwd", True), ("fwd", False)}
+    assert values(found, "pass_", "materialize") == {("infer", None), ("fwd", "states"), ("fwd", "checkpoints")}
 
 
 def test_parameters_that_mean_nothing_to_a_backend_are_left_out_of_its_cells():
@@ -119,7 +120,7 @@ def test_parameters_that_mean_nothing_to_a_backend_are_left_out_of_its_cells():
 def test_a_cell_has_its_owners_defaults_and_nothing_for_what_is_left_open():
     (found,) = cells(sweep(GLA))
     sizes = {"heads": 4, "key_dim": 128, "value_dim": 256}
-    assert dict(found.parameters) == sizes | {"gate": "logsigmoid/16", "materialize": True}
+    assert dict(found.parameters) == sizes | {"gate": "logsigmoid/16", "materialize": "states"}
     assert found.get("chunk") is None
     assert (found.backend, found.op, found.pass_, found.batch, found.seqlen, found.dtype, found.device, found.seed) == (
         *(GLA, "gla", "fwd", 1, 64, "bf16", "cuda", 0),
@@ -128,7 +129,7 @@ def test_a_cell_has_its_owners_defaults_and_nothing_for_what_is_left_open():
 
 def test_a_cell_says_in_a_line_what_it_is():
     (found,) = cells(sweep(GLA, chunk="16", gate="slow"))
-    assert str(found) == "gla-triton fwd B=1 T=64 H=4 K=128 V=256 bf16 C=16 gate=slow materialize=on"
+    assert str(found) == "gla-triton fwd B=1 T=64 H=4 K=128 V=256 bf16 C=16 gate=slow materialize=states"
     (found,) = cells(sweep(MAMBA))
     assert str(found) == "mamba1 fwd B=1 T=64 N=16 bf16 inner=2048"
 
@@ -240,13 +241,13 @@ def test_changes_go_over_the_sweep_and_over_its_variants(changes, expected):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"seqlen": [32, 64]}, {(32, True, None), (64, True, None)}),
-        ({"seqlen": 32}, {(32, True, None)}),
-        ({"materialize": [True, False]}, {(64, True, None), (64, False, None)}),
-        ({"materialize": False}, {(64, False, None)}),
-        ({"chunk": [16, None]}, {(64, True, 16), (64, True, None)}),
-        ({"chunk": None}, {(64, True, None)}),
-        ({"backend": (GLA,)}, {(64, True, None)}),
+        ({"seqlen": [32, 64]}, {(32, "states", None), (64, "states", None)}),
+        ({"seqlen": 32}, {(32, "states", None)}),
+        ({"materialize": [True, False]}, {(64, "states", None), (64, "checkpoints", None)}),
+        ({"materialize": "nothing"}, {(64, "nothing", None)}),
+        ({"chunk": [16, None]}, {(64, "states", 16), (64, "states", None)}),
+        ({"chunk": None}, {(64, "states", None)}),
+        ({"backend": (GLA,)}, {(64, "states", None)}),
     ],
 )
 def test_changes_may_be_pythons_own_values(change, expected):
@@ -332,7 +333,7 @@ def test_a_backend_of_a_sweep_that_is_not_there_is_a_mistake():
         ({"chunk": 2.5}, "--chunk: an axis takes text such as"),
         ({"key_dim": []}, "--key-dim: an axis takes"),
         ({"key_dim": "0"}, r"key_dim: '0' is not a positive number \(allowed: a number"),
-        ({"materialize": "maybe"}, r"materialize: 'maybe' is not allowed .allowed: on, off\)"),
+        ({"materialize": "maybe"}, r"materialize: 'maybe' is not allowed .allowed: states, checkpoints, nothing\)"),
         ({"gate": "slwo"}, r"gate: 'slwo' is not .* did you mean 'slow'\?"),
         ({"pass": None}, "pass: 'auto' is not allowed .allowed: infer, fwd, bwd, fwd\\+bwd"),
         ({"a{b}": "1"}, r"--a\{b\}: there is no such axis"),
@@ -477,7 +478,7 @@ def test_values_in_files_may_be_numbers_switches_and_lists():
     text = GOOD.replace('"1k..2k"', '[1024, "2k"]').replace("heads = 2", "heads = [2, 4]")
     found = cells(parse_sweep("test", text + "materialize = [true, false]\nchunk = 16\n", "test"))
     assert values(found, "seqlen", "heads", "materialize", "chunk") == {
-        (T, H, on, 16) for T in (1024, 2048) for H in (2, 4) for on in (True, False)
+        (T, H, kept, 16) for T in (1024, 2048) for H in (2, 4) for kept in ("states", "checkpoints")
     }
 
 

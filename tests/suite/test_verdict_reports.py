@@ -54,7 +54,7 @@ def shown(comparison, width, metrics=None):
 def test_markdown_shows_every_cell_what_differs_and_the_clocks(comparison):
     page = markdown(comparison, "glabench compare")
     assert page.count("\n| gla-triton fwd B=2 T=") == 6
-    assert "all cells: H=4 K=64 V=64 bf16 materialize=on" in page
+    assert "all cells: H=4 K=64 V=64 bf16 materialize=states" in page
     assert "- packages torch: 2.11 -> 2.13" in page
     assert "- the measured code (kernels and plugins) is identical on both sides" in page
     assert "1980 -> 1700 MHz" in page
