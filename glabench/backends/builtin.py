@@ -27,6 +27,7 @@ from glabench.backends.gla import (
 from glabench.backends.mamba import Mamba1, Mamba2
 from glabench.backends.mlstm import MlstmKernels
 from glabench.backends.papers.backends import (
+    GlaFiveStep,
     GlaParallelNaive,
     GlaParallelTorch,
     GlaScanTorch,
@@ -73,4 +74,5 @@ BACKENDS: list[Backend] = [
     GlaTwoLevel(),
     LinearTwoPass(),
     GlaStoredStates(),
+    GlaFiveStep(),
 ]

@@ -33,6 +33,7 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "gla-parallel-naive": ("#C51B7D", "P"),
     "gla-scan-torch": ("#01665E", "d"),
     "gla-two-level": ("#08519C", "v"),
+    "gla-five-step": ("#4292C6", "X"),
     "gla-stored-states": ("#7F0000", "X"),
     "linear-two-pass": ("#74C476", "P"),
     "flex": ("#BF812D", "X"),

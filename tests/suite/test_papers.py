@@ -11,6 +11,7 @@ from gluon_on_cpu import interpret_bfloat16
 
 from glabench.backends.papers import TARGETS, forms
 from glabench.backends.papers.backends import (
+    GlaFiveStep,
     GlaParallelNaive,
     GlaParallelTorch,
     GlaScanTorch,
@@ -18,6 +19,7 @@ from glabench.backends.papers.backends import (
     LinearParallelTorch,
     LinearTwoPass,
 )
+from glabench.backends.papers.five_step import five_step_gla
 from glabench.backends.papers.stored_states import stored_states_gla
 from glabench.backends.papers.two_level import two_level_gla
 from glabench.ops.recurrence import gated_recurrence
@@ -100,6 +102,31 @@ def test_two_levels_are_right_at_every_gate(gate, tokens, chunk, subchunk):
 def test_stored_states_are_right_at_every_gate(gate):
     tensors, do = two_level_inputs(gate, 20)
     assert max(errors_of(stored_states_gla, tensors, do).values()) < 1e-6
+
+
+@pytest.mark.parametrize("gate", ["mild", "logsigmoid", "strong", "resets", "-inf", "zero"])
+def test_five_steps_are_right_at_every_gate(gate):
+    """In two blocks of key columns. Sums of resets have fewer digits left for the other gates, as in the two levels."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 48, 2, D) for D in (128, 128, 32))
+    g = GATES[gate](torch.randn(2, 48, 2, 128))
+    wide = gated_recurrence(*(x.double() for x in (q, k, v, g)))[0]
+    with torch.no_grad():
+        assert (five_step_gla(q, k, v, g) - wide).norm() < 2e-5 * wide.norm()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"pass_": "fwd"}, "has no backward: --pass infer; got fwd"),
+        ({"seqlen": 40}, "whole chunks of 16 tokens only; got 40"),
+        ({}, None),
+    ],
+)
+def test_what_five_steps_do_not_take_is_said(changes, why):
+    sizes = Parameters({"heads": 2, "key_dim": 64, "value_dim": 64})
+    cell = replace(Cell("gla-five-step", "gla", "infer", 1, 48, "bf16", sizes), **changes)
+    assert GlaFiveStep().limits(cell) == why
 
 
 @pytest.mark.parametrize("gate", [None, "mild", "strong"])

@@ -222,6 +222,43 @@ class GlaStoredStates(Backend):
         return lambda: stored_states_gla(*(inputs[name] for name in ("q", "k", "v", "g")))
 
 
+class GlaFiveStep(Backend):
+    """`five_step.five_step_gla`."""
+
+    name, op, title = "gla-five-step", "gla", "GLA in five steps with chunks of 16, in Triton, without gradients"
+    requires = _TRITON
+    packages = ("triton",)
+    devices = frozenset({"cuda"})
+    dtypes = frozenset({"bf16", "fp16", "fp32"})
+
+    def limits(self, cell: Cell) -> str | None:
+        K, V = cell.sizes("key_dim", "value_dim")
+        if cell.pass_ != "infer":
+            return f"has no backward: --pass infer; got {cell.pass_}"
+        if any(size < 16 or size & (size - 1) for size in (K, V)):
+            return f"head dims are powers of two of at least 16; got K={K} V={V}"
+        return f"whole chunks of 16 tokens only; got {cell.seqlen}" if cell.seqlen % 16 else None
+
+    def working_bytes(self, cell: Cell) -> int:
+        """Sums of gates, scaled q and k, parts of o and scores; some of them twice when they are added up."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        blocks = max(1, K // 64)
+        return cell.tokens * H * (K * (4 + 2 * BYTES[cell.dtype]) + (blocks + 2) * (V + 16) * 4)
+
+    def executes(self, cell: Cell) -> Counts:
+        """Products with the state, scores within chunks channel by channel (a difference, an exponential, two more)."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        blocks = max(1, K // 64)
+        work = 4 * K * V + 16 * (5 * K + 2 * V)
+        moved = K * (2 * 4 * 2 + 4 * BYTES[cell.dtype]) + blocks * (V + 16) * 4 * 2
+        return Counts(cell.tokens * H * work, GLA.moved_bytes(cell) + cell.tokens * H * moved)
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+        from glabench.backends.papers.five_step import five_step_gla
+
+        return lambda: five_step_gla(*(inputs[name] for name in ("q", "k", "v", "g")))
+
+
 class LinearTwoPass(_TwoLevel):
     """Final paper, Algorithms 1 and 2: FlashLinearAttention."""
 
