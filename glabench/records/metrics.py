@@ -63,6 +63,8 @@ class Metric:
     worse: Worse | None = None
     # What the sum over a backend's cells in the first round is called, if that is judged and not single cells.
     total: str = ""
+    # Whether it differs from pass to pass; if not, reports show it for the first one alone.
+    of_pass: bool = True
 
     def show(self, value: float) -> str:
         """A value of the column as text, in `unit`."""
@@ -94,8 +96,8 @@ METRICS: tuple[Metric, ...] = (
         help="How much a backend's first calls may grow, in addition to one second.",
         total="first calls",  # what a cell's first call compiles depends on the cells before it
     ),
-    Metric("state", "state_kib", "state of a sequence", "KiB", "lower", _whole),
-    Metric("parameters", "layer_parameters", "parameters of a layer", "million", None, scale=1e-6),
+    Metric("state", "state_kib", "state of a sequence", "KiB", "lower", _whole, of_pass=False),
+    Metric("parameters", "layer_parameters", "parameters of a layer", "million", None, scale=1e-6, of_pass=False),
     Metric("saved", "saved_mib", "held between forward and backward", "MiB", "lower", _whole),
     Metric("reserved", "peak_reserved_mib", "peak memory taken from the device", "MiB", "lower", _whole),
     Metric("process", "process_memory_mib", "memory of the whole process", "MiB", "lower", _whole),

@@ -196,10 +196,15 @@ def _measure(metric: Metric, rows: Sequence[Row]) -> Quantity:
 
 
 def _known_in(layout: Layout, panel: Panel) -> Sequence[Quantity]:
-    """The quantities that have values in a panel; the first one if it has only failures."""
+    """The quantities that have values in a panel; the first one if it has only failures.
+
+    Those that do not depend on the pass are in the first panel alone.
+    """
+    again = [each for each in layout.quantities if each.metric.of_pass] or layout.quantities
+    quantities = layout.quantities if panel is layout.view.panels[0] else again
     rows = [row for series in layout.series[panel.pass_] for row in series.rows.values()]
-    found = [each for each in layout.quantities if any(each.of(row) is not None for row in rows)]
-    return found or layout.quantities[:1]
+    found = [each for each in quantities if any(each.of(row) is not None for row in rows)]
+    return found or quantities[:1]
 
 
 def _can_run(series: Series) -> bool:

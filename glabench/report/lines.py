@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +125,7 @@ def _draw_panel(layout: Layout, plot: Plot, looks: Mapping[str, _Look]) -> None:
         _draw_published(axes, plot.panel, quantity)
     _dress(plot, places, is_scale, _is_slanted(layout, plot.panel))
     room = int(_ROOM * layout.panel_width / PANEL_WIDTH)
-    _mark_missing(axes, breaks, quantity, min(_MOST_MARKS, max(1, room // len(places))))
+    _mark_missing(axes, breaks, quantity, places.values(), min(_MOST_MARKS, max(1, room // len(places))))
 
 
 def _published_in(layout: Layout) -> list[str]:
@@ -175,7 +175,9 @@ def _find_breaks(series: Series, places: Mapping[Any, float], color: str) -> lis
     ]
 
 
-def _mark_missing(axes: Axes, breaks: Sequence[_Break], quantity: Quantity, per_line: int) -> None:
+def _mark_missing(
+    axes: Axes, breaks: Sequence[_Break], quantity: Quantity, places: Collection[float], per_line: int
+) -> None:
     """Marks missing points in a strip at the top edge, outside of the y scale, with up to `per_line` side by side."""
     from matplotlib.patches import Rectangle
 
@@ -193,11 +195,14 @@ def _mark_missing(axes: Axes, breaks: Sequence[_Break], quantity: Quantity, per_
     axes.set_yticks(ticks)
     background: dict[str, Any] = {"color": "#eeeeee", "linewidth": 0, "zorder": 1}
     axes.add_patch(Rectangle((0, 1 - strip), 1, strip, transform=axes.transAxes, **background))
-    for points in at_place.values():
+    first, last = min(places), max(places)
+    for at, points in at_place.items():
         for number, point in enumerate(points):
             line, place = divmod(number, per_line)
             middle = (min(len(points) - line * per_line, per_line) - 1) / 2
-            _draw_mark(axes, point, (place - middle) * _MARK_WIDTH, 1 - strip * (line + 0.5) / lines)
+            # Beyond the first and the last x there is room for half a mark.
+            beyond = max(0.0, middle - 0.5) * ((at == last) - (at == first))
+            _draw_mark(axes, point, (place - middle - beyond) * _MARK_WIDTH, 1 - strip * (line + 0.5) / lines)
 
 
 def _draw_mark(axes: Axes, point: _Break, shift: float, height: float) -> None:
