@@ -21,7 +21,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -391,6 +391,35 @@ def gluon_on_cpu() -> Iterator[None]:
     for name in OURS:
         del sys.modules[name]
     sys.modules.update(before)
+
+
+@contextlib.contextmanager
+def on_hopper(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every call runs the kernels for Hopper, and at least one; memory that is not initialised is NaN."""
+    from gla_kernels.launching import call
+    from gla_kernels.launching.plans import hopper_plan
+    from gla_kernels.portable import launches
+
+    patch.setattr(call, "plan", lambda K, V, dtype, chunk, *_: hopper_plan(K, V, dtype, chunk))
+    patch.setattr(call, "_remembered_call", call._call)
+    patch.setattr(call.Call, "pdl", False)
+    # The interpreter takes its time by the program.
+    patch.setattr(launches, "SCAN", replace(launches.SCAN, block_v=4096))
+    interpret_bfloat16(patch)
+    torch.use_deterministic_algorithms(True)
+    before = Kernel.launches
+    with gluon_on_cpu():
+        yield
+    torch.use_deterministic_algorithms(False)
+    assert Kernel.launches > before
+
+
+def set_multiprocessors(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Calls are made for a GPU with so many multiprocessors."""
+    from gla_kernels.launching import call
+    from gla_kernels.launching.device import Gpu
+
+    patch.setattr(call, "gpu_of", lambda device: Gpu(multiprocessors=count))
 
 
 def interpret_bfloat16(patch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The Gluon kernels for Hopper end to end on a CPU (`gluon_on_cpu.py`), in bfloat16, against the float64 recurrence."""
 
 import sys
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -21,11 +20,8 @@ from gla_kernels.hopper.narrow import launches as narrow
 from gla_kernels.launching import call
 from gla_kernels.launching.buffers import Flags
 from gla_kernels.launching.call import Call, make_call
-from gla_kernels.launching.device import Gpu
-from gla_kernels.launching.plans import hopper_plan
 from gla_kernels.operators import ops, passes
-from gla_kernels.portable import launches
-from gluon_on_cpu import Kernel, gluon_on_cpu, interpret_bfloat16
+from gluon_on_cpu import on_hopper, set_multiprocessors
 from product import product
 
 # As on a GPU, most errors are around 3e-3.
@@ -34,25 +30,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide b
 
 
 @pytest.fixture(autouse=True)
-def on_hopper(monkeypatch):
-    """Every call runs the kernels for Hopper; memory that is not initialised is NaN."""
-    monkeypatch.setattr(call, "plan", lambda K, V, dtype, chunk, *_: hopper_plan(K, V, dtype, chunk))
-    monkeypatch.setattr(call, "_remembered_call", call._call)
-    monkeypatch.setattr(Call, "pdl", False)
-    # The interpreter takes its time by the program.
-    monkeypatch.setattr(launches, "SCAN", replace(launches.SCAN, block_v=4096))
-    interpret_bfloat16(monkeypatch)
-    torch.use_deterministic_algorithms(True)
-    before = Kernel.launches
-    with gluon_on_cpu():
+def hopper(monkeypatch):
+    with on_hopper(monkeypatch):
         yield
-    torch.use_deterministic_algorithms(False)
-    assert Kernel.launches > before
-
-
-def set_multiprocessors(monkeypatch, count):
-    """Calls are made for a GPU with so many multiprocessors."""
-    monkeypatch.setattr(call, "gpu_of", lambda device: Gpu(multiprocessors=count))
 
 
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 80), (144, 32)])

@@ -1,7 +1,5 @@
 """A gate per head and token: `chunk_simple_gla` and its kin, on the kernels for Hopper and on the portable ones."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from gla_cases import assert_close, cumulative, per_head_case, run, run_with_a_tail
@@ -15,13 +13,8 @@ from gla_kernels import (
     fused_recurrent_simple_gla,
     naive_recurrent_gla,
 )
-from gla_kernels.launching import call
-from gla_kernels.launching.call import Call
-from gla_kernels.launching.device import Gpu
-from gla_kernels.launching.plans import hopper_plan
-from gla_kernels.portable import launches
 from gla_kernels.simple import retention_gates
-from gluon_on_cpu import Kernel, gluon_on_cpu, interpret_bfloat16
+from gluon_on_cpu import Kernel, on_hopper, set_multiprocessors
 
 # As on a GPU, most errors in bfloat16 are around 3e-3.
 BOUND, EXACT = 5e-3, 2e-5
@@ -30,18 +23,8 @@ GATES = ["mild", "logsigmoid", "strong", "resets", "hard resets", "one reset", "
 
 @pytest.fixture
 def hopper(monkeypatch):
-    """Calls run the kernels for Hopper; memory that is not initialised is NaN."""
-    monkeypatch.setattr(call, "plan", lambda K, V, dtype, chunk, *_: hopper_plan(K, V, dtype, chunk))
-    monkeypatch.setattr(call, "_remembered_call", call._call)
-    monkeypatch.setattr(Call, "pdl", False)
-    monkeypatch.setattr(launches, "SCAN", replace(launches.SCAN, block_v=4096))
-    interpret_bfloat16(monkeypatch)
-    torch.use_deterministic_algorithms(True)
-    before = Kernel.launches
-    with gluon_on_cpu():
+    with on_hopper(monkeypatch):
         yield
-    torch.use_deterministic_algorithms(False)
-    assert Kernel.launches > before
 
 
 def narrow(gate, *gates_dtype, **shape):
@@ -73,7 +56,7 @@ def test_packed_sequences_and_what_is_behind_them(hopper, gate, materialize):
 @pytest.mark.parametrize("lengths", [None, [1600, 64]])
 @pytest.mark.parametrize("materialize", [True, False])
 def test_few_heads_are_cut_into_pieces(hopper, monkeypatch, lengths, materialize):
-    monkeypatch.setattr(call, "gpu_of", lambda device: Gpu(multiprocessors=16))
+    set_multiprocessors(monkeypatch, 16)
     case = narrow("logsigmoid", T=1024, H=1, K=32, V=16, lengths=lengths)
     before = Kernel.launches
     packed = {} if lengths is None else {"cu_seqlens": cumulative(lengths)}
