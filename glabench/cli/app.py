@@ -15,6 +15,7 @@ from glabench.cli import (
     chunk_sweep,
     compare,
     env,
+    inspect,
     plugin,
     report,
     results,
@@ -45,6 +46,7 @@ _MEASURING: Mapping[str, Callable[..., None]] = {
 _OTHERS: Mapping[str, Callable[..., None]] = {
     "report": report.report,
     "results": results.results,
+    "inspect": inspect.inspect,
     "backends": backends.backends,
     "sweeps": sweeps.sweeps,
     "env": env.env,

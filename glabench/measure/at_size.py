@@ -186,7 +186,7 @@ def draw_parts(op: Op, cell: Cell, draw: Random, count: int, with_ends: bool = F
     total = math.prod(sizes.values())
     ends = [0, total - 1] if with_ends else []
     regions: list[Region] = []
-    for number in dict.fromkeys([*ends, *(draw.randrange(total) for _ in range(count))]):
+    for number in dict.fromkeys([*ends, *draw.sample(range(total), min(count, total))]):
         region: Region = {}
         for name, size in reversed(list(sizes.items())):
             number, index = divmod(number, size)

@@ -261,10 +261,16 @@ def _by_backend(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def _varying(rows: Sequence[Row], hidden: Iterable[str] = ()) -> list[str]:
-    """The axes that have more than one value in those rows of one backend that have the axis."""
+    """The axes that have more than one value in those rows of one backend whose passes have the axis.
+
+    A row does not name an axis whose value is None, as a call without states, or with a chunk of the backend's choice.
+    """
+    of_pass: dict[str, set[str]] = {}
+    for row in rows:
+        of_pass.setdefault(row["pass"], set()).update((*_names(row), "device", "seed"))
     values: dict[str, set[Any]] = {}
     for row in rows:
-        for name in (*_names(row), "device", "seed"):
+        for name in of_pass[row["pass"]]:
             values.setdefault(name, set()).add(row.get(name))
     return [name for name, found in values.items() if name not in hidden and len(found) > 1]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from glabench.errors import printable
+from glabench.errors import did_you_mean, printable
 from glabench.plain import shown
 from glabench.sweeps.axis import INTEGER_FORM, parse_choices, parse_integers
 from glabench.sweeps.words import show_value
@@ -121,7 +121,11 @@ def aliased(
     names = {**{word: word for word in allowed}, **others}
 
     def parse(text: str) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(names[word] for word in parse_choices(text, tuple(names))))
+        words = [word.strip() for word in text.split(",")]
+        for word in words:
+            if word not in names:
+                raise ValueError(f"'{word}' is not allowed{did_you_mean(word, allowed)}")
+        return tuple(dict.fromkeys(names[word] for word in words))
 
     return Parameter(name, help_text, parse, ", ".join(allowed), allowed[0], allowed, for_training=for_training)
 

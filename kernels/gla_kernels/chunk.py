@@ -9,11 +9,11 @@ from gla_kernels.operators import eager
 from gla_kernels.operators.checks import check_inputs, check_values
 from gla_kernels.operators.kinds import keep_of, kind_of, launches_on_its_inputs, passes_of, remember
 from gla_kernels.operators.passes import KEEP_NOTHING, keeps
+from gla_kernels.operators.plain import refuse_tangents
 from gla_kernels.tuning import autotuning, plan_for
 
 # What a forward keeps for the backward; True is "states", and False is "checkpoints".
 Materialize = bool | Literal["states", "checkpoints", "nothing"]
-_KEPT = {"states": True, "checkpoints": False}
 
 _compiling = torch.compiler.is_compiling
 
@@ -44,12 +44,19 @@ def chunk(
     per_head: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`chunk_gla` and its kin: g is [B, T, H, K], [B, T, H] if `per_head`, or None without gates."""
-    if isinstance(materialize, str):
-        return _keeping(
-            materialize, q, k, v, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens, chunk_size,
-            check, autotune, per_head,
-        )  # fmt: skip
+    if materialize is not True and materialize is not False:
+        if materialize not in ("states", "checkpoints", "nothing"):
+            raise ValueError(
+                f"materialize: got {materialize!r}; it needs 'states', 'checkpoints', 'nothing', True or False"
+            )
+        if materialize == "nothing" and keeps(q, k, v, g, initial_state, False) != KEEP_NOTHING:
+            return _keeping_nothing(
+                q, k, v, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens, chunk_size, check,
+                autotune, per_head,
+            )  # fmt: skip
+        materialize = materialize == "states"
     if state_v_first and (initial_state is not None or output_final_state):
+        q, k, v = autocast(q, k, v)
         check_inputs(
             q, k, v, g, scale, initial_state, cu_seqlens, chunk_size, state_v_first=True, per_head=per_head
         )  # fmt: skip
@@ -70,6 +77,7 @@ def chunk(
         )  # fmt: skip
     q, k, v = autocast(q, k, v)
     check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size, per_head=per_head)
+    refuse_tangents(q, k, v, g, initial_state)
     if kind is not None and not launches_on_its_inputs(q, g, initial_state, cu_seqlens):
         kind = None
     if check and q.numel():
@@ -92,26 +100,23 @@ def chunk(
     return outputs
 
 
-def _keeping(
-    what: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, scale: float | None,
+def _keeping_nothing(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, scale: float | None,
     initial_state: torch.Tensor | None, output_final_state: bool, state_v_first: bool, cu_seqlens: torch.Tensor | None,
     *options: bool | int | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """`chunk` with what it keeps as a word."""
-    if what not in (*_KEPT, "nothing"):
-        raise ValueError(f"materialize: got '{what}'; it needs states, checkpoints, nothing, True or False")
+    """`chunk` with a backward that runs it again, from checkpoints."""
 
+    # Tensors are arguments, so that autograd sees if one has been changed before it is used again.
     def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        kept = _KEPT.get(what, False)
-        others = (scale, initial, output_final_state, state_v_first, cu_seqlens, kept, *options)
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial: torch.Tensor | None,
+        cu_seqlens: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        others = (scale, initial, output_final_state, state_v_first, cu_seqlens, False, *options)
         return chunk(q, k, v, g, *others)  # type: ignore[arg-type]
 
-    if what != "nothing" or keeps(q, k, v, g, initial_state, False) == KEEP_NOTHING:
-        return run(q, k, v, g, initial_state)
     found: tuple[torch.Tensor, torch.Tensor | None] = checkpoint(
-        run, q, k, v, g, initial_state, use_reentrant=False, preserve_rng_state=False
+        run, q, k, v, g, initial_state, cu_seqlens, use_reentrant=False, preserve_rng_state=False
     )
     return found
 
@@ -169,8 +174,8 @@ def chunk_gla(
         materialize: what the forward keeps for the backward. "states" (or True): the state before every chunk (paper,
             Alg. 3 and 4). "checkpoints" (or False): a state every 8 chunks or more, from which the others are
             recomputed. "nothing": all is recomputed from the inputs, as in the paper's Alg. 5 and 6, but in the
-            backward, which runs the forward once more. Less memory is more work; the gradients are the same up to
-            float32 rounding.
+            backward, which runs the forward once more; no input may change in place until then, and transforms of
+            functorch do not work. Less memory is more work; the gradients are the same up to float32 rounding.
         chunk_size: tokens per chunk: 16, 32, 64 or 128, if shared memory allows it; chosen by shape if None.
         check: also check the values of g and cu_seqlens, which waits for the GPU.
         autotune: on the first call of its kind, time all candidate launch plans and store the fastest on disk

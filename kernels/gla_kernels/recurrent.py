@@ -10,7 +10,7 @@ from gla_kernels.operators import recurrent
 from gla_kernels.operators.checks import check_inputs
 from gla_kernels.operators.kinds import kind_of, passes_of, remember
 from gla_kernels.operators.passes import KEEP_NOTHING, keeps
-from gla_kernels.operators.plain import is_plain
+from gla_kernels.operators.plain import is_plain, refuse_tangents
 
 _compiling = torch.compiler.is_compiling
 
@@ -86,6 +86,7 @@ def fused_recurrent_gla(
         kind = None  # tensors are copied first, which is not repeated
     q, k, v = autocast(q, k, v)
     check_inputs(q, k, v, gk, scale, initial_state, cu_seqlens, None, state_v_first=state_v_first, gates="gk")
+    refuse_tangents(q, k, v, gk, initial_state)
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     plain = is_plain(q, k, v, gk, initial_state, cu_seqlens)

@@ -5,6 +5,7 @@ from functools import cache
 import torch
 
 from gla_kernels.chunk import Materialize, chunk
+from gla_kernels.operators.checks import DTYPES
 from gla_kernels.operators.plain import is_unwatched
 from gla_kernels.recurrent import fused_recurrent_gla
 
@@ -25,18 +26,26 @@ def _gates_of(q: torch.Tensor) -> torch.Tensor:
     """`retention_gates` for q's heads. What a graph captures has to be its own."""
     capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
     keep = is_unwatched() and not capturing
-    return (_kept_gates if keep else retention_gates)(q.shape[2], q.device)
+    return (_kept_gates if keep else retention_gates)(q.shape[2] if q.dim() == 4 else 1, q.device)
 
 
 def _gates(q: torch.Tensor, g: torch.Tensor | None, g_gamma: torch.Tensor | None) -> torch.Tensor:
     """The gates [B, T, H] of one of both, of which the other is None. Raises ValueError."""
     if (g is None) == (g_gamma is None):
         raise ValueError(f"g, g_gamma: got {'none' if g is None else 'both'}; one of them is needed")
-    if g_gamma is None:
-        return g  # type: ignore[return-value]
-    if q.dim() == 4 and g_gamma.shape != q.shape[2:3]:
-        raise ValueError(f"g_gamma: got shape {tuple(g_gamma.shape)}; it needs [H] = {[q.shape[2]]} as in q")
-    return g_gamma.expand(*q.shape[:2], -1)
+    if q.dim() != 4:
+        raise ValueError(f"q: got shape {tuple(q.shape)}; it needs four dimensions [B, T, H, K]")
+    name, gates, like = ("g", g, q.shape[:3]) if g_gamma is None else ("g_gamma", g_gamma, q.shape[2:3])
+    axes = "[B, T, H]" if g_gamma is None else "[H]"
+    if not isinstance(gates, torch.Tensor):
+        raise ValueError(f"{name}: got {type(gates).__name__}; it needs a tensor {axes}")
+    if gates.shape != like:
+        raise ValueError(f"{name}: got shape {tuple(gates.shape)}; it needs {axes} = {list(like)} as in q")
+    if gates.dtype not in DTYPES:
+        raise ValueError(f"{name}: got {gates.dtype}; it needs float32 (best), bfloat16 or float16")
+    if gates.device != q.device:
+        raise ValueError(f"{name}: got device {gates.device}; it needs q's device {q.device}")
+    return gates if g_gamma is None else gates.expand(*q.shape[:2], -1)
 
 
 def chunk_simple_gla(
@@ -119,8 +128,6 @@ def fused_recurrent_simple_gla(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`chunk_simple_gla` token by token; see `fused_recurrent_gla`, whose arguments the others are."""
     gates = _gates(q, g, g_gamma)
-    if gates.shape != q.shape[:3]:
-        raise ValueError(f"g: got shape {tuple(gates.shape)}; it needs [B, T, H] = {list(q.shape[:3])} as in q")
     return fused_recurrent_gla(
         q, k, v, gates[..., None].expand(q.shape), None, scale, initial_state, output_final_state, reverse,
         state_v_first, cu_seqlens, inplace_final_state=inplace_final_state,

@@ -16,7 +16,7 @@ REGISTRY = load_registry()
 @pytest.mark.parametrize("name", ["gla-triton", "linear-triton"])
 def test_outputs_and_gradients_are_the_ops(name, packed, state):
     op = REGISTRY.op_of(name)
-    sizes = {"heads": 1, "key_dim": 32, "value_dim": 32, "packed": packed, "state": state, "materialize": True}
+    sizes = {"heads": 1, "key_dim": 32, "value_dim": 32, "packed": packed, "state": state, "materialize": "states"}
     gate = {"gate": "logsigmoid/16"} if op.name == "gla" else {}
     cell = Cell(name, op.name, "fwd+bwd", 2, 50, "fp32", Parameters(sizes | gate), "cpu")
     found = prepare(op, REGISTRY[name], cell)

@@ -44,7 +44,18 @@ def test_without_gradients_there_is_nothing_to_recompute():
     assert final is not None
 
 
-def test_another_word_is_refused():
+@pytest.mark.parametrize("word", ["all", None, 0, 2])
+def test_another_word_is_refused(word):
     q = torch.zeros(1, 9, 2, 32)
-    with pytest.raises(ValueError, match="materialize: got 'all'; it needs states, checkpoints, nothing"):
-        chunk_gla(q, q, q, q, materialize="all")
+    with pytest.raises(ValueError, match=f"materialize: got {word!r}; it needs 'states', 'checkpoints', 'nothing'"):
+        chunk_gla(q, q, q, q, materialize=word)
+
+
+@pytest.mark.parametrize("word", ["states", "checkpoints", "nothing"])
+def test_boundaries_that_have_changed_before_the_backward_are_an_error(word):
+    q = torch.randn(1, 70, 1, 16, requires_grad=True)
+    borders = torch.tensor([0, 30, 70])
+    o, _ = chunk_linear_attn(q, q, q, cu_seqlens=borders, materialize=word)
+    borders.copy_(torch.tensor([0, 60, 70]))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()

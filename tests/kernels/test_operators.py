@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from gla_cases import cumulative, make_case, run
-from gla_kernels import chunk_gla, chunk_linear_attn
+from gla_kernels import chunk_gla, chunk_linear_attn, fused_recurrent_gla
 from gla_kernels.operators import eager, kinds, ops, passes
 from torch import library
 from torch.autograd import forward_ad
@@ -332,3 +332,37 @@ def test_nothing_is_kept_when_no_gradient_is_wanted():
     q, k, v, g = (case.inputs[name] for name in NAMES)
     kept = ops.chunk_forward(q, k, v, g, None, None, 0.25, False, passes.KEEP_NOTHING, None, None)[2]
     assert kept.numel() == 0
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, once
+@pytest.mark.parametrize("tokens", [9, 20])
+@pytest.mark.parametrize("function", [chunk_gla, fused_recurrent_gla])
+def test_forward_mode_derivatives_are_refused(function, tokens):
+    q, g = torch.randn(1, tokens, 2, 16), -torch.ones(1, tokens, 2, 16)
+
+    def output(q):
+        return function(q, q, q, g)[0]
+
+    with pytest.raises(NotImplementedError, match="forward-mode derivatives"):
+        torch.func.jvp(output, (q,), (q,))
+    with forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match="forward-mode derivatives"):
+            output(forward_ad.make_dual(q, q))
+        assert torch.equal(output(q), output(q.clone()))
+
+
+def test_states_with_values_first_are_cast_by_autocast_too():
+    q, g = torch.randn(1, 70, 2, 16), -torch.rand(1, 70, 2, 16)
+    with torch.autocast("cpu", dtype=torch.float16):
+        o, final = chunk_gla(q, q, q.half(), g, output_final_state=True, state_v_first=True)
+    assert o.dtype == torch.float16
+    assert final.shape == (1, 2, 16, 16)
+
+
+def test_checked_gates_end_with_the_last_packed_sequence():
+    q, g = torch.randn(1, 9, 2, 16), -torch.rand(1, 9, 2, 16)
+    g[:, 7:] = torch.nan
+    o, _ = chunk_gla(q, q, q, g, cu_seqlens=torch.tensor([0, 7]), check=True)
+    assert not o[:, 7:].any()
+    with pytest.raises(ValueError, match="g: got a gate of nan"):
+        chunk_gla(q, q, q, g, cu_seqlens=torch.tensor([0, 8]), check=True)

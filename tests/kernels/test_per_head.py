@@ -166,6 +166,29 @@ def test_wrong_gates_are_named(function, changes, named):
         function(q, q, q, **({"g": torch.zeros(1, 9, 2)} | changes))
 
 
+@pytest.mark.parametrize("function", [chunk_simple_gla, fused_recurrent_simple_gla])
+@pytest.mark.parametrize(
+    ("gates", "named"),
+    [
+        ({"g_gamma": -0.1}, r"g_gamma: got float; it needs a tensor \[H\]"),
+        ({"g_gamma": torch.zeros(2, dtype=torch.int64)}, "g_gamma: got torch.int64; it needs float32"),
+        ({"g": torch.zeros(1, 9, 2, dtype=torch.float64)}, "g: got torch.float64; it needs float32"),
+        ({"g": torch.zeros(1, 9, 2, device="meta")}, "g: got device meta; it needs q's device cpu"),
+    ],
+)
+def test_gates_of_another_kind_are_named(function, gates, named):
+    q = torch.zeros(1, 9, 2, 32)
+    with pytest.raises(ValueError, match=named):
+        function(q, q, q, **gates)
+
+
+@pytest.mark.parametrize("function", [chunk_retention, fused_recurrent_retention])
+def test_queries_without_a_head_are_named(function):
+    q = torch.zeros(9, 2, 2)
+    with pytest.raises(ValueError, match=r"q: got shape \(9, 2, 2\); it needs four dimensions"):
+        function(q, q, q)
+
+
 def test_gates_per_head_are_none_of_chunk_gla():
     q = torch.zeros(1, 9, 2, 32)
     with pytest.raises(ValueError, match="g: got shape"):

@@ -33,7 +33,7 @@ def test_partial_sums_are_not_repeated():
     assert again == [None] * 3
 
 
-SIZES = (1, 64, 1, 64, 64, None, torch.float32, 1.0, torch.bfloat16, None, None, None)
+SIZES = (1, 64, 1, 64, 64, None, torch.float32, False, 1.0, torch.bfloat16, None, None, None)
 
 
 def recorded(run, *inputs):

@@ -19,6 +19,7 @@ ALLOWED = {
     "records": {"sweeps", "plain", "errors"},
     "backends": {"ops", "sweeps", "records", "plain", "errors"},
     "devices": {"apart", "plain", "errors"},
+    "inspecting": {"errors"},
     "measure": {"correlation", "devices", "backends", "ops", "records", "sweeps", "apart", "plain", "errors"},
     "scheduling": {"measure", "devices", "backends", "records", "sweeps", "apart", "plain", "errors"},
     "verdicts": {"correlation", "records", "sweeps", "plain", "errors"},
@@ -26,7 +27,19 @@ ALLOWED = {
     "checking": {"scheduling", "report", "verdicts", "measure", "devices", "records", "sweeps", "errors"},
     "api": {"checking", "scheduling", "report", "verdicts", "records", "sweeps", "errors"},
     "cli": {
-        *("api", "checking", "scheduling", "verdicts", "report", "measure", "devices", "backends", "records", "sweeps"),
+        *(
+            "api",
+            "checking",
+            "scheduling",
+            "inspecting",
+            "verdicts",
+            "report",
+            "measure",
+            "devices",
+            "backends",
+            "records",
+            "sweeps",
+        ),
         "errors",
     },
 }
@@ -78,10 +91,10 @@ def test_records_are_imported_by_one_module_of_backends_alone():
     assert users == {"registry.py"}
 
 
-def test_one_module_uses_the_kernels():
+def test_one_module_uses_the_kernels_and_one_their_inspection():
     files = (ROOT / "glabench").rglob("*.py")
     users = {path.name for path in files if any(module.startswith("gla_kernels") for module in imports(path))}
-    assert users == {"gla.py"}
+    assert users == {"gla.py", "worker.py"}
 
 
 def test_the_kernels_import_nothing_of_the_suite():

@@ -114,7 +114,9 @@ def test_every_option_with_a_fixed_set_of_values_is_completed():
 def test_no_parameter_can_take_the_name_of_an_option():
     app = typer.main.get_command(make_app({}))
     groups = [app, *app.commands.values()]
-    commands = [each for group in groups for each in getattr(group, "commands", {}).values()]
+    # The options of `inspect` are sizes of calls that are compiled; it has no axes.
+    found = {name: each for group in groups for name, each in getattr(group, "commands", {}).items()}
+    commands = [each for name, each in found.items() if name != "inspect"]
     shown = {option for each in [app, *commands] for p in each.params for option in (*p.opts, *p.secondary_opts)}
     names = {option[2:].replace("-", "_") for option in shown if option.startswith("--")}
     assert names | {"help"} == OPTIONS

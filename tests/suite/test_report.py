@@ -278,6 +278,15 @@ def test_no_digit_column_or_name_is_lost_at_any_width(names, metrics, width):
     assert "…" not in text.partition("\noom:")[0]
 
 
+@pytest.mark.parametrize("axes", [{"state": "none,both"}, {"prefix": "none,1k"}, {"chunk": "auto,16"}], ids=str)
+def test_cells_without_a_value_have_a_series_of_their_own(axes):
+    run = made_up("paper-fig2", {"backend": "gla-triton", "pass": "fwd", "materialize": "states", **axes})
+    view = make_view([run])
+    shown_cells = sum(len(series.rows) for panel in view.panels for series in panel.series)
+    assert shown_cells == len(run.records)
+    assert len(view.labels) == 2
+
+
 def test_a_run_of_one_length_has_one_table_per_pass():
     run = stored("h200-gla-340m")
     text = shown([run], width=80, against="fla-gla")

@@ -114,12 +114,13 @@ def check_inputs(
 
 def check_values(g: torch.Tensor | None, T: int, cu_seqlens: torch.Tensor | None) -> None:
     """Checks the values of g and cu_seqlens, which synchronises with the GPU. Raises ValueError."""
-    if g is not None:
-        largest = g.amax().item()
-        if not largest <= 0:  # NaN is not allowed either
-            _refuse("g", f"a gate of {largest}", "gates of at most 0: natural logarithms of decays")
     if cu_seqlens is not None:
         marks = cu_seqlens.tolist()
         if marks[0] != 0 or marks[-1] > T or any(a > b for a, b in pairwise(marks)):
             needs = f"numbers that start at 0, never fall, and end at T = {T} or before"
             _refuse("cu_seqlens", marks if len(marks) <= 10 else f"{marks[:5]} ... {marks[-5:]}", needs)
+        g = None if g is None else g[:, : marks[-1]]  # what is behind the last sequence is ignored
+    if g is not None and g.numel():
+        largest = g.amax().item()
+        if not largest <= 0:  # NaN is not allowed either
+            _refuse("g", f"a gate of {largest}", "gates of at most 0: natural logarithms of decays")

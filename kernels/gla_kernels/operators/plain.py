@@ -30,6 +30,15 @@ def is_transformed() -> bool:
     return not _compiling() and _transform() is not None
 
 
+def refuse_tangents(*tensors: torch.Tensor | None) -> None:
+    """Raises NotImplementedError for a tensor with a forward-mode derivative, which our kernels would lose."""
+    if _compiling() or forward_ad._current_level < 0:
+        return
+    for x in tensors:
+        if x is not None and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError("forward-mode derivatives (jvp, jacfwd, dual numbers) are not supported")
+
+
 def is_plain(*tensors: torch.Tensor | None) -> bool:
     """Whether nothing but autograd has to see what is done with these tensors, whose memory holds their values."""
     if not is_unwatched():

@@ -1,0 +1,147 @@
+"""The command `glabench inspect`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from glabench.cli.options import JsonOption
+from glabench.cli.output import print_table, write_json
+from glabench.errors import UsageError, allowed_names
+from glabench.inspecting.request import ARCHS, DTYPES, FAMILIES, Request, family_for, kernels_of, parse_archs
+from glabench.scheduling.revisions import checked_out, parse_range, repository_of, worker_variables
+
+_HEAD = (
+    "kernel",
+    "registers",
+    "stack, B",
+    "shared, KiB",
+    "programs",
+    "limited by",
+    "tensor-core products",
+    "code, KiB",
+)
+_CHUNKS = ("16", "32", "64", "128")
+Kernel = Mapping[str, Any]
+
+
+def inspect(
+    kernel: Annotated[
+        str, typer.Argument(metavar="KERNEL", help="Kernels whose names contain this; all by default.")
+    ] = "",
+    arch: Annotated[str, typer.Option(metavar="ARCHS", help=f"Architectures: {', '.join(ARCHS)}.")] = "sm_90",
+    key_dim: Annotated[int, typer.Option(min=1, max=512, help="Key head dim K.")] = 64,
+    value_dim: Annotated[int, typer.Option(min=1, max=1024, help="Value head dim V.")] = 64,
+    dtype: Annotated[str, typer.Option(help=f"Type of the inputs: {', '.join(DTYPES)}.")] = "bf16",
+    chunk: Annotated[str, typer.Option(help="Chunk length C, or auto.")] = "auto",
+    family: Annotated[
+        str, typer.Option(help=f"Kernels: {', '.join(FAMILIES)}; auto takes those that a call would run.")
+    ] = "auto",
+    rev: Annotated[
+        str | None, typer.Option(help="Show what differs between two git revisions: main..HEAD, HEAD..WORKTREE.")
+    ] = None,
+    sass: Annotated[bool, typer.Option("--sass", help="Print the machine code instead.")] = False,
+    ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX instead.")] = False,
+    json_to: JsonOption = None,
+) -> None:
+    """Compile our kernels without a GPU: registers, spills, shared memory, occupancy, products on tensor cores.
+
+    Spills are bytes of stack per thread. Occupancy is how many programs a multiprocessor holds at once, and what allows
+    no more. Compiling takes seconds per kernel.
+
+    Example: glabench inspect forward --arch sm_90,sm_80 --key-dim 128 --value-dim 256
+    """
+    given = (("--dtype", dtype, DTYPES), ("--family", family, FAMILIES), ("--chunk", chunk, ("auto", *_CHUNKS)))
+    for option, value, known in given:
+        if value not in known:
+            raise UsageError(f"{option}: '{value}' is unknown ({allowed_names(known, value)})")
+    if sass and ptx:
+        raise UsageError("--sass, --ptx: give one of them")
+    archs = parse_archs(arch)
+    request = Request(
+        archs, key_dim, value_dim, dtype, None if chunk == "auto" else int(chunk),
+        family_for(family, archs, key_dim, value_dim, dtype), kernel, "sass" if sass else "ptx" if ptx else None,
+    )  # fmt: skip
+    if rev is not None:
+        _compare(request, rev, json_to)
+        return
+    if request.show is not None:
+        _found(_print_text(kernels_of(request)), kernel)
+        return
+    found = _found([{**each, "text": None} for each in kernels_of(request)], kernel)
+    if json_to is not None:
+        write_json([_without_text(each) for each in found], json_to)
+        return
+    print_table(_HEAD, [_row(each, len(archs) > 1) for each in found])
+
+
+def _found(kernels: list[Kernel], only: str) -> list[Kernel]:
+    if not kernels:
+        raise UsageError(f"KERNEL: no kernel of these sizes has '{only}' in its name; leave it out to see all")
+    return kernels
+
+
+def _print_text(kernels: Iterable[Kernel]) -> list[Kernel]:
+    seen = []
+    for each in kernels:
+        print(f"// {each['kernel']}, {each['arch']}\n{each['text']}", flush=True)
+        seen.append(each)
+    return seen
+
+
+def _without_text(kernel: Kernel) -> dict[str, Any]:
+    return {name: value for name, value in kernel.items() if name != "text"}
+
+
+def _name(kernel: Kernel, with_arch: bool) -> str:
+    return f"{kernel['kernel']} ({kernel['arch']})" if with_arch else str(kernel["kernel"])
+
+
+def _row(kernel: Kernel, with_arch: bool) -> Sequence[str]:
+    held = kernel["occupancy"] or {}
+    products = ", ".join(f"{count} {kind}" for kind, count in kernel["products"].items())
+    size = kernel["code_bytes"]
+    return (
+        _name(kernel, with_arch),
+        str(kernel["registers"]),
+        str(kernel["stack_bytes"]),
+        f"{kernel['shared_bytes'] / 1024:.3g}",
+        str(held.get("programs", "-")),
+        str(held.get("limit", "-")),
+        products or "none",
+        "-" if size is None else f"{size / 1024:.3g}",
+    )
+
+
+def _compare(request: Request, rev: str, json_to: str | None) -> None:
+    """Shows the kernels whose machine code differs between two revisions."""
+    repository = repository_of(Path.cwd())
+    sides = []
+    for revision in parse_range(rev):
+        with checked_out(repository, revision) as tree:
+            kernels = kernels_of(request, worker_variables(tree))
+            sides.append({(each["arch"], each["kernel"]): _without_text(each) for each in kernels})
+    first, second = sides
+    _found([*first.values(), *second.values()], request.only)
+    if json_to is not None:
+        write_json({"first": list(first.values()), "second": list(second.values())}, json_to)
+        return
+    changed = [key for key in first if key in second and first[key]["code"] != second[key]["code"]]
+    several = len(request.archs) > 1
+    rows = [_changes(first[key], second[key], several) for key in changed]
+    rows += [_only_in(first[key], several, "first") for key in first if key not in second]
+    rows += [_only_in(second[key], several, "second") for key in second if key not in first]
+    if rows:
+        print_table(_HEAD, rows)
+    same = len(first.keys() & second.keys()) - len(changed)
+    print(f"{same} of {len(first | second)} kernels have the same machine code in both revisions.")
+
+
+def _changes(before: Kernel, after: Kernel, with_arch: bool) -> Sequence[str]:
+    pairs = zip(_row(before, with_arch), _row(after, with_arch), strict=True)
+    return [old if old == new else f"{old} -> {new}" for old, new in pairs]
+
+
+def _only_in(kernel: Kernel, with_arch: bool, which: str) -> Sequence[str]:
+    return [f"{_name(kernel, with_arch)}, in the {which} revision alone", *_row(kernel, with_arch)[1:]]

@@ -1,0 +1,88 @@
+"""What `glabench inspect` asks its worker for, and the kernels that the worker tells of."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from tempfile import TemporaryFile
+from typing import Any
+
+from glabench.errors import GlabenchError, UsageError, allowed_names
+
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
+FAMILIES = ("auto", "hopper", "portable")
+DTYPES = ("bf16", "fp16", "fp32")
+# Head dims of the kernels for Hopper are multiples of this.
+_WIDE_MULTIPLE = 16
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which kernels to compile: for which head dims and dtype, of which family, with which names.
+
+    `archs` are without `sm_`. `show`: the code to give back as text, ptx or sass.
+    """
+
+    archs: tuple[str, ...]
+    key_dim: int
+    value_dim: int
+    dtype: str
+    chunk: int | None
+    family: str
+    only: str = ""
+    show: str | None = None
+
+
+def parse_request(text: str) -> Request:
+    """The inverse of what `kernels_of` gives its worker."""
+    fields = json.loads(text)
+    return Request(**{**fields, "archs": tuple(fields["archs"])})
+
+
+def parse_archs(text: str) -> tuple[str, ...]:
+    """`sm_90,gfx942` or `90,gfx942` as the worker takes them. Raises UsageError."""
+    names = {name: name.removeprefix("sm_") for name in ARCHS}
+    known = {**names, **{short: short for short in names.values()}}
+    found = []
+    for item in (word.strip() for word in text.split(",")):
+        if item not in known:
+            raise UsageError(f"--arch: '{item}' is unknown ({allowed_names(ARCHS, item)})")
+        found.append(known[item])
+    return tuple(dict.fromkeys(found))
+
+
+def kernels_of(request: Request, variables: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+    """The kernels, one after another, as the worker compiles them. Raises GlabenchError if it fails."""
+    command = [sys.executable, "-m", "glabench.inspecting.worker", json.dumps(asdict(request))]
+    # Kernels are compiled, not interpreted.
+    environment = {**os.environ, "TRITON_INTERPRET": "0", **(variables or {})}
+    with (
+        TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
+    ):
+        for line in process.stdout or ():
+            yield json.loads(line)
+        process.wait()
+        errors.seek(0)
+        said = errors.read().strip().splitlines()
+    if process.returncode:
+        raise GlabenchError(f"the kernels could not be compiled: {said[-1] if said else 'the worker ended'}")
+
+
+def family_for(family: str, archs: tuple[str, ...], key_dim: int, value_dim: int, dtype: str) -> str:
+    """The worker's word for a family of kernels. Raises UsageError for what there are no kernels for.
+
+    By itself (`auto`) the one that a call would run: on sm_90 that for Hopper, if it has such head dims and dtype.
+    """
+    fits = dtype == "bf16" and key_dim % _WIDE_MULTIPLE == 0 and value_dim % _WIDE_MULTIPLE == 0
+    if family == "hopper" and (archs != ("90",) or not fits):
+        raise UsageError(
+            f"--family: the kernels for Hopper are for sm_90, bf16 and head dims that are multiples of {_WIDE_MULTIPLE}"
+        )
+    if family == "auto" and archs == ("90",) and fits:
+        return "hopper"
+    return "hopper" if family == "hopper" else "triton"

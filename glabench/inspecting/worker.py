@@ -1,0 +1,81 @@
+"""Compiles the kernels of a tree and prints what is known of each as a line of JSON; run in a process of its own.
+
+python -m glabench.inspecting.worker REQUEST, a JSON object with the fields of `request.Request`. Which kernels there
+are, and how they are compiled, is known to `gla_kernels.inspection` of the tree that PYTHONPATH names.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from inspect import signature
+from typing import Any
+
+from glabench.inspecting.code import code_bytes, code_hash, occupancy, products
+from glabench.inspecting.request import Request, parse_request
+
+
+def full_name(call: Any, variant: Any) -> str:
+    """A kernel's name, with the gates it is for and its form if that is not the plain one."""
+    gates = "gated " if call.gated else "per-head " if getattr(call, "head_gated", False) else ""
+    return f"{gates}{variant.form + ' ' if variant.form != 'plain' else ''}{variant.name}"
+
+
+def _calls(request: Request, arch: str) -> Iterator[Any]:
+    """Calls with gates per channel, without gates and, if there are kernels for them, with gates per head."""
+    import torch
+    from gla_kernels.inspection import ahead
+    from gla_kernels.launching.plans import HOPPER, hopper_plan, triton_plan
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[request.dtype]
+    K, V = request.key_dim, request.value_dim
+    for gated in (True, False):
+        special = hopper_plan(K, V, dtype, request.chunk) if request.family == "hopper" else None
+        plan = special or triton_plan(K, V, dtype, request.chunk, gated, ahead.SHARED[arch])
+        yield ahead.call_of(K, V, gated, dtype, plan)
+        if not gated and plan == HOPPER and "head_gated" in signature(ahead.call_of).parameters:
+            yield ahead.call_of(K, V, False, dtype, plan, head_gated=True)
+
+
+def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, Any]:
+    """What is known of a kernel once it is compiled; with its code as text if asked for."""
+    from gla_kernels.inspection import ahead
+    from gla_kernels.inspection.sass import disassemble
+
+    start = time.perf_counter()
+    compiled = ahead.compile_kernel(call, variant, arch)
+    compile_s = time.perf_counter() - start
+    needs, warps = ahead.resources(compiled), variant.tile.warps
+    code = compiled.asm["amdgcn"] if arch.startswith("gfx") else disassemble(compiled)
+    held = occupancy(arch, warps, needs.registers, needs.shared_bytes)
+    return {
+        "arch": arch if arch.startswith("gfx") else f"sm_{arch}",
+        "kernel": full_name(call, variant),
+        "warps": warps,
+        **asdict(needs),
+        "occupancy": None if held is None else asdict(held),
+        "products": products(code),
+        "code_bytes": None if arch.startswith("gfx") else code_bytes(code),
+        "code": code_hash(code),
+        "compile_s": round(compile_s, 2),
+        "text": {None: None, "sass": code, "ptx": compiled.asm.get("ptx", code)}[show],
+    }
+
+
+def main() -> None:
+    """Prints a line per kernel, in the order in which they are compiled."""
+    from gla_kernels.inspection import ahead
+
+    request = parse_request(sys.argv[1])
+    for arch in request.archs:
+        for call in _calls(request, arch):
+            for variant in ahead.variants(call):
+                if request.only in full_name(call, variant):
+                    print(json.dumps(describe(call, variant, arch, request.show)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

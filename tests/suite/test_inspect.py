@@ -1,0 +1,147 @@
+"""`glabench inspect`: what compiled kernels need, without a GPU."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from glabench.cli import inspect
+from glabench.errors import GlabenchError, UsageError
+from glabench.inspecting.code import Occupancy, code_bytes, code_hash, occupancy, products
+from glabench.inspecting.request import Request, family_for, kernels_of, parse_archs
+
+SASS = """
+.text.kernel:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0020*/              @!P0 HGMMA.64x64x16.F32.BF16 R24, R8, gdesc[UR8], R24 ;
+        /*0030*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("arch", "warps", "registers", "shared", "expected"),
+    [
+        ("90", 4, 255, 96 * 1024, Occupancy(2, 0.125, "registers")),
+        ("90", 4, 128, 96 * 1024, Occupancy(2, 0.125, "shared memory")),
+        ("90", 8, 32, 0, Occupancy(8, 1.0, "registers")),
+        ("90", 8, 24, 0, Occupancy(8, 1.0, "warps")),
+        ("89", 1, 24, 0, Occupancy(24, 0.5, "programs")),
+        ("gfx942", 4, 128, 0, None),
+    ],
+)
+def test_the_scarcest_thing_limits_how_many_programs_run_at_once(arch, warps, registers, shared, expected):
+    assert occupancy(arch, warps, registers, shared) == expected
+
+
+def test_machine_code_is_counted_and_its_layout_is_no_change():
+    assert products(SASS) == {"HGMMA.64x64x16.F32.BF16": 2, "HMMA.16816.F32.BF16": 1}
+    assert products("v_mfma_f32_16x16x16_bf16 a[0:3], v0, v1, a[0:3]") == {"v_mfma_f32_16x16x16_bf16": 1}
+    assert code_bytes(SASS) == 64
+    assert code_hash(SASS) == code_hash(SASS.replace("                   ", " "))
+    assert code_hash(SASS) != code_hash(SASS.replace("R24", "R28"))
+
+
+@pytest.mark.parametrize(
+    ("text", "archs"), [("sm_90", ("90",)), ("90, gfx942,sm_90", ("90", "gfx942")), ("sm_120,80", ("120", "80"))]
+)
+def test_architectures_have_two_spellings(text, archs):
+    assert parse_archs(text) == archs
+
+
+def test_by_itself_the_family_is_that_of_a_call():
+    assert family_for("auto", ("90",), 64, 64, "bf16") == family_for("hopper", ("90",), 64, 64, "bf16") == "hopper"
+    assert family_for("auto", ("90",), 64, 64, "fp16") == family_for("auto", ("90", "80"), 64, 64, "bf16") == "triton"
+    assert family_for("auto", ("90",), 60, 64, "bf16") == family_for("portable", ("90",), 64, 64, "bf16") == "triton"
+    with pytest.raises(UsageError, match="are for sm_90, bf16 and head dims that are multiples of 16"):
+        family_for("hopper", ("80",), 64, 64, "bf16")
+
+
+def test_a_kernel_is_compiled_and_described(run):
+    sizes = ("--key-dim", "32", "--value-dim", "32")
+    code, text, _ = run("inspect", "gated recurrence", "--arch", "sm_80", *sizes, "--json", "-")
+    assert code == 0
+    (kernel,) = json.loads(text)
+    assert (kernel["kernel"], kernel["arch"], kernel["products"]) == ("gated recurrence", "sm_80", {})
+    assert 0 < kernel["registers"] <= 255
+    assert kernel["code_bytes"] > 1000
+    assert kernel["occupancy"]["programs"] > 0
+
+
+def kernel(name, code="a", registers=40):
+    return {
+        "arch": "sm_90", "kernel": name, "warps": 4, "registers": registers, "stack_bytes": 0, "shared_bytes": 2048,
+        "occupancy": {"programs": 12, "share": 0.75, "limit": "registers"}, "products": {"HMMA": 3}, "code_bytes": 512,
+        "code": code, "compile_s": 1.0, "text": "some code",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """What the worker finds, in turns."""
+    found = []
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(inspect, "kernels_of", lambda request, variables=None: iter(found.pop(0)))
+    return found
+
+
+def test_a_table_has_a_row_per_kernel(run, compiled):
+    compiled.append([kernel("forward"), kernel("backward", registers=255)])
+    code, text, _ = run("inspect")
+    assert code == 0
+    assert ["backward", "255", "0", "2", "12", "registers", "3 HMMA", "0.5"] in [
+        [cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()
+    ]
+
+
+def test_code_is_printed_below_its_kernels_name(run, compiled):
+    compiled.append([kernel("forward")])
+    assert run("inspect", "--sass")[1] == "// forward, sm_90\nsome code\n"
+
+
+def test_what_differs_between_two_revisions_is_shown(run, compiled, monkeypatch):
+    compiled += [[kernel("one"), kernel("two"), kernel("old")], [kernel("one"), kernel("two", "b", 48), kernel("new")]]
+    monkeypatch.setattr(inspect, "checked_out", lambda repository, revision: nullcontext(repository))
+    monkeypatch.setattr(inspect, "repository_of", Path)
+    code, text, _ = run("inspect", "--rev", "HEAD..WORKTREE")
+    assert code == 0
+    assert "40 -> 48" in text
+    assert "old, in the first revision alone" in text
+    assert "new, in the second revision alone" in text
+    assert "1 of 4 kernels have the same machine code in both revisions." in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--arch", "sm_91"], "--arch: 'sm_91' is unknown (allowed: sm_80,"),
+        (["--dtype", "fp8"], "--dtype: 'fp8' is unknown"),
+        (["--chunk", "48"], "--chunk: '48' is unknown"),
+        (["--family", "wide"], "--family: 'wide' is unknown"),
+        (["--sass", "--ptx"], "--sass, --ptx: give one of them"),
+    ],
+)
+def test_mistakes_are_named(run, words, said):
+    code, _, error = run("inspect", *words)
+    assert code == 2
+    assert said in error
+
+
+def test_no_kernel_of_a_name_is_an_error(run, compiled):
+    compiled.append([])
+    code, _, error = run("inspect", "nothing")
+    assert code == 2
+    assert "no kernel of these sizes has 'nothing' in its name" in error
+
+
+@pytest.mark.full
+def test_kernels_of_the_same_revision_are_the_same(run):
+    code, text, _ = run("inspect", "recurrence", "--family", "portable", "--rev", "HEAD..HEAD")
+    assert code == 0
+    assert text == "2 of 2 kernels have the same machine code in both revisions.\n"
+
+
+def test_a_worker_that_fails_says_why():
+    with pytest.raises(GlabenchError, match="the kernels could not be compiled: KeyError: '91'"):
+        list(kernels_of(Request(("91",), 64, 64, "bf16", None, "triton", "recurrence")))
