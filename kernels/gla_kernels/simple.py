@@ -24,8 +24,7 @@ def _kept_gates(heads: int, device: torch.device) -> torch.Tensor:
 
 def _gates_of(q: torch.Tensor) -> torch.Tensor:
     """`retention_gates` for q's heads. What a graph captures has to be its own."""
-    capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
-    keep = is_unwatched() and not capturing
+    keep = is_unwatched() and not (q.is_cuda and torch.cuda.is_current_stream_capturing())
     return (_kept_gates if keep else retention_gates)(q.shape[2] if q.dim() == 4 else 1, q.device)
 
 

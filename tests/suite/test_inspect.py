@@ -136,7 +136,8 @@ def test_no_kernel_of_a_name_is_an_error(run, compiled):
 
 
 @pytest.mark.full
-def test_kernels_of_the_same_revision_are_the_same(run):
+def test_kernels_of_the_same_revision_are_the_same(run, monkeypatch):
+    monkeypatch.setattr(inspect, "repository_of", lambda folder: Path(__file__).parent.parent.parent)
     code, text, _ = run("inspect", "recurrence", "--family", "portable", "--rev", "HEAD..HEAD")
     assert code == 0
     assert text == "2 of 2 kernels have the same machine code in both revisions.\n"
