@@ -119,7 +119,7 @@ def every_way_to_cut_time(shape, gate, multiprocessors, kept):
     K, _, lengths = shape
     packed = len(set(lengths)) > 1
     if max(lengths) <= 256:
-        return multiprocessors == 1 and gate != "none"
+        return multiprocessors == 1 and gate == ("gates" if kept == "states" else "one reset")
     if gate == "none":
         return multiprocessors == 12 and kept == "states" and not packed and K <= 144
     if gate == "one reset":

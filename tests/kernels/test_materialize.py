@@ -13,8 +13,10 @@ CASES = {
 by_function = pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
 
 
-@by_function
-@pytest.mark.parametrize(("word", "same"), [("states", True), ("checkpoints", False), ("nothing", False)])
+@pytest.mark.parametrize(
+    ("function", "word", "same"),
+    [(chunk_gla, "states", True), (chunk_gla, "checkpoints", False), *((each, "nothing", False) for each in CASES)],
+)
 def test_a_word_gives_the_bits_of_the_boolean_that_it_stands_for(function, word, same):
     case = CASES[function]
     found, other = (run(function, case.inputs, case.grads, materialize=keeps) for keeps in (word, same))
