@@ -74,10 +74,13 @@ class _Ours(Backend):
         return cell.batch * H * kept * K * V * _operand_bytes(cell)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
+        return call_on(self.function(inputs), inputs, cell, materialize=_kept(cell), chunk_size=cell.get("chunk"))
+
+    def function(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """The function that is called on the op's tensors."""
         from gla_kernels import chunk_gla, chunk_linear_attn
 
-        function = chunk_gla if "g" in inputs else chunk_linear_attn
-        return call_on(function, inputs, cell, materialize=_kept(cell), chunk_size=cell.get("chunk"))
+        return chunk_gla if "g" in inputs else chunk_linear_attn
 
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:
         from gla_kernels.tuning import launch_of
@@ -115,13 +118,6 @@ class _OnePerHead(_Ours):
         """As for gates per channel, which other kernels make of those per head, and their gradient."""
         H, K = cell.sizes("heads", "key_dim")
         return super().working_bytes(cell) + 2 * cell.tokens * H * K * 4
-
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
-        return call_on(self.function(inputs), inputs, cell, materialize=_kept(cell), chunk_size=cell.get("chunk"))
-
-    def function(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        """The function that is called on the op's tensors."""
-        raise NotImplementedError
 
 
 class SimpleGlaTriton(_OnePerHead):

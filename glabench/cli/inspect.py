@@ -58,10 +58,12 @@ def inspect(
             raise UsageError(f"{option}: '{value}' is unknown ({allowed_names(known, value)})")
     if sass and ptx:
         raise UsageError("--sass, --ptx: give one of them")
+    if rev is not None and (sass or ptx):
+        raise UsageError("--rev: shows what differs; leave out --sass and --ptx")
     archs = parse_archs(arch)
     request = Request(
         archs, key_dim, value_dim, dtype, None if chunk == "auto" else int(chunk),
-        family_for(family, archs, key_dim, value_dim, dtype), kernel, "sass" if sass else "ptx" if ptx else None,
+        family_for(family, archs, key_dim, value_dim, dtype, chunk), kernel, "sass" if sass else "ptx" if ptx else None,
     )  # fmt: skip
     if rev is not None:
         _compare(request, rev, json_to)
@@ -69,9 +71,9 @@ def inspect(
     if request.show is not None:
         _found(_print_text(kernels_of(request)), kernel)
         return
-    found = _found([{**each, "text": None} for each in kernels_of(request)], kernel)
+    found = _found([_without_text(each) for each in kernels_of(request)], kernel)
     if json_to is not None:
-        write_json([_without_text(each) for each in found], json_to)
+        write_json(found, json_to)
         return
     print_table(_HEAD, [_row(each, len(archs) > 1) for each in found])
 

@@ -16,8 +16,8 @@ from glabench.errors import GlabenchError, UsageError, allowed_names
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 FAMILIES = ("auto", "hopper", "portable")
 DTYPES = ("bf16", "fp16", "fp32")
-# Head dims of the kernels for Hopper are multiples of this.
-_WIDE_MULTIPLE = 16
+# Head dims of the kernels for Hopper are multiples of this, and chunks have so many tokens.
+_WIDE_MULTIPLE, _HOPPER_CHUNK = 16, "64"
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,18 @@ def kernels_of(request: Request, variables: Mapping[str, str] | None = None) -> 
         raise GlabenchError(f"the kernels could not be compiled: {said[-1] if said else 'the worker ended'}")
 
 
-def family_for(family: str, archs: tuple[str, ...], key_dim: int, value_dim: int, dtype: str) -> str:
+def family_for(
+    family: str, archs: tuple[str, ...], key_dim: int, value_dim: int, dtype: str, chunk: str = "auto"
+) -> str:
     """The worker's word for a family of kernels. Raises UsageError for what there are no kernels for.
 
     By itself (`auto`) the one that a call would run: on sm_90 that for Hopper, if it has such head dims and dtype.
     """
-    fits = dtype == "bf16" and key_dim % _WIDE_MULTIPLE == 0 and value_dim % _WIDE_MULTIPLE == 0
+    of_dims = key_dim % _WIDE_MULTIPLE == 0 and value_dim % _WIDE_MULTIPLE == 0
+    fits = dtype == "bf16" and of_dims and chunk in ("auto", _HOPPER_CHUNK)
     if family == "hopper" and (archs != ("90",) or not fits):
         raise UsageError(
-            f"--family: the kernels for Hopper are for sm_90, bf16 and head dims that are multiples of {_WIDE_MULTIPLE}"
+            f"--family: the kernels for Hopper are for sm_90, bf16, chunks of {_HOPPER_CHUNK} and head dims that are"
+            f" multiples of {_WIDE_MULTIPLE}"
         )
-    if family == "auto" and archs == ("90",) and fits:
-        return "hopper"
-    return "hopper" if family == "hopper" else "triton"
+    return "hopper" if fits and archs == ("90",) and family != "portable" else "triton"

@@ -53,8 +53,9 @@ def test_architectures_have_two_spellings(text, archs):
 def test_by_itself_the_family_is_that_of_a_call():
     assert family_for("auto", ("90",), 64, 64, "bf16") == family_for("hopper", ("90",), 64, 64, "bf16") == "hopper"
     assert family_for("auto", ("90",), 64, 64, "fp16") == family_for("auto", ("90", "80"), 64, 64, "bf16") == "triton"
+    assert family_for("auto", ("90",), 64, 64, "bf16", "16") == "triton"
     assert family_for("auto", ("90",), 60, 64, "bf16") == family_for("portable", ("90",), 64, 64, "bf16") == "triton"
-    with pytest.raises(UsageError, match="are for sm_90, bf16 and head dims that are multiples of 16"):
+    with pytest.raises(UsageError, match="are for sm_90, bf16, chunks of 64 and head dims that are multiples of 16"):
         family_for("hopper", ("80",), 64, 64, "bf16")
 
 
@@ -120,6 +121,7 @@ def test_what_differs_between_two_revisions_is_shown(run, compiled, monkeypatch)
         (["--chunk", "48"], "--chunk: '48' is unknown"),
         (["--family", "wide"], "--family: 'wide' is unknown"),
         (["--sass", "--ptx"], "--sass, --ptx: give one of them"),
+        (["--sass", "--rev", "HEAD..WORKTREE"], "--rev: shows what differs; leave out --sass and --ptx"),
     ],
 )
 def test_mistakes_are_named(run, words, said):

@@ -128,13 +128,18 @@ class GlaScanTorch(_Form):
         return max(0, math.ceil(math.log2(cell.seqlen)))
 
 
-class _TwoLevel(Backend):
-    """`two_level.two_level_gla`, with the states of all chunks in memory. The paper's chunks have 64 tokens."""
+class _InTriton(Backend):
+    """What systems in Triton share."""
 
     requires = _TRITON
     packages = ("triton",)
     devices = frozenset({"cuda"})
     dtypes = frozenset({"bf16", "fp16", "fp32"})
+
+
+class _TwoLevel(_InTriton):
+    """`two_level.two_level_gla`, with the states of all chunks in memory. The paper's chunks have 64 tokens."""
+
     parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK,)
 
     def limits(self, cell: Cell) -> str | None:
@@ -188,14 +193,10 @@ class GlaTwoLevel(_TwoLevel):
     parameters = (_CHUNK, integers("subchunk", "Subchunk length c, or auto.", auto=True))
 
 
-class GlaStoredStates(Backend):
+class GlaStoredStates(_InTriton):
     """`stored_states.stored_states_gla`."""
 
     name, op, title = "gla-stored-states", "gla", "GLA token by token with all states in memory, in Triton (Mao 2022)"
-    requires = _TRITON
-    packages = ("triton",)
-    devices = frozenset({"cuda"})
-    dtypes = frozenset({"bf16", "fp16", "fp32"})
 
     def limits(self, cell: Cell) -> str | None:
         K, V = cell.sizes("key_dim", "value_dim")
@@ -222,14 +223,10 @@ class GlaStoredStates(Backend):
         return lambda: stored_states_gla(*(inputs[name] for name in ("q", "k", "v", "g")))
 
 
-class GlaFiveStep(Backend):
+class GlaFiveStep(_InTriton):
     """`five_step.five_step_gla`."""
 
     name, op, title = "gla-five-step", "gla", "GLA in five steps with chunks of 16, in Triton, without gradients"
-    requires = _TRITON
-    packages = ("triton",)
-    devices = frozenset({"cuda"})
-    dtypes = frozenset({"bf16", "fp16", "fp32"})
 
     def limits(self, cell: Cell) -> str | None:
         K, V = cell.sizes("key_dim", "value_dim")

@@ -240,7 +240,8 @@ def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
     partial = {"o": call.key_parts, "dv": call.key_parts, "dq": call.value_parts, "dk": call.value_parts}
     if name in (*_INPUTS, *partial) and partial.get(name, 1) == 1:
         return _POINTER[call.dtype]
-    if name in (("gates", "dg") if call.head_gated else ("g", "dg")) and call.bfloat16_gates:
+    # Of gates per head, kernels read sums in float32.
+    if name in (("dg",) if call.head_gated else ("g", "dg")) and call.bfloat16_gates:
         return "*bf16"
     if name in ("states", "dstates", "parked"):
         return _POINTER[call.operands.dtype]
