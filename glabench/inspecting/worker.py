@@ -28,7 +28,7 @@ def _calls(request: Request, arch: str) -> Iterator[Any]:
     """Calls with gates per channel, without gates and, if there are kernels for them, with gates per head."""
     import torch
     from gla_kernels.inspection import ahead
-    from gla_kernels.launching.plans import HOPPER, hopper_plan, triton_plan
+    from gla_kernels.launching.plans import hopper_plan, triton_plan
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[request.dtype]
     K, V = request.key_dim, request.value_dim
@@ -36,7 +36,8 @@ def _calls(request: Request, arch: str) -> Iterator[Any]:
         special = hopper_plan(K, V, dtype, request.chunk) if request.family == "hopper" else None
         plan = special or triton_plan(K, V, dtype, request.chunk, gated, ahead.SHARED[arch])
         yield ahead.call_of(K, V, gated, dtype, plan)
-        if not gated and plan == HOPPER and "head_gated" in signature(ahead.call_of).parameters:
+        of_narrow_heads = plan.family == "hopper" and "head_gated" in signature(ahead.call_of).parameters
+        if not gated and getattr(plan, "takes_head_gates", of_narrow_heads):
             yield ahead.call_of(K, V, False, dtype, plan, head_gated=True)
 
 

@@ -11,8 +11,9 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # B, T, H, K, V, dtype: narrow heads, whole and in pieces; wide ones; those of the portable kernels.
 SHAPES = [
     (2, 600, 2, 64, 64, BF16), (40, 300, 17, 64, 64, BF16), (3, 191, 5, 32, 48, BF16), (1, 4096, 2, 64, 48, BF16),
-    (1, 1, 1, 16, 16, BF16), (8, 300, 4, 128, 112, BF16), (1, 2100, 2, 256, 64, BF16), (2, 300, 2, 64, 64, FP16),
-    (1, 300, 2, 60, 100, FP32),
+    (1, 1, 1, 16, 16, BF16), (8, 300, 4, 128, 112, BF16), (1, 2100, 2, 256, 64, BF16), (27, 191, 4, 128, 256, BF16),
+    (27, 300, 4, 128, 128, BF16), (1, 4096, 2, 128, 256, BF16), (9, 300, 4, 256, 512, BF16), (2, 300, 2, 512, 80, BF16),
+    (2, 300, 2, 64, 64, FP16), (1, 300, 2, 60, 100, FP32),
 ]  # fmt: skip
 GATES = ["mild", "logsigmoid", "strong", "resets", "hard resets", "one reset", "zero", "-100", "-inf"]
 
@@ -32,15 +33,17 @@ def test_outputs_and_gradients_are_right(shape, gate, materialize):
 @pytest.mark.parametrize("materialize", [True, False])
 @pytest.mark.parametrize("gate", ["logsigmoid", "resets"])
 @pytest.mark.parametrize("lengths", [[300, 1, 0, 700], [64] * 40, [9000, 50]], ids=["few", "many", "pieces"])
-def test_packed_sequences_and_what_is_behind_them(lengths, gate, materialize):
-    case = per_head_case(gate, H=4, K=64, V=64, dtype=BF16, device="cuda", lengths=lengths)
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (128, 256), (256, 96)])
+def test_packed_sequences_and_what_is_behind_them(lengths, gate, materialize, K, V):
+    case = per_head_case(gate, H=4, K=K, V=V, dtype=BF16, device="cuda", lengths=lengths)
     found = run_with_a_tail(chunk_simple_gla, case, cumulative(lengths, device="cuda"), materialize=materialize)
     assert_close(found, case, BOUNDS[BF16])
 
 
 @pytest.mark.parametrize("frozen", [("g",), ("g", "initial")])
-def test_frozen_inputs_and_gates_in_bfloat16(frozen):
-    case = per_head_case("logsigmoid", BF16, B=4, T=500, H=6, K=64, V=64, dtype=BF16, device="cuda")
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 256), (256, 64)])
+def test_frozen_inputs_and_gates_in_bfloat16(frozen, K, V):
+    case = per_head_case("logsigmoid", BF16, B=4, T=500, H=6, K=K, V=V, dtype=BF16, device="cuda")
     assert_close(run(chunk_simple_gla, case.inputs, case.grads), case, BOUNDS[BF16])
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, frozen=frozen), case, BOUNDS[BF16])
 

@@ -100,10 +100,26 @@ def test_a_nan_stays_in_its_head(hopper):
     assert not found["o"][0, :64, 1].isnan().any()
 
 
-@pytest.mark.parametrize(("K", "V"), [(96, 80), (144, 32)])
-def test_wide_heads_for_hopper(hopper, K, V):
-    case = narrow("logsigmoid", T=150, K=K, V=V)
-    assert_close(run(chunk_simple_gla, case.inputs, case.grads), case, BOUND)
+# With one multiprocessor, programs occupy it with a state of 256 columns, and one kernel computes all gradients.
+@pytest.mark.parametrize(
+    ("K", "V", "multiprocessors"), [(96, 80, 132), (128, 256, 1), (128, 128, 1), (144, 32, 132), (272, 48, 132)]
+)
+@pytest.mark.parametrize(("gate", "materialize"), [("logsigmoid", True), ("resets", False)])
+def test_wide_heads_for_hopper(hopper, monkeypatch, gate, materialize, K, V, multiprocessors):
+    set_multiprocessors(monkeypatch, multiprocessors)
+    case = narrow(gate, T=150, K=K, V=V)
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize), case, BOUND)
+    found = run(chunk_simple_gla, case.inputs, case.grads, frozen={"g"}, materialize=materialize)
+    assert_close(found, case, BOUND)
+
+
+@pytest.mark.parametrize(("K", "V", "materialize"), [(128, 64, True), (256, 48, False)])
+def test_packed_wide_heads_in_pieces(hopper, monkeypatch, K, V, materialize):
+    set_multiprocessors(monkeypatch, 16)
+    lengths = [70, 0, 1, 600]
+    case = narrow("logsigmoid", H=1, K=K, V=V, lengths=lengths)
+    found = run_with_a_tail(chunk_simple_gla, case, cumulative(lengths), materialize=materialize)
+    assert_close(found, case, BOUND)
 
 
 @pytest.mark.parametrize("gate", ["mild", "strong", "-inf"])

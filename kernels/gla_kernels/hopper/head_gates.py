@@ -15,7 +15,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
-from gla_kernels.hopper.layouts import accumulator
 from gla_kernels.hopper.values import opaque
 
 
@@ -41,15 +40,9 @@ def fetch_sums(vector, ptr, rows_left):
 
 
 @gluon.jit
-def row_sums(vector):
-    """The sums of a chunk's rows [C], beside an accumulator of 64 columns."""
-    return vector.load(gl.SliceLayout(1, accumulator(64)))
-
-
-@gluon.jit
-def column_sums(vector):
-    """The same beside the columns of an accumulator [C, C]."""
-    return vector.load(gl.SliceLayout(0, accumulator(vector.shape[0])))
+def row_sums(vector, tile: gl.constexpr):
+    """The sums of a chunk's rows [C], beside a tile [C, ...] with the layout `tile`."""
+    return vector.load(gl.SliceLayout(1, tile))
 
 
 @gluon.jit
@@ -72,5 +65,6 @@ def decay_scores(scores, vector, LOWER: gl.constexpr):
 
     Outside the triangle, which the caller masks, values can be infinite or NaN.
     """
-    differences = row_sums(vector)[:, None] - column_sums(vector)[None, :]
+    layout: gl.constexpr = scores.type.layout
+    differences = row_sums(vector, layout)[:, None] - vector.load(gl.SliceLayout(0, layout))[None, :]
     return scores * gl.exp2(differences if LOWER else 0.0 - differences)

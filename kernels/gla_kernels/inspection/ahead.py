@@ -28,7 +28,6 @@ from gla_kernels.inspection.ptx import overflowing_pairs, waits_first
 from gla_kernels.inspection.sass import disassemble, faulty_descriptors
 from gla_kernels.launching.call import Call, named
 from gla_kernels.launching.plans import (
-    HOPPER,
     WIDE_BACKWARD,
     LaunchPlan,
     Tile,
@@ -169,7 +168,7 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
 
     checkpoints = forward | {"STORE_STATES": False, "STORE_CHECKPOINTS": True}
     steps = dict.fromkeys(("HAS_INITIAL", "STORE_END", "STORE_STATES"), True)
-    steps |= {"SCRATCH": False, "STORE_DECAYS": call.gated, "CHECK": call.gated, "PARK": False}
+    steps |= {"SCRATCH": False, "STORE_DECAYS": call.gated or call.head_gated, "CHECK": call.gated, "PARK": False}
     for reverse in (False, True):
         way, backwards = {"REVERSE": reverse}, "reverse " if reverse else ""
         kept = {"STORE_EXCESS": reverse and call.gated}
@@ -210,8 +209,8 @@ def compile_kernel(call: Call, variant: Variant, arch: str) -> Any:
     kernel = variant.kernel
     absent = dict.fromkeys(("cu_seqlens",))
     if not call.gated:
-        absent |= dict.fromkeys(("parked", "frame_factors", "excesses"))
-        absent |= {} if call.head_gated else dict.fromkeys(("g", "decays"))
+        absent |= dict.fromkeys(("parked", "excesses"))
+        absent |= {} if call.head_gated else dict.fromkeys(("g", "decays", "frame_factors"))
     absent |= {} if variant.switches["STORE_DG"] else {"dg": None}
     amd = {"PRECISION": operands(call.dtype, amd=True).precision} if _is_amd(arch) else {}
     constants = named(kernel, call.constants(variant.tile) | variant.switches | absent | amd)
@@ -241,7 +240,8 @@ def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
     if name in (*_INPUTS, *partial) and partial.get(name, 1) == 1:
         return _POINTER[call.dtype]
     # Of gates per head, kernels read sums in float32.
-    if name in (("dg",) if call.head_gated else ("g", "dg")) and call.bfloat16_gates:
+    read_as_given = ("g", "dg") if call.gated else ("dg",) if call.gate_parts == 1 else ()
+    if name in read_as_given and call.bfloat16_gates:
         return "*bf16"
     if name in ("states", "dstates", "parked"):
         return _POINTER[call.operands.dtype]
@@ -286,7 +286,7 @@ def call_of(
 def main() -> None:
     """The command line: compiles every kernel for head dims K and V on each architecture, with and without gates.
 
-    For narrow heads on Hopper also with a gate per head.
+    On Hopper also with a gate per head.
     """
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     parser = argparse.ArgumentParser(description="Compile the GLA kernels without a GPU and print their resources.")
@@ -305,9 +305,11 @@ def main() -> None:
     if options.family == "hopper" and special is None:
         parser.error(f"the Hopper kernels do not support K = {K}, V = {V} in {options.dtype}; use --family triton")
     for arch in options.arch:
-        for gates in ("channel", "none", *(("head",) if special == HOPPER else ())):
+        for gates in ("channel", "none", "head"):
             gated = gates == "channel"
             choice = special or triton_plan(K, V, dtype, options.chunk, gated, SHARED[arch])
+            if gates == "head" and not choice.takes_head_gates:
+                continue
             call = call_of(K, V, gated, dtype, choice, options.gates == "bf16", gates == "head")
             for variant in variants(call):
                 compiled = compile_kernel(call, variant, arch)

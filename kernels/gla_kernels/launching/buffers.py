@@ -115,15 +115,15 @@ def failure_flags(flags: Flags, after_forward: bool) -> torch.Tensor:
 
 
 def output_parts(like: torch.Tensor, parts: int) -> torch.Tensor:
-    """Memory for an output of the shape [B, T, H, D] of `like`; if in several parts, [B, T, H, parts, D] float32."""
+    """Memory for an output like `like`, [B, T, H, D] or [B, T, H]; if in parts, [B, T, H, parts, (D)] float32."""
     if parts == 1:
         return torch.empty_like(like, memory_format=torch.contiguous_format)
-    return like.new_empty((*like.shape[:3], parts, like.shape[3]), dtype=torch.float32)
+    return like.new_empty((*like.shape[:3], parts, *like.shape[3:]), dtype=torch.float32)
 
 
 def sum_of_parts(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """An output from its memory (see `output_parts`), in the dtype of `like`."""
-    return parts if parts.dim() == 4 else parts.sum(3).to(like.dtype)
+    return parts if parts.dim() == like.dim() else parts.sum(3).to(like.dtype)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,8 @@ class Gradients:
     def empty(cls, call: Call, inputs: Inputs, needs_dg: bool) -> "Gradients":
         parts = call.value_parts
         gates = inputs.head_gates if call.head_gated else inputs.g
-        dg = output_parts(gates, parts) if needs_dg and gates is not None else None
+        dg_parts = call.gate_parts if call.head_gated else parts
+        dg = output_parts(gates, dg_parts) if needs_dg and gates is not None else None
         dv = output_parts(inputs.v, call.key_parts)
         return cls(output_parts(inputs.q, parts), output_parts(inputs.k, parts), dv, dg)
 
@@ -159,10 +160,11 @@ class Gradients:
     def summed(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """dq, dk, dv and dg in the shapes and dtypes of their inputs."""
         dg = self.dg
-        if dg is not None and inputs.g is not None:
-            dg = sum_of_parts(dg, inputs.g)
-            if inputs.head_gates is not None:
-                dg = dg.sum(3).to(inputs.head_gates.dtype)
+        gates = inputs.head_gates if inputs.g is None else inputs.g
+        if dg is not None and gates is not None:
+            dg = sum_of_parts(dg, gates)
+            if inputs.head_gates is not None and inputs.g is not None:
+                dg = sum_of_parts(dg, inputs.head_gates)
         return (
             sum_of_parts(self.dq, inputs.q), sum_of_parts(self.dk, inputs.k), sum_of_parts(self.dv, inputs.v), dg
         )  # fmt: skip

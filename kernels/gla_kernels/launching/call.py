@@ -178,6 +178,11 @@ class Call:
         """Partial sums of dq, dk and dg: a program of its backward handles one block of value columns."""
         return self.parts(self.plan.backward) if self.plan.family == "triton" else 1
 
+    @cached_property
+    def gate_parts(self) -> int:
+        """Partial sums of the gradient of a gate per head: a program handles one block of key columns."""
+        return -(-self.K // self.plan.backward.block_k) if self.head_gated else 1
+
     def new_states(self, like: torch.Tensor, count: int | None = None, zero: bool = False) -> torch.Tensor:
         """`count` float32 states (None: one per sequence) of every head on `like`'s device, zeros or uninitialised."""
         make = like.new_zeros if zero else like.new_empty
@@ -294,8 +299,7 @@ def _call(
 ) -> Call:  # fmt: skip
     gated, packed = gates is not None, sequences is not None
     choice = parse_plan(plan_of_choice) if plan_of_choice else plan(K, V, dtype, chunk_size, device, gated)
-    # Of a gate per head, the other families make gates per channel, in float32.
-    head_gated = per_head and choice.family == "hopper"
+    head_gated = per_head and choice.takes_head_gates
     return Call(
         B, T, H, K, V, B if sequences is None else sequences, packed, gated and not head_gated, scale, dtype, choice,
         gates == torch.bfloat16 and head_gated == per_head, gpu_of(device).multiprocessors,

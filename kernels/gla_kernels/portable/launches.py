@@ -131,6 +131,11 @@ def sum_head_gates(call: Call, inputs: Inputs) -> torch.Tensor:
     return sums
 
 
+def gates_of(call: Call, inputs: Inputs) -> dict[str, Any]:
+    """g and its strides as the kernels for Hopper take them, by name: of a gate per head, g is sums."""
+    return {"g": sum_head_gates(call, inputs) if call.head_gated else inputs.g} | named_strides(g=inputs.g)
+
+
 def clear_tails(call: Call, inputs: Inputs, *outputs: torch.Tensor | None) -> None:
     """Sets what is behind the last packed sequence in up to four outputs [1, T, ...] to 0."""
     if inputs.cu_seqlens is None:

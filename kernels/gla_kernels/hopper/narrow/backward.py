@@ -128,7 +128,8 @@ def recompute_states(
             sums = g_tiles.index(buffer)
             total = chunk_gate(sums)
             S *= gl.exp2(total)
-            k_tile.store((to_float32(k_tile.load(key_tile)) * decay_to_end(row_sums(sums), total)).to(gl.bfloat16))
+            decays = decay_to_end(row_sums(sums, key_tile), total)
+            k_tile.store((to_float32(k_tile.load(key_tile)) * decays).to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
         S = add_product(k_tile.permute((1, 0)), v_tiles.index(buffer), S)
@@ -318,7 +319,7 @@ def gla_backward_hopper(
             readdressed(dS_memory).store(dS.to(gl.bfloat16))
             if HEAD_GATED:
                 sums = g_tiles.index(buffer)
-                a = row_sums(sums)
+                a = row_sums(sums, key_tile)
                 total = chunk_gate(sums)
                 from_start = gl.exp2(a)[:, None]
                 to_end = decay_to_end(a, total)

@@ -266,7 +266,7 @@ def gla_forward_hopper(
             S_tile.store(S.to(gl.bfloat16))
             if HEAD_GATED:
                 sums = g_tiles.index(buffer)
-                a = row_sums(sums)
+                a = row_sums(sums, accumulator(BK))
                 total = chunk_gate(sums)
                 bk = to_float32(k_tile.load(accumulator(BK)))
                 kept_k_tile.store((bk * decay_to_end(a, total)).to(gl.bfloat16))

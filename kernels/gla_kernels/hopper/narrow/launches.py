@@ -13,7 +13,7 @@ from gla_kernels.hopper.wide.pieces import Run, cut, cut_into, groups, is_whole,
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged, decided_once
 from gla_kernels.launching.plans import LEAST_NARROW_PIECES
-from gla_kernels.portable.launches import scan, sum_head_gates
+from gla_kernels.portable.launches import gates_of, scan
 
 
 @decided_once
@@ -47,11 +47,6 @@ def form(call: Call) -> tuple[object, ...]:
     return *forwards, bool(recomputed_groups(call))
 
 
-def _gates(call: Call, inputs: Inputs) -> torch.Tensor | None:
-    """What the kernels read as g."""
-    return sum_head_gates(call, inputs) if call.head_gated else inputs.g
-
-
 def _borders(
     call: Call, inputs: Inputs, x: torch.Tensor, y: torch.Tensor, run: Run, initial: torch.Tensor | None,
     final: torch.Tensor | None, *, reverse: bool,
@@ -61,8 +56,8 @@ def _borders(
 
     local, borders = call.new_states(inputs.q, run.count), call.new_states(inputs.q, run.count)
     decays = borders.new_empty(borders.shape[:3]) if call.gated or call.head_gated else None
-    arguments = call.numbers | named_strides(x=x, y=y, g=inputs.g) | {
-        "x": x, "y": y, "g": _gates(call, inputs), "end": local, "decays": decays, "cu_seqlens": inputs.cu_seqlens,
+    arguments = call.numbers | gates_of(call, inputs) | named_strides(x=x, y=y) | {
+        "x": x, "y": y, "end": local, "decays": decays, "cu_seqlens": inputs.cu_seqlens,
         "N": call.sequences, "piece_chunks": run.chunks,
     }  # fmt: skip
     programs, kernel = (run.count * call.H,), gla_recurrence_hopper
@@ -94,8 +89,8 @@ def _forward(
     from gla_kernels.hopper.narrow.forward import gla_forward_hopper
 
     rows = (call.sequences if pieces is None else pieces.count) * call.H
-    arguments = inputs.arguments | call.numbers | {
-        "g": _gates(call, inputs), "o": o, "initial": initial, "final": final, "states": states,
+    arguments = inputs.arguments | gates_of(call, inputs) | call.numbers | {
+        "o": o, "initial": initial, "final": final, "states": states,
         "checkpoints": checkpoints, "flags": flags.rows, "marks": flags.marks,
         "count": call.chunks if pieces is None else pieces.chunks, "checkpoint_chunks": call.checkpoint_chunks,
         "rows": rows, "N": call.sequences, "base": 0 if pieces is None else pieces.base,
@@ -160,8 +155,9 @@ def _backward(
     """Runs the kernel over `pieces`; if None, over whole sequences. With checkpoints, `states` is scratch memory."""
     from gla_kernels.hopper.narrow.backward import gla_backward_hopper
 
-    arguments = inputs.arguments | gradients.arguments | call.numbers | named_strides(do=do) | {
-        "g": _gates(call, inputs), "do": do, "states": states, "checkpoints": checkpoints, "flags": flags.rows,
+    arguments = inputs.arguments | gates_of(call, inputs) | gradients.arguments | call.numbers
+    arguments |= named_strides(do=do) | {
+        "do": do, "states": states, "checkpoints": checkpoints, "flags": flags.rows,
         "failed": failed, "dfinal": dfinal, "dinitial": dinitial,
         "count": call.chunks if pieces is None else pieces.chunks, "checkpoint_chunks": call.checkpoint_chunks,
         "N": call.sequences, "base": 0 if pieces is None else pieces.base,

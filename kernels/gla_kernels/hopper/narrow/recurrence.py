@@ -138,7 +138,8 @@ def gla_recurrence_hopper(
             total = chunk_gate(sums)
             decay += total
             S *= gl.exp2(total)
-            bx *= gl.exp2(row_sums(sums))[:, None] if REVERSE else decay_to_end(row_sums(sums), total)
+            a = row_sums(sums, key_tile)
+            bx *= gl.exp2(a)[:, None] if REVERSE else decay_to_end(a, total)
         x_tile.store(bx.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()

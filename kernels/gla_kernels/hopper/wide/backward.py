@@ -9,7 +9,9 @@ memory.
 Registers and shared memory are both full. The exponents a - r, and the excess, are kept in shared memory for dq and dk.
 q and k of the next chunk are fetched into the tiles of v and do once those have been read, v and do into those of q and
 k. The two parts of the sum in dg go to the tile of dS~'. The accumulators of dv, dq and dk are used one after another
-as far as possible, and the addresses of rows are recomputed."""
+as far as possible, and the addresses of rows are recomputed.
+
+With a gate per head, the decays of rows are factors of accumulators, and only 2^a q has a tile of its own."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -17,6 +19,15 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from gla_kernels.hopper.copies import fetch, fetch_rows, load_state, write
 from gla_kernels.hopper.gates import excess, fetch_gate_rows, frame_factor, make_words
+from gla_kernels.hopper.head_gates import (
+    chunk_gate,
+    decay_scores,
+    decay_to_end,
+    fetch_sums,
+    make_sums,
+    row_sums,
+    sums_in,
+)
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, raise_where, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, no_state, product, triangle
@@ -38,7 +49,7 @@ def wide_backward(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
     do,  # [B, T, H, V]
     states,  # [slots, H, K, V] bfloat16: S~ of each chunk; of this launch's pieces only if SCRATCH
     after,  # [pieces, H, K, V] float32: the gradient of the state after each piece of this launch, in no frame
@@ -48,7 +59,7 @@ def wide_backward(
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]
-    dg,  # [B, T, H, K] in g's dtype
+    dg,  # [B, T, H, K] in g's dtype, or [B, T, H] if HEAD_GATED
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
@@ -66,6 +77,7 @@ def wide_backward(
     BV: gl.constexpr,
     C: gl.constexpr,
     GATED: gl.constexpr,
+    HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     HAS_AFTER: gl.constexpr,
     STORE_BEFORE: gl.constexpr,
@@ -119,6 +131,9 @@ def wide_backward(
             suspect = gl.zeros([BK, 8], gl.float32, accumulator(8, BK, WARPS))
         else:
             suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, key_tile))
+    if HEAD_GATED:
+        sums = make_sums(2, C)
+        decayed_q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     if HAS_AFTER:
         dS = load_state(after + piece.to(gl.int64) * after_p + h * K * V, K, V, state_layout, BK, BV)
     else:
@@ -134,6 +149,8 @@ def wide_backward(
     else:
         fetch_rows(q_and_v.index(1), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
         fetch_rows(k_and_do.index(1), do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
+    if HEAD_GATED:
+        fetch_sums(sums.index(0), sums_in(g, b, t, h, T, H), rows_left)
     async_copy.commit_group()
     for j in range(chunks):
         q_tile = q_and_v.index(j % ring)
@@ -184,9 +201,22 @@ def wide_backward(
         else:
             fetch_rows(q_and_v.index((j + 2) % ring), v, b, t - C, h, v_b, v_t, v_h, next_rows, V, 16)
             fetch_rows(k_and_do.index((j + 2) % ring), do, b, t - C, h, do_b, do_t, do_h, next_rows, V, 16)
+            if HEAD_GATED:
+                fetch_sums(sums.index((j + 1) % 2), sums_in(g, b, t - C, h, T, H), next_rows)
             async_copy.commit_group()
-            store_scaled(q_tile, scale, C, BK)
+            if HEAD_GATED:
+                a = row_sums(sums.index(j % 2), key_tile)
+                total = chunk_gate(sums.index(j % 2))
+                from_start = gl.exp2(a)[:, None]
+                to_end = decay_to_end(a, total)
+                bq = to_float32(q_tile.load(key_tile)) * scale
+                q_tile.store(bq.to(gl.bfloat16))
+                decayed_q_tile.store((bq * from_start).to(gl.bfloat16))
+            else:
+                store_scaled(q_tile, scale, C, BK)
         dS_tile.store(dS.to(gl.bfloat16))
+        if HEAD_GATED:
+            dS *= gl.exp2(total)
         async_copy.wait_group(0 if GATED else 1)  # v and do
         fence_async_shared()
         thread_barrier()
@@ -195,27 +225,47 @@ def wide_backward(
             async_copy.commit_group()
         Pt = product(k_tile, q_tile.permute((1, 0)), C, C, WARPS)
         dP = product(do_tile, v_tile.permute((1, 0)), C, C, WARPS)
-        Pt, dP = warpgroup_mma_wait(0, deps=[Pt, dP])
+        if HEAD_GATED:
+            bdv = product(k_tile, dS_tile, C, BV, WARPS)
+            Pt, dP = warpgroup_mma_wait(1, deps=[Pt, dP])
+            Pt = decay_scores(Pt, sums.index(j % 2), False)
+            dP = decay_scores(dP, sums.index(j % 2), True)
+        else:
+            Pt, dP = warpgroup_mma_wait(0, deps=[Pt, dP])
         Pt_tile.store(gl.where(triangle(C, False, True, WARPS), Pt, 0.0).to(gl.bfloat16))
         dA_tile.store(gl.where(triangle(C, True, True, WARPS, 1), dP, 0.0).to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
         # For the waits: two products of dv, one of dS, two each of dq and dk, in this order.
-        bdv = product(Pt_tile, do_tile, C, BV, WARPS)
-        bdv = add_product(k_tile, dS_tile, bdv)
-        dS = add_product(q_tile.permute((1, 0)), do_tile, dS)
-        bdq = product(do_tile, S_tile.permute((1, 0)), C, BK, WARPS)
-        bdq = add_product(dA_tile, k_tile, bdq)
-        bdv = warpgroup_mma_wait(3, deps=[bdv])
+        if HEAD_GATED:
+            bdv = warpgroup_mma_wait(0, deps=[bdv])
+            bdv *= to_end
+            bdv = add_product(Pt_tile, do_tile, bdv)
+            dS = add_product(decayed_q_tile.permute((1, 0)), do_tile, dS)
+            bdq = product(do_tile, S_tile.permute((1, 0)), C, BK, WARPS)
+            bdv = warpgroup_mma_wait(2, deps=[bdv])
+        else:
+            bdv = product(Pt_tile, do_tile, C, BV, WARPS)
+            bdv = add_product(k_tile, dS_tile, bdv)
+            dS = add_product(q_tile.permute((1, 0)), do_tile, dS)
+            bdq = product(do_tile, S_tile.permute((1, 0)), C, BK, WARPS)
+            bdq = add_product(dA_tile, k_tile, bdq)
+            bdv = warpgroup_mma_wait(3, deps=[bdv])
         out_tile.store(bdv.to(gl.bfloat16))
         if STORE_DG:
-            dS = warpgroup_mma_wait(2, deps=[dS])
+            dS = warpgroup_mma_wait(1 if HEAD_GATED else 2, deps=[dS])
             boundary = gl.sum(to_float32(S_tile.load(state_layout)) * dS, axis=1)
         bdk = product(v_tile, dS_tile.permute((1, 0)), C, BK, WARPS)
+        if HEAD_GATED:
+            dS, bdq = warpgroup_mma_wait(1, deps=[dS, bdq])
+            bdq *= from_start
+            bdq = add_product(dA_tile, k_tile, bdq)
+            bdk = warpgroup_mma_wait(1, deps=[bdk])
+            bdk *= to_end
         bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
         thread_barrier()
         write_tile(dv + wide_product(token, V), out_tile, H * V, rows_left, V, copy_v, 0, True)
-        dS, bdq = warpgroup_mma_wait(2, deps=[dS, bdq])
+        dS, bdq = warpgroup_mma_wait(1 if HEAD_GATED else 2, deps=[dS, bdq])
         if STORE_DG:
             balance = negative(to_float32(q_tile.load(key_tile))) * bdq
         if GATED:
@@ -228,23 +278,26 @@ def wide_backward(
         thread_barrier()  # no product reads dS~', dP, Q~ and K~ any more
         if STORE_DG:
             balance += to_float32(k_tile.load(key_tile)) * bdk
-            high, low = split(balance)
-            sums = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-            sums.index(0).store(high)
-            sums.index(1).store(low)
+            if HEAD_GATED:
+                sent = gl.sum(balance, axis=1)
+            else:
+                high, low = split(balance)
+                parts = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+                parts.index(0).store(high)
+                parts.index(1).store(low)
         if GATED:
             bdk *= gl.exp2(excesses.load(gl.SliceLayout(0, key_tile))[None, :] - exponents.load(key_tile))
             if not STORE_DG:
                 suspect += gl.sum(bdk, axis=1) * 0.0
-        if STORE_DG:
+        if STORE_DG and GATED:
             dA_tile.store(gl.where(triangle(C, True, False, WARPS, 1), 1.0, 0.0).to(gl.bfloat16))
             fence_async_shared()
         q_tile.store(bdk.to(gl.bfloat16))
         thread_barrier()  # dq, dk and the terms of dg are in their tiles
-        if STORE_DG:
-            bdg = product(dA_tile, sums.index(0), C, BK, WARPS)
-            bdg = add_product(dA_tile, sums.index(1), bdg)
-            suspect = add_product(sums.index(0).permute((1, 0)), ones, suspect)
+        if STORE_DG and GATED:
+            bdg = product(dA_tile, parts.index(0), C, BK, WARPS)
+            bdg = add_product(dA_tile, parts.index(1), bdg)
+            suspect = add_product(parts.index(0).permute((1, 0)), ones, suspect)
         write_tile(dq + wide_product(token, K), out_tile, H * K, rows_left, K, copy_k, 0, True)
         write_tile(dk + wide_product(token, K), q_tile, H * K, rows_left, K, copy_k, 0, True)
         # Behind the stores' loads from shared memory, which would wait for these copies.
@@ -253,7 +306,14 @@ def wide_backward(
         slot -= 1
         fetch(S_tile, states + wide_product(slot * H + h, K * V), V, gl.where(next_rows > 0, K, 0), V, copy_v)
         async_copy.commit_group()
-        if STORE_DG:
+        if STORE_DG and HEAD_GATED:
+            columns: gl.constexpr = gl.SliceLayout(0, accumulator(C, C, WARPS))
+            earlier = gl.convert_layout(sent, columns)[None, :]
+            dgates = gl.sum(gl.where(triangle(C, True, False, WARPS), earlier, 0.0), axis=1) + gl.sum(boundary, axis=0)
+            rows = gl.arange(0, C, gl.SliceLayout(1, accumulator(C, C, WARPS)))
+            there = dg + (token + rows.to(gl.int64) * H)
+            gl.store(there, dgates.to(dg.dtype.element_ty), rows < rows_left)
+        if STORE_DG and GATED:
             bdg, suspect = warpgroup_mma_wait(0, deps=[bdg, suspect])
             boundary_row = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
             bdg += boundary_row[None, :]

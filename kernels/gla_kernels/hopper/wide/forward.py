@@ -15,6 +15,8 @@ the registers of two warpgroups, which leaves no room for a second chunk. The st
 which are read out one after the other through one tile of shared memory. Registers are so short that values are
 recomputed wherever possible (`opaque`) and tiles are stored in parts. Spills go to L2, because shared memory leaves the
 L1 cache 28 KiB.
+
+With a gate per head (`head_gates.py`), keys for the state have a tile of their own, and 2^a is a factor of Q S.
 """
 
 from triton.experimental import gluon
@@ -23,10 +25,19 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from gla_kernels.hopper.copies import fetch_rows, load_state, write
 from gla_kernels.hopper.gates import fetch_gate_rows, frame_factor, make_words
+from gla_kernels.hopper.head_gates import (
+    chunk_gate,
+    decay_scores,
+    decay_to_end,
+    fetch_sums,
+    make_sums,
+    row_sums,
+    sums_in,
+)
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, mark_strong, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, product, triangle
-from gla_kernels.hopper.values import opaque, readdressed, thread_barrier, wide_product
+from gla_kernels.hopper.values import opaque, readdressed, thread_barrier, to_float32, wide_product
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
     chunk_head_of,
@@ -51,12 +62,26 @@ def start_frame(g_tile, g, words, cumulative, ones, C: gl.constexpr, BK: gl.cons
     return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, BK), large
 
 
+@gluon.jit
+def store_keys_for_state(tile, k_tile, sums, C: gl.constexpr, BK: gl.constexpr):
+    """Stores 2^(a_C - a) k, from a chunk's sums of gates per head."""
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    decays = decay_to_end(row_sums(sums, key_tile), chunk_gate(sums))
+    tile.store((to_float32(k_tile.load(key_tile)) * decays).to(gl.bfloat16))
+
+
+@gluon.jit
+def decay_from_start(O, sums):
+    """2^a O of each row, from a chunk's sums of gates per head."""
+    return O * gl.exp2(row_sums(sums, O.type.layout))[:, None]
+
+
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "checkpoint_chunks"])
 def wide_forward(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
     o,  # [B, T, H, V], contiguous
     initial,  # [pieces, H, K, V] float32: the state before each piece of this launch
     final,  # [pieces, H, K, V] float32: the state after each
@@ -82,6 +107,7 @@ def wide_forward(
     BV: gl.constexpr,
     C: gl.constexpr,
     GATED: gl.constexpr,
+    HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     HAS_INITIAL: gl.constexpr,
     STORE_FINAL: gl.constexpr,
@@ -124,6 +150,9 @@ def wide_forward(
         ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
         words = make_words()
+    if HEAD_GATED:
+        sums = make_sums(2 if PAIR else 3, C)
+        state_k_tiles = gl.allocate_shared_memory(gl.bfloat16, [1 if PAIR else 2, C, BK], operand_layout(C, BK))
     if HAS_INITIAL:
         initial += piece.to(gl.int64) * initial_p + h * K * V + v0
         S = load_state(initial, K, V, state_layout, BK, W, v0)
@@ -144,6 +173,8 @@ def wide_forward(
         fetch_rows(v2_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0 + W)
         if GATED:
             fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+        if HEAD_GATED:
+            fetch_sums(sums.index(0), sums_in(g, b, t, h, T, H), rows_left)
         async_copy.commit_group()
         for j in range(chunks):
             buffer = j % 2
@@ -170,6 +201,8 @@ def wide_forward(
             fetch_rows(k_tiles.index(next_buffer), k, b, t + C, h, k_b, k_t, k_h, rows_left - C, K, 16)
             fetch_rows(v_tiles.index(next_buffer), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
             fetch_rows(v2_tiles.index(next_buffer), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0 + W)
+            if HEAD_GATED:
+                fetch_sums(sums.index(next_buffer), sums_in(g, b, t + C, h, T, H), rows_left - C)
             async_copy.commit_group()
             if GATED:
                 halves, large = gate_halves(g_tile, g, words, C, BK)
@@ -188,6 +221,12 @@ def wide_forward(
             else:
                 store_scaled(q_tile, scale, C, BK)
             S_tile.store(S.to(gl.bfloat16))
+            if HEAD_GATED:
+                store_keys_for_state(state_k_tiles.index(0), k_tile, sums.index(buffer), C, BK)
+                S *= gl.exp2(chunk_gate(sums.index(buffer)))
+                state_k_tile = state_k_tiles.index(0)
+            else:
+                state_k_tile = k_tile
             fence_async_shared()
             thread_barrier()
             if GATED:
@@ -200,14 +239,18 @@ def wide_forward(
             before = o + wide_product(token - C * H, V) + v0 + W
             write_tile(before, O_tile, H * V, gl.where(j > 0, rows_left + C, 0), V, copy_v, v0 + W)
             O = product(q_tile, S_tile, C, W, WARPS)
-            S = add_product(k_tile.permute((1, 0)), v_tile, S)
+            S = add_product(state_k_tile.permute((1, 0)), v_tile, S)
             P = warpgroup_mma_wait(2, deps=[P])
+            if HEAD_GATED:
+                P = decay_scores(P, sums.index(buffer), True)
             P = gl.where(triangle(C, True, True, WARPS), P, 0.0)
             P_tile.store(P.to(gl.bfloat16))
             if GATED:
                 raise_where_not_finite(flags + n * H + h, P)
             fence_async_shared()
             thread_barrier()
+            if HEAD_GATED:
+                O = decay_from_start(warpgroup_mma_wait(1, deps=[O]), sums.index(buffer))
             O = add_product(P_tile, v_tile, O)
             if STORE_STATES:
                 state = states + wide_product(chunk_slot * H + h, K * V) + v0
@@ -216,11 +259,17 @@ def wide_forward(
             thread_barrier()  # no product reads S_tile any more
             S_tile.store(S2.to(gl.bfloat16))
             O_tile.store(O.to(gl.bfloat16))
+            if HEAD_GATED:
+                S2 *= gl.exp2(chunk_gate(sums.index(buffer)))
             fence_async_shared()
             thread_barrier()
             O2 = product(q_tile, S_tile, C, W, WARPS)
+            if HEAD_GATED:
+                S2 = add_product(state_k_tile.permute((1, 0)), v2_tile, S2)
+                O2 = decay_from_start(warpgroup_mma_wait(1, deps=[O2]), sums.index(buffer))
             O2 = add_product(P_tile, v2_tile, O2)
-            S2 = add_product(k_tile.permute((1, 0)), v2_tile, S2)
+            if not HEAD_GATED:
+                S2 = add_product(state_k_tile.permute((1, 0)), v2_tile, S2)
             if STORE_STATES:
                 state = states + wide_product(chunk_slot * H + h, K * V) + v0
                 write_tile(state + W, S_tile, V, K, V, copy_v, v0 + W)
@@ -245,6 +294,8 @@ def wide_forward(
         fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
         if GATED:
             fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+        if HEAD_GATED:
+            fetch_sums(sums.index(0), sums_in(g, b, t, h, T, H), rows_left)
         async_copy.commit_group()
         fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
         if GATED:
@@ -252,6 +303,8 @@ def wide_forward(
         async_copy.commit_group()
         fetch_rows(q_tiles.index(1), q, b, t + C, h, q_b, q_t, q_h, rows_left - C, K, 16)
         fetch_rows(k_tiles.index(1), k, b, t + C, h, k_b, k_t, k_h, rows_left - C, K, 16)
+        if HEAD_GATED:
+            fetch_sums(sums.index(1), sums_in(g, b, t + C, h, T, H), rows_left - C)
         async_copy.commit_group()
         async_copy.wait_group(2)
         thread_barrier()
@@ -265,6 +318,8 @@ def wide_forward(
             store_frame(q_tiles.index(0), k_tiles.index(0), G, last, large, scale, C, BK)
         else:
             store_scaled(q_tiles.index(0), scale, C, BK)
+        if HEAD_GATED:
+            store_keys_for_state(state_k_tiles.index(0), k_tiles.index(0), sums.index(0), C, BK)
 
         for j in range(chunks):
             buffer = j % 2
@@ -282,15 +337,24 @@ def wide_forward(
                 S *= (previous_factor * factor)[:, None]
                 previous_factor = factor
             S_memory.store(S.to(gl.bfloat16))
+            if HEAD_GATED:
+                these_sums = sums.index(j % 3)
+                next_sums = sums.index((j + 1) % 3)
+                state_k_tile = state_k_tiles.index(buffer)
+                S *= gl.exp2(chunk_gate(these_sums))
+            else:
+                state_k_tile = k_tile
             fence_async_shared()
             thread_barrier()
             P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
             O = product(q_tile, S_memory, C, W, WARPS)
-            S = add_product(k_tile.permute((1, 0)), v_tile, S)
+            S = add_product(state_k_tile.permute((1, 0)), v_tile, S)
             # Meanwhile, the next chunk's gates. Their products queue up behind these.
             if GATED:
                 G, total, large = start_frame(g_tiles.index(next_buffer), g, words, cumulative, ones, C, BK)
             P = warpgroup_mma_wait(6 if GATED else 2, deps=[P])
+            if HEAD_GATED:
+                P = decay_scores(P, these_sums, True)
             P = gl.where(triangle(C, True, True, WARPS), P, 0.0)
             P_memory.store(P.to(gl.bfloat16))
             if GATED:
@@ -298,6 +362,8 @@ def wide_forward(
             async_copy.wait_group(0)  # the next chunk's q and k
             fence_async_shared()
             thread_barrier()
+            if HEAD_GATED:
+                O = decay_from_start(warpgroup_mma_wait(1, deps=[O]), these_sums)
             O = add_product(P_memory, v_tile, O)
             # Behind the loads of gates, which would wait for these copies.
             fetch_rows(v_tiles.index(next_buffer), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
@@ -318,10 +384,14 @@ def wide_forward(
                 store_frame(q_tiles.index(next_buffer), k_tiles.index(next_buffer), G, last, large, scale, C, BK)
             else:
                 store_scaled(q_tiles.index(next_buffer), scale, C, BK)
+            if HEAD_GATED:
+                store_keys_for_state(state_k_tiles.index(next_buffer), k_tiles.index(next_buffer), next_sums, C, BK)
             O, S = warpgroup_mma_wait(0, deps=[O, S])
             thread_barrier()  # no product reads q_tile or k_tile any more
             fetch_rows(q_tile, q, b, t + 2 * C, h, q_b, q_t, q_h, rows_left - 2 * C, K, 16)
             fetch_rows(k_tile, k, b, t + 2 * C, h, k_b, k_t, k_h, rows_left - 2 * C, K, 16)
+            if HEAD_GATED:
+                fetch_sums(sums.index((j + 2) % 3), sums_in(g, b, t + 2 * C, h, T, H), rows_left - 2 * C)
             async_copy.commit_group()
             row = o + wide_product((b * T + t) * H + h, V) + v0
             write(row, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, v0)

@@ -5,6 +5,9 @@
     forward:  P = tril(Q~ K~^T),    reverse:  P = triu(K~ Q~^T)
 
 `wide_walk` has one program per block of value columns; without this kernel, each would compute these again.
+
+With a gate per head (`head_gates.py`), Q~ = scale 2^a q, K~ = 2^(a_C - a) k, the scores are those of q and k themselves
+times 2^(a_i - a_j), and in place of 2^r there is 2^(a_C).
 """
 
 from triton.experimental import gluon
@@ -13,10 +16,19 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from gla_kernels.hopper.copies import fetch, write
 from gla_kernels.hopper.gates import fetch_gates, frame_factor, make_words
-from gla_kernels.hopper.layouts import copy_layout, gate_layout, operand_layout
+from gla_kernels.hopper.head_gates import (
+    chunk_gate,
+    decay_scores,
+    decay_to_end,
+    fetch_sums,
+    make_sums,
+    row_sums,
+    sums_in,
+)
+from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
 from gla_kernels.hopper.places import mark_strong, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, triangle
-from gla_kernels.hopper.values import thread_barrier
+from gla_kernels.hopper.values import thread_barrier, to_float32
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
     cumulative_tile,
@@ -38,11 +50,11 @@ from gla_kernels.hopper.wide.tiles import (
 def wide_frames(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
     framed_q,  # [B, T, H, K] bfloat16, contiguous: Q~
     framed_k,  # [B, T, H, K]: K~
     scores,  # [B, T, H, C] bfloat16: for each token, its row of P
-    frame_factors,  # [chunks, H, K] float32: 2^r of each chunk
+    frame_factors,  # [chunks, H, K] float32: 2^r of each chunk; if HEAD_GATED [chunks, H], 2^(a_C)
     excesses,  # [chunks, H, K] float32: for `wide_gradients`; see `hopper/gates.py`; unused forward
     raised,  # [N, H] int32: set to 1 if a result is not finite
     marks,  # [chunks, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel; unused in reverse
@@ -56,6 +68,7 @@ def wide_frames(
     BK: gl.constexpr,
     C: gl.constexpr,
     GATED: gl.constexpr,
+    HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     REVERSE: gl.constexpr,
 ):  # fmt: skip
@@ -79,6 +92,7 @@ def wide_frames(
     if GATED:
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h
         frame_factors += (chunk_slot.to(gl.int64) * H + h) * K
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
 
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [blocks_k, C, BK], operand_layout(C, BK))
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [blocks_k, C, BK], operand_layout(C, BK))
@@ -88,6 +102,9 @@ def wide_frames(
         ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
         words = make_words()
+    if HEAD_GATED:
+        sums = make_sums(1, C).index(0)
+        fetch_sums(sums, sums_in(g, n * 0 if VARLEN else n, t, h, T, H), rows_left)
     for ik in gl.static_range(blocks_k):
         fetch(q_tiles.index(ik), q + ik * BK, q_t, rows_left, K, copy_k, ik * BK)
         fetch(k_tiles.index(ik), k + ik * BK, k_t, rows_left, K, copy_k, ik * BK)
@@ -116,6 +133,10 @@ def wide_frames(
                 else:
                     mark_strong(marks + chunk_slot * H + h, last, n)
             store_frame(q_tile, k_tile, G, last, large, scale, C, BK)
+        elif HEAD_GATED:
+            bq = to_float32(q_tile.load(key_tile)) * scale
+            bk = to_float32(k_tile.load(key_tile))
+            q_tile.store(bq.to(gl.bfloat16))
         else:
             store_scaled(q_tile, scale, C, BK)
         fence_async_shared()
@@ -124,9 +145,20 @@ def wide_frames(
             P = add_product(k_tile, q_tile.permute((1, 0)), P)
         else:
             P = add_product(q_tile, k_tile.permute((1, 0)), P)
+        if HEAD_GATED:
+            a = row_sums(sums, key_tile)
+            total = chunk_gate(sums)
+            P = warpgroup_mma_wait(0, deps=[P])
+            thread_barrier()  # no product reads the tiles any more
+            q_tile.store((bq * gl.exp2(a)[:, None]).to(gl.bfloat16))
+            k_tile.store((bk * decay_to_end(a, total)).to(gl.bfloat16))
+            thread_barrier()
         write_tile(framed_q + ik * BK, q_tile, H * K, rows_left, K, copy_k, ik * BK)
         write_tile(framed_k + ik * BK, k_tile, H * K, rows_left, K, copy_k, ik * BK)
         P = warpgroup_mma_wait(0, deps=[P])
+    if HEAD_GATED:
+        gl.store(frame_factors + (chunk_slot.to(gl.int64) * H + h), gl.exp2(chunk_gate(sums)))
+        P = decay_scores(P, sums, not REVERSE)
     P = gl.where(triangle(C, not REVERSE, True, WARPS), P, 0.0)
     if GATED:
         raise_where_not_finite(raised + n * H + h, P)

@@ -14,6 +14,14 @@ With S~ the state before the chunk and dS~' the gradient of the state after it, 
 The last line is that of docs/kernels.md with dS~ = dS~' + Q~^T dO: its second term is in the sum over i >= t, so that
 nothing is added and subtracted again. Each term uses the rounded operands of the products (dS~' too), so that terms
 which cancel in exact arithmetic cancel here too. Of marked chunks, `strong.py` adds what is missing.
+
+With a gate per head (`head_gates.py`; D as there), S and dS' being in no frame:
+
+    dQ = scale ((dP o D) K + 2^a dO S^T),    dK = (dP o D)^T Q + 2^(a_C - a) V dS'^T
+    dV = (P o D)^T dO + 2^(a_C - a) K dS'
+    dg_t = 2^(a_C) sum_kv S dS' + sum_{i >= t} q_i . (2^a dO S^T)_i + sum_{i < t} (k_i . dk_i - q_i . ((dP o D) K)_i)
+
+of which a program computes what its key columns add: one of the sums that make dg.
 """
 
 from triton.experimental import gluon
@@ -22,6 +30,15 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from gla_kernels.hopper.copies import fetch, write
 from gla_kernels.hopper.gates import fetch_gates, make_words
+from gla_kernels.hopper.head_gates import (
+    chunk_gate,
+    decay_scores,
+    decay_to_end,
+    fetch_sums,
+    make_sums,
+    row_sums,
+    sums_in,
+)
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
 from gla_kernels.hopper.places import wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, product, triangle
@@ -60,7 +77,7 @@ def wide_gradients(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
     do,  # [B, T, H, V]
     states,  # [chunks, H, K, V] bfloat16: S~ of each chunk of this launch
     dstates,  # [chunks, H, K, V] bfloat16: dS~' of each; unused if PARKED
@@ -71,7 +88,7 @@ def wide_gradients(
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]; written if K fits one block
-    dg,  # [B, T, H, K] in g's dtype
+    dg,  # [B, T, H, K] in g's dtype; if HEAD_GATED [B, T, H, blocks of keys]
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
@@ -87,6 +104,7 @@ def wide_gradients(
     BV: gl.constexpr,
     C: gl.constexpr,
     GATED: gl.constexpr,
+    HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     PARKED: gl.constexpr,
     STORE_DG: gl.constexpr,  # with gates alone; without it, `failed` is found from dq and dk
@@ -144,6 +162,9 @@ def wide_gradients(
         fetch_gates(g_tile, g, g_t, rows_left, K, k0)
         cumulative = cumulative_tile(C)
         words = make_words()
+    if HEAD_GATED:
+        sums = make_sums(1, C).index(0)
+        fetch_sums(sums, sums_in(g, n * 0 if VARLEN else n, t, h, T, H), rows_left)
     async_copy.commit_group()
     for block in gl.static_range(2):
         if block > 0:
@@ -179,11 +200,21 @@ def wide_gradients(
         bq *= gl.exp2(G)
     q_tile.store(bq.to(gl.bfloat16))
     k_tile.store(bk.to(gl.bfloat16))
+    if HEAD_GATED:
+        a = row_sums(sums, key_tile)
+        total = chunk_gate(sums)
+        if blocks_k == 1:
+            k_for_state = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+            k_for_state.store((bk * decay_to_end(a, total)).to(gl.bfloat16))
+    else:
+        k_for_state = k_tile
     fence_async_shared()
     thread_barrier()
     if blocks_k == 1:
         Pt = product(k_tile, q_tile.permute((1, 0)), C, C, WARPS)
         Pt = warpgroup_mma_wait(0, deps=[Pt])
+        if HEAD_GATED:
+            Pt = decay_scores(Pt, sums, False)
         Pt = gl.where(triangle(C, False, True, WARPS), Pt, 0.0).to(gl.bfloat16)
         Pt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
         Pt_tile.store(Pt)
@@ -219,7 +250,7 @@ def wide_gradients(
         dS_tile = dS_tiles.index(buffer)
         if blocks_k == 1:
             bdv = product(Pt_tile, do_tile, C, BV, WARPS)
-            bdv = add_product(k_tile, dS_tile, bdv)
+            bdv = add_product(k_for_state, dS_tile, bdv)
         dP = add_product(do_tile, v_tile.permute((1, 0)), dP)
         bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)
         bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
@@ -237,6 +268,10 @@ def wide_gradients(
     # before dq, dk and dg take its place.
     async_copy.wait_group(0)
     thread_barrier()
+    if HEAD_GATED:
+        dP = decay_scores(dP, sums, True)
+        bdq *= gl.exp2(row_sums(sums, key_tile))[:, None]
+        bdk *= decay_to_end(row_sums(sums, key_tile), total)
     dA_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     dA_tile.store(gl.where(triangle(C, True, True, WARPS), dP, 0.0).to(gl.bfloat16))
     fence_async_shared()
@@ -245,13 +280,33 @@ def wide_gradients(
     bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
     if STORE_DG:
         Q = to_float32(q_tile.load(key_tile))
-        high, low = split(Q * bdq)
-        readdressed(halves.index(0)).store(high)
-        readdressed(halves.index(1)).store(low)
-    intra, bdk = warpgroup_mma_wait(0, deps=[intra, bdk])
+        if GATED:
+            high, low = split(Q * bdq)
+            readdressed(halves.index(0)).store(high)
+            readdressed(halves.index(1)).store(low)
+    if HEAD_GATED:
+        # The tiles are listed as dependencies, as in the loop: the sums over rows take memory.
+        intra, bdk, _, _, _ = warpgroup_mma_wait(0, deps=[intra, bdk, dA_tile, q_tile, k_tile])
+        thread_barrier()
+    else:
+        intra, bdk = warpgroup_mma_wait(0, deps=[intra, bdk])
+    if HEAD_GATED and STORE_DG:
+        from_states = gl.sum(Q * bdq, axis=1)
     bdq += intra
     if STORE_DG:
-        high, low = split(to_float32(k_tile.load(key_tile)) * bdk - Q * intra)
+        sent = to_float32(k_tile.load(key_tile)) * bdk - Q * intra
+        if HEAD_GATED:
+            # Terms of the rows t, as columns i beside them, are summed with the mask of i >= t or of i < t.
+            columns: gl.constexpr = gl.SliceLayout(0, accumulator(C, C, WARPS))
+            later = gl.convert_layout(from_states, columns)[None, :]
+            earlier = gl.convert_layout(gl.sum(sent, axis=1), columns)[None, :]
+            dgates = gl.sum(gl.where(triangle(C, True, False, WARPS), earlier, later), axis=1)
+            dgates += gl.exp2(total) * gl.sum(boundary, axis=0)
+            rows = gl.arange(0, C, gl.SliceLayout(1, accumulator(C, C, WARPS)))
+            there = dg + ((b * T + t + rows) * H + h) * blocks_k + k0 // BK
+            gl.store(there, dgates.to(dg.dtype.element_ty), rows < rows_left)
+        else:
+            high, low = split(sent)
     if GATED:
         # Otherwise 2^G and 2^-G would be kept from above, not G.
         G = opaque_float(G)
@@ -260,7 +315,7 @@ def wide_gradients(
             G -= kept_excess(excesses, chunk_head, k0, C, BK, K)
         bdk *= gl.exp2(negative(G))
         thread_barrier()  # no thread reads dP, Q~ and K~ any more
-    if STORE_DG:
+    if STORE_DG and GATED:
         # The masks of the two sums over time. The first mask takes the tile of dP, the terms of the second sum take
         # the tiles of Q~ and K~.
         dA_tile.store(gl.where(triangle(C, False, True, WARPS), 1.0, 0.0).to(gl.bfloat16))
@@ -276,7 +331,7 @@ def wide_gradients(
         bdg = add_product(before_tile, k_tile, bdg)
     write(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     write(dk, gl.convert_layout(bdk.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
-    if STORE_DG:
+    if STORE_DG and GATED:
         # The tiles are listed as dependencies, as in the loop: dq and dk are converted while the products read them.
         bdg, _, _, _, _, _ = warpgroup_mma_wait(0, deps=[bdg, dA_tile, before_tile, halves, q_tile, k_tile])
         boundary_row = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))

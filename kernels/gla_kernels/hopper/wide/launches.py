@@ -8,7 +8,7 @@ from gla_kernels.hopper.wide.pieces import Run, forward_tile, programs_a_piece, 
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged
 from gla_kernels.launching.plans import WIDE_BACKWARD, wide_frames_tile, wide_readout_tile
-from gla_kernels.portable.launches import scan
+from gla_kernels.portable.launches import gates_of, scan
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def launch_recurrence(
     from gla_kernels.hopper.wide.recurrence import wide_recurrence
 
     arguments = call.numbers | run.arguments(call) | parking | _steps(initial=initial, end=end)
-    arguments |= named_strides(x=way.x, y=way.y, g=inputs.g) | {
-        "x": way.x, "y": way.y, "g": inputs.g, "initial": initial, "end": end, "decays": decays, "excesses": excesses,
+    arguments |= gates_of(call, inputs) | named_strides(x=way.x, y=way.y) | {
+        "x": way.x, "y": way.y, "initial": initial, "end": end, "decays": decays, "excesses": excesses,
         "states": states, "raised": raised, "cu_seqlens": inputs.cu_seqlens,
     }  # fmt: skip
     switches = {
@@ -71,7 +71,7 @@ def compute_borders(
 ) -> None:  # fmt: skip
     """Fills `borders` with the state before each piece (in reverse its gradient after it), and `final`."""
     local = torch.empty_like(borders)
-    decays = borders.new_empty(borders.shape[:3]) if call.gated else None
+    decays = borders.new_empty(borders.shape[:3]) if call.gated or call.head_gated else None
     launch_recurrence(call, inputs, way, run, end=local, decays=decays)
     scan(call, inputs, run.chunks, local, decays, borders, initial, final, reverse=way.reverse)
 
@@ -85,8 +85,8 @@ def launch_readout(
 
     run, chunks = run.of_chunks(call)
     # What the recurrence calls x and y is y and z here, because x reads the states out.
-    tensors = {"x": other, "y": way.x, "z": way.y, "g": inputs.g}
-    arguments = call.numbers | run.arguments(call) | tensors | named_strides(**tensors) | {
+    tensors = {"x": other, "y": way.x, "z": way.y}
+    arguments = call.numbers | run.arguments(call) | tensors | named_strides(**tensors) | gates_of(call, inputs) | {
         "states": states, "out": out, "flags": flags.rows, "raised": raised, "marks": flags.marks,
         "excesses": excesses, "cu_seqlens": inputs.cu_seqlens,
     }  # fmt: skip
@@ -103,7 +103,8 @@ def launch_gradients(
     from gla_kernels.hopper.wide.gradients import wide_gradients
 
     run, chunks = run.of_chunks(call)
-    arguments = inputs.arguments | gradients.arguments | call.numbers | run.arguments(call) | named_strides(do=do) | {
+    arguments = inputs.arguments | gates_of(call, inputs) | gradients.arguments | call.numbers | run.arguments(call)
+    arguments |= named_strides(do=do) | {
         "do": do, "states": states, "dstates": dstates, "parked": parked, "excesses": excesses, "flags": flags,
         "failed": failed,
     }  # fmt: skip
@@ -121,8 +122,8 @@ def launch_backward(
     """Computes all gradients of a run from its states, and the gradient of the state before each piece: `before`."""
     from gla_kernels.hopper.wide.backward import wide_backward
 
-    arguments = inputs.arguments | gradients.arguments | call.numbers | run.arguments(call) | named_strides(do=do)
-    arguments |= _steps(after=after, before=before) | {
+    arguments = inputs.arguments | gates_of(call, inputs) | gradients.arguments | call.numbers | run.arguments(call)
+    arguments |= named_strides(do=do) | _steps(after=after, before=before) | {
         "do": do, "states": states, "after": after, "before": before, "flags": flags, "failed": failed
     }  # fmt: skip
     switches = {"HAS_AFTER": after is not None, "STORE_BEFORE": before is not None, "SCRATCH": run.scratch}
@@ -138,8 +139,10 @@ def launch_forward(
     """Computes o of a run and, of the other outputs, those that are not None."""
     from gla_kernels.hopper.wide.forward import wide_forward
 
-    arguments = inputs.arguments | call.numbers | run.arguments(call) | _steps(initial=initial, final=final) | {
-        "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
+    arguments = inputs.arguments | gates_of(call, inputs) | call.numbers | run.arguments(call)
+    arguments |= _steps(initial=initial, final=final) | {
+        "o": o, "initial": initial, "final": final, "states": states,
+        "checkpoints": checkpoints,
         "flags": flags.rows, "marks": flags.marks, "checkpoint_chunks": call.checkpoint_chunks,
     }  # fmt: skip
     switches = {
@@ -155,7 +158,7 @@ def launch_forward(
 
 @dataclass(frozen=True)
 class Frames:
-    """What `wide_frames` computes from q, k and g for `wide_walk`: Q~, K~, P and 2^r (None without gates)."""
+    """What `wide_frames` computes from q, k and g for `wide_walk`: Q~, K~, P and 2^r, or what takes its place."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -172,9 +175,10 @@ def make_frames(
 
     chunks = call.slots(1)
     scores = inputs.q.new_empty((*inputs.q.shape[:3], call.plan.chunk_size))
-    frame_factors = inputs.q.new_empty((chunks, call.H, call.K), dtype=torch.float32) if call.gated else None
-    tensors = {"q": inputs.q, "k": inputs.k, "g": inputs.g}
-    arguments = call.numbers | tensors | named_strides(**tensors) | {
+    decays = (chunks, call.H, call.K) if call.gated else (chunks, call.H) if call.head_gated else None
+    frame_factors = None if decays is None else inputs.q.new_empty(decays, dtype=torch.float32)
+    tensors = {"q": inputs.q, "k": inputs.k}
+    arguments = call.numbers | tensors | named_strides(**tensors) | gates_of(call, inputs) | {
         "framed_q": q, "framed_k": k, "scores": scores, "frame_factors": frame_factors, "excesses": excesses,
         "raised": raised, "marks": marks, "cu_seqlens": inputs.cu_seqlens, "N": call.sequences,
     }  # fmt: skip

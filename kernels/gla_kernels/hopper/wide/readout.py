@@ -6,6 +6,9 @@
     reverse:  X = K~, Y = Q~, Z = dO   dV = triu(K~ Q~^T) dO   + K~ dS~'
 
 with K in blocks. Chunks are independent here, because `wide_recurrence` has stored the states.
+
+With a gate per head (`head_gates.py`), X is scale 2^a q or, in reverse, 2^(a_C - a) k for the states alone; the scores
+are those of q and k themselves times 2^(a_i - a_j).
 """
 
 from triton.experimental import gluon
@@ -14,6 +17,15 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from gla_kernels.hopper.copies import fetch, write
 from gla_kernels.hopper.gates import fetch_gates, make_words
+from gla_kernels.hopper.head_gates import (
+    chunk_gate,
+    decay_scores,
+    decay_to_end,
+    fetch_sums,
+    make_sums,
+    row_sums,
+    sums_in,
+)
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
 from gla_kernels.hopper.places import mark_strong, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, product, triangle
@@ -58,7 +70,7 @@ def wide_readout(
     x,  # [B, T, H, K] bfloat16: q, or k in reverse; any strides of B, T and H
     y,  # [B, T, H, K]: k, or q in reverse
     z,  # [B, T, H, V]: v, or do in reverse
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
     states,  # [chunks, H, K, V] bfloat16: what `wide_recurrence` stored for the chunks of this launch
     out,  # [B, T, H, V], contiguous
     flags,  # [N, H] int32: 1 if a result of the forward is not finite
@@ -80,6 +92,7 @@ def wide_readout(
     BV: gl.constexpr,
     C: gl.constexpr,
     GATED: gl.constexpr,
+    HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     REVERSE: gl.constexpr,
 ):  # fmt: skip
@@ -120,6 +133,9 @@ def wide_readout(
             ones = make_ones_columns(C)
         cumulative = cumulative_tile(C)
         words = make_words()
+    if HEAD_GATED:
+        sums = make_sums(1, C).index(0)
+        fetch_sums(sums, sums_in(g, n * 0 if VARLEN else n, t, h, T, H), rows_left)
     for ik in gl.static_range(blocks_k):
         fetch(x_tiles.index(ik), x + ik * BK, x_t, rows_left, K, copy_k, ik * BK)
     fetch(y_tile, y, y_t, rows_left, K, copy_k)
@@ -157,18 +173,32 @@ def wide_readout(
             else:
                 store_framed(k_tile, to_float32(bk), negative(G))
             store_framed(q_tile, to_float32(bq) * scale, G)
+        elif HEAD_GATED:
+            bx = to_float32(x_tile.load(key_tile))
+            if REVERSE:
+                store_scaled(q_tile, scale, C, BK)
+            else:
+                bx *= scale
+                x_tile.store(bx.to(gl.bfloat16))
         else:
             store_scaled(q_tile, scale, C, BK)
         fence_async_shared()
         thread_barrier()
         P = add_product(x_tile, y_tile.permute((1, 0)), P)
         P = warpgroup_mma_wait(0, deps=[P])
+        if HEAD_GATED:
+            a = row_sums(sums, key_tile)
+            decays = decay_to_end(a, chunk_gate(sums)) if REVERSE else gl.exp2(a)[:, None]
+            thread_barrier()  # no product reads x_tile any more
+            x_tile.store((bx * decays).to(gl.bfloat16))
         if ik + 1 < blocks_k:
             thread_barrier()
             fetch(y_tile, y + (ik + 1) * BK, y_t, rows_left, K, copy_k, (ik + 1) * BK)
             if GATED:
                 fetch_gates(g_tile, g + (ik + 1) * BK, g_t, rows_left, K, (ik + 1) * BK)
             async_copy.commit_group()
+    if HEAD_GATED:
+        P = decay_scores(P, sums, not REVERSE)
     P = gl.where(triangle(C, not REVERSE, True, WARPS), P, 0.0)
     P_tile.store(P.to(gl.bfloat16))
     if GATED:

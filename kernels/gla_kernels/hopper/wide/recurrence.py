@@ -15,6 +15,10 @@ other keys in dg.
 A sequence cut into pieces has at least one program per piece. First every piece runs from a state of zero and gives its
 local state and total decay; then a scan computes the states at the borders of the pieces; then every piece runs again
 from its own state.
+
+With a gate per head, which needs no frame (`head_gates.py`), S and dS' themselves are kept:
+
+    S' = 2^(a_C) S + K^T 2^(a_C - a) V,    dS = 2^(a_C) dS' + Q^T 2^a dO
 """
 
 from triton.experimental import gluon
@@ -23,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from gla_kernels.hopper.copies import fetch, load_state, write
 from gla_kernels.hopper.gates import fetch_gates, frame_factor, make_words
+from gla_kernels.hopper.head_gates import chunk_gate, decay_to_end, fetch_sums, make_sums, row_sums, sums_in
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product
@@ -46,7 +51,7 @@ from gla_kernels.hopper.wide.tiles import (
 def wide_recurrence(
     x,  # [B, T, H, K] bfloat16: k, or q in reverse; any strides of B, T and H
     y,  # [B, T, H, V]: v, or do in reverse
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
     initial,  # [pieces, H, K, V] float32: the state before each piece of this launch; in reverse its gradient after it
     end,  # [pieces, H, K, V] float32: the state after each; in reverse its gradient before it
     decays,  # [pieces, H, K] float32: total gate of each, in log2
@@ -73,6 +78,7 @@ def wide_recurrence(
     BV: gl.constexpr,
     C: gl.constexpr,
     GATED: gl.constexpr,
+    HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     REVERSE: gl.constexpr,
     HAS_INITIAL: gl.constexpr,
@@ -111,6 +117,10 @@ def wide_recurrence(
     y += b * y_b + t * y_t + h.to(gl.int64) * y_h + v0
     if GATED:
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
+    if HEAD_GATED:
+        sums = make_sums(2, C)
+        sums_at = sums_in(g, n * 0 if VARLEN else n, t, h, T, H)
+        fetch_sums(sums.index(0), sums_at, rows_left)
     tile_at = (h * K + k0) * V + v0
     if STORE_EXCESS:
         chunk_head = (first_slot(n, begin, length, C, VARLEN) + start) * H + h
@@ -162,6 +172,9 @@ def wide_recurrence(
             g += step * g_t
             if g_buffers == 2:
                 fetch_gates(g_tiles.index(next_buffer), g, g_t, next_rows, K, k0)
+        if HEAD_GATED:
+            sums_at += step
+            fetch_sums(sums.index(next_buffer), sums_at, next_rows)
         async_copy.commit_group()
 
         x_tile = x_tiles.index(buffer)
@@ -189,9 +202,16 @@ def wide_recurrence(
             bx *= scale
         if GATED:
             bx *= factor
+        if HEAD_GATED:
+            total = chunk_gate(sums.index(buffer))
+            decay += total
+            a = row_sums(sums.index(buffer), key_tile)
+            bx *= gl.exp2(a)[:, None] if REVERSE else decay_to_end(a, total)
         x_tile.store(bx.to(gl.bfloat16))
         if STORE_STATES or PARK:
             S_tile.store(S.to(gl.bfloat16))
+        if HEAD_GATED:
+            S *= gl.exp2(total)
         fence_async_shared()
         thread_barrier()
         if GATED and g_buffers == 1:

@@ -9,6 +9,8 @@ with S~ = 2^r S (see `wide/recurrence.py`), and P, Q~, K~ and 2^r from `wide_fra
 registers from chunk to chunk: two tensors of 128 keys, half of the registers of two warpgroups. Once per chunk it is
 written to shared memory, from where products read it as a right operand. The state and the operands of two chunks leave
 3 KiB of shared memory, so P is loaded straight into registers, and o is stored through the state's tile.
+
+With a gate per head, the state is in no frame, and 2^(a_C) takes it, or its gradient, across a chunk (`head_gates.py`).
 """
 
 from triton.experimental import gluon
@@ -53,7 +55,7 @@ def wide_walk(
     y,  # [B, T, H, K]: K~, or Q~ in reverse
     z,  # [B, T, H, V] bfloat16: v, or do in reverse; any strides of B, T and H
     scores,  # [B, T, H, C] bfloat16: P
-    frame_factors,  # [chunks, H, K] float32: 2^r
+    frame_factors,  # [chunks, H, K] float32: 2^r; if HEAD_GATED [chunks, H], 2^(a_C)
     out,  # [B, T, H, V], contiguous
     initial,  # [pieces, H, K, V] float32: the state before each piece of this launch; in reverse its gradient after it
     end,  # [pieces, H, K, V] float32: the state after each; in reverse its gradient before it
@@ -78,6 +80,7 @@ def wide_walk(
     BV: gl.constexpr,
     C: gl.constexpr,
     GATED: gl.constexpr,
+    HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     REVERSE: gl.constexpr,
     HAS_INITIAL: gl.constexpr,
@@ -116,6 +119,8 @@ def wide_walk(
     chunk_slot = first_slot(n, begin, length, C, VARLEN) + start
     if GATED:
         frame_factors += (chunk_slot.to(gl.int64) * H + h) * K
+    if HEAD_GATED:
+        frame_factors += chunk_slot.to(gl.int64) * H + h
     if STORE_STATES:
         if SCRATCH:
             chunk_slot = piece * piece_chunks + start - first_chunk
@@ -155,6 +160,8 @@ def wide_walk(
     if GATED:
         factor = load_half_gates(frame_factors, chunks > 0, K, 0, W, key_layout)
         factor2 = load_half_gates(frame_factors, chunks > 0, K, W, W, key_layout)
+    if HEAD_GATED:
+        decay = gl.load(frame_factors, mask=chunks > 0, other=1.0)
     P = load_scores(scores, H * C, rows_left, C, score_layout)
     for j in range(chunks):
         buffer = j % 2
@@ -185,6 +192,9 @@ def wide_walk(
             previous_factor2 = factor2
         S_tile.store(S.to(gl.bfloat16))
         S2_tile.store(S2.to(gl.bfloat16))
+        if HEAD_GATED:
+            S *= decay
+            S2 *= decay
         fence_async_shared()
         thread_barrier()
 
@@ -198,6 +208,9 @@ def wide_walk(
             frame_factors += (-H if REVERSE else H) * K
             factor = load_half_gates(frame_factors, j + 1 < chunks, K, 0, W, key_layout)
             factor2 = load_half_gates(frame_factors, j + 1 < chunks, K, W, W, key_layout)
+        if HEAD_GATED:
+            frame_factors += -H if REVERSE else H
+            decay = gl.load(frame_factors, mask=j + 1 < chunks, other=1.0)
         if STORE_STATES:
             put_quarter(states, S_tile, 0, K, V, copy_v, v0)
         O = warpgroup_mma_wait(2, deps=[O])
