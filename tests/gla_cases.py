@@ -69,6 +69,9 @@ def run(
     """
     given = {name: x.clone().requires_grad_(name not in frozen) for name, x in inputs.items() if x is not None}
     positional = [given[name] for name in ("q", "k", "v", "g") if name in given]
+    if "gv" in given:
+        positional += [] if "g" in given else [None]
+        options = options | {"gv": given["gv"]}
     o, final = function(*positional, initial_state=given.get("initial"), output_final_state=True, **options)
     leaves = {name: x for name, x in given.items() if x.requires_grad}
     outputs = {"o": o, "final": final}
@@ -88,17 +91,17 @@ def truth(
     def whole(q, k, v, g=None, **states):
         return naive_recurrent_gla(q, k, v, g, **states)
 
-    def packed(q, k, v, g=None, initial_state=None, output_final_state=True):
+    def packed(q, k, v, g=None, initial_state=None, output_final_state=True, gv=None):
         outputs, finals, begin = [], [], 0
         for n, length in enumerate(lengths):
             state = None if initial_state is None else initial_state[n : n + 1]
-            tokens = [None if x is None else x[:, begin : begin + length] for x in (q, k, v, g)]
+            *tokens, of_values = [None if x is None else x[:, begin : begin + length] for x in (q, k, v, g, gv)]
             begin += length
             if length == 0:
                 empty = q.new_zeros(1, q.shape[2], q.shape[3], v.shape[3])
                 finals.append(empty if state is None else state)
                 continue
-            o, final = naive_recurrent_gla(*tokens, initial_state=state, output_final_state=True)
+            o, final = naive_recurrent_gla(*tokens, initial_state=state, output_final_state=True, gv=of_values)
             outputs.append(o)
             finals.append(final)
         return torch.cat(outputs, 1), torch.cat(finals)
@@ -167,6 +170,14 @@ def make_case(
     return Case(inputs, grads, truth(inputs, grads, lengths))
 
 
+def value_gated_case(gate: str | None, of_values: str, **shape: Any) -> Case:
+    """A case with gates of values too, by another name; or with these alone."""
+    made = make_case(gate, **shape)
+    gv = GATES[of_values](torch.randn_like(made.inputs["v"], dtype=torch.float32))
+    inputs = made.inputs | {"gv": gv}
+    return Case(inputs, made.grads, truth(inputs, made.grads, shape.get("lengths")))
+
+
 def per_head_case(gate: str, gates_dtype: torch.dtype = torch.float32, **shape: Any) -> Case:
     """A case whose gates are those of each head's first channel, [B, T, H]."""
     made = make_case(gate, **shape)
@@ -180,10 +191,11 @@ def errors(found: dict[str, torch.Tensor], case: Case) -> dict[str, float]:
     """Relative errors, ||x - truth|| / ||truth||, of every output and gradient. NaN stays NaN.
 
     If gates block everything, the gradients of the gates and the initial state are zero, or 1e-40. Then the error is
-    relative to the terms that cancel, k * dk, or to the incoming gradient.
+    relative to the terms that cancel, k * dk or v * dv, or to the incoming gradient.
     """
     scales = {name: x.norm() for name, x in case.truth.items()}
     terms = {"dg": (case.inputs["k"].double() * case.truth["dk"]).norm(), "dinitial": case.grads["final"].norm()}
+    terms["dgv"] = (case.inputs["v"].double() * case.truth["dv"]).norm()
     for name, size in terms.items():
         if name in scales and scales[name] < 1e-6 * size:
             scales[name] = size

@@ -13,11 +13,13 @@ from glabench.backends.fla import (
 )  # fmt: skip
 from glabench.backends.flash import FlashAttn, FlashAttn3, FlashAttn4
 from glabench.backends.gla import (
+    GlaBothTriton,
     GlaRecurrentTorch,
     GlaTorch,
     GlaTorchCompiled,
     GlaTorchHalf,
     GlaTriton,
+    GlaValuesTriton,
     LightningTriton,
     LinearTorch,
     LinearTriton,
@@ -27,6 +29,7 @@ from glabench.backends.gla import (
 from glabench.backends.mamba import Mamba1, Mamba2
 from glabench.backends.mlstm import MlstmKernels
 from glabench.backends.papers.backends import (
+    GlaBothStoredStates,
     GlaFiveStep,
     GlaParallelNaive,
     GlaParallelTorch,
@@ -44,6 +47,8 @@ BACKENDS: list[Backend] = [
     SimpleGlaTriton(),
     RetentionTriton(),
     LightningTriton(),
+    GlaBothTriton(),
+    GlaValuesTriton(),
     GlaTorch(),
     GlaTorchHalf(),
     GlaTorchCompiled(),
@@ -74,5 +79,6 @@ BACKENDS: list[Backend] = [
     GlaTwoLevel(),
     LinearTwoPass(),
     GlaStoredStates(),
+    GlaBothStoredStates(),
     GlaFiveStep(),
 ]

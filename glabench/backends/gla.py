@@ -15,7 +15,7 @@ from glabench.ops.base import wide
 from glabench.ops.linear import returns_states
 from glabench.ops.simple_gla import LIGHTNING
 from glabench.sweeps.model import Cell
-from glabench.sweeps.parameters import aliased, integers
+from glabench.sweeps.parameters import Parameter, aliased, integers
 from glabench.sweeps.words import MATERIALIZE
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def call_on(
 class _Ours(Backend):
     """Limits and arguments that our kernels share for all ops."""
 
-    parameters = (_CHUNK, _MATERIALIZE)
+    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK, _MATERIALIZE)
     requires = (_TRITON,)
     packages = ("triton",)
     devices = frozenset({"cuda"})
@@ -112,7 +112,7 @@ class LinearTriton(_Ours):
 
 
 class _OnePerHead(_Ours):
-    """Kernels with a gate per head. Only those for narrow heads on Hopper read it as it is."""
+    """Kernels with a gate per head. Only those for Hopper read it as it is."""
 
     def working_bytes(self, cell: Cell) -> int:
         """As for gates per channel, which other kernels make of those per head, and their gradient."""
@@ -154,6 +154,39 @@ class LightningTriton(_OnePerHead):
         H = inputs["q"].shape[2]
         gates = LIGHTNING.gates(torch.arange(H, device=inputs["q"].device, dtype=torch.float32))
         return partial(chunk_simple_gla, g_gamma=gates)
+
+
+class _ValueGated(_Ours):
+    """`gla_kernels.chunk_gla` with gates of values."""
+
+    parameters: ClassVar[tuple[Parameter, ...]] = (_MATERIALIZE,)
+
+    def working_bytes(self, cell: Cell) -> int:
+        """The state before every chunk of 32 tokens and, of a backward, its gradient after it."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        chunks = cell.batch * -(-cell.seqlen // 32)
+        return (2 if cell.has_backward else 1) * chunks * H * K * V * _operand_bytes(cell)
+
+    def function(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from gla_kernels import chunk_gla
+
+        gated = partial(chunk_gla, gv=inputs["gv"])
+        return gated if "g" in inputs else partial(gated, g=None)
+
+    def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:  # noqa: ARG002
+        return "value gated C=32"
+
+
+class GlaBothTriton(_ValueGated):
+    """Gates of keys and of values."""
+
+    name, op, title = "gla-both-triton", "gla-both", "GLA with gates of keys and values, our Triton kernels"
+
+
+class GlaValuesTriton(_ValueGated):
+    """Gates of values alone."""
+
+    name, op, title = "gla-values-triton", "gla-values", "gates of values alone, our Triton kernels"
 
 
 def _padded_tokens(cell: Cell, chunk: int) -> int:

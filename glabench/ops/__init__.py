@@ -1,6 +1,7 @@
 """Ops, which define what is computed. Importing this package does not import torch."""
 
 from glabench.ops.base import BYTES, Op, Spec
+from glabench.ops.both_gates import GLA_BOTH, GLA_VALUES
 from glabench.ops.delta import GATED_DELTA, KDA
 from glabench.ops.gla import GLA
 from glabench.ops.linear import LINEAR
@@ -11,10 +12,11 @@ from glabench.ops.simple_gla import LIGHTNING, RETENTION, SIMPLE_GLA
 from glabench.ops.softmax import SOFTMAX
 
 BUILTIN: tuple[Op, ...] = (
-    GLA, LINEAR, SOFTMAX, MAMBA1, MAMBA2, SIMPLE_GLA, RETENTION, LIGHTNING, GATED_DELTA, KDA, MLSTM,
+    GLA, LINEAR, SOFTMAX, MAMBA1, MAMBA2, SIMPLE_GLA, RETENTION, LIGHTNING, GLA_BOTH, GLA_VALUES, GATED_DELTA, KDA,
+    MLSTM,
 )  # fmt: skip
 
 __all__ = [
-    "BUILTIN", "BYTES", "GATED_DELTA", "GLA", "KDA", "LIGHTNING", "LINEAR", "MAMBA1", "MAMBA2", "MLSTM", "RETENTION",
-    "SIMPLE_GLA", "SOFTMAX", "Op", "Spec",
+    "BUILTIN", "BYTES", "GATED_DELTA", "GLA", "GLA_BOTH", "GLA_VALUES", "KDA", "LIGHTNING", "LINEAR", "MAMBA1",
+    "MAMBA2", "MLSTM", "RETENTION", "SIMPLE_GLA", "SOFTMAX", "Op", "Spec",
 ]  # fmt: skip

@@ -165,10 +165,10 @@ class Linear(Op):
         """The output, and the states after the last token of each sequence."""
         from glabench.ops.recurrence import gated_recurrence, packed_recurrence
 
-        q, k, v, g = inputs["q"], inputs["k"], inputs["v"], inputs.get("g")
+        q, k, v, g, gv = inputs["q"], inputs["k"], inputs["v"], inputs.get("g"), inputs.get("gv")
         if "cu_seqlens" in inputs:
-            return packed_recurrence(q, k, v, g, inputs["cu_seqlens"].tolist(), inputs.get("initial"))
-        return gated_recurrence(q, k, v, g, inputs.get("initial"))
+            return packed_recurrence(q, k, v, g, inputs["cu_seqlens"].tolist(), inputs.get("initial"), gv)
+        return gated_recurrence(q, k, v, g, inputs.get("initial"), gv)
 
 
 def _documents(cell: Cell) -> int:

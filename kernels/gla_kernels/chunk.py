@@ -27,6 +27,17 @@ def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple([x.to(dtype) for x in tensors])
 
 
+def state_kept(materialize: Materialize) -> bool:
+    """Whether all states are kept. Raises ValueError."""
+    if materialize is True or materialize is False:
+        return materialize
+    if materialize not in ("states", "checkpoints", "nothing"):
+        raise ValueError(
+            f"materialize: got {materialize!r}; it needs 'states', 'checkpoints', 'nothing', True or False"
+        )
+    return materialize == "states"
+
+
 def chunk(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -45,16 +56,13 @@ def chunk(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`chunk_gla` and its kin: g is [B, T, H, K], [B, T, H] if `per_head`, or None without gates."""
     if materialize is not True and materialize is not False:
-        if materialize not in ("states", "checkpoints", "nothing"):
-            raise ValueError(
-                f"materialize: got {materialize!r}; it needs 'states', 'checkpoints', 'nothing', True or False"
-            )
+        states = state_kept(materialize)
         if materialize == "nothing" and keeps(q, k, v, g, initial_state, False) != KEEP_NOTHING:
             return _keeping_nothing(
                 q, k, v, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens, chunk_size, check,
                 autotune, per_head,
             )  # fmt: skip
-        materialize = materialize == "states"
+        materialize = states
     if state_v_first and (initial_state is not None or output_final_state):
         q, k, v = autocast(q, k, v)
         check_inputs(
@@ -89,7 +97,7 @@ def chunk(
         g = g.float()
     initial_state = None if initial_state is None else initial_state.float().contiguous()
     if q.shape[0] == 0 or q.shape[1] == 0:
-        return _of_no_tokens(q, k, v, g, initial_state, output_final_state, cu_seqlens)
+        return of_no_tokens(q, k, v, g, initial_state, output_final_state, cu_seqlens)
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
     tuned = None
     if tunes:
@@ -121,7 +129,7 @@ def _keeping_nothing(
     return found
 
 
-def _of_no_tokens(
+def of_no_tokens(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial_state: torch.Tensor | None,
     output_final_state: bool, cu_seqlens: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
@@ -139,7 +147,7 @@ def chunk_gla(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    g: torch.Tensor,
+    g: torch.Tensor | None,
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
@@ -147,6 +155,7 @@ def chunk_gla(
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,  # noqa: ARG001
     *,
+    gv: torch.Tensor | None = None,
     materialize: Materialize = True,
     chunk_size: int | None = None,
     check: bool = False,
@@ -171,6 +180,9 @@ def chunk_gla(
             tokens cu_seqlens[n] to cu_seqlens[n + 1]. A sequence may be empty. Tokens behind the last one are ignored:
             there o and all gradients are 0.
         cu_seqlens_cpu: a copy of cu_seqlens in the CPU's memory, which is not needed here.
+        gv: gates of values, [B, T, H, V], as g; g may then be None. Columns of the state decay by them, as rows do by
+            g: `S_t = diag(exp g_t) S_{t-1} diag(exp gv_t) + k_t^T v_t` (version 3 of the paper, eq. 12). Such calls run
+            portable kernels of their own, which keep all states for the backward or nothing.
         materialize: what the forward keeps for the backward. "states" (or True): the state before every chunk (paper,
             Alg. 3 and 4). "checkpoints" (or False): a state every 8 chunks or more, from which the others are
             recomputed. "nothing": all is recomputed from the inputs, as in the paper's Alg. 5 and 6, but in the
@@ -184,8 +196,8 @@ def chunk_gla(
 
     Returns:
         o, [B, T, H, V] in v's dtype, and the final states, [N, H, K, V] float32, or None.
-        Both are differentiable, but only once, with respect to q, k, v, g and initial_state. A NaN or infinity in an
-        input stays in its sequence and head, but may appear from the first token of its chunk on.
+        Both are differentiable, but only once, with respect to q, k, v, g, gv and initial_state. A NaN or infinity in
+        an input stays in its sequence and head, but may appear from the first token of its chunk on.
 
     Under autocast, q, k and v are cast to its dtype.
 
@@ -193,6 +205,13 @@ def chunk_gla(
         ValueError: a shape, dtype, device or chunk size that is not allowed, or a value under `check`; the message
             names the argument.
     """
+    if gv is not None:
+        from gla_kernels.value_gated.calls import chunk_value_gated
+
+        return chunk_value_gated(
+            q, k, v, g, gv, scale, initial_state, output_final_state, state_v_first, cu_seqlens, materialize,
+            chunk_size, check,
+        )  # fmt: skip
     if g is None:
         raise ValueError("g: got None; it needs a gate of q's shape (without a gate, use chunk_linear_attn)")
     return chunk(

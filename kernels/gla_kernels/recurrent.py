@@ -1,5 +1,6 @@
 """Token by token, for decoding and short inputs: `fused_recurrent_gla`, with the arguments of fla's function."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ def fused_recurrent_gla(
     Args:
         q, k, v, scale, cu_seqlens: as for `chunk_gla`.
         gk: gates of keys, as g of `chunk_gla`; None for linear attention without gates.
-        gv, reverse: gates of values and recurrence from the last token to the first; not supported.
+        gv: gates of values, as of `chunk_gla`, whose kernels then compute the call; None for none.
+        reverse: recurrence from the last token to the first; not supported.
         initial_state: the state before the first token of each sequence, [N, H, K, V], or [N, H, V, K] if
             `state_v_first`, in float32, bfloat16 or float16; zero if None.
         output_final_state: whether to return the states after the last tokens.
@@ -48,15 +50,13 @@ def fused_recurrent_gla(
         o, [B, T, H, V] in v's dtype, and the final states, in float32 unless in place, or None.
 
     Raises:
-        ValueError: as `chunk_gla`; and for gv, reverse, or a state in place that is missing, not contiguous or needs a
+        ValueError: as `chunk_gla`; and for reverse, or a state in place that is missing, not contiguous or needs a
             gradient.
     """
-    if gv is not None:
-        raise ValueError("gv: got a tensor; it needs None (gates of values are not supported)")
     if reverse:
         raise ValueError("reverse: got True; it needs False (only recurrences from the first token on are supported)")
     kind = None
-    if not _compiling():
+    if gv is None and not _compiling():
         kind = kind_of(q, k, v, gk, scale, initial_state, output_final_state, cu_seqlens, True)
     if kind is not None:
         kind = (*kind, "token by token", state_v_first, inplace_final_state)
@@ -73,9 +73,11 @@ def fused_recurrent_gla(
     sequences = 1 if cu_seqlens is None else max(cu_seqlens.numel() - 1, 1)
     final: torch.Tensor | None
     # The chunk functions also refuse what has no four dimensions, and know what to do without tokens.
-    if trains or q.dim() != 4 or not q.numel() or q.shape[1] > MAX_RECURRENT_TOKENS * sequences:
+    if trains or gv is not None or q.dim() != 4 or not q.numel() or q.shape[1] > MAX_RECURRENT_TOKENS * sequences:
         chunked: Any = chunk_linear_attn if gk is None else chunk_gla
-        gates = () if gk is None else (gk,)
+        gates: tuple[torch.Tensor | None, ...] = () if gk is None else (gk,)
+        if gv is not None:
+            chunked, gates = partial(chunk_gla, gv=gv), (gk,)
         o, final = chunked(
             q, k, v, *gates, scale, initial_state, output_final_state or inplace_final_state, state_v_first, cu_seqlens
         )

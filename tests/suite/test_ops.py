@@ -29,6 +29,8 @@ SIZES = {
     "simple-gla": HEADS | {"gate": "resets"},
     "retention": HEADS,
     "lightning": HEADS,
+    "gla-both": HEADS | {"gate": "resets"},
+    "gla-values": HEADS | {"gate": "resets"},
     "gated-delta": HEADS | {"gate": "resets"},
     "kda": HEADS | {"gate": "resets"},
     "mlstm": HEADS,
@@ -70,12 +72,14 @@ def assert_same(found, wanted, most=1e-11):
 
 
 def token_by_token_attention(inputs):
-    q, k, v, g = inputs["q"], inputs["k"], inputs["v"], inputs.get("g")
+    q, k, v, g, gv = inputs["q"], inputs["k"], inputs["v"], inputs.get("g"), inputs.get("gv")
     state = inputs.get("initial", q.new_zeros((q.shape[0], q.shape[2], q.shape[3], v.shape[3])))
     outputs = []
     for t in range(q.shape[1]):
         if g is not None:
             state = g[:, t].exp()[..., None] * state
+        if gv is not None:
+            state = gv[:, t].exp()[..., None, :] * state
         state = state + k[:, t][..., None] * v[:, t][..., None, :]
         outputs.append((q[:, t][..., None] * state).sum(-2) / math.sqrt(q.shape[3]))
     return torch.stack(outputs, 1), state
@@ -157,14 +161,14 @@ def gla_inputs(tokens, gate, batch=2, heads=2, K=5, V=7):
 
 
 def gla_reference(inputs):
-    return gated_recurrence(inputs["q"], inputs["k"], inputs["v"], inputs.get("g"), inputs.get("initial"))
+    return gated_recurrence(*(inputs.get(name) for name in ("q", "k", "v", "g", "initial", "gv")))
 
 
 def document_by_document(slow, inputs):
     """Each packed document as a call of its own."""
     tokens, finals = [], []
     for number, (start, end) in enumerate(pairwise(inputs["cu_seqlens"].tolist())):
-        own = {name: inputs[name][:, start:end] for name in ("q", "k", "v", "g") if name in inputs}
+        own = {name: inputs[name][:, start:end] for name in ("q", "k", "v", "g", "gv") if name in inputs}
         if "initial" in inputs:
             own["initial"] = inputs["initial"][number : number + 1]
         out, final = slow(own)
@@ -183,6 +187,18 @@ def test_the_recurrence_is_that_of_the_equation_token_by_token(tokens, gate):
     assert_same(
         values_and_gradients(gla_reference, inputs),
         values_and_gradients(token_by_token_attention, inputs),
+    )
+
+
+@pytest.mark.parametrize("gate", ["none", "strong", "resets", "resets of channels", "all resets"])
+@pytest.mark.parametrize("tokens", [1, 16, 50, 1025])
+def test_the_recurrence_takes_gates_of_values(tokens, gate):
+    inputs = gla_inputs(tokens, gate, batch=1, K=4, V=3)
+    inputs["gv"] = NAMED_GATES["mild" if gate == "none" else gate](normal(1, tokens, 2, 3, seed=4))
+    inputs["initial"] = normal(1, 2, 4, 3, seed=5)
+    assert_same(
+        values_and_gradients(gla_reference, inputs, count=2),
+        values_and_gradients(token_by_token_attention, inputs, count=2),
     )
 
 
@@ -208,7 +224,7 @@ def test_states_go_into_the_recurrence_and_come_out(gate, tokens):
 
 @product(
     lambda op, state: op == "gla" or state == "both",
-    op=["gla", "linear", "simple-gla", "retention", "lightning"],
+    op=["gla", "linear", "simple-gla", "retention", "lightning", "gla-both", "gla-values"],
     state=[None, "in", "out", "both"],
 )
 def test_packed_documents_are_sequences_of_their_own(op, state):
@@ -319,6 +335,10 @@ COUNTS = {
     ("mamba2", "infer", "bf16"): (8_832, 1_912, 1_912),
     # Inputs 9216 - 3072 + 48 * 4 = 6336, output 3072.
     ("simple-gla", "fwd", "bf16"): (122_880, 9_408, 9_408),
+    # Inputs 9216 + 1536 * 4 = 15360, output 3072; 48 * 6 * 16 * 32.
+    ("gla-both", "fwd", "bf16"): (147_456, 18_432, 18_432),
+    # Inputs 15360 - 3072 = 12288, output 3072; 48 * 5 * 16 * 32.
+    ("gla-values", "fwd", "bf16"): (122_880, 15_360, 15_360),
     # As linear, and 48 * 16 * 32 for the decay.
     ("retention", "fwd", "bf16"): (122_880, 9_216, 9_216),
     # Inputs 6336 + 48 * 2 = 6432, output 3072; 48 * 7 * 16 * 32.
@@ -414,7 +434,7 @@ def test_inputs_have_the_shapes_and_types_that_the_op_says(op):
     for name, spec in OPS[op].inputs(cell).items():
         assert tuple(tensors[name].shape) == spec.shape
         assert len(spec.dims) == len(spec.shape)
-        wide = name in ("g", "A", "D", "i", "f")
+        wide = name in ("g", "gv", "A", "D", "i", "f")
         assert tensors[name].dtype == (torch.float32 if wide else torch.bfloat16)
     assert tuple(OPS[op].make_grad_outputs(cell)["o"].shape) == OPS[op].output(cell).shape
 

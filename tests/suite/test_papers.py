@@ -104,6 +104,23 @@ def test_stored_states_are_right_at_every_gate(gate):
     assert max(errors_of(stored_states_gla, tensors, do).values()) < 1e-6
 
 
+def test_stored_states_with_gates_of_values_are_right():
+    torch.manual_seed(0)
+    shapes = (16, 16, 32, 16, 32, 32)
+    *tensors, do = (torch.randn(1, 20, 2, D) for D in shapes)
+    tensors[3:] = [F.logsigmoid(x) for x in tensors[3:]]
+    found, wanted = [], []
+    for results, function, dtype in (
+        (found, stored_states_gla, torch.float32),
+        (wanted, lambda q, k, v, g, gv: gated_recurrence(q, k, v, g, None, gv)[0], torch.float64),
+    ):
+        leaves = [x.to(dtype).requires_grad_() for x in tensors]
+        o = function(*leaves)
+        results += [o.detach(), *torch.autograd.grad(o, leaves, do.to(dtype))]
+    for x, y in zip(found, wanted, strict=True):
+        assert (x - y).norm() < 1e-6 * y.norm()
+
+
 @pytest.mark.parametrize("gate", ["mild", "logsigmoid", "strong", "resets", "-inf", "zero"])
 def test_five_steps_are_right_at_every_gate(gate):
     """In two blocks of key columns. Sums of resets have fewer digits left for the other gates, as in the two levels."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Counts, Requirement
 from glabench.backends.papers import TARGETS
-from glabench.ops import BYTES, GLA, LINEAR
+from glabench.ops import BYTES, GLA, GLA_BOTH, LINEAR
 from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter, integers
@@ -220,7 +220,20 @@ class GlaStoredStates(_InTriton):
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
         from glabench.backends.papers.stored_states import stored_states_gla
 
-        return lambda: stored_states_gla(*(inputs[name] for name in ("q", "k", "v", "g")))
+        q, k, v, g = (inputs[name] for name in ("q", "k", "v", "g"))
+        return lambda: stored_states_gla(q, k, v, g, inputs.get("gv"))
+
+
+class GlaBothStoredStates(GlaStoredStates):
+    """`stored_states.stored_states_gla` with gates of values too, as in version 3's Table 3."""
+
+    name, op = "gla-both-stored-states", "gla-both"
+    title = "gates of keys and values, token by token with all states in memory, in Triton"
+
+    def executes(self, cell: Cell) -> Counts:
+        """As with gates of keys, plus KV per token and head for the second decay."""
+        counts = super().executes(cell)
+        return Counts(GLA_BOTH.flops(cell), counts.bytes + GLA_BOTH.moved_bytes(cell) - GLA.moved_bytes(cell))
 
 
 class GlaFiveStep(_InTriton):

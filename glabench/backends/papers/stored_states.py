@@ -7,6 +7,9 @@ S_t = diag(exp g_t) S_{t-1} + k_t^T v_t, and the backward reads them, with D_t t
     D_t = diag(exp g_{t+1}) D_{t+1} + q_t^T do_t
     dq_t = S_t do_t,   dk_t = D_t v_t,   dv_t = k_t D_t,   dg_t = exp(g_t) sum_v S_{t-1} D_t
 
+With gates of values gv [B, T, H, V] (version 3, eq. 12), columns of S and D decay by exp(gv_t) too, and dgv is the same
+sum over keys.
+
 Tensors are q, k, g [B, T, H, K] and v, o [B, T, H, V], contiguous; states are float32. No tensor cores.
 """
 
@@ -27,7 +30,7 @@ def _row(x, token, cols, D: tl.constexpr):
 
 
 @triton.jit
-def _forward(q, k, v, g, o, states, scale, T, H, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
+def _forward(q, k, v, g, gv, o, states, scale, T, H, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
     bh, iv = tl.program_id(0).to(tl.int64), tl.program_id(1)
     keys, vals = tl.arange(0, K), iv * BV + tl.arange(0, BV)
     first = bh // H * T * H + bh % H
@@ -39,15 +42,19 @@ def _forward(q, k, v, g, o, states, scale, T, H, K: tl.constexpr, V: tl.constexp
             tl.load(k + token * K + keys).to(tl.float32),
         )
         of_v = _row(v, token, vals, V)
-        state = tl.exp(_row(g, token, keys, K))[:, None] * state + of_k[:, None] * of_v[None, :]
+        state *= tl.exp(_row(g, token, keys, K))[:, None]
+        if gv is not None:
+            state *= tl.exp(_row(gv, token, vals, V))[None, :]
+        state += of_k[:, None] * of_v[None, :]
         tl.store(states + ((bh * T + t) * K + keys[:, None]) * V + vals[None, :], state)
         tl.store(o + token * V + vals, tl.sum(of_q[:, None] * state, axis=0).to(o.dtype.element_ty))
 
 
 @triton.jit
 def _backward(
-    q, k, v, g, do, states, dq, dk, dv, dg, scale, T, H, tokens, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr
-):
+    q, k, v, g, gv, do, states, dq, dk, dv, dg, dgv, scale, T, H, tokens,
+    K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
     """dq, dk and dg have one part per block of value columns."""
     bh, iv = tl.program_id(0).to(tl.int64), tl.program_id(1)
     keys, vals = tl.arange(0, K), iv * BV + tl.arange(0, BV)
@@ -69,33 +76,36 @@ def _backward(
         tl.store(dk + (part + token) * K + keys, tl.sum(gradient * of_v[None, :], axis=1))
         tl.store(dv + token * V + vals, tl.sum(of_k[:, None] * gradient, axis=0).to(dv.dtype.element_ty))
         state = tl.load(at + (t - 1) * K * V, mask=(t > 0) & (vals < V)[None, :], other=0.0)
-        tl.store(dg + (part + token) * K + keys, decay * tl.sum(state * gradient, axis=1))
         gradient *= decay[:, None]
+        if gv is not None:
+            gradient *= tl.exp(_row(gv, token, vals, V))[None, :]
+            tl.store(dgv + token * V + vals, tl.sum(state * gradient, axis=0).to(dgv.dtype.element_ty))
+        tl.store(dg + (part + token) * K + keys, tl.sum(state * gradient, axis=1))
 
 
 class _StoredStates(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, gv: Tensor | None) -> Tensor:
         (B, T, H, K), V = q.shape, v.shape[-1]
         ctx.sizes = {"scale": K**-0.5, "T": T, "H": H, "K": K, "V": V, "BV": min(V, COLUMNS)}
         states, o = torch.empty((B * H, T, K, V), device=q.device, dtype=torch.float32), torch.empty_like(v)
-        _forward[(B * H, V // ctx.sizes["BV"])](q, k, v, g, o, states, **ctx.sizes)
-        ctx.save_for_backward(q, k, v, g, states)
+        _forward[(B * H, V // ctx.sizes["BV"])](q, k, v, g, gv, o, states, **ctx.sizes)
+        ctx.save_for_backward(q, k, v, g, gv, states)
         return o
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, ...]:
-        q, k, v, g, states = ctx.saved_tensors
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, g, gv, states = ctx.saved_tensors
         B, T, H, _ = q.shape
         blocks = v.shape[-1] // ctx.sizes["BV"]
         dq, dk, dg = (torch.empty((blocks, *q.shape), device=q.device, dtype=torch.float32) for _ in range(3))
-        dv = torch.empty_like(v)
-        arguments = (q, k, v, g, do.contiguous(), states, dq, dk, dv, dg)
+        dv, dgv = torch.empty_like(v), None if gv is None else torch.empty_like(gv)
+        arguments = (q, k, v, g, gv, do.contiguous(), states, dq, dk, dv, dg, dgv)
         _backward[(B * H, blocks)](*arguments, tokens=B * T * H, **ctx.sizes)
-        return dq.sum(0).to(q.dtype), dk.sum(0).to(k.dtype), dv, dg.sum(0).to(g.dtype)
+        return dq.sum(0).to(q.dtype), dk.sum(0).to(k.dtype), dv, dg.sum(0).to(g.dtype), dgv
 
 
-def stored_states_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+def stored_states_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, gv: Tensor | None = None) -> Tensor:
     """GLA; K is a power of two, and V one of at least 16 or a multiple of 16."""
-    o: Tensor = _StoredStates.apply(q, k, v, g)  # type: ignore[no-untyped-call]
+    o: Tensor = _StoredStates.apply(q, k, v, g, gv)  # type: ignore[no-untyped-call]
     return o

@@ -112,8 +112,11 @@ def check_inputs(
             _refuse("chunk_size", chunk_size, f"one of {fitting} at K = {K} in {dtype}")
 
 
-def check_values(g: torch.Tensor | None, T: int, cu_seqlens: torch.Tensor | None) -> None:
-    """Checks the values of g and cu_seqlens, which synchronises with the GPU. Raises ValueError."""
+def check_values(g: torch.Tensor | None, T: int, cu_seqlens: torch.Tensor | None, gates: str = "g") -> None:
+    """Checks the values of g and cu_seqlens, which synchronises with the GPU. Raises ValueError.
+
+    `gates`: what the caller calls g.
+    """
     if cu_seqlens is not None:
         marks = cu_seqlens.tolist()
         if marks[0] != 0 or marks[-1] > T or any(a > b for a, b in pairwise(marks)):
@@ -123,4 +126,4 @@ def check_values(g: torch.Tensor | None, T: int, cu_seqlens: torch.Tensor | None
     if g is not None and g.numel():
         largest = g.amax().item()
         if not largest <= 0:  # NaN is not allowed either
-            _refuse("g", f"a gate of {largest}", "gates of at most 0: natural logarithms of decays")
+            _refuse(gates, f"a gate of {largest}", "gates of at most 0: natural logarithms of decays")

@@ -73,7 +73,8 @@ def store_keys_for_state(tile, k_tile, sums, C: gl.constexpr, BK: gl.constexpr):
 @gluon.jit
 def decay_from_start(O, sums):
     """2^a O of each row, from a chunk's sums of gates per head."""
-    return O * gl.exp2(row_sums(sums, O.type.layout))[:, None]
+    layout: gl.constexpr = O.type.layout
+    return O * gl.exp2(row_sums(sums, layout))[:, None]
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "checkpoint_chunks"])

@@ -1,0 +1,161 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+"""What a chunk reads from its state, from the state's gradient and from its own pairs of tokens; gates on both sides.
+
+Keys and values are alike. Of two sides, "own" is the one whose columns a result has, and "other" is summed over. On
+each, a token is `late` (it receives: q or dO) and `early` (it sends: k or v). With a_i the sums of a chunk's own gates
+up to token i, a_C their total, e those of the other side, and all exponents at most 0,
+
+    pairs_ij   = sum_other late_i early_j 2^(e_i - e_j)                                    for j <= i
+    late'_i    = 2^(a_i) sum_other 2^(e_i) late_i S         + sum_j pairs_ij 2^(a_i - a_j) early_j
+    early'_j   = 2^(a_C - a_j) sum_other 2^(e_C - e_j) early_j dS' + sum_i pairs_ij 2^(a_i - a_j) late_i
+    gates'_t   = what passes the gate: 2^(a_C + e_C) sum_other S dS'
+                 + sum_{i >= t} late_i late'_i (from the state) + sum_{j < t} early_j early'_j (to the state)
+                 + the pairs with j < t <= i
+
+    own    other   pairs                   late'   early'   gates'
+    V      K       scores P                o       dv       dgv
+    K      V       their gradient dP       dq      dk       dg
+
+so one kernel computes all of them. The sums over pairs are those of `portable/tree.py`.
+"""
+
+import triton
+import triton.language as tl
+
+from gla_kernels.portable.sums import sequence_of
+from gla_kernels.portable.tiles import first_slot, load_tile, locate, plain_gates, select_sum, store_tile, zero_state
+from gla_kernels.portable.tree import at_level, pair_tile
+
+
+@triton.jit
+def load_state(ptr, own, other, D: tl.constexpr, E: tl.constexpr, KEYS: tl.constexpr):
+    """A tile [other, own] of a state [K, V], whose keys are the own columns if KEYS."""
+    inside = (other[:, None] < E) & (own[None, :] < D)
+    at = own[None, :] * E + other[:, None] if KEYS else other[:, None] * D + own[None, :]
+    return tl.load(ptr + at, mask=inside, other=0.0)
+
+
+@triton.jit(do_not_specialize=["T", "H", "N"])
+def value_gated_chunks(
+    late,  # [B, T, H, D], any strides of B, T and H, like the next five; unused if FORWARD
+    early,  # [B, T, H, D]
+    gates,  # [B, T, H, D], natural log, <= 0
+    other_late,  # [B, T, H, E]
+    other_early,  # [B, T, H, E]
+    other_gates,  # [B, T, H, E]
+    states,  # [slots, H, K, V] in DOT: the state before each chunk
+    dstates,  # [slots, H, K, V] in DOT: the gradient of the state after each chunk; unused if FORWARD
+    late_out,  # [B, T, H, D], contiguous like the others: o, or dq if KEYS; not written otherwise
+    early_out,  # [B, T, H, D]: dv or dk; not written if FORWARD
+    gates_out,  # [B, T, H, D]: dgv or dg; not written if FORWARD
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
+    late_scale,  # of late: q has one
+    other_scale,  # of other_late
+    late_b, late_t, late_h, early_b, early_t, early_h, gates_b, gates_t, gates_h,
+    other_late_b, other_late_t, other_late_h, other_early_b, other_early_t, other_early_h,
+    other_gates_b, other_gates_t, other_gates_h,
+    T,
+    H,
+    N,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    BD: tl.constexpr,
+    BE: tl.constexpr,
+    C: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    VARLEN: tl.constexpr,
+    KEYS: tl.constexpr,  # own columns are keys
+    FORWARD: tl.constexpr,
+):  # fmt: skip
+    """A program handles BD own columns of one chunk and head."""
+    blocks: tl.constexpr = (D + BD - 1) // BD
+    pid = tl.program_id(0)
+    own = pid % blocks * BD + tl.arange(0, BD)
+    h = pid // blocks % H
+    slot = pid // blocks // H
+    n = sequence_of(cu_seqlens, slot, N, C) if VARLEN else slot // ((T + C - 1) // C)
+    b, begin, length = locate(cu_seqlens, n, T, VARLEN)
+    offset = (slot - first_slot(n, begin, length, C, VARLEN)) * C
+    rows_left = length - offset
+    if rows_left <= 0:
+        return
+    b = b.to(tl.int64) if not VARLEN else b
+    t = (begin + offset).to(tl.int64)
+    wide = h.to(tl.int64)
+    other_late += b * other_late_b + t * other_late_t + wide * other_late_h
+    other_early += b * other_early_b + t * other_early_t + wide * other_early_h
+    other_gates += b * other_gates_b + t * other_gates_t + wide * other_gates_h
+    state_at = (slot.to(tl.int64) * H + h) * D * E
+    out = ((b * T + t) * H + h) * D
+    steps = tl.arange(0, C)
+    up_to_me = steps[:, None] >= steps[None, :]
+    after_me = steps[:, None] < steps[None, :]
+    diagonal = steps[:, None] == steps[None, :]
+
+    pairs = zero_state(late_scale, C, C)  # and, above the diagonal, their mirror image
+    received = zero_state(late_scale, C, BD)  # from the state
+    if not FORWARD:
+        sent = zero_state(late_scale, C, BD)  # to the state
+        passed = tl.zeros([BD], dtype=tl.float32)  # from state to state
+    for column in tl.range(0, E, BE):
+        other = column + tl.arange(0, BE)
+        ol = load_tile(other_late, steps, other, other_late_t, rows_left, E).to(tl.float32) * other_scale
+        oe = load_tile(other_early, steps, other, other_early_t, rows_left, E).to(tl.float32)
+        og = plain_gates(load_tile(other_gates, steps, other, other_gates_t, rows_left, E))
+        pairs += tl.where(diagonal, tl.sum(ol * oe, axis=1)[:, None], 0.0)
+        size = 1
+        while size < C:
+            tile, _, _ = pair_tile(ol, oe, og, steps, size, DOT)
+            product = tl.dot(tile, tl.trans(tile), input_precision=PRECISION)
+            pairs += tl.where(at_level(steps, size), product, 0.0)
+            size *= 2
+        S = load_state(states + state_at, own, other, D, E, KEYS)
+        decayed = (ol * tl.exp2(select_sum(up_to_me, og, 2, DOT))).to(DOT)
+        received = tl.dot(decayed, S, received, input_precision=PRECISION)
+        if not FORWARD:
+            dS = load_state(dstates + state_at, own, other, D, E, KEYS)
+            decayed = (oe * tl.exp2(select_sum(after_me, og, 2, DOT))).to(DOT)
+            sent = tl.dot(decayed, dS, sent, input_precision=PRECISION)
+            total = tl.exp2(tl.sum(og, axis=0))
+            passed += tl.sum(S.to(tl.float32) * dS.to(tl.float32) * total[:, None], axis=0)
+
+    step_gates = plain_gates(
+        load_tile(gates + b * gates_b + t * gates_t + wide * gates_h, steps, own, gates_t, rows_left, D)
+    )
+    be = load_tile(early + b * early_b + t * early_t + wide * early_h, steps, own, early_t, rows_left, D).to(tl.float32)
+    if FORWARD:
+        bl = tl.zeros([C, BD], dtype=tl.float32)
+    else:
+        bl = load_tile(late + b * late_b + t * late_t + wide * late_h, steps, own, late_t, rows_left, D).to(tl.float32)
+        bl *= late_scale
+    received *= tl.exp2(select_sum(up_to_me, step_gates, 2, DOT))
+    if not FORWARD:
+        sent *= tl.exp2(select_sum(after_me, step_gates, 2, DOT))
+        from_state = bl * received
+        balance = be * sent
+    pairs = pairs.to(DOT)
+    same = tl.sum(tl.where(diagonal, pairs.to(tl.float32), 0.0), axis=1)[:, None]
+    received += same * be
+    if not FORWARD:
+        sent += same * bl
+    size = 1
+    while size < C:
+        tile, factor, is_late = pair_tile(bl, be, step_gates, steps, size, DOT)
+        chosen = tl.where(at_level(steps, size), pairs, 0.0).to(DOT)
+        product = tl.dot(chosen, tile, input_precision=PRECISION)
+        if not FORWARD:
+            change = tile.to(tl.float32) * product
+            balance += tl.where(is_late, -change, change)
+            sent += tl.where(is_late, 0.0, product * factor)
+        received += tl.where(is_late, product * factor, 0.0)
+        size *= 2
+    stride = H * D
+    if FORWARD or KEYS:
+        store_tile(late_out + out, received * late_scale, steps, own, stride, rows_left, D)
+    if not FORWARD:
+        store_tile(early_out + out, sent, steps, own, stride, rows_left, D)
+        sums = select_sum(steps[:, None] <= steps[None, :], from_state, 2, DOT)
+        sums += select_sum(steps[:, None] > steps[None, :], balance, 2, DOT)
+        total = tl.exp2(tl.sum(step_gates, axis=0)) * passed
+        store_tile(gates_out + out, sums + total[None, :], steps, own, stride, rows_left, D)

@@ -1,0 +1,112 @@
+"""Gates of values: `chunk_gla` with gv, alone and beside gates of keys, on the portable kernels."""
+
+import pytest
+import torch
+from gla_cases import assert_close, cumulative, run, run_with_a_tail, value_gated_case
+from gla_kernels import chunk_gla, chunk_linear_attn, chunk_retention, fused_recurrent_gla, naive_recurrent_gla
+from gla_kernels.simple import retention_gates
+
+EXACT, HALF = 2e-5, 2e-3
+
+
+@pytest.mark.parametrize("materialize", ["states", "nothing"])
+@pytest.mark.parametrize(
+    ("gate", "of_values"),
+    [("mild", "mild"), ("logsigmoid", "strong"), ("strong", "resets"), ("-inf", "dead channel"), (None, "logsigmoid"),
+     ("resets", "zero"), ("mild", "-100")],
+)  # fmt: skip
+def test_outputs_and_gradients_are_right(gate, of_values, materialize):
+    case = value_gated_case(gate, of_values, T=70, K=20, V=36)
+    assert_close(run(chunk_gla, case.inputs, case.grads, materialize=materialize), case, EXACT)
+
+
+def test_outputs_and_gradients_in_float16():
+    case = value_gated_case("logsigmoid", "logsigmoid", T=40, K=80, V=16, dtype=torch.float16)
+    assert_close(run(chunk_gla, case.inputs, case.grads), case, HALF)
+
+
+@pytest.mark.parametrize("T", [1, 31, 32, 33])
+def test_any_length(T):
+    case = value_gated_case("logsigmoid", "logsigmoid", T=T, B=2, K=16, V=16, initial=False)
+    assert_close(run(chunk_gla, case.inputs, case.grads), case, EXACT)
+
+
+def test_packed_sequences_and_what_is_behind_them():
+    lengths = [40, 0, 1, 64, 33]
+    case = value_gated_case("logsigmoid", "resets", lengths=lengths, K=16, V=16)
+    assert_close(run_with_a_tail(chunk_gla, case, cumulative(lengths)), case, EXACT)
+
+
+def test_special_cases_are_other_functions():
+    """Without gates linear attention, with the decay of a head RetNet, with a constant one GLA with that gate."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 50, 3, 16) for _ in range(3))
+    zeros = torch.zeros_like(v)
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(chunk_gla(q, k, v, None, gv=zeros)[0], chunk_linear_attn(q, k, v)[0], **close)
+    constant = retention_gates(3)[:, None].expand(zeros.shape)
+    torch.testing.assert_close(chunk_gla(q, k, v, None, gv=constant)[0], chunk_retention(q, k, v)[0], **close)
+    torch.testing.assert_close(chunk_gla(q, k, v, constant, gv=zeros)[0], chunk_gla(q, k, v, constant)[0], **close)
+
+
+def test_states_with_values_first_and_the_recurrent_form():
+    case = value_gated_case("mild", "mild", T=20, K=16, V=24)
+    tensors = [case.inputs[name] for name in "qkv"]
+    options = {"initial_state": case.inputs["initial"].mT.contiguous(), "output_final_state": True}
+    o, final = fused_recurrent_gla(
+        *tensors, case.inputs["g"], case.inputs["gv"], state_v_first=True, inplace_final_state=True, **options
+    )
+    assert final is options["initial_state"]
+    torch.testing.assert_close(final.mT.double(), case.truth["final"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(o.double(), case.truth["o"], rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_gates_have_no_gradient():
+    case = value_gated_case("mild", "mild", T=40, K=16, V=16)
+    found = run(chunk_gla, case.inputs, case.grads, frozen={"g", "gv", "initial"})
+    assert not found.keys() & {"dg", "dgv", "dinitial"}
+    assert_close(found, case, EXACT)
+
+
+def test_no_tokens_leave_the_state_as_it_is():
+    q, v, state = torch.zeros(2, 0, 2, 16), torch.zeros(2, 0, 2, 24), torch.randn(2, 2, 16, 24)
+    o, final = chunk_gla(q, q, v, q, gv=v, initial_state=state, output_final_state=True)
+    assert o.shape == v.shape
+    assert torch.equal(final, state)
+
+
+def test_a_nan_stays_in_its_head():
+    case = value_gated_case("mild", "mild", T=70, K=16, V=16)
+    gv = case.inputs["gv"].clone()
+    gv[0, 40, 1, 3] = float("nan")
+    found = run(chunk_gla, case.inputs | {"gv": gv}, case.grads)
+    assert found["o"][0, 40:, 1, 3].isnan().all()
+    assert not found["o"][0, :32, 1].isnan().any()
+    assert not any(found[name][:, :, 0].isnan().any() for name in ("o", "dq", "dk", "dv", "dg", "dgv"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gv": torch.zeros(1, 8, 2, 16)}, "gv: got shape"),
+        ({"gv": torch.zeros(1, 8, 2, 24, dtype=torch.float64)}, "gv: got torch.float64"),
+        ({"gv": 1.0}, "gv: got float"),
+        ({"chunk_size": 64}, "chunk_size: got 64 beside gv"),
+        ({"gv": torch.ones(1, 8, 2, 24), "check": True}, "gv: got a gate of 1.0"),
+    ],
+)
+def test_what_is_not_allowed_is_refused(change, message):
+    q, v = torch.zeros(1, 8, 2, 16), torch.zeros(1, 8, 2, 24)
+    with pytest.raises(ValueError, match=message):
+        chunk_gla(q, q, v, q, **({"gv": v} | change))
+
+
+def test_the_reference_is_the_recurrence():
+    case = value_gated_case("mild", "mild", T=5)
+    x = {name: tensor.double() for name, tensor in case.inputs.items()}
+    o, _ = naive_recurrent_gla(*(x[name] for name in ("q", "k", "v", "g")), 1.0, x["initial"], gv=x["gv"])
+    state = x["initial"]
+    for t in range(5):
+        decay = x["g"][:, t, :, :, None].exp() * x["gv"][:, t, :, None].exp()
+        state = state * decay + x["k"][:, t, :, :, None] * x["v"][:, t, :, None]
+        torch.testing.assert_close(o[:, t], (x["q"][:, t, :, None] @ state).squeeze(2))
