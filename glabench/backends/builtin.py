@@ -2,6 +2,7 @@
 
 from glabench.backends.base import Backend
 from glabench.backends.fla import (
+    FlaBothRecurrent,
     FlaGatedDelta,
     FlaGla,
     FlaGlaRecurrent,
@@ -11,7 +12,7 @@ from glabench.backends.fla import (
     FlaRetention,
     FlaSimpleGla,
 )  # fmt: skip
-from glabench.backends.flash import FlashAttn, FlashAttn3, FlashAttn4
+from glabench.backends.flash import FlashAttn, FlashAttn3, FlashAttn4, FlashAttnCache
 from glabench.backends.gla import (
     GlaBothTriton,
     GlaRecurrentTorch,
@@ -26,7 +27,7 @@ from glabench.backends.gla import (
     RetentionTriton,
     SimpleGlaTriton,
 )  # fmt: skip
-from glabench.backends.mamba import Mamba1, Mamba2
+from glabench.backends.mamba import Mamba1, Mamba1Step, Mamba2, Mamba2Step
 from glabench.backends.mlstm import MlstmKernels
 from glabench.backends.papers.backends import (
     GlaBothStoredStates,
@@ -63,9 +64,13 @@ BACKENDS: list[Backend] = [
     FlashAttn(),
     FlashAttn3(),
     FlashAttn4(),
+    FlashAttnCache(),
     Mamba1(),
     Mamba2(),
+    Mamba1Step(),
+    Mamba2Step(),
     FlaGlaRecurrent(),
+    FlaBothRecurrent(),
     FlaSimpleGla(),
     FlaRetention(),
     FlaLightning(),

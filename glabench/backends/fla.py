@@ -67,6 +67,16 @@ class FlaGlaRecurrent(_Fla):
         return fused_recurrent_gla  # type: ignore[no-any-return]
 
 
+class FlaBothRecurrent(FlaGlaRecurrent):
+    """`fla.ops.gla.fused_recurrent_gla` with gates of values: fla's chunks do not take these."""
+
+    name, op = "fla-both-recurrent", "gla-both"
+    title = "gates of keys and values, fla-core's fused_recurrent_gla, token by token"
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
+        return call_on(self.function(), inputs, cell, gv=inputs["gv"])
+
+
 class FlaLinear(_Fla):
     """`fla.ops.linear_attn.fused_chunk_linear_attn`, without normalization."""
 

@@ -58,6 +58,23 @@ class FlashAttn(_FlashPackage):
         return flash_attn_func  # type: ignore[no-any-return]
 
 
+class FlashAttnCache(_FlashPackage):
+    """FlashAttention-2 for decoding: `flash_attn.flash_attn_with_kvcache`, on a cache that has the new keys already."""
+
+    name, title = "flash-attn-kvcache", "FlashAttention-2 for decoding, the flash-attn package"
+    packages = FlashAttn.packages
+    requires = FlashAttn.requires
+
+    @staticmethod
+    def function() -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        from flash_attn import flash_attn_with_kvcache
+
+        return flash_attn_with_kvcache  # type: ignore[no-any-return]
+
+    def limits(self, cell: Cell) -> str | None:
+        return super().limits(cell) if cell.get("prefix") else "is for tokens after a prefix: give --prefix"
+
+
 class FlashAttn3(_FlashPackage):
     """FlashAttention-3, for Hopper: `flash_attn_interface.flash_attn_func`."""
 

@@ -1,11 +1,13 @@
-"""Mamba-1's selective scan and Mamba-2's chunked one, from the mamba-ssm package."""
+"""Mamba-1's selective scan, Mamba-2's chunked one, and the step of both for decoding, from the mamba-ssm package."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Requirement
+from glabench.backends.sdpa import prefix_limits
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import integers
 
@@ -71,3 +73,73 @@ class Mamba2(_MambaSsm):
             )
 
         return forward
+
+
+class _MambaStep(_MambaSsm):
+    """`selective_state_update`: one token after a prefix. It updates the state in place, so a copy goes before it."""
+
+    packages = ("mamba-ssm", "triton")
+    features = frozenset({"prefix"})
+
+    def limits(self, cell: Cell) -> str | None:
+        if cell.get("prefix") is None:
+            return "is a step after a prefix: give --prefix"
+        return prefix_limits(cell, 1)
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], tuple[Tensor, ...]]:  # noqa: ARG002
+        from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+
+        arguments, shape = self.arguments(inputs), self.token(inputs).shape
+        bias = inputs["D"].new_zeros(1).expand(arguments["D"].shape)  # the package does not do without one
+
+        def forward() -> tuple[Tensor, ...]:
+            state = inputs["initial"].clone()
+            out = selective_state_update(state, **arguments, dt_bias=bias, dt_softplus=True)
+            return out.view(shape), state
+
+        return forward
+
+    @abstractmethod
+    def arguments(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Views of the inputs, without time, by the names of the function's arguments."""
+
+    @staticmethod
+    @abstractmethod
+    def token(inputs: Mapping[str, Tensor]) -> Tensor:
+        """The input that has the output's shape."""
+
+
+class Mamba1Step(_MambaStep):
+    """With channels [B, D] and states [B, D, N]."""
+
+    name, op, title = "mamba1-step", "mamba1", "Mamba-1, a step of the mamba-ssm package and a copy of the state"
+
+    def arguments(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        u, delta, B, C = (inputs[name][..., 0] for name in ("u", "delta", "B", "C"))
+        return {"x": u, "dt": delta, "A": inputs["A"], "B": B, "C": C, "D": inputs["D"]}
+
+    @staticmethod
+    def token(inputs: Mapping[str, Tensor]) -> Tensor:
+        return inputs["u"]
+
+
+class Mamba2Step(_MambaStep):
+    """With heads [B, H, P] and states [B, H, P, N]; numbers of a head have strides of 0, which the kernel sees."""
+
+    name, op, title = "mamba2-step", "mamba2", "Mamba-2, a step of the mamba-ssm package and a copy of the state"
+
+    def arguments(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        x, delta, B, C = (inputs[name][:, 0] for name in ("x", "delta", "B", "C"))
+        heads = x.shape[1:]
+        return {
+            "x": x,
+            "dt": delta[..., None].expand(x.shape),
+            "A": inputs["A"][:, None, None].expand(*heads, B.shape[-1]),
+            "B": B[:, None],
+            "C": C[:, None],
+            "D": inputs["D"][:, None].expand(heads),
+        }
+
+    @staticmethod
+    def token(inputs: Mapping[str, Tensor]) -> Tensor:
+        return inputs["x"]

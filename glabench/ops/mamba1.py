@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec, wide
+from glabench.ops.softmax import PREFIX
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
 
@@ -14,13 +15,17 @@ if TYPE_CHECKING:
 
 
 class Mamba1(Op):
-    """N states per channel. The channels of a sequence share B and C; all sequences share A and D."""
+    """N states per channel. The channels of a sequence share B and C; all sequences share A and D.
+
+    With a prefix, a call is given the states after it, `initial` [B, D, N], and returns those after its own tokens.
+    """
 
     name = "mamba1"
     equation = "x_t = exp(D_t A) x_{t-1} + D_t B_t u_t,  y_t = C_t x_t + D u_t, D_t = softplus(delta_t)"
     parameters = (
         integers("inner", "Inner width: channels of the scan.", 2048),
         integers("state_size", "States N per channel.", 16),
+        PREFIX,
     )
     independent = ("batch", "inner")
     small: ClassVar[Mapping[str, int]] = {"inner": 128}
@@ -34,7 +39,7 @@ class Mamba1(Op):
         D, N = cell.sizes("inner", "state_size")
         channels = Spec(("batch", "inner", "seqlen"), (cell.batch, D, cell.seqlen))
         shared = Spec(("batch", "state_size", "seqlen"), (cell.batch, N, cell.seqlen))
-        return {
+        tensors = {
             "u": channels,
             "delta": channels,
             "A": Spec(("inner", "state_size"), (D, N), wide(cell)),
@@ -42,6 +47,14 @@ class Mamba1(Op):
             "C": shared,
             "D": Spec(("inner",), (D,), wide(cell)),
         }
+        return tensors | ({"initial": self._states(cell)} if cell.get("prefix") else {})
+
+    def outputs(self, cell: Cell) -> dict[str, Spec]:
+        return super().outputs(cell) | ({"final": self._states(cell)} if cell.get("prefix") else {})
+
+    def _states(self, cell: Cell) -> Spec:
+        D, N = cell.sizes("inner", "state_size")
+        return Spec(("batch", "inner", "state_size"), (cell.batch, D, N), wide(cell))
 
     def output(self, cell: Cell) -> Spec:
         return self.inputs(cell)["u"]
@@ -79,7 +92,8 @@ class Mamba1(Op):
         (N,) = cell.sizes("state_size")
         return 16 * cell.seqlen * N
 
-    def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def reference(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The output, and the states after the last token."""
         from glabench.ops.recurrence import selective_scan
 
         return selective_scan(inputs)

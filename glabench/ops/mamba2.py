@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec, check_width, wide
+from glabench.ops.softmax import PREFIX
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
 
@@ -17,7 +18,10 @@ _HEAD_DIM = 64
 
 
 class Mamba2(Op):
-    """A matrix-valued state per head that decays by one number per token. The heads of a sequence share B and C."""
+    """A matrix-valued state per head that decays by one number per token. The heads of a sequence share B and C.
+
+    With a prefix, a call is given the states after it, `initial` [B, H, P, N], and returns those after its own tokens.
+    """
 
     name = "mamba2"
     equation = "S_t = exp(D_t A) S_{t-1} + D_t B_t^T x_t,  y_t = C_t S_t + D x_t, D_t = softplus(delta_t)"
@@ -25,6 +29,7 @@ class Mamba2(Op):
         integers("heads", "Heads H.", 32),
         integers("head_dim", "Head dim P.", _HEAD_DIM),
         integers("state_size", "States N per channel.", 128),
+        PREFIX,
     )
     independent = ("batch", "heads")
     small: ClassVar[Mapping[str, int]] = {"heads": 2}
@@ -40,7 +45,7 @@ class Mamba2(Op):
         lead = ("batch", "seqlen"), (cell.batch, cell.seqlen)
         shared = Spec((*lead[0], "state_size"), (*lead[1], N))
         per_head = Spec(("heads",), (H,), wide(cell))
-        return {
+        tensors = {
             "x": Spec((*lead[0], "heads", "head_dim"), (*lead[1], H, P)),
             "delta": Spec((*lead[0], "heads"), (*lead[1], H)),
             "A": per_head,
@@ -48,6 +53,14 @@ class Mamba2(Op):
             "C": shared,
             "D": per_head,
         }
+        return tensors | ({"initial": self._states(cell)} if cell.get("prefix") else {})
+
+    def outputs(self, cell: Cell) -> dict[str, Spec]:
+        return super().outputs(cell) | ({"final": self._states(cell)} if cell.get("prefix") else {})
+
+    def _states(self, cell: Cell) -> Spec:
+        H, P, N = cell.sizes("heads", "head_dim", "state_size")
+        return Spec(("batch", "heads", "head_dim", "state_size"), (cell.batch, H, P, N), wide(cell))
 
     def output(self, cell: Cell) -> Spec:
         return self.inputs(cell)["x"]
@@ -89,7 +102,8 @@ class Mamba2(Op):
         (N,) = cell.sizes("state_size")
         return super().reference_numbers(cell) // 2 + 8 * min(cell.seqlen, 1024) * 16 * N
 
-    def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def reference(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The output, and the states after the last token."""
         import torch.nn.functional as F
 
         from glabench.ops.recurrence import gated_recurrence
@@ -100,7 +114,9 @@ class Mamba2(Op):
         # The recurrence scales its queries.
         q = (C * math.sqrt(N))[:, :, None].expand(heads)
         k, g = step * B[:, :, None], (step * inputs["A"][:, None]).expand(heads)
-        return gated_recurrence(q, k, x, g)[0] + inputs["D"][:, None] * x
+        initial = inputs["initial"].mT if "initial" in inputs else None
+        out, final = gated_recurrence(q, k, x, g, initial)
+        return out + inputs["D"][:, None] * x, final.mT
 
 
 MAMBA2 = Mamba2()

@@ -115,11 +115,12 @@ def _value_gated_segment(
     return torch.stack(outputs, 2).flatten(2, 3).transpose(1, 2)[:, :T], state
 
 
-def selective_scan(inputs: Mapping[str, Tensor]) -> Tensor:
+def selective_scan(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """`x_t = exp(D_t A) x_{t-1} + D_t B_t u_t`, `y_t = C_t x_t + D u_t`, `D_t = softplus(delta_t)` (Mamba, section 3).
 
-    u, delta [B, D, T]; A [D, N] below 0; B, C [B, N, T]; D [D]; gives y [B, D, T], all of one dtype. All chunks are
-    scanned in parallel from a zero state; then the state before each chunk is added.
+    u, delta [B, D, T]; A [D, N] below 0; B, C [B, N, T]; D [D] and the initial states [B, D, N] (zeros if there are
+    none), all of one dtype, give y [B, D, T] and the final states. All chunks are scanned in parallel from a zero
+    state; then the state before each chunk is added.
     """
     u, A = inputs["u"], inputs["A"]
     T = u.shape[-1]
@@ -136,12 +137,11 @@ def selective_scan(inputs: Mapping[str, Tensor]) -> Tensor:
     for kept, adds in zip(gate.exp().unbind()[1:], others, strict=True):
         local.append(kept * local[-1] + adds)
     within, passed = torch.stack(local), gate.cumsum(0).exp()
-    before = [torch.zeros_like(first[..., 0])]
+    before = [inputs["initial"] if "initial" in inputs else torch.zeros_like(first[..., 0])]
     for kept, adds in list(zip(passed[-1].unbind(-1), within[-1].unbind(-1), strict=True))[:-1]:
         before.append(kept * before[-1] + adds)
     states = (within + passed * torch.stack(before, -1)).movedim(0, -1).flatten(-2)[..., :T]
-    out: Tensor = (states * inputs["C"][:, None]).sum(2) + u * inputs["D"][:, None]
-    return out
+    return (states * inputs["C"][:, None]).sum(2) + u * inputs["D"][:, None], states[..., -1]
 
 
 def delta_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:

@@ -127,23 +127,24 @@ def token_by_token_lightning(inputs):
 
 def token_by_token_ssd(inputs):
     x, B, C, step = inputs["x"], inputs["B"], inputs["C"], F.softplus(inputs["delta"])
-    state, outputs = x.new_zeros((x.shape[0], x.shape[2], B.shape[-1], x.shape[3])), []
+    zeros = x.new_zeros((x.shape[0], x.shape[2], x.shape[3], B.shape[-1]))
+    state, outputs = inputs.get("initial", zeros).mT, []
     for t in range(x.shape[1]):
         decay, added = (step[:, t] * inputs["A"]).exp(), step[:, t][..., None, None] * x[:, t][..., None, :]
         state = decay[..., None, None] * state + added * B[:, t][:, None, :, None]
         outputs.append((C[:, t][:, None, :, None] * state).sum(-2))
-    return torch.stack(outputs, 1) + inputs["D"][:, None] * x
+    return torch.stack(outputs, 1) + inputs["D"][:, None] * x, state.mT
 
 
 def token_by_token_scan(inputs):
     u, A, step = inputs["u"], inputs["A"], F.softplus(inputs["delta"])
-    state = u.new_zeros((*u.shape[:2], A.shape[1]))
+    state = inputs.get("initial", u.new_zeros((*u.shape[:2], A.shape[1])))
     outputs = []
     for t in range(u.shape[2]):
         dt = step[:, :, t, None]
         state = (dt * A).exp() * state + dt * inputs["B"][:, None, :, t] * u[:, :, t, None]
         outputs.append((state * inputs["C"][:, None, :, t]).sum(-1) + inputs["D"] * u[:, :, t])
-    return torch.stack(outputs, -1)
+    return torch.stack(outputs, -1), state
 
 
 def plain_softmax(inputs):
@@ -297,6 +298,16 @@ def test_a_reference_works_on_the_inputs_that_its_op_makes(op):
     found = values_and_gradients(OPS[op].reference, inputs)
     assert found["o"].shape == out.shape
     assert_same(found, values_and_gradients(SLOW.get(op, token_by_token_attention), inputs))
+
+
+@pytest.mark.parametrize("op", ["mamba1", "mamba2"])
+@pytest.mark.parametrize("tokens", [1, 17])
+def test_mamba_goes_on_from_the_states_after_a_prefix(op, tokens):
+    cell = replace(cell_of(op, "infer", prefix=64), seqlen=tokens)
+    inputs = OPS[op].make_inputs(cell)
+    found = values_and_gradients(OPS[op].reference, inputs, count=2)
+    assert [found[name].shape for name in ("o", "final")] == [s.shape for s in OPS[op].outputs(cell).values()]
+    assert_same(found, values_and_gradients(SLOW[op], inputs, count=2))
 
 
 @pytest.mark.parametrize("gate", ["none", "mild", "strong", "resets"])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from glabench.backends import Requirement, load_registry
 from glabench.backends.fla import _Fla
-from glabench.ops import BUILTIN, MAMBA1
+from glabench.ops import BUILTIN, MAMBA1, SOFTMAX
 from glabench.ops.recurrence import delta_recurrence, gated_recurrence, packed_recurrence
 from glabench.sweeps import Cell, Parameters
 
@@ -21,7 +21,17 @@ HEADS = {"heads": 3, "key_dim": 8, "value_dim": 4, "gate": "logsigmoid/16"}
 def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False):
     """As of mamba-ssm 2.3: tensors [B, D, T] and [B, N, T]."""
     assert (z, delta_bias, delta_softplus) == (None, None, True)
-    return MAMBA1.reference({"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D})
+    return MAMBA1.reference({"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D})[0]
+
+
+def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False):
+    """As of mamba-ssm 2.3: state [B, (H,) P, N], x and dt [B, (H,) P], B and C [B, (1,) N]; fails without a bias."""
+    assert (z, dt_softplus, dt_bias.shape) == (None, True, D.shape)
+    step = F.softplus(dt + dt_bias)[..., None]
+    of_b, of_c = (y[..., None, :] for y in (B, C))
+    state *= (step * A).exp()
+    state += step * of_b * x[..., None]
+    return (state * of_c).sum(-1) + D * x
 
 
 def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, dt_softplus=False):
@@ -38,12 +48,12 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
     return torch.stack(outputs, 1) + D[:, None] * x
 
 
-def recurrence(q, k, v, g, initial_state, output_final_state, cu_seqlens):
+def recurrence(q, k, v, g, initial_state, output_final_state, cu_seqlens, gv=None):
     """What fla's functions share: o and, if it is asked for, the final state."""
     if cu_seqlens is None:
-        o, final = gated_recurrence(q, k, v, g, initial_state)
+        o, final = gated_recurrence(q, k, v, g, initial_state, gv)
     else:
-        o, final = packed_recurrence(q, k, v, g, cu_seqlens.tolist(), initial_state)
+        o, final = packed_recurrence(q, k, v, g, cu_seqlens.tolist(), initial_state, gv)
     return o, final if output_final_state else None
 
 
@@ -54,8 +64,8 @@ def chunk_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=Fal
 def fused_recurrent_gla(
     q, k, v, gk=None, gv=None, scale=None, initial_state=None, output_final_state=False, reverse=False, cu_seqlens=None
 ):
-    assert (gv, scale, reverse) == (None, None, False)
-    return recurrence(q, k, v, gk, initial_state, output_final_state, cu_seqlens)
+    assert (scale, reverse) == (None, False)
+    return recurrence(q, k, v, gk, initial_state, output_final_state, cu_seqlens, gv)
 
 
 def fused_chunk_linear_attn(
@@ -121,6 +131,12 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
+def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, softmax_scale=None, causal=False):
+    """As of flash-attn 2.8: the mask ends at the last key."""
+    assert causal
+    return SOFTMAX.reference({"q": q, "k": k_cache, "v": v_cache})
+
+
 def flash_attn_func_with_sums(q, k, v, softmax_scale=None, causal=False):
     """As of some versions of flash-attn-3 and -4."""
     return flash_attn_func(q, k, v, causal=causal), None
@@ -135,6 +151,7 @@ ADAPTERS = {
     ),
     "fla-gla": ("fla.ops.gla", chunk_gla, HEADS),
     "fla-gla-recurrent": ("fla.ops.gla", fused_recurrent_gla, HEADS),
+    "fla-both-recurrent": ("fla.ops.gla", fused_recurrent_gla, HEADS),
     "fla-linear": ("fla.ops.linear_attn", fused_chunk_linear_attn, HEADS),
     "fla-simple-gla": ("fla.ops.simple_gla", chunk_simple_gla, HEADS),
     "fla-retention": ("fla.ops.retention", chunk_retention, HEADS),
@@ -147,6 +164,19 @@ ADAPTERS = {
     "flash-attn": ("flash_attn", flash_attn_func, {"heads": 3, "head_dim": 8}),
     "flash-attn-3": ("flash_attn_interface", flash_attn_func_with_sums, {"heads": 3, "head_dim": 8}),
     "flash-attn-4": ("flash_attn.cute", flash_attn_func_with_sums, {"heads": 3, "head_dim": 8}),
+}  # fmt: skip
+
+
+# Those of one token after a prefix, in the same way.
+STEPS = {
+    "mamba1-step": (
+        "mamba_ssm.ops.triton.selective_state_update", selective_state_update, {"inner": 6, "state_size": 4}
+    ),
+    "mamba2-step": (
+        "mamba_ssm.ops.triton.selective_state_update", selective_state_update,
+        {"heads": 3, "head_dim": 8, "state_size": 4},
+    ),
+    "flash-attn-kvcache": ("flash_attn", flash_attn_with_kvcache, {"heads": 3, "head_dim": 8}),
 }  # fmt: skip
 
 
@@ -193,7 +223,23 @@ def test_an_adapter_takes_packed_rows_and_states(name, packed, state, monkeypatc
 def test_every_adapter_has_a_stand_in():
     """flex_attention is part of torch."""
     others = {name for name, backend in REGISTRY.items() if backend.requires and not backend.has_own_code}
-    assert others == set(ADAPTERS)
+    assert others == set(ADAPTERS) | set(STEPS)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_after_a_prefix_computes_its_op_and_leaves_its_inputs(name, monkeypatch):
+    module, function, sizes = STEPS[name]
+    install(monkeypatch, module, function)
+    backend = REGISTRY[name]
+    op, cell = OPS[backend.op], Cell(name, backend.op, "infer", 2, 1, "fp64", Parameters(sizes | {"prefix": 40}), "cpu")
+    inputs = op.make_inputs(cell)
+    before = {each: x.clone() for each, x in inputs.items()}
+    found, wanted = (x if isinstance(x, tuple) else (x,) for x in (backend.bind(inputs, cell)(), op.reference(inputs)))
+    assert len(found) == len(op.outputs(cell))
+    for x, y, spec in zip(found, wanted, op.outputs(cell).values(), strict=True):
+        assert x.shape == spec.shape
+        assert torch.allclose(x, y, rtol=1e-9, atol=1e-11)
+    assert all(torch.equal(x, before[each]) for each, x in inputs.items())
 
 
 def test_packages_that_share_an_import_name_are_told_apart():
@@ -211,6 +257,8 @@ def test_packages_that_share_an_import_name_are_told_apart():
         ("fla-kda", {"heads": 1, "key_dim": 512, "value_dim": 8}, "key head dims go up to 256; got 512"),
         ("flash-attn", {"heads": 1, "head_dim": 64, "prefix": 64}, "a prefix is for --pass infer; got fwd"),
         ("sdpa-cudnn", {"heads": 1, "head_dim": 64, "prefix": 64}, "a prefix is for --pass infer; got fwd"),
+        ("mamba1-step", {"inner": 6, "state_size": 4}, "is a step after a prefix: give --prefix"),
+        ("flash-attn-kvcache", {"heads": 1, "head_dim": 64}, "is for tokens after a prefix: give --prefix"),
         ("mlstm-kernels", HEADS | {"chunk": 48}, "whole chunks of 48 tokens only; got 64"),
     ],
 )
