@@ -307,9 +307,7 @@ def test_the_backend_of_the_ratios_is_dropped_if_it_is_not_measured():
 
 
 def test_a_backend_of_a_sweep_that_is_not_there_is_a_mistake():
-    with pytest.raises(
-        UsageError, match=r"sweep test: 'gone' is not a backend \(allowed: fla-both-recurrent, fla-gla, "
-    ):
+    with pytest.raises(UsageError, match=r"sweep test: 'gone' is not a backend \(allowed: fla-both-recurrent, "):
         resolve(sweep("gone"), "cuda", {}, TRAITS)
 
 
