@@ -10,6 +10,8 @@ from torch._C import DispatchKey, _DisablePythonDispatcher, _EnablePythonDispatc
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
+from glabench.ops.base import as_tuple
+
 _GUARDS = []
 
 
@@ -399,14 +401,14 @@ class _ForgetsSharedGradients(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.given = op, is_right, names
         with torch.no_grad():
-            return op.reference(dict(zip(names, tensors, strict=True)))
+            return as_tuple(op.reference(dict(zip(names, tensors, strict=True))))[0]
 
     @staticmethod
     def backward(ctx, grad):
         op, is_right, names = ctx.given
         leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
         with torch.enable_grad():
-            out = op.reference(dict(zip(names, leaves, strict=True)))
+            out = as_tuple(op.reference(dict(zip(names, leaves, strict=True))))[0]
         grads = torch.autograd.grad(out, leaves, grad)
         forgotten = [x if is_right or name not in "ABCD" else x * 0.5 for name, x in zip(names, grads, strict=True)]
         return None, None, None, *forgotten

@@ -27,7 +27,7 @@ GATED = HEADS | {"gate": "logsigmoid/16"}
 SIZES = {
     "gla": GATED, "linear": HEADS, "softmax": {"heads": 3, "head_dim": 8}, "mamba1": {"inner": 6, "state_size": 4},
     "mamba2": {"heads": 3, "head_dim": 8, "state_size": 4}, "simple-gla": GATED, "retention": HEADS,
-    "lightning": HEADS, "gated-delta": GATED, "kda": GATED, "mlstm": HEADS,
+    "lightning": HEADS, "gla-both": GATED, "gla-values": GATED, "gated-delta": GATED, "kda": GATED, "mlstm": HEADS,
 }  # fmt: skip
 BOUND = 2e-3
 
