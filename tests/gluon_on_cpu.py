@@ -47,6 +47,15 @@ class Value(torch.Tensor):
 
     finished: torch.Tensor | None = None  # what an accumulator holds once its product is done
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As torch's own, without its search through everything that is returned."""
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor):
+            return found.as_subclass(cls)
+        return [x.as_subclass(cls) for x in found] if func in _SEVERAL else found
+
     @property
     def type(self) -> Any:
         return SimpleNamespace(layout=None)
@@ -59,6 +68,10 @@ class Value(torch.Tensor):
     __isub__ = torch.Tensor.__sub__
     __imul__ = torch.Tensor.__mul__
     __iand__ = torch.Tensor.__and__
+
+
+# Functions of torch that return several tensors.
+_SEVERAL = (torch.Tensor.unbind, torch.broadcast_tensors)
 
 
 class _Element:
@@ -175,7 +188,8 @@ class _Product:
 
     def finish(self) -> None:
         for now, then in self.operands:
-            assert torch.equal(now.nan_to_num(nan=3e38), then.nan_to_num(nan=3e38)), "a product's operand has changed"
+            # As bits, because NaN is not equal to itself.
+            assert torch.equal(now.view(torch.int16), then.view(torch.int16)), "a product's operand has changed"
         self.out.as_subclass(torch.Tensor).copy_(self.out.finished)
 
 
@@ -274,6 +288,10 @@ def _where(mask: Any, x: Any, y: Any) -> Any:
     return torch.where(mask, x, y.to(x.dtype)) if x.dim() >= y.dim() else torch.where(mask, x.to(y.dtype), y)
 
 
+def _reduce_or(x: Value, axis: int) -> Value:
+    return _value(torch.as_tensor(np.bitwise_or.reduce(x.as_subclass(torch.Tensor).numpy(), axis=axis)))
+
+
 def _extreme(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return lambda x, y, propagate_nan=None: function(_value(x), _value(y))
 
@@ -301,7 +319,7 @@ def _language() -> ModuleType:
         "sum": lambda x, axis: x.sum(axis),
         "max": lambda x, axis: x.amax(axis),
         "min": lambda x, axis: x.amin(axis),
-        "reduce_or": lambda x, axis: functools.reduce(torch.bitwise_or, x.unbind(axis)),
+        "reduce_or": _reduce_or,
         "exp2": torch.exp2,
         "cdiv": lambda x, y: (x + y - 1) // y,
         "convert_layout": lambda x, _: x,
