@@ -16,7 +16,6 @@ What is not: layouts, registers, fences and barriers between threads.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import inspect
 import sys

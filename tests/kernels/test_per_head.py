@@ -13,6 +13,7 @@ from gla_kernels import (
     fused_recurrent_simple_gla,
     naive_recurrent_gla,
 )
+from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.simple import retention_gates
 from gluon_on_cpu import Kernel, on_hopper, set_multiprocessors
 
@@ -100,7 +101,7 @@ def test_a_nan_stays_in_its_head(hopper):
     assert not found["o"][0, :64, 1].isnan().any()
 
 
-# With one multiprocessor, programs occupy it with a state of 256 columns, and one kernel computes all gradients.
+# With one multiprocessor, programs occupy it with a state of 256 columns.
 @pytest.mark.parametrize(
     ("K", "V", "multiprocessors"), [(96, 80, 132), (128, 256, 1), (128, 128, 1), (144, 32, 132), (272, 48, 132)]
 )
@@ -108,6 +109,15 @@ def test_a_nan_stays_in_its_head(hopper):
 def test_wide_heads_for_hopper(hopper, monkeypatch, gate, materialize, K, V, multiprocessors):
     set_multiprocessors(monkeypatch, multiprocessors)
     case = narrow(gate, T=150, K=K, V=V)
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize), case, BOUND)
+    found = run(chunk_simple_gla, case.inputs, case.grads, frozen={"g"}, materialize=materialize)
+    assert_close(found, case, BOUND)
+
+
+@pytest.mark.parametrize(("gate", "materialize"), [("logsigmoid", True), ("resets", False)])
+def test_one_kernel_can_compute_all_gradients_of_wide_heads(hopper, monkeypatch, gate, materialize):
+    monkeypatch.setattr(wide, "one_backward", lambda call, pieces: True)
+    case = narrow(gate, T=150, K=128, V=112)
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize), case, BOUND)
     found = run(chunk_simple_gla, case.inputs, case.grads, frozen={"g"}, materialize=materialize)
     assert_close(found, case, BOUND)
