@@ -9,7 +9,7 @@ why = "..."                          # why no run tests it, or what to know abou
 
 [[claims.tests]]                     # none: cannot be told
 run = "h200-paper-fig2"              # a run folder
-less = { backend = "linear-triton", pass = "fwd+bwd" }    # cells, by keys of their records
+less = { backend = "linear-triton", pass = "fwd+bwd" }    # cells, by keys of their records; "none": without the key
 than = { backend = "flash-attn", pass = "fwd+bwd" }       # what they are compared with at the same x
 x = "seqlen"                         # over which both are compared
 metric = "time"                      # whose values are compared
@@ -139,8 +139,12 @@ def _values(test: Test, rows: Sequence[Mapping[str, Any]], cells: Cells) -> dict
     return {x: value for x, row in found.items() if (value := row.get(name)) is not None}
 
 
+def _is(found: Any, asked: str | int | float | bool) -> bool:
+    return bool(found == asked) or (found is None and asked == "none")
+
+
 def _select(test: Test, rows: Sequence[Mapping[str, Any]], cells: Cells) -> dict[Any, Mapping[str, Any]]:
-    own = [row for row in rows if all(row.get(name) == value for name, value in cells.items())]
+    own = [row for row in rows if all(_is(row.get(name), value) for name, value in cells.items())]
     found = {row[test.x]: row for row in own}
     if not own or len(found) < len(own):
         what = "no cell" if not own else "several cells at one " + test.x

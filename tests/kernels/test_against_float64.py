@@ -87,7 +87,7 @@ def test_a_piece_that_fails_leaves_strong_chunks_of_later_pieces_complete():
         assert ((whole - part).norm() / part.norm()).item() < BOUND
 
 
-@pytest.mark.parametrize(("programs", "V"), [(1, 16), pytest.param(3, 16, marks=pytest.mark.full), (3, 80)])
+@product(lambda programs, V: programs == 1 and V == 16, programs=[1, 3], V=[16, 80])
 def test_few_programs_find_the_flagged_sequence_and_head(programs, V, monkeypatch):
     """The last of more flags than a program reads at once."""
     monkeypatch.setattr(Call, "exact_programs", programs)
@@ -95,7 +95,7 @@ def test_few_programs_find_the_flagged_sequence_and_head(programs, V, monkeypatc
     assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=16), case, BOUND)
 
 
-@pytest.mark.parametrize(("programs", "V"), [(1, 16), pytest.param(3, 16, marks=pytest.mark.full), (3, 80)])
+@product(lambda programs, V: programs == 3 and V == 16, programs=[1, 3], V=[16, 80])
 def test_few_programs_find_the_marked_chunk(programs, V, monkeypatch):
     """The last of more marks than a program reads at once."""
     monkeypatch.setattr(Call, "strong_programs", programs)
@@ -184,8 +184,11 @@ def test_head_dims_up_to_the_largest_are_right(K, V):
     assert_close(run(chunk_gla, case.inputs, case.grads), case, BOUND)
 
 
-@pytest.mark.parametrize("materialize", [True, False])
-@pytest.mark.parametrize("gate", ["mild", "resets", "overflowing"])
+@product(
+    lambda gate, kept: (kept == "states") == (gate == "resets"),
+    gate=["mild", "resets", "overflowing"],
+    materialize={"states": True, "checkpoints": False},
+)
 def test_blocks_of_key_columns_add_up_to_the_whole(gate, materialize):
     """Three blocks of 32 columns."""
     case = make_case("mild" if gate == "overflowing" else gate, T=40, K=72, V=80)

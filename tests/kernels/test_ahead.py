@@ -33,6 +33,7 @@ for arguments, names in json.loads(sys.argv[1]):
 
 
 def full_name(kernel):
+    # The command line calls kernels with a gate per head so itself.
     return "gated " * kernel["gated"] + (kernel["form"] + " ") * (kernel["form"] != "plain") + kernel["kernel"]
 
 
@@ -170,7 +171,7 @@ def assert_wide_kernels_do_not_spill_much(found):
             assert kernel["stack_bytes"] <= STACK[kernel["form"]], kernel
 
 
-# Every kernel there is, with gates in every form, without in one; for heads that fill no block where there is a choice.
+# Every kernel there is, with gates in every form, without or per head in some; for heads that fill no block, if any do.
 WIDE = {
     "all keys in one block": {
         "--key-dim 80 --value-dim 112": (
@@ -180,23 +181,23 @@ WIDE = {
             "gated gradients, no dg", "gated backward, no dg",
         ),
         "--key-dim 128 --value-dim 192": ("gated reverse recurrence, parked",),
-        "--key-dim 128 --value-dim 128 --gates bf16": ("gated forward", "gated gradients", "gated backward"),
+        "--key-dim 128 --value-dim 128 --gates bf16": ("gated forward", "per-head forward", "per-head backward"),
     },
     "256 columns of values": {
         "--key-dim 128 --value-dim 256": (
             "gated wider recurrence", "gated wider reverse recurrence", "gated wider forward",
             "gated wider forward, checkpoints", "gated gradients, parked", "gated wider reverse recurrence, parked",
-            "wider reverse recurrence", "wider forward",
+            "wider forward", "per-head wider forward",
         ),
     },
     "more blocks of keys": {
         "--key-dim 256 --value-dim 512": (
             "gated frames", "gated reverse frames", "gated walk", "gated reverse walk", "gated walk, checkpoints",
-            "frames", "reverse walk", "walk, checkpoints",
+            "reverse walk", "per-head frames",
         ),
         "--key-dim 512 --value-dim 320": (
-            "gated readout", "gated reverse readout", "gated gradients", "gated exact forward", "gated exact backward",
-            "gated exact backward from checkpoints", "reverse readout", "gradients",
+            "gated readout", "gated reverse readout", "gated gradients", "reverse readout", "per-head readout",
+            "per-head gradients",
         ),
     },
 }  # fmt: skip

@@ -54,11 +54,13 @@ def bfloat16_case(gate, **shape):
 HEADS = [(64, 64), (48, 16), (96, 80), (16, 256), (144, 32), (272, 32)]
 
 
-@pytest.mark.parametrize(
-    "gate", ["mild", "slow", "logsigmoid", "strong", "resets", "one channel resets", "zero", "-inf"]
+@product(
+    lambda heads, gate: heads in ((64, 64), (96, 80)) or gate in ("mild", "one channel resets", "-inf"),
+    heads=HEADS,
+    gate=["mild", "slow", "logsigmoid", "strong", "resets", "one channel resets", "zero", "-inf"],
 )
-@pytest.mark.parametrize(("K", "V"), HEADS)
-def test_every_gate_is_right(K, V, gate):
+def test_every_gate_is_right(heads, gate):
+    K, V = heads
     case = bfloat16_case(gate, T=150, H=1, K=K, V=V)
     assert_close(attend(case), case, BOUND)
 
@@ -85,9 +87,13 @@ def assert_same_without_dg(case, **options):
     assert_close(found, case, BOUND)
 
 
-@pytest.mark.parametrize("gate", ["mild", "strong", "one channel resets"])
-@pytest.mark.parametrize(("K", "V"), HEADS)
-def test_gates_that_need_no_gradient_change_no_other_result(K, V, gate):
+@product(
+    lambda heads, gate: gate == ("one channel resets" if heads in ((64, 64), (144, 32)) else "mild"),
+    heads=HEADS,
+    gate=["mild", "strong", "one channel resets"],
+)
+def test_gates_that_need_no_gradient_change_no_other_result(heads, gate):
+    K, V = heads
     assert_same_without_dg(bfloat16_case(gate, T=150, H=1, K=K, V=V))
 
 

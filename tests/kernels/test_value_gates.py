@@ -5,17 +5,24 @@ import torch
 from gla_cases import assert_close, cumulative, run, run_with_a_tail, value_gated_case
 from gla_kernels import chunk_gla, chunk_linear_attn, chunk_retention, fused_recurrent_gla, naive_recurrent_gla
 from gla_kernels.simple import retention_gates
+from product import product
 
 EXACT, HALF = 2e-5, 2e-3
 
 
-@pytest.mark.parametrize("materialize", ["states", "nothing"])
-@pytest.mark.parametrize(
-    ("gate", "of_values"),
-    [("mild", "mild"), ("logsigmoid", "strong"), ("strong", "resets"), ("-inf", "dead channel"), (None, "logsigmoid"),
-     ("resets", "zero"), ("mild", "-100")],
-)  # fmt: skip
-def test_outputs_and_gradients_are_right(gate, of_values, materialize):
+GATES = [
+    ("mild", "mild"), ("logsigmoid", "strong"), ("strong", "resets"), ("-inf", "dead channel"), (None, "logsigmoid"),
+    ("resets", "zero"), ("mild", "-100"),
+]  # fmt: skip
+
+
+@product(
+    lambda gates, kept: kept == ("nothing" if "resets" in gates else "states"),
+    gates={f"{gate} and {of_values}": (gate, of_values) for gate, of_values in GATES},
+    materialize=["states", "nothing"],
+)
+def test_outputs_and_gradients_are_right(gates, materialize):
+    gate, of_values = gates
     case = value_gated_case(gate, of_values, T=70, K=20, V=36)
     assert_close(run(chunk_gla, case.inputs, case.grads, materialize=materialize), case, EXACT)
 

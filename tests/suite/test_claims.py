@@ -34,6 +34,12 @@ def test_cells_are_compared_at_every_x_that_both_have():
     assert [point.holds for point in points_of(Test("a-run", A, B, factor=2), run_of(TIMES))] == [True, True]
 
 
+def test_none_asks_for_cells_without_a_value():
+    """`state` is a value of some ops; records without states do not have it."""
+    points = points_of(Test("a-run", A | {"state": "none"}, B), run_of(TIMES))
+    assert points == points_of(Test("a-run", A, B), run_of(TIMES))
+
+
 def test_growth_is_from_half_as_many():
     assert points_of(Test("a-run", A, factor=2.5), run_of(TIMES)) == [Point(128, 2.0, True), Point(256, 3.0, False)]
     assert points_of(Test("a-run", B, factor=2.5), run_of(TIMES)) == [Point(128, 0.5, True)]
