@@ -1,0 +1,183 @@
+"""A profile of a call, from the traces of several."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from glabench.errors import GlabenchError
+from glabench.plain import read_as
+from glabench.profiling.trace import Event, Trace, covered, self_times
+
+# How the worker marks a call.
+CALL = "glabench: one call"
+# A time of the suite and a span that differ by more than this share of the time are said to differ.
+AGREES = 0.05
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What one kernel takes in a call: all its launches with the same grid. Or one of torch's operators, on a CPU.
+
+    `gap_ms`: how long the device was idle before it. `registers` are a thread's, `shared_bytes` a program's.
+    """
+
+    name: str
+    calls: int
+    ms: float
+    gap_ms: float = 0.0
+    grid: tuple[int, ...] | None = None
+    threads: int | None = None
+    registers: int | None = None
+    shared_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the host does during a call, in milliseconds; profiling makes it longer.
+
+    `launch_ms`: in the driver and CUDA's runtime; `operators_ms`: in torch's operators besides; the rest is Python's.
+    """
+
+    call_ms: float
+    launches: int
+    launch_ms: float
+    operators_ms: float
+
+    @property
+    def rest_ms(self) -> float:
+        """What neither takes."""
+        return max(0.0, self.call_ms - self.launch_ms - self.operators_ms)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Medians over some calls. `span_ms`: from the first start to the last end, of which `busy_ms` some kernel runs."""
+
+    calls: int
+    span_ms: float
+    busy_ms: float
+    kernels: tuple[Kernel, ...]
+    host: Host
+    on_device: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Profile:
+        """The inverse of `to_json`. Raises ValueError that names a wrong key."""
+        return read_as(cls, data)
+
+
+def profile_of(trace: Trace) -> Profile:
+    """The profile of the calls that a trace marks. Raises GlabenchError if the trace lacks some of their work."""
+    windows = [event for event in trace.marks if event.name == CALL]
+    if not windows:
+        raise GlabenchError("the profiler recorded no call")
+    host = _host(trace, windows)
+    if not trace.on_device:
+        return _of_operators(trace, windows, host)
+    works = [_launched_in(trace, window) for window in windows]
+    _check_complete(works)
+    ends = [max(event.end for event in work) for work in works]
+    spans = [end - work[0].start for work, end in zip(works, ends, strict=True)]
+    busy = [covered(work, work[0].start, end) for work, end in zip(works, ends, strict=True)]
+    return Profile(len(windows), _ms(spans), _ms(busy), _kernels(works), host, True)
+
+
+def _launched_in(trace: Trace, window: Event) -> list[Event]:
+    """The device's work that the host queued during a window, on any thread, sorted by start."""
+    queued = {
+        event.correlation for event in trace.runtime
+        if window.start <= event.start <= window.end and event.correlation is not None
+    }  # fmt: skip
+    work = [event for event in trace.on_device if event.correlation in queued]
+    if not work:
+        raise GlabenchError("the profiler recorded no kernel of a call: it lost them, or the call launches none")
+    return work
+
+
+def _check_complete(works: Sequence[Sequence[Event]]) -> None:
+    """Raises GlabenchError if calls differ in their kernels."""
+    names = [sorted(short_name(event.name) for event in work) for work in works]
+    if any(other != names[0] for other in names):
+        counts = ", ".join(str(len(work)) for work in works)
+        raise GlabenchError(
+            f"calls differ in their kernels ({counts} in the calls profiled): the profiler lost some, or the call does "
+            "not do the same work each time; profile again"
+        )
+
+
+def _kernels(works: Sequence[Sequence[Event]]) -> tuple[Kernel, ...]:
+    """Kernels by name and grid, in the order of their first starts."""
+    found: dict[tuple[str, tuple[int, ...] | None], list[list[tuple[Event, float]]]] = {}
+    for number, work in enumerate(works):
+        until = work[0].start
+        for event in work:
+            key = (short_name(event.name), _numbers(event.details.get("grid")))
+            own = found.setdefault(key, [[] for _ in works])
+            own[number].append((event, max(0.0, event.start - until)))
+            until = max(until, event.end)
+    return tuple(_kernel(name, grid, own) for (name, grid), own in found.items())
+
+
+def _kernel(name: str, grid: tuple[int, ...] | None, calls: Sequence[Sequence[tuple[Event, float]]]) -> Kernel:
+    details = next(event.details for own in calls for event, _ in own)
+    block = _numbers(details.get("block"))
+    return Kernel(
+        name,
+        round(median(len(own) for own in calls)),
+        _ms([sum(event.duration for event, _ in own) for own in calls]),
+        _ms([sum(gap for _, gap in own) for own in calls]),
+        grid,
+        None if block is None else block[0] * block[1] * block[2],
+        details.get("registers per thread"),
+        details.get("shared memory"),
+    )
+
+
+def _numbers(value: Any) -> tuple[int, ...] | None:
+    return tuple(int(n) for n in value) if value else None
+
+
+def _host(trace: Trace, windows: Sequence[Event]) -> Host:
+    calls, launches, operators, counts = [], [], [], []
+    for window in windows:
+        runtime = [event for event in trace.runtime if window.start <= event.start <= window.end]
+        own = [event for event in trace.operators if window.start <= event.start <= window.end]
+        in_launches = covered(runtime, window.start, window.end)
+        calls.append(window.duration)
+        launches.append(in_launches)
+        operators.append(covered([*runtime, *own], window.start, window.end) - in_launches)
+        counts.append(sum("launch" in event.name.lower() for event in runtime))
+    return Host(_ms(calls), round(median(counts)), _ms(launches), _ms(operators))
+
+
+def _of_operators(trace: Trace, windows: Sequence[Event], host: Host) -> Profile:
+    """On a CPU: torch's operators, each without those within it."""
+    times: dict[str, list[float]] = {}
+    counts: dict[str, int] = {}
+    for event, own in self_times(trace.operators):
+        for number, window in enumerate(windows):
+            if window.start <= event.start <= window.end:
+                times.setdefault(event.name, [0.0] * len(windows))[number] += own
+                counts[event.name] = counts.get(event.name, 0) + 1
+    kernels = [Kernel(name, round(counts[name] / len(windows)), _ms(own)) for name, own in times.items()]
+    kernels.sort(key=lambda kernel: -kernel.ms)
+    busy = sum(kernel.ms for kernel in kernels)
+    return Profile(len(windows), _ms([window.duration for window in windows]), busy, tuple(kernels), host, False)
+
+
+def short_name(name: str) -> str:
+    """A kernel's name without its return type, template arguments and parameters."""
+    plain = re.sub(r"^(void|static|__global__)\s+", "", name.strip())
+    return re.split(r"[<(]", plain, maxsplit=1)[0].strip() or name
+
+
+def _ms(microseconds: Sequence[float]) -> float:
+    return median(microseconds) / 1e3

@@ -1,0 +1,152 @@
+"""Runs a call some times under torch's profiler and prints its profile as a line of JSON; in a process of its own.
+
+python -m glabench.profiling.worker REQUEST, a JSON object with the fields of `request.Request`. The process times
+nothing, because the profiler slows it down for good.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+from glabench.backends import load_registry
+from glabench.backends.base import refusal
+from glabench.errors import GlabenchError
+from glabench.measure.work import KINDS
+from glabench.measure.workload import Steps, steps_of
+from glabench.profiling.profile import CALL, Profile, profile_of
+from glabench.profiling.request import Request
+from glabench.profiling.trace import load_trace
+
+# Calls before the profiler starts, and under it before the first one that counts: it may lose what comes first.
+_CALLS_BEFORE, _CALLS_UNCOUNTED = 5, 2
+# As for the suite's timer: the device waits until a call's launches are all queued, behind a flush of its cache.
+_CYCLES_PER_S, _SPIN_MARGIN, _MOST_SPIN_S = 2e9, 1.5, 0.05
+_MEMORY_EVENTS = 100_000
+
+
+@contextmanager
+def _private_stdout() -> Iterator[IO[str]]:
+    """The original stdout, for the profile. From here on, what a backend prints goes to stderr."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as channel:
+        os.dup2(2, 1)
+        yield channel
+
+
+class _Device:
+    """How to get ready for a call, and how to wait for its end."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._torch = torch
+        self.is_cuda = device != "cpu"
+        self._spin_s = 0.0
+        if self.is_cuda:
+            torch.cuda.set_device(device)
+            l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+            self._flush = torch.empty(4 * max(l2, 2**24), dtype=torch.int8, device="cuda")
+
+    def wait(self) -> None:
+        if self.is_cuda:
+            self._torch.cuda.synchronize()
+
+    def remember(self, host_s: float) -> None:
+        """That the host needs so long to queue a call."""
+        self._spin_s = min(max(self._spin_s, host_s * _SPIN_MARGIN), _MOST_SPIN_S)
+
+    def get_ready(self) -> None:
+        if self.is_cuda:
+            self._flush.zero_()
+            self._torch.cuda._sleep(int(self._spin_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
+
+
+def _run(steps: Steps, device: _Device, mark: Callable[[str], Any] | None = None) -> float:
+    """Runs the pass once, under a mark if one is given; returns the host's seconds."""
+    if steps.prepare is not None:
+        steps.prepare()
+    device.wait()
+    device.get_ready()
+    start = time.perf_counter()
+    if mark is None:
+        kept = steps.call()
+    else:
+        with mark(CALL):
+            kept = steps.call()
+    host_s = time.perf_counter() - start
+    device.wait()
+    del kept
+    return host_s
+
+
+def profile_steps(steps: Steps, device_name: str, calls: int, trace_to: Path | None) -> Profile:
+    """The profile of a pass over so many calls; the trace is kept if it has a path."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    device = _Device(device_name)
+    for _ in range(_CALLS_BEFORE):
+        _run(steps, device)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
+    with TemporaryDirectory() as folder, profile(activities=activities, acc_events=True) as profiler:
+        # The profiler makes launches longer, so the wait is measured under it.
+        for _ in range(_CALLS_UNCOUNTED):
+            device.remember(_run(steps, device))
+        for _ in range(calls):
+            _run(steps, device, record_function)
+        profiler.stop()
+        path = trace_to or Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        return profile_of(load_trace(path))
+
+
+def keep_memory(steps: Steps, device_name: str, path: Path) -> None:
+    """Writes torch's snapshot of all allocations of one call, for https://pytorch.org/memory_viz."""
+    import torch
+
+    device = _Device(device_name)
+    _run(steps, device)
+    torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
+    _run(steps, device)
+    torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Profiles what is asked for."""
+    request = Request.from_json(json.loads(arguments[0]))
+    with _private_stdout() as channel:
+        answer: dict[str, Any]
+        try:
+            answer = {"profile": _profile(request).to_json()}
+        except GlabenchError as problem:
+            answer = {"error": str(problem)}
+        print(json.dumps(answer), file=channel, flush=True)
+
+
+def _profile(request: Request) -> Profile:
+    registry, cell = load_registry(request.plugins), request.cell
+    backend, op = registry[cell.backend], registry.op_of(cell.backend)
+    if (reason := refusal(backend, op, cell)) is not None:
+        raise GlabenchError(f"{cell}: {reason}")
+    if request.device != "cpu":
+        import torch
+
+        torch.cuda.set_device(request.device)
+    workload = KINDS[backend.work](op, backend).prepare(cell)
+    steps = steps_of(workload, cell)
+    if request.memory_to is not None:
+        keep_memory(steps, request.device, Path(request.memory_to))
+    return profile_steps(
+        steps, request.device, request.calls, None if request.trace_to is None else Path(request.trace_to)
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

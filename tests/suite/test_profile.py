@@ -1,0 +1,190 @@
+"""Profiles: from traces of a GPU as torch's profiler writes them, and of calls on a CPU."""
+
+import json
+from itertools import count
+
+import pytest
+from in_process import glabench
+
+from glabench.errors import GlabenchError
+from glabench.profiling.profile import CALL, Profile, profile_of, short_name
+from glabench.profiling.request import Request, profile_cell
+from glabench.profiling.trace import Event, Trace, covered, load_trace, self_times
+from glabench.sweeps import Cell, Parameters
+
+SMALL = {"heads": 2, "key_dim": 16, "value_dim": 16}
+
+
+def complete(name, cat, start, duration, thread=1, **args):
+    """An event as a trace has it."""
+    return {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": duration, "tid": thread, "args": args}
+
+
+def call_at(start, kernels, numbers, launch_us=5.0, operator=None):
+    """A marked call of 100 us whose kernels, (name, start, duration, grid), begin 200 us after it."""
+    events = [complete(CALL, "user_annotation", start, 100.0)]
+    for place, (name, begin, duration, grid) in enumerate(kernels):
+        correlation = next(numbers)
+        details = {"grid": [grid, 1, 1], "block": [128, 2, 1], "registers per thread": 168, "shared memory": 40960}
+        # A backward's launches are on another thread.
+        launched = start + 10 * (place + 1)
+        events.append(complete("cuLaunchKernelEx", "cuda_driver", launched, launch_us, 2, correlation=correlation))
+        begins = start + 200 + begin
+        events.append(complete(name, "kernel", begins, duration, 7, correlation=correlation, **details))
+    return events + ([complete(operator, "cpu_op", start + 10, 20.0, 2)] if operator else [])
+
+
+KERNELS = [
+    ("void forward<float, 4>(float*)", 0.0, 30.0, 64),
+    ("backward", 40.0, 50.0, 132),
+    ("backward", 85.0, 15.0, 132),  # begins before the one before it ends
+    ("backward", 100.0, 10.0, 8),
+]
+
+
+def trace_of(*calls):
+    """A trace of calls 1,000 us apart, each behind a flush that is no part of it."""
+    numbers, events = count(1), []
+    for number, kernels in enumerate(calls):
+        flush = next(numbers)
+        start = 1000.0 * number
+        events.append(complete("cudaMemsetAsync", "cuda_runtime", start - 20, 5.0, correlation=flush))
+        events.append(complete("Memset", "gpu_memset", start - 10, 190.0, 7, correlation=flush))
+        events += call_at(start, kernels, numbers, operator="aten::empty")
+    return Trace.of([*events, {"ph": "M", "name": "process_name"}, complete("other", "python_function", 0, 1)])
+
+
+def test_kernels_of_a_call_are_those_that_it_launched():
+    found = profile_of(trace_of(KERNELS, KERNELS, KERNELS))
+    assert (found.calls, found.on_device) == (3, True)
+    assert [(kernel.name, kernel.calls, kernel.grid) for kernel in found.kernels] == [
+        ("forward", 1, (64, 1, 1)), ("backward", 2, (132, 1, 1)), ("backward", 1, (8, 1, 1))
+    ]  # fmt: skip
+    assert [kernel.ms for kernel in found.kernels] == pytest.approx([0.03, 0.065, 0.01])
+    assert [kernel.gap_ms for kernel in found.kernels] == pytest.approx([0.0, 0.01, 0.0])
+    first = found.kernels[0]
+    assert (first.threads, first.registers, first.shared_bytes) == (256, 168, 40960)
+
+
+def test_the_span_is_from_the_first_start_to_the_last_end_and_counts_overlaps_once():
+    found = profile_of(trace_of(KERNELS))
+    assert found.span_ms == pytest.approx(0.11)
+    assert found.busy_ms == pytest.approx(0.1)
+    long_first = [("a", 0.0, 90.0, 1), ("b", 10.0, 20.0, 1)]
+    assert profile_of(trace_of(long_first)).span_ms == pytest.approx(0.09)
+
+
+def test_times_are_medians_over_calls():
+    calls = [[("a", 0.0, duration, 1)] for duration in (10.0, 20.0, 90.0)]
+    assert profile_of(trace_of(*calls)).kernels[0].ms == pytest.approx(0.02)
+
+
+def test_the_host_is_split_into_launches_operators_and_the_rest():
+    host = profile_of(trace_of(KERNELS)).host
+    assert host.call_ms == pytest.approx(0.1)
+    assert host.launches == 4
+    assert host.launch_ms == pytest.approx(0.02)
+    assert host.operators_ms == pytest.approx(0.01)  # 20 us from 10 on, in which two launches take 5 each
+    assert host.rest_ms == pytest.approx(0.07)
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ((KERNELS, KERNELS[1:]), r"calls differ in their kernels \(4, 3 in the calls profiled\)"),
+        ((KERNELS, []), "recorded no kernel of a call"),
+        ((), "recorded no call"),
+    ],
+)
+def test_lost_kernels_are_an_error(calls, message):
+    with pytest.raises(GlabenchError, match=message):
+        profile_of(trace_of(*calls))
+
+
+def test_names_of_kernels_are_short():
+    assert short_name("void at::native::copy<4, at::native::A>(int, std::array<char*, 2>)") == "at::native::copy"
+    assert short_name("value_gated_chunks") == "value_gated_chunks"
+    assert short_name("Memset (Device)") == "Memset"
+
+
+def test_a_profile_is_the_same_when_it_is_read_back():
+    found = profile_of(trace_of(KERNELS))
+    assert Profile.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_time_that_is_covered_and_time_of_ones_own():
+    events = [
+        Event("a", "", 0.0, 10.0),
+        Event("b", "", 2.0, 3.0),
+        Event("c", "", 8.0, 4.0, 2),
+        Event("d", "", 20.0, 1.0),
+    ]
+    assert covered(events, 0.0, 15.0) == 12.0
+    assert covered(events, 5.0, 9.0) == 4.0
+    assert {event.name: own for event, own in self_times(events)} == {"a": 7.0, "b": 3.0, "c": 4.0, "d": 1.0}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"traceEvents": 3}', '{"traceEvents": [{"ph": "X", "cat": "kernel"}]}']
+)
+def test_what_is_no_trace_is_named(text, tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(GlabenchError, match=r"trace.json: no trace"):
+        load_trace(path)
+
+
+FAULTY = """
+from glabench.backends import Backend
+
+class Faulty(Backend):
+    name, op, title = "faulty", "linear", "fails"
+    def bind(self, inputs, cell):
+        print("printed")
+        raise SystemExit(7) if cell.seqlen == 7 else RuntimeError("broken")
+
+BACKENDS = [Faulty()]
+"""
+
+
+@pytest.mark.parametrize(("seqlen", "message"), [(8, "ended with code 1: RuntimeError: broken"), (7, "with code 7")])
+def test_a_backend_that_fails_is_an_error_of_the_cell(seqlen, message, tmp_path):
+    plugin = tmp_path / "faulty.py"
+    plugin.write_text(FAULTY)
+    cell = Cell("faulty", "linear", "fwd", 1, seqlen, "fp32", Parameters(SMALL), "cpu")
+    with pytest.raises(GlabenchError, match=message):
+        profile_cell(Request(cell, "cpu", (str(plugin),)), {}, 60)
+
+
+def test_a_call_on_a_cpu_is_shown_by_torchs_operators(tmp_path):
+    trace = tmp_path / "trace.json"
+    sizes = ("--seqlen", "64", "--heads", "2", "--head-dim", "16", "--time-limit", "0.1")
+    done = glabench(
+        tmp_path, "profile", "linear-torch", "--device", "cpu", *sizes, "--trace", str(trace), "--json", "-"
+    )
+    code, out, err = done
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["cell"]["backend"] == "linear-torch"
+    names = [kernel["name"] for kernel in found["kernels"]]
+    assert "aten::bmm" in names
+    assert found["on_device"] is False
+    assert 0 < found["busy_ms"] <= found["span_ms"] * 1.01
+    assert any(event.name == CALL for event in load_trace(trace).marks)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nope",), "BACKEND: 'nope' is unknown"),
+        (("gla-torch", "--seqlen", "64,128"), "the axes name 2 cells; give one value each"),
+        (("gla-torch", "--backend", "gla-torch"), "--backend: BACKEND names it already"),
+        (("gla-torch", "--memory", "m.pickle"), "--memory: torch keeps a history of allocations on a GPU alone"),
+        (("fla-gla",), "BACKEND: fla-gla cannot run here"),
+        (("gla-torch", "--trace", "no/such/folder/t.json"), "--trace: cannot write"),
+    ],
+)
+def test_what_cannot_be_profiled_is_said(arguments, message, tmp_path):
+    code, _, err = glabench(tmp_path, "profile", *arguments, "--device", "cpu")
+    assert code == 2
+    assert message in err
