@@ -342,7 +342,7 @@ class Kernel:
     launches = 0  # of all kernels
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+        self.function, self.__name__ = function, function.__name__
         self.arg_names = list(inspect.signature(function).parameters)
 
     def __call__(self, *args: Any, **named: Any) -> Any:

@@ -101,6 +101,10 @@ class Backend(ABC):
         """What the implementation executes and moves, if known; recorded beside the counts of the op's equation."""
         return None
 
+    def kernel_bytes(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, int] | None:  # noqa: ARG002
+        """Bytes that each kernel of the cell's pass reads and writes at the least, by its name; None if unknown."""
+        return None
+
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:  # noqa: ARG002
         """How the implementation launches the cell (kernels, tile sizes), in one line; None if unknown."""
         return None

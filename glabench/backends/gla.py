@@ -82,6 +82,18 @@ class _Ours(Backend):
 
         return chunk_gla if "g" in inputs else chunk_linear_attn
 
+    def kernel_bytes(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, int] | None:
+        """Only if all states are kept, or nothing is needed: other calls go over their inputs in slices."""
+        if cell.pass_ != "infer" and _kept(cell) != "states":
+            return None
+        from gla_kernels.inspection.traffic import kernel_bytes
+
+        return kernel_bytes(
+            inputs["q"], inputs["k"], inputs["v"], inputs.get("g"), initial_state=inputs.get("initial"),
+            output_final_state=returns_states(cell), cu_seqlens=inputs.get("cu_seqlens"),
+            chunk_size=cell.get("chunk"), passes=cell.pass_,
+        )  # fmt: skip
+
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:
         from gla_kernels.tuning import launch_of
 
@@ -131,7 +143,18 @@ class SimpleGlaTriton(_OnePerHead):
         return chunk_simple_gla
 
 
-class RetentionTriton(_OnePerHead):
+class _Constant(_OnePerHead):
+    """Gates that are no inputs."""
+
+    def kernel_bytes(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, int] | None:
+        import torch
+
+        q = inputs["q"]
+        gates = torch.empty(q.shape[2], dtype=torch.float32, device="meta").expand(q.shape[:3])
+        return super().kernel_bytes({**inputs, "g": gates}, cell)
+
+
+class RetentionTriton(_Constant):
     """`gla_kernels.chunk_retention`."""
 
     name, op, title = "retention-triton", "retention", "retention, our Triton kernels"
@@ -142,7 +165,7 @@ class RetentionTriton(_OnePerHead):
         return chunk_retention
 
 
-class LightningTriton(_OnePerHead):
+class LightningTriton(_Constant):
     """`gla_kernels.chunk_simple_gla` with constant gates."""
 
     name, op, title = "lightning-triton", "lightning", "Lightning Attention-2, our Triton kernels"
@@ -172,6 +195,9 @@ class _ValueGated(_Ours):
 
         gated = partial(chunk_gla, gv=inputs["gv"])
         return gated if "g" in inputs else partial(gated, g=None)
+
+    def kernel_bytes(self, inputs: Mapping[str, Tensor], cell: Cell) -> None:
+        """Not known: programs read the other side's columns again and again."""
 
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:  # noqa: ARG002
         return "value gated C=32"

@@ -127,7 +127,7 @@ def _show(found: Profile, record: Record, plan: Plan, all_kernels: bool) -> None
     if found.on_device:
         head: Sequence[str] = (
             "kernel", "calls", "ms", "share", "idle before, us", "grid", "threads", "registers", "shared, KiB",
-            "programs per SM",
+            "programs per SM", "GB/s",
         )  # fmt: skip
     else:
         head = ("operator", "calls", "ms", "share")
@@ -157,6 +157,7 @@ def _row(kernel: Kernel, span_ms: float, arch: str) -> Sequence[str]:
         _known(kernel.registers),
         "-" if kernel.shared_bytes is None else f"{kernel.shared_bytes / 1024:.3g}",
         "-" if held is None else f"{held.programs} ({held.limit})",
+        "-" if kernel.bytes is None else significant(kernel.bytes / kernel.ms / 1e6),
     )
 
 

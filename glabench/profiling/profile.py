@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -22,7 +23,8 @@ AGREES = 0.05
 class Kernel:
     """What one kernel takes in a call: all its launches with the same grid. Or one of torch's operators, on a CPU.
 
-    `gap_ms`: how long the device was idle before it. `registers` are a thread's, `shared_bytes` a program's.
+    `gap_ms`: how long the device was idle before it. `registers` are a thread's, `shared_bytes` a program's. `bytes`:
+    what its launches read and write at the least, if that is known.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Kernel:
     threads: int | None = None
     registers: int | None = None
     shared_bytes: int | None = None
+    bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,15 @@ class Profile:
     kernels: tuple[Kernel, ...]
     host: Host
     on_device: bool
+
+    def with_bytes(self, known: Mapping[str, int]) -> Profile:
+        """The same with the bytes of kernels, by their names; not of those that run with several grids."""
+        grids = Counter(kernel.name for kernel in self.kernels)
+        kernels = (
+            replace(kernel, bytes=known.get(kernel.name)) if grids[kernel.name] == 1 else kernel
+            for kernel in self.kernels
+        )
+        return replace(self, kernels=tuple(kernels))
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain data."""

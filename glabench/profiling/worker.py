@@ -143,9 +143,11 @@ def _profile(request: Request) -> Profile:
     steps = steps_of(workload, cell)
     if request.memory_to is not None:
         keep_memory(steps, request.device, Path(request.memory_to))
-    return profile_steps(
+    known = backend.kernel_bytes(dict(workload.inputs), cell.copy()) or {}
+    found = profile_steps(
         steps, request.device, request.calls, None if request.trace_to is None else Path(request.trace_to)
     )
+    return found.with_bytes(known)
 
 
 if __name__ == "__main__":

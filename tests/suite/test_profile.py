@@ -1,15 +1,21 @@
 """Profiles: from traces of a GPU as torch's profiler writes them, and of calls on a CPU."""
 
 import json
+from dataclasses import replace
 from itertools import count
 
 import pytest
 from in_process import glabench
+from simulated import record
 
+from glabench.backends import load_registry
+from glabench.cli.profile import _show, describe
 from glabench.errors import GlabenchError
+from glabench.measure.settings import Settings
 from glabench.profiling.profile import CALL, Profile, profile_of, short_name
 from glabench.profiling.request import Request, profile_cell
 from glabench.profiling.trace import Event, Trace, covered, load_trace, self_times
+from glabench.scheduling.plan import Place, Plan
 from glabench.sweeps import Cell, Parameters
 
 SMALL = {"heads": 2, "key_dim": 16, "value_dim": 16}
@@ -99,6 +105,34 @@ def test_the_host_is_split_into_launches_operators_and_the_rest():
 def test_lost_kernels_are_an_error(calls, message):
     with pytest.raises(GlabenchError, match=message):
         profile_of(trace_of(*calls))
+
+
+def test_bytes_are_known_of_kernels_with_one_grid():
+    found = profile_of(trace_of(KERNELS)).with_bytes({"forward": 10**6, "backward": 5})
+    assert [kernel.bytes for kernel in found.kernels] == [10**6, None, None]
+
+
+def test_a_profile_of_a_gpu_as_the_command_shows_it(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    gpu = {"gpu": {"compute_capability": "9.0"}}
+    cell = Cell("linear-torch", "linear", "fwd", 1, 64, "bf16", Parameters(SMALL), "cuda")
+    plan = Plan(None, [cell], Settings(), Place(gpu, load_registry()))
+    found = profile_of(trace_of(KERNELS)).with_bytes({"forward": 10**8})
+    _show(found, replace(record([0.1]), time_ms=0.1), plan, all_kernels=True)
+    rows = {line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines() if "│" in line}
+    forward = [each.strip() for each in rows["forward"].split("│")[1:-1]]
+    assert forward[1:] == ["1", "0.03", "27.3%", "0", "64x1x1", "256", "168", "40", "1 (registers)", "3330"]
+
+
+def test_what_a_table_does_not_say_is_said_below():
+    cell = Cell("linear-torch", "linear", "fwd", 1, 64, "bf16", Parameters(SMALL), "cuda")
+    plan = Plan(None, [cell], Settings(), Place({}, load_registry()))
+    span, agrees, rate, host = describe(profile_of(trace_of(KERNELS)), 0.1, plan)
+    assert "0.11 ms, of which kernels run for 0.1 and the device is idle for 0.01 ms" in span
+    assert "The suite measures 0.1 ms; the profile is 10.0% longer: they differ" in agrees
+    assert "GB/s" in rate
+    assert "0.1 ms per call, 0.02 of it in the driver for 4 launches, 0.01 in torch's operators, 0.07 in Python" in host
+    assert "they agree" in describe(profile_of(trace_of(KERNELS)), 0.112, plan)[1]
 
 
 def test_names_of_kernels_are_short():

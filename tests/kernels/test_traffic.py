@@ -1,0 +1,64 @@
+"""Bytes that kernels read and write, against numbers computed by hand."""
+
+import pytest
+import torch
+from gla_cases import make_case, per_head_case
+from gla_kernels.inspection.traffic import kernel_bytes
+from gla_kernels.launching import call
+from gla_kernels.launching.plans import hopper_plan
+from gluon_on_cpu import gluon_on_cpu, set_multiprocessors
+
+WORDS = 4
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """Calls are planned for Hopper; nothing runs."""
+    monkeypatch.setattr(call, "plan", lambda K, V, dtype, chunk, *_: hopper_plan(K, V, dtype, chunk))
+    monkeypatch.setattr(call, "_remembered_call", call._call)
+    with gluon_on_cpu():
+        yield
+
+
+def tensors(case):
+    return [case.inputs[name] for name in ("q", "k", "v", "g")]
+
+
+def test_each_tensor_of_a_wide_call_counts_once(hopper, monkeypatch):
+    """2 sequences of 2 chunks, K = 128, V = 256: states of a chunk take 64 KiB."""
+    set_multiprocessors(monkeypatch, 1)
+    case = make_case("mild", B=2, T=128, H=1, K=128, V=256, dtype=torch.bfloat16, initial=False)
+    found = kernel_bytes(*tensors(case))
+    keys, values, states = 256 * 128 * 2, 256 * 256 * 2, 4 * 128 * 256 * 2
+    flags, marks = 2 * WORDS, 4 * WORDS
+    gates, excesses = 2 * keys, 4 * 128 * WORDS
+    assert found["wide_forward"] == 2 * keys + gates + 2 * values + states + flags + marks
+    # q, g and do in; the gradients of states lie in the memory of dq, dk and dg, those of initial states in float32.
+    ends = 2 * 128 * 256 * 4
+    assert found["wide_recurrence"] == keys + gates + values + 2 * keys + gates + ends + excesses + flags
+    assert set(found) == {"wide_forward", "wide_recurrence", "wide_gradients"}
+
+
+def test_passes_are_told_apart(hopper, monkeypatch):
+    set_multiprocessors(monkeypatch, 1)
+    case = make_case("mild", B=2, T=128, H=1, K=64, V=64, dtype=torch.bfloat16, initial=False)
+    by_pass = {name: dict(kernel_bytes(*tensors(case), passes=name)) for name in ("infer", "fwd", "bwd", "fwd+bwd")}
+    assert set(by_pass["infer"]) == set(by_pass["fwd"]) == {"gla_forward_hopper"}
+    states = 4 * 64 * 64 * 2
+    assert by_pass["fwd"]["gla_forward_hopper"] - by_pass["infer"]["gla_forward_hopper"] == states
+    assert by_pass["fwd+bwd"] == by_pass["fwd"] | by_pass["bwd"]
+
+
+def test_a_gate_per_head_counts_as_its_sums(hopper):
+    case = per_head_case("mild", T=128, H=2, K=64, V=64, dtype=torch.bfloat16, initial=False)
+    found = kernel_bytes(*tensors(case), passes="infer")
+    sums = 128 * 2 * WORDS
+    assert found["head_gate_sums"] == 2 * sums
+    assert found["gla_forward_hopper"] == 128 * 2 * 64 * 2 * 4 + sums + 2 * WORDS
+
+
+def test_the_portable_kernels_and_states():
+    case = make_case("mild", T=40, H=2, K=16, V=16)
+    found = kernel_bytes(*tensors(case), initial_state=case.inputs["initial"], output_final_state=True, passes="infer")
+    tile = 40 * 2 * 16 * 4
+    assert found["gla_forward_kernel"] == 5 * tile + 2 * 2 * 16 * 16 * 4 + 2 * WORDS + 3 * 2 * WORDS
