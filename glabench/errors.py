@@ -20,6 +20,9 @@ class ExitCode(IntEnum):
     ACCURACY = 5
     UNCLEAR = 6
     BUG = 70
+    # Of `git bisect run`: this commit cannot be judged, go on with another; and: stop.
+    SKIP = 125
+    STOP = 128
     INTERRUPTED = 130
     # That of a process that SIGPIPE ended, as a shell reports it for `cat FILE | head`. Click's own 1 would be a
     # regression here, and 0 would hide that not everything was written.

@@ -2,16 +2,17 @@
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, NoReturn
 
 import typer
 
 from glabench.cli.options import JsonOption, MetricOption, complete_list
 from glabench.cli.output import check_targets, data_console, to_json_text, write_text
-from glabench.errors import UsageError, did_you_mean
+from glabench.errors import ExitCode, UsageError, did_you_mean
 from glabench.records.metrics import parse_compared
 from glabench.report.ci import github_annotations, junit
 from glabench.report.figures import check_figure, save_figure
@@ -57,8 +58,11 @@ class OutputOptions:
             check_figure(self.figure)
         check_targets(self.texts)
 
-    def show(self, found: Comparison, command: str, fail_on: Collection[Verdict], quiet: bool) -> NoReturn:
-        """Writes and prints a comparison, and exits with its exit code."""
+    def show(
+        self, found: Comparison, command: str, fail_on: Collection[Verdict], quiet: bool,
+        codes: Mapping[ExitCode, ExitCode] = MappingProxyType({}),
+    ) -> NoReturn:  # fmt: skip
+        """Writes and prints a comparison, and exits with its exit code, or with what `codes` has for that."""
         metrics = parse_compared(self.metric)
         if self.json_to is not None:
             write_text(to_json_text(found.to_json()), self.json_to)
@@ -71,7 +75,8 @@ class OutputOptions:
         if "-" not in self.texts.values() and not quiet:
             console = data_console()
             console.print(terminal_report(found, console.width, metrics))
-        raise typer.Exit(found.exit_code(fail_on))
+        code = found.exit_code(fail_on)
+        raise typer.Exit(codes.get(code, code))
 
 
 def parse_fail_on(text: str | None) -> tuple[Verdict, ...]:

@@ -358,6 +358,24 @@ def test_slow_first_calls_are_compiled_once_more(run, repository, seconds, code,
     assert run_names(folder / "first-calls") == ["base-1", "new-1"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [("ms", "9.0", 1), ("error", "0.5", 1), ("error", '0, "status": "crashed"', 125), ("ms", '4.0, "noise": 0.5', 125)],
+)
+def test_a_check_can_speak_to_git_bisect(run, repository, name, value, code):
+    assert run(*CHECK, "--bisect")[0] == 0
+    change(repository, name, value)
+    found, _, stderr = run(*CHECK, "--bisect")
+    assert found == code, stderr
+
+
+def test_a_check_that_cannot_be_made_stops_git_bisect(run, repository):
+    code, _, stderr = run("check", "--rev", "no-such-revision", "--bisect")
+    assert code == 128
+    assert "no-such-revision" in stderr
+    assert run(*CHECK, "--bisect", "--strict")[0] == 2
+
+
 def test_what_cannot_be_told_passes_unless_the_check_is_strict(run, repository):
     change(repository, "ms", '4.0, "noise": 0.5')
     code, stdout, stderr = run(*CHECK)
