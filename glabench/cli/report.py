@@ -12,8 +12,9 @@ from glabench.cli.options import MetricOption, RecordsCsvOption, RecordsJsonOpti
 from glabench.cli.output import Messages, check_targets, data_console, warn_of_unknown, write_records
 from glabench.errors import GlabenchError, RenamedWarning
 from glabench.records.metrics import choose_metrics
-from glabench.report.figures import check_figure
-from glabench.report.series import backends_in, rows_of_runs
+from glabench.report.figures import check_figure, save_figure
+from glabench.report.roofline import describe_roofline, draw_roofline
+from glabench.report.series import backends_in, make_view, rows_of_runs
 from glabench.report.tables import render_tables
 
 
@@ -41,6 +42,10 @@ def report(
         Path | None, typer.Option(help="Folder for the files; by default the run's, or a new one for several runs.")
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Also draw the figure into this .png, .svg or .pdf file.")] = None,
+    roofline: Annotated[
+        Path | None,
+        typer.Option(help="Also draw a roofline, with a dot per cell, into this file, and say what bounds each."),
+    ] = None,
     json_to: RecordsJsonOption = None,
     csv_to: RecordsCsvOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")] = False,
@@ -53,8 +58,9 @@ def report(
     if baseline is not None:
         warnings.warn("the option --baseline is now called --against", RenamedWarning, stacklevel=2)
     against = against or baseline
-    if figure is not None:
-        check_figure(figure)
+    for option, path in (("--figure", figure), ("--roofline", roofline)):
+        if path is not None:
+            check_figure(path, option)
     check_targets({"--json": json_to, "--csv": csv_to})
     loaded = [api.load(path) for path in runs]
     paths = api.make_report(loaded, out=out, metrics=metric, against=against, figure=figure)
@@ -64,4 +70,10 @@ def report(
         console = data_console()
         for table in render_tables(loaded, choose_metrics(metric, rows_of_runs(loaded)), console.width, against):
             console.print(table)
+    if roofline is not None:
+        view = make_view(loaded)
+        save_figure(draw_roofline(view), roofline)
+        paths = [*paths, roofline]
+        for line in () if quiet else describe_roofline(view):
+            print(line)
     messages.say("wrote " + ", ".join(str(path) for path in paths))

@@ -59,12 +59,12 @@ def explain_figure(view: View, metrics: Sequence[Metric]) -> str:
     return " ".join(words)
 
 
-def check_figure(path: Path) -> None:
-    """Raises UsageError for a path that no figure can be written to."""
+def check_figure(path: Path, option: str = "--figure") -> None:
+    """Raises UsageError for a path that no figure can be written to; `option` names it."""
     if path.suffix not in FORMATS:
-        raise UsageError(f"--figure: '{path}' must end in one of {', '.join(FORMATS)}")
+        raise UsageError(f"{option}: '{path}' must end in one of {', '.join(FORMATS)}")
     if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"--figure: cannot write '{path}'; give a file in an existing folder")
+        raise UsageError(f"{option}: cannot write '{path}'; give a file in an existing folder")
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -1,0 +1,135 @@
+"""Roofline figures: operations per second against operations per byte, below what the device reached in the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from glabench.errors import UsageError
+from glabench.records.metrics import BY_NAME, significant
+from glabench.report.canvas import Layout, Plot, frame, lay_out, make_layout
+from glabench.report.series import Panel, Row, Series, View
+from glabench.report.tables import PASS_TITLES
+from glabench.sweeps.words import show_x
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Inches: the height of a panel and of a row of the legend. How far the roof reaches beyond the cells, as a factor.
+_HEIGHT, _LEGEND_ROW, _BEYOND = 3.8, 0.22, 3.0
+_PLAIN_TEXT: Any = {"text.parse_math": False}
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What the device reached: a copy in GB/s, a large product in TFLOP/s."""
+
+    copy_gbps: float
+    product_tflops: float
+
+    @property
+    def ridge(self) -> float:
+        """Operations per byte from which products bound a call, and not memory."""
+        return self.product_tflops * 1e3 / self.copy_gbps
+
+    def at(self, intensity: float) -> float:
+        """The most TFLOP/s at so many operations per byte."""
+        return min(self.product_tflops, self.copy_gbps * intensity / 1e3)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A cell: operations per byte of the op's equation, and TFLOP/s."""
+
+    intensity: float
+    tflops: float
+
+
+def roof_of(rows: Sequence[Row]) -> Roof | None:
+    """The ceilings that a run has measured; None if it has none."""
+    copies, products = ([row[name] for row in rows if row.get(name)] for name in ("copy_gbps", "product_tflops"))
+    return Roof(max(copies), max(products)) if copies and products else None
+
+
+def dot_of(row: Row) -> Dot | None:
+    """Where a cell is; None if it has no rates."""
+    tflops, gbps = row.get("tflops"), row.get("gbps")
+    return Dot(tflops * 1e3 / gbps, tflops) if tflops and gbps else None
+
+
+def draw_roofline(view: View) -> Figure:
+    """A panel per pass with a dot per cell. Raises UsageError if the runs lack rates or ceilings."""
+    import matplotlib as mpl
+
+    roof = roof_of(view.rows)
+    if roof is None or not any(dot_of(row) for row in view.rows):
+        raise UsageError("--roofline: the run has no rates or no ceilings of its device; measure it anew")
+    with mpl.rc_context(_PLAIN_TEXT):
+        layout = make_layout(view, [BY_NAME["tflops"]])
+        columns = 2
+        below = _LEGEND_ROW * layout.enlarged * -(-len(layout.styles) // columns) + 0.1
+        figure, plots = lay_out(layout, [_HEIGHT] * len(view.panels), below)
+        for plot in plots:
+            _draw_panel(layout, plot, roof)
+        handles = [_handle(label, layout) for label in layout.styles]
+        where: dict[str, Any] = {"loc": "outside lower center", "ncols": columns}
+        figure.legend(handles=handles, **where, frameon=False, fontsize=layout.small_print)
+    return figure
+
+
+def _draw_panel(layout: Layout, plot: Plot, roof: Roof) -> None:
+    axes = plot.axes
+    frame(plot)
+    dots = {series.label: list(_dots(series)) for series in layout.series[plot.panel.pass_]}
+    every = [dot for own in dots.values() for dot in own]
+    lowest = min([*(dot.intensity for dot in every), roof.ridge]) / _BEYOND
+    highest = max([*(dot.intensity for dot in every), roof.ridge]) * _BEYOND
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.plot([lowest, roof.ridge, highest], [roof.at(x) for x in (lowest, roof.ridge, highest)], color="#444444")
+    for label, own in dots.items():
+        style = layout.styles[label].line | {"linestyle": "none"}
+        axes.plot([dot.intensity for dot in own], [dot.tflops for dot in own], **style)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: significant(value))
+    ceilings = f"a copy: {significant(roof.copy_gbps)} GB/s\nproducts: {significant(roof.product_tflops)} TFLOP/s"
+    small: dict[str, Any] = {"fontsize": layout.small_print, "color": "#444444"}
+    axes.text(0.02, 0.98, ceilings, transform=axes.transAxes, va="top", **small)
+    axes.set_xlabel("operations per byte")
+    axes.set_ylabel("TFLOP/s")
+
+
+def _dots(series: Series) -> Iterator[Dot]:
+    for row in series.rows.values():
+        if (dot := dot_of(row)) is not None:
+            yield dot
+
+
+def _handle(label: str, layout: Layout) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **(layout.styles[label].line | {"linestyle": "none"}))
+
+
+def describe_roofline(view: View) -> list[str]:
+    """A line per pass and series: which roof is the nearer one, and how close its cells come."""
+    roof = roof_of(view.rows)
+    if roof is None:
+        return []
+    return [line for panel in view.panels for line in _of_panel(panel, roof)]
+
+
+def _of_panel(panel: Panel, roof: Roof) -> Iterator[str]:
+    for series in panel.series:
+        found: Mapping[Any, Dot] = {x: dot for x, row in series.rows.items() if (dot := dot_of(row)) is not None}
+        if not found:
+            continue
+        shares = {x: dot.tflops / roof.at(dot.intensity) for x, dot in found.items()}
+        bounds = {"memory's" if dot.intensity < roof.ridge else "the products'" for dot in found.values()}
+        which = " and ".join(sorted(bounds))
+        best, worst = max(shares, key=lambda x: shares[x]), min(shares, key=lambda x: shares[x])
+        share = f"{shares[best]:.0%}" + (f" at {show_x(best)}" if best is not None else "")
+        if shares[best] - shares[worst] >= 0.005:
+            share = f"{shares[worst]:.0%} at {show_x(worst)} to {share}"
+        yield f"{PASS_TITLES[panel.pass_]}, {series.label}: the nearer roof is {which}; {share} of it."
