@@ -30,14 +30,14 @@ from glabench.sweeps.model import Cell
 
 
 @contextmanager
-def _private_stdout() -> Iterator[IO[str]]:
+def private_stdout() -> Iterator[IO[str]]:
     """The original stdout, for records. From here on, file descriptor 1 leads to stderr."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as channel:
         os.dup2(2, 1)
         yield channel
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Asks Linux to kill this process when its parent dies, so that no orphan keeps the GPU."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
@@ -89,12 +89,12 @@ class _Cells:
 
 def main(arguments: Sequence[str]) -> None:
     """Measures requested cells until stdin ends."""
-    _end_with_parent()
+    end_with_parent()
     _die_first()
     job = Job.from_json(json.loads(arguments[0]))
     if job.settings.autotune:
         os.environ["GLA_AUTOTUNE"] = "1"
-    with _private_stdout() as channel:
+    with private_stdout() as channel:
         cells = _Cells(load_registry(job.plugins), job)
         for line in sys.stdin:
             record = cells.record(Cell.from_json(json.loads(line)))

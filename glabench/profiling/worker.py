@@ -7,19 +7,18 @@ nothing, because the profiler slows it down for good.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import Any
 
 from glabench.backends import load_registry
 from glabench.backends.base import refusal
 from glabench.errors import GlabenchError
 from glabench.measure.work import KINDS
+from glabench.measure.worker import end_with_parent, private_stdout
 from glabench.measure.workload import Steps, steps_of
 from glabench.profiling.profile import CALL, Profile, profile_of
 from glabench.profiling.request import Request
@@ -30,14 +29,6 @@ _CALLS_BEFORE, _CALLS_UNCOUNTED = 5, 2
 # As for the suite's timer: the device waits until a call's launches are all queued, behind a flush of its cache.
 _CYCLES_PER_S, _SPIN_MARGIN, _MOST_SPIN_S = 2e9, 1.5, 0.05
 _MEMORY_EVENTS = 100_000
-
-
-@contextmanager
-def _private_stdout() -> Iterator[IO[str]]:
-    """The original stdout, for the profile. From here on, what a backend prints goes to stderr."""
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as channel:
-        os.dup2(2, 1)
-        yield channel
 
 
 class _Device:
@@ -120,8 +111,9 @@ def keep_memory(steps: Steps, device_name: str, path: Path) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Profiles what is asked for."""
+    end_with_parent()
     request = Request.from_json(json.loads(arguments[0]))
-    with _private_stdout() as channel:
+    with private_stdout() as channel:
         answer: dict[str, Any]
         try:
             answer = {"profile": _profile(request).to_json()}
