@@ -1,5 +1,6 @@
 """The command `glabench profile`."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,9 @@ def profile(
         ),
     ] = None,
     all_kernels: Annotated[bool, typer.Option("--all", help="Show those of less than 0.5 % of the time too.")] = False,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Put the profile beside an earlier one, which --json has kept.")
+    ] = None,
     json_to: JsonOption = None,
 ) -> None:
     """Show where the time of one call goes: every kernel, the gaps between them, and the host's side.
@@ -55,6 +59,7 @@ def profile(
     Example: glabench profile fla-gla --seqlen 4k --batch 32 --heads 4 --key-dim 128 --value-dim 256
     """
     check_targets({"--json": json_to, "--trace": _text(trace), "--memory": _text(memory)})
+    before = None if compare is None else _load(compare)
     plan = _plan(options, backend)
     (cell,) = plan.cells
     if memory is not None and cell.device != "cuda":
@@ -73,11 +78,35 @@ def profile(
         write_json(
             {"cell": cell.to_json(), "time_ms": record.time_ms, "status": record.status, **found.to_json()}, json_to
         )
+    elif before is not None:
+        _show_beside(before, found)
     else:
         _show(found, record, plan, all_kernels)
     for path in (trace, memory):
         if path is not None:
             messages.say(f"wrote {path}")
+
+
+def _load(path: Path) -> Profile:
+    """A profile that --json has kept. Raises UsageError."""
+    try:
+        return Profile.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as problem:
+        raise UsageError(f"--compare: '{path}' is no profile that `glabench profile --json` wrote: {problem}") from None
+
+
+def _show_beside(before: Profile, now: Profile) -> None:
+    """Both profiles by the names of kernels, those that took the longest first."""
+    sides = [before.by_name(), now.by_name()]
+    names = sorted(sides[0].keys() | sides[1].keys(), key=lambda name: -max(side.get(name, 0.0) for side in sides))
+    rows = [_beside(name, sides[0].get(name), sides[1].get(name)) for name in names]
+    rows.append(_beside("all, from the first start to the last end", before.span_ms, now.span_ms))
+    print_table(("kernel" if now.on_device else "operator", "ms, before", "ms, now", "ratio"), rows)
+
+
+def _beside(name: str, there: float | None, here: float | None) -> Sequence[str]:
+    ratio = "-" if there is None or here is None else f"x{here / there:.3g}"
+    return (name, *("-" if ms is None else significant(ms) for ms in (there, here)), ratio)
 
 
 def _text(path: Path | None) -> str | None:

@@ -67,6 +67,13 @@ class Profile:
     host: Host
     on_device: bool
 
+    def by_name(self) -> dict[str, float]:
+        """Milliseconds by name, of all grids of a kernel together."""
+        found: dict[str, float] = {}
+        for kernel in self.kernels:
+            found[kernel.name] = found.get(kernel.name, 0.0) + kernel.ms
+        return found
+
     def with_bytes(self, known: Mapping[str, int]) -> Profile:
         """The same with the bytes of kernels, by their names; not of those that run with several grids."""
         grids = Counter(kernel.name for kernel in self.kernels)

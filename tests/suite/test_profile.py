@@ -9,7 +9,7 @@ from in_process import glabench
 from simulated import record
 
 from glabench.backends import load_registry
-from glabench.cli.profile import _show, describe
+from glabench.cli.profile import _show, _show_beside, describe
 from glabench.errors import GlabenchError
 from glabench.measure.settings import Settings
 from glabench.profiling.profile import CALL, Profile, profile_of, short_name
@@ -135,6 +135,18 @@ def test_what_a_table_does_not_say_is_said_below():
     assert "they agree" in describe(profile_of(trace_of(KERNELS)), 0.112, plan)[1]
 
 
+def test_two_profiles_are_shown_side_by_side(capsys):
+    slower = [(name, begin, 2 * duration, grid) for name, begin, duration, grid in KERNELS[:3]]
+    _show_beside(profile_of(trace_of(KERNELS)), profile_of(trace_of([*slower, ("new", 200.0, 10.0, 1)])))
+    rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert [[word.strip() for word in row] for row in rows] == [
+        ["backward", "0.075", "0.13", "x1.73"],
+        ["forward", "0.03", "0.06", "x2"],
+        ["new", "-", "0.01", "-"],
+        ["all, from the first start to the last end", "0.11", "0.21", "x1.91"],
+    ]
+
+
 def test_names_of_kernels_are_short():
     assert short_name("void at::native::copy<4, at::native::A>(int, std::array<char*, 2>)") == "at::native::copy"
     assert short_name("value_gated_chunks") == "value_gated_chunks"
@@ -216,6 +228,7 @@ def test_a_call_on_a_cpu_is_shown_by_torchs_operators(tmp_path):
         (("gla-torch", "--memory", "m.pickle"), "--memory: torch keeps a history of allocations on a GPU alone"),
         (("fla-gla",), "BACKEND: fla-gla cannot run here"),
         (("gla-torch", "--trace", "no/such/folder/t.json"), "--trace: cannot write"),
+        (("gla-torch", "--compare", "missing.json"), "--compare: 'missing.json' is no profile"),
     ],
 )
 def test_what_cannot_be_profiled_is_said(arguments, message, tmp_path):
