@@ -85,7 +85,7 @@ def profile_steps(steps: Steps, device_name: str, calls: int, trace_to: Path | N
     for _ in range(_CALLS_BEFORE):
         _run(steps, device)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
-    with TemporaryDirectory() as folder, profile(activities=activities, acc_events=True) as profiler:
+    with TemporaryDirectory() as folder, profile(activities=activities) as profiler:
         # The profiler makes launches longer, so the wait is measured under it.
         for _ in range(_CALLS_UNCOUNTED):
             device.remember(_run(steps, device))
