@@ -108,6 +108,46 @@ def test_what_is_not_allowed_is_refused(change, message):
         chunk_gla(q, q, v, q, **({"gv": v} | change))
 
 
+def test_a_state_in_place_is_refused_if_gates_of_values_train():
+    q, v, state = torch.zeros(1, 8, 2, 16), torch.zeros(1, 8, 2, 24), torch.ones(1, 2, 16, 24)
+    with pytest.raises(ValueError, match="inplace_final_state"):
+        fused_recurrent_gla(q, q, v, q, gv=v.clone().requires_grad_(), initial_state=state, inplace_final_state=True)
+    assert torch.equal(state, torch.ones_like(state))
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["beside gates of keys", "alone"])
+def test_checks_of_values_ignore_what_is_behind_the_last_sequence(gated):
+    q, v = torch.zeros(1, 8, 2, 16), torch.zeros(1, 8, 2, 24)
+    gv = v.clone()
+    gv[:, 5:] = float("nan")
+    chunk_gla(q, q, v, q if gated else None, gv=gv, cu_seqlens=torch.tensor([0, 5]), check=True)
+
+
+def test_an_initial_state_may_be_overwritten_before_the_backward_pass_if_states_are_kept():
+    case = value_gated_case("mild", "mild", T=40, K=16, V=24)
+    tensors = [case.inputs[name].float() for name in "qkvg"]
+    state = case.inputs["initial"].float().clone()
+
+    def gradient(overwrite: bool) -> torch.Tensor:
+        start, gv = state.clone(), case.inputs["gv"].float().clone().requires_grad_()
+        o, final = chunk_gla(*tensors, gv=gv, initial_state=start, output_final_state=True)
+        if overwrite:
+            start.copy_(final.detach())
+        return torch.autograd.grad(o.sum(), gv)[0]
+
+    assert torch.equal(gradient(overwrite=True), gradient(overwrite=False))
+
+
+def test_the_operator_takes_an_initial_state_of_any_strides():
+    case = value_gated_case("mild", "mild", T=40, K=16, V=24)
+    tensors = [case.inputs[name] for name in ("q", "k", "v", "g", "gv")]
+    state = case.inputs["initial"].float()
+    call = torch.ops.gla_kernels.value_gated_forward
+    expected = call(*tensors, state.contiguous(), None, 0.25, True)
+    found = call(*tensors, state.mT.contiguous().mT, None, 0.25, True)
+    assert all(torch.equal(a, b) for a, b in zip(found[:2], expected[:2], strict=True))
+
+
 def test_the_reference_is_the_recurrence():
     case = value_gated_case("mild", "mild", T=5)
     x = {name: tensor.double() for name, tensor in case.inputs.items()}

@@ -38,7 +38,7 @@ def chunk_value_gated(
     refuse_tangents(q, k, v, g, gv, initial_state)
     if check and q.numel():
         check_values(g, q.shape[1], cu_seqlens)
-        check_values(gv, q.shape[1], None if g is not None else cu_seqlens, "gv")
+        check_values(gv, q.shape[1], cu_seqlens, "gv")
     initial = None
     if initial_state is not None:
         initial = (initial_state.mT if state_v_first else initial_state).float().contiguous()

@@ -30,7 +30,8 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Returns o, the final states and, if they are kept, the states before every chunk, else an empty tensor."""
     with device_of(q):
-        o, final, states = _call(q, k, v, g, gv, cu_seqlens, scale).forward(initial)
+        start = None if initial is None else initial.contiguous()
+        o, final, states = _call(q, k, v, g, gv, cu_seqlens, scale).forward(start)
     return o, final, states if keep else states.new_empty(0)
 
 
@@ -52,8 +53,9 @@ def _backward(
     with device_of(q):
         call = _call(q, k, v, g, gv, cu_seqlens, scale)
         if not states.numel():
-            states, _ = call.walk(call.tensors.k, call.tensors.v, initial, reverse=False)
-        return call.backward(_rows(do), dfinal, states)
+            start = None if initial is None else initial.contiguous()
+            states, _ = call.walk(call.tensors.k, call.tensors.v, start, reverse=False)
+        return call.backward(_rows(do), None if dfinal is None else dfinal.contiguous(), states.contiguous())
 
 
 def _fake_backward(
@@ -67,11 +69,12 @@ def _fake_backward(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    *tensors, scale, _ = inputs
+    *gated, initial, cu_seqlens, scale, keep = inputs
     states = output[2]
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(states)
-    ctx.save_for_backward(*tensors, states)
+    # Kept states hold the initial ones, so a caller may overwrite those before the backward pass.
+    ctx.save_for_backward(*gated, None if keep else initial, cu_seqlens, states)
     ctx.scale = scale
 
 
@@ -80,7 +83,6 @@ def _gradients(
 ) -> tuple[torch.Tensor | None, ...]:
     *tensors, states = ctx.saved_tensors
     do = torch.zeros_like(tensors[2]) if do is None else do
-    dfinal = None if dfinal is None else dfinal.contiguous()
     dq, dk, dv, dg, dgv, dinitial = backward(*tensors, do, dfinal, states, ctx.scale)
     found = (dq, dk, dv, dg, dgv, dinitial, None, None, None)
     return tuple(x if needed else None for x, needed in zip(found, ctx.needs_input_grad, strict=True))
