@@ -65,8 +65,7 @@ def fused_recurrent_gla(
             made = found.forward(settings, q, k, v, gk, cu_seqlens, initial_state)
             if made is not None:
                 return made[0], initial_state if inplace_final_state else made[1]
-    trains = keeps(q, k, v, gk, initial_state, True) != KEEP_NOTHING
-    trains = trains or (isinstance(gv, torch.Tensor) and gv.requires_grad and torch.is_grad_enabled())
+    trains = keeps(q, k, v, gk, initial_state, True, gv) != KEEP_NOTHING
     if inplace_final_state and (initial_state is None or not initial_state.is_contiguous() or trains):
         raise ValueError(
             "inplace_final_state: got True; it needs a contiguous initial_state, and tensors without gradients"

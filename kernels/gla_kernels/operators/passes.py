@@ -48,15 +48,16 @@ def device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
 
 def keeps(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, initial_state: torch.Tensor | None,
-    materialize: bool,
+    materialize: bool, gv: torch.Tensor | None = None,
 ) -> int:  # fmt: skip
-    """What a forward has to keep for the backward of these tensors."""
+    """What a forward has to keep for the backward of these tensors. Of gv, whatever is no tensor is refused later."""
     trains = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
         or (g is not None and g.requires_grad)
         or (initial_state is not None and initial_state.requires_grad)
+        or (isinstance(gv, torch.Tensor) and gv.requires_grad)
     )
     if not trains:
         return KEEP_NOTHING

@@ -46,7 +46,7 @@ def chunk_value_gated(
         o, final = of_no_tokens(q, k, v + gv.to(v.dtype) * 0, g, initial, output_final_state, cu_seqlens)
     else:
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        keep = keeps_states and (keeps(q, k, v, g, initial, True) != KEEP_NOTHING or gv.requires_grad)
+        keep = keeps_states and keeps(q, k, v, g, initial, True, gv) != KEEP_NOTHING
         marks = None if cu_seqlens is None else cu_seqlens.contiguous()
         o, final, _ = forward(q, k, v, g, gv, initial, marks, scale, keep)
     if final is None or not output_final_state:
