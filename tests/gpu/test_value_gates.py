@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gla_cases import assert_close, cumulative, run, run_with_a_tail, value_gated_case
+from gla_cases import Case, assert_close, cumulative, run, run_with_a_tail, truth, value_gated_case
 from gla_kernels import chunk_gla
 
 BOUNDS = {torch.bfloat16: 5e-3, torch.float16: 2e-3, torch.float32: 1e-5}
@@ -42,3 +42,14 @@ def test_a_compiled_call_has_the_same_bits():
     eager = run(chunk_gla, case.inputs, case.grads)
     compiled = run(torch.compile(chunk_gla, fullgraph=True), case.inputs, case.grads)
     assert all(torch.equal(eager[name], compiled[name]) for name in eager)
+
+
+def test_values_that_a_frame_cannot_hold():
+    """Half of a chunk's total gate would take keys of 2^80 beyond every format."""
+    made = value_gated_case("mild", "mild", B=2, T=150, H=2, K=64, V=64, dtype=BF16, device="cuda")
+    inputs = made.inputs | {"q": made.inputs["q"] * 2.0**-80, "k": made.inputs["k"] * 2.0**80}
+    inputs["g"] = torch.full_like(made.inputs["g"], -2.4)
+    inputs["initial"] = made.inputs["initial"] * 2.0**80
+    grads = made.grads | {"final": made.grads["final"] * 2.0**-80}
+    case = Case(inputs, grads, truth(inputs, grads))
+    assert_close(run(chunk_gla, case.inputs, case.grads), case, BOUNDS[BF16])

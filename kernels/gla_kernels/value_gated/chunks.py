@@ -16,7 +16,8 @@ up to token i, a_C their total, e those of the other side, and all exponents at 
     V      K       scores P                o       dv       dgv
     K      V       their gradient dP       dq      dk       dg
 
-so one kernel computes all of them. The sums over pairs are those of `portable/tree.py`.
+so one kernel computes all of them. Where a chunk's gates sum to little, 2^(a_i - a_j) is 2^(a_i - a_C / 2) times
+2^(a_C / 2 - a_j), and pairs are one product of operands so scaled; otherwise they are those of `portable/tree.py`.
 """
 
 import triton
@@ -26,6 +27,11 @@ from gla_kernels.portable.sums import sequence_of
 from gla_kernels.portable.tiles import first_slot, load_tile, locate, plain_gates, select_sum, store_tile, zero_state
 from gla_kernels.portable.tree import at_level, pair_tile
 
+# The least total gate of a chunk's column, in log2, and the largest values, for which its pairs take one product.
+# 2 to that total is still a normal float32, so it may be a factor of its own; 2 to half of it times a value is finite.
+FRAME_LIMIT = tl.constexpr(-120.0)
+FRAME_VALUES = tl.constexpr(2.0**60)
+
 
 @triton.jit
 def load_state(ptr, own, other, D: tl.constexpr, E: tl.constexpr, KEYS: tl.constexpr):
@@ -33,6 +39,14 @@ def load_state(ptr, own, other, D: tl.constexpr, E: tl.constexpr, KEYS: tl.const
     inside = (other[:, None] < E) & (own[None, :] < D)
     at = own[None, :] * E + other[:, None] if KEYS else other[:, None] * D + own[None, :]
     return tl.load(ptr + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def mild(total, late, early):
+    """Whether one product gives the pairs of these columns: their gates and values leave operands finite."""
+    largest = tl.maximum(tl.max(tl.abs(late)), tl.max(tl.abs(early)))
+    # A NaN is not mild: the tree keeps it from the tokens before it.
+    return (tl.min(tl.where(total >= FRAME_LIMIT, 1, 0)) == 1) & (largest <= FRAME_VALUES)
 
 
 @triton.jit(do_not_specialize=["T", "H", "N"])
@@ -48,6 +62,7 @@ def value_gated_chunks(
     late_out,  # [B, T, H, D], contiguous like the others: o, or dq if KEYS; not written otherwise
     early_out,  # [B, T, H, D]: dv or dk; not written if FORWARD
     gates_out,  # [B, T, H, D]: dgv or dg; not written if FORWARD
+    strong,  # [programs] int32: whether a program's chunk needs the tree; written if FRAMED, otherwise read
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     late_scale,  # of late: q has one
     other_scale,  # of other_late
@@ -67,6 +82,7 @@ def value_gated_chunks(
     VARLEN: tl.constexpr,
     KEYS: tl.constexpr,  # own columns are keys
     FORWARD: tl.constexpr,
+    FRAMED: tl.constexpr,  # pairs in one product, right where gates are mild; otherwise by the tree, where they are not
 ):  # fmt: skip
     """A program handles BD own columns of one chunk and head."""
     blocks: tl.constexpr = (D + BD - 1) // BD
@@ -90,10 +106,15 @@ def value_gated_chunks(
     out = ((b * T + t) * H + h) * D
     steps = tl.arange(0, C)
     up_to_me = steps[:, None] >= steps[None, :]
+    before_me = steps[:, None] > steps[None, :]
     after_me = steps[:, None] < steps[None, :]
     diagonal = steps[:, None] == steps[None, :]
 
-    pairs = zero_state(late_scale, C, C)  # and, above the diagonal, their mirror image
+    if FRAMED:
+        framed = late_scale == late_scale
+    elif tl.load(strong + pid) == 0:
+        return
+    pairs = zero_state(late_scale, C, C)
     received = zero_state(late_scale, C, BD)  # from the state
     if not FORWARD:
         sent = zero_state(late_scale, C, BD)  # to the state
@@ -104,21 +125,30 @@ def value_gated_chunks(
         oe = load_tile(other_early, steps, other, other_early_t, rows_left, E).to(tl.float32)
         og = plain_gates(load_tile(other_gates, steps, other, other_gates_t, rows_left, E))
         pairs += tl.where(diagonal, tl.sum(ol * oe, axis=1)[:, None], 0.0)
-        size = 1
-        while size < C:
-            tile, _, _ = pair_tile(ol, oe, og, steps, size, DOT)
-            product = tl.dot(tile, tl.trans(tile), input_precision=PRECISION)
-            pairs += tl.where(at_level(steps, size), product, 0.0)
-            size *= 2
+        total = tl.sum(og, axis=0)
+        late_factor = tl.exp2(select_sum(up_to_me, og, 2, DOT))
+        early_factor = tl.exp2(select_sum(after_me, og, 2, DOT))
+        if FRAMED:
+            framed &= mild(total, ol, oe)
+            lift = tl.exp2(tl.minimum(-0.5 * total, -0.5 * FRAME_LIMIT))[None, :]
+            product = tl.dot(
+                (ol * late_factor * lift).to(DOT), tl.trans((oe * early_factor * lift).to(DOT)),
+                input_precision=PRECISION,
+            )  # fmt: skip
+            pairs += tl.where(before_me, product, 0.0)
+        else:
+            size = 1
+            while size < C:
+                tile, _, _ = pair_tile(ol, oe, og, steps, size, DOT)
+                product = tl.dot(tile, tl.trans(tile), input_precision=PRECISION)
+                pairs += tl.where(before_me & at_level(steps, size), product, 0.0)
+                size *= 2
         S = load_state(states + state_at, own, other, D, E, KEYS)
-        decayed = (ol * tl.exp2(select_sum(up_to_me, og, 2, DOT))).to(DOT)
-        received = tl.dot(decayed, S, received, input_precision=PRECISION)
+        received = tl.dot((ol * late_factor).to(DOT), S, received, input_precision=PRECISION)
         if not FORWARD:
             dS = load_state(dstates + state_at, own, other, D, E, KEYS)
-            decayed = (oe * tl.exp2(select_sum(after_me, og, 2, DOT))).to(DOT)
-            sent = tl.dot(decayed, dS, sent, input_precision=PRECISION)
-            total = tl.exp2(tl.sum(og, axis=0))
-            passed += tl.sum(S.to(tl.float32) * dS.to(tl.float32) * total[:, None], axis=0)
+            sent = tl.dot((oe * early_factor).to(DOT), dS, sent, input_precision=PRECISION)
+            passed += tl.sum(S.to(tl.float32) * dS.to(tl.float32) * tl.exp2(total)[:, None], axis=0)
 
     step_gates = plain_gates(
         load_tile(gates + b * gates_b + t * gates_t + wide * gates_h, steps, own, gates_t, rows_left, D)
@@ -129,33 +159,51 @@ def value_gated_chunks(
     else:
         bl = load_tile(late + b * late_b + t * late_t + wide * late_h, steps, own, late_t, rows_left, D).to(tl.float32)
         bl *= late_scale
-    received *= tl.exp2(select_sum(up_to_me, step_gates, 2, DOT))
+    total = tl.sum(step_gates, axis=0)
+    late_factor = tl.exp2(select_sum(up_to_me, step_gates, 2, DOT))
+    early_factor = tl.exp2(select_sum(after_me, step_gates, 2, DOT))
+    received *= late_factor
     if not FORWARD:
-        sent *= tl.exp2(select_sum(after_me, step_gates, 2, DOT))
+        sent *= early_factor
         from_state = bl * received
         balance = be * sent
-    pairs = pairs.to(DOT)
-    same = tl.sum(tl.where(diagonal, pairs.to(tl.float32), 0.0), axis=1)[:, None]
+    same = tl.sum(tl.where(diagonal, pairs, 0.0).to(DOT).to(tl.float32), axis=1)[:, None]
     received += same * be
     if not FORWARD:
         sent += same * bl
-    size = 1
-    while size < C:
-        tile, factor, is_late = pair_tile(bl, be, step_gates, steps, size, DOT)
-        chosen = tl.where(at_level(steps, size), pairs, 0.0).to(DOT)
-        product = tl.dot(chosen, tile, input_precision=PRECISION)
+    pairs = tl.where(before_me, pairs, 0.0).to(DOT)
+    if FRAMED:
+        tl.store(strong + pid, tl.where(framed & mild(total, bl, be), 0, 1))
+        lift = tl.exp2(tl.minimum(-0.5 * total, -0.5 * FRAME_LIMIT))[None, :]
+        late_factor *= lift
+        early_factor *= lift
+        sender = (be * early_factor).to(DOT)
+        product = tl.dot(pairs, sender, input_precision=PRECISION)
+        received += product * late_factor
         if not FORWARD:
-            change = tile.to(tl.float32) * product
-            balance += tl.where(is_late, -change, change)
-            sent += tl.where(is_late, 0.0, product * factor)
-        received += tl.where(is_late, product * factor, 0.0)
-        size *= 2
+            receiver = (bl * late_factor).to(DOT)
+            balance -= receiver.to(tl.float32) * product
+            product = tl.dot(tl.trans(pairs), receiver, input_precision=PRECISION)
+            balance += sender.to(tl.float32) * product
+            sent += product * early_factor
+    else:
+        mirrored = pairs if FORWARD else (pairs.to(tl.float32) + tl.trans(pairs).to(tl.float32)).to(DOT)
+        size = 1
+        while size < C:
+            tile, factor, is_late = pair_tile(bl, be, step_gates, steps, size, DOT)
+            chosen = tl.where(at_level(steps, size), mirrored, 0.0).to(DOT)
+            product = tl.dot(chosen, tile, input_precision=PRECISION)
+            if not FORWARD:
+                change = tile.to(tl.float32) * product
+                balance += tl.where(is_late, -change, change)
+                sent += tl.where(is_late, 0.0, product * factor)
+            received += tl.where(is_late, product * factor, 0.0)
+            size *= 2
     stride = H * D
     if FORWARD or KEYS:
         store_tile(late_out + out, received * late_scale, steps, own, stride, rows_left, D)
     if not FORWARD:
         store_tile(early_out + out, sent, steps, own, stride, rows_left, D)
         sums = select_sum(steps[:, None] <= steps[None, :], from_state, 2, DOT)
-        sums += select_sum(steps[:, None] > steps[None, :], balance, 2, DOT)
-        total = tl.exp2(tl.sum(step_gates, axis=0)) * passed
-        store_tile(gates_out + out, sums + total[None, :], steps, own, stride, rows_left, D)
+        sums += select_sum(before_me, balance, 2, DOT)
+        store_tile(gates_out + out, sums + (tl.exp2(total) * passed)[None, :], steps, own, stride, rows_left, D)

@@ -17,6 +17,7 @@ from gla_kernels.value_gated.states import value_gated_states
 # large a kernel wrong descriptors (kernels/NOTES.md, "Faults of the compiler").
 CHUNK = 32
 _WARPS = 4
+_STAGES = 2
 _COLUMNS = 64
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -71,7 +72,7 @@ class ValueGated:
         return {
             "cu_seqlens": x.cu_seqlens, "T": x.q.shape[1], "H": x.q.shape[2], "C": CHUNK,
             "DOT": _DOT[self.dtype], "PRECISION": operands(x.q.dtype).precision,
-            "VARLEN": x.cu_seqlens is not None, "num_warps": _WARPS,
+            "VARLEN": x.cu_seqlens is not None, "num_warps": _WARPS, "num_stages": _STAGES,
         }  # fmt: skip
 
     def new_states(self, dtype: torch.dtype, count: int | None = None) -> torch.Tensor:
@@ -100,11 +101,14 @@ class ValueGated:
         sizes, columns = (t.v.shape[3], t.q.shape[3]), self._columns[::-1]
         (D, E), (BD, BE) = (sizes[::-1], columns[::-1]) if keys else (sizes, columns)
         inputs = ("late", "early", "gates", "other_late", "other_early", "other_gates")
-        value_gated_chunks[(t.slots * t.q.shape[2] * -(-D // BD),)](
-            **tensors, **named_strides(**{name: tensors[name] for name in inputs}),
-            late_scale=self.scale if keys else 1.0, other_scale=1.0 if keys else self.scale, N=t.sequences,
-            D=D, E=E, BD=BD, BE=BE, KEYS=keys, FORWARD=tensors["dstates"] is None, **self._common,
-        )  # fmt: skip
+        programs = t.slots * t.q.shape[2] * -(-D // BD)
+        strong = t.q.new_empty(programs, dtype=torch.int32)
+        for framed in (True, False):
+            value_gated_chunks[(programs,)](
+                **tensors, **named_strides(**{name: tensors[name] for name in inputs}), strong=strong,
+                late_scale=self.scale if keys else 1.0, other_scale=1.0 if keys else self.scale, N=t.sequences,
+                D=D, E=E, BD=BD, BE=BE, KEYS=keys, FORWARD=tensors["dstates"] is None, FRAMED=framed, **self._common,
+            )  # fmt: skip
 
     def forward(self, initial: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """o, the final states, and the states before every chunk."""
