@@ -85,13 +85,13 @@ def profile_steps(steps: Steps, device_name: str, calls: int, trace_to: Path | N
     for _ in range(_CALLS_BEFORE):
         _run(steps, device)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
-    with TemporaryDirectory() as folder, profile(activities=activities) as profiler:
+    with profile(activities=activities) as profiler:
         # The profiler makes launches longer, so the wait is measured under it.
         for _ in range(_CALLS_UNCOUNTED):
             device.remember(_run(steps, device))
         for _ in range(calls):
             _run(steps, device, record_function)
-        profiler.stop()
+    with TemporaryDirectory() as folder:
         path = trace_to or Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
         return profile_of(load_trace(path))
