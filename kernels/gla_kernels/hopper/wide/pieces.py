@@ -80,12 +80,8 @@ def fits_one_backward(call: Call) -> bool:
 
 @decided_once
 def one_backward(call: Call, pieces: int) -> bool:
-    """Whether one kernel computes all gradients of so many pieces: they fit, and its programs occupy the GPU.
-
-    Not with a gate per head yet: that variant is right on a CPU's stand-in for Gluon, but its numbers have not been
-    looked at on a GPU (kernels/NOTES.md, "One gate per head").
-    """
-    return fits_one_backward(call) and not call.head_gated and occupies(call, WIDE_BACKWARD, pieces)
+    """Whether one kernel computes all gradients of so many pieces: they fit, and its programs occupy the GPU."""
+    return fits_one_backward(call) and occupies(call, WIDE_BACKWARD, pieces)
 
 
 @decided_once
