@@ -30,7 +30,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Value columns of a program at most, and numbers in a tile of a chunk's keys at most.
+# Columns of a program at most, and numbers in a tile of a chunk's keys at most. In programs of fewer key columns than
+# there are, ptxas 12.8 gives the gradients of keys a wrong descriptor (kernels/NOTES.md, "Faults of the compiler").
 _MOST_COLUMNS, _TILE = 64, 8192
 # Rows of a chunk that are multiplied at a time.
 _ROWS = 64
@@ -272,7 +273,7 @@ class _Plan:
         self.rows = min(C, _ROWS)
         self.subchunk = c if gated else self.rows
         self.BV = min(self.V, _MOST_COLUMNS)
-        self.BK = min(self.K, max(16, _TILE // C), _MOST_COLUMNS)
+        self.BK = min(self.K, _MOST_COLUMNS)
         self.scale = self.K**-0.5
         self.precision = "ieee" if q.dtype == torch.float32 else "tf32"
         self.state_shape = (self.B * self.H, self.T // C, self.K, self.V)
@@ -292,8 +293,9 @@ class _Plan:
     def run_states(self, x: Tensor, y: Tensor, b: Tensor | None, reverse: bool) -> Tensor:
         """The states before all chunks, or their gradients after them, in the type of x."""
         states = x.new_empty(self.state_shape)
-        grid = (self.K // self.BK, self.V // self.BV, self.B * self.H)
-        self.launch(_states, grid, x, y, b, states, REVERSE=reverse, warps=8 if self.C > _ROWS else 4)
+        BK = min(self.BK, max(16, _TILE // self.C))
+        grid = (self.K // BK, self.V // self.BV, self.B * self.H)
+        self.launch(_states, grid, x, y, b, states, BK=BK, REVERSE=reverse, warps=8 if self.C > _ROWS else 4)
         return states
 
     def run_scores(self, q: Tensor, k: Tensor, b: Tensor | None) -> Tensor:
