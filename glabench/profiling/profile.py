@@ -3,94 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from glabench.errors import GlabenchError
-from glabench.plain import read_as
+from glabench.inspecting.code import occupancy
 from glabench.profiling.trace import Event, Trace, covered, self_times
+from glabench.records.profile import Host, Kernel, Profile
 
 # How the worker marks a call.
 CALL = "glabench: one call"
-# A time of the suite and a span that differ by more than this share of the time are said to differ.
-AGREES = 0.05
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """What one kernel takes in a call: all its launches with the same grid. Or one of torch's operators, on a CPU.
-
-    `gap_ms`: how long the device was idle before it. `registers` are a thread's, `shared_bytes` a program's. `bytes`:
-    what its launches read and write at the least, if that is known.
-    """
-
-    name: str
-    calls: int
-    ms: float
-    gap_ms: float = 0.0
-    grid: tuple[int, ...] | None = None
-    threads: int | None = None
-    registers: int | None = None
-    shared_bytes: int | None = None
-    bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Host:
-    """What the host does during a call, in milliseconds; profiling makes it longer.
-
-    `launch_ms`: in the driver and CUDA's runtime; `operators_ms`: in torch's operators besides; the rest is Python's.
-    """
-
-    call_ms: float
-    launches: int
-    launch_ms: float
-    operators_ms: float
-
-    @property
-    def rest_ms(self) -> float:
-        """What neither takes."""
-        return max(0.0, self.call_ms - self.launch_ms - self.operators_ms)
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Medians over some calls. `span_ms`: from the first start to the last end, of which `busy_ms` some kernel runs."""
-
-    calls: int
-    span_ms: float
-    busy_ms: float
-    kernels: tuple[Kernel, ...]
-    host: Host
-    on_device: bool
-
-    def by_name(self) -> dict[str, float]:
-        """Milliseconds by name, of all grids of a kernel together."""
-        found: dict[str, float] = {}
-        for kernel in self.kernels:
-            found[kernel.name] = found.get(kernel.name, 0.0) + kernel.ms
-        return found
-
-    def with_bytes(self, known: Mapping[str, int]) -> Profile:
-        """The same with the bytes of kernels, by their names; not of those that run with several grids."""
-        grids = Counter(kernel.name for kernel in self.kernels)
-        kernels = (
-            replace(kernel, bytes=known.get(kernel.name)) if grids[kernel.name] == 1 else kernel
-            for kernel in self.kernels
-        )
-        return replace(self, kernels=tuple(kernels))
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Profile:
-        """The inverse of `to_json`. Raises ValueError that names a wrong key."""
-        return read_as(cls, data)
 
 
 def profile_of(trace: Trace) -> Profile:
@@ -200,3 +124,15 @@ def short_name(name: str) -> str:
 
 def _ms(microseconds: Sequence[float]) -> float:
     return median(microseconds) / 1e3
+
+
+def with_occupancy(found: Profile, arch: str) -> Profile:
+    """The same with how many programs of each kernel a multiprocessor of `arch`, such as 90, holds."""
+    return replace(found, kernels=tuple(_with_occupancy(kernel, arch) for kernel in found.kernels))
+
+
+def _with_occupancy(kernel: Kernel, arch: str) -> Kernel:
+    if not kernel.threads or kernel.registers is None or kernel.shared_bytes is None:
+        return kernel
+    held = occupancy(arch, -(-kernel.threads // 32), kernel.registers, kernel.shared_bytes)
+    return kernel if held is None else replace(kernel, programs=held.programs, limit=held.limit)

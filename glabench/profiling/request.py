@@ -12,7 +12,7 @@ from typing import Any
 
 from glabench.errors import GlabenchError
 from glabench.measure.outcome import one_line
-from glabench.profiling.profile import Profile
+from glabench.records.profile import Profile
 from glabench.sweeps.model import Cell
 
 _CALLS = 10

@@ -20,9 +20,10 @@ from glabench.errors import GlabenchError
 from glabench.measure.work import KINDS
 from glabench.measure.worker import end_with_parent, private_stdout
 from glabench.measure.workload import Steps, steps_of
-from glabench.profiling.profile import CALL, Profile, profile_of
+from glabench.profiling.profile import CALL, profile_of, with_occupancy
 from glabench.profiling.request import Request
 from glabench.profiling.trace import load_trace
+from glabench.records.profile import Profile, Work
 
 # Calls before the profiler starts, and under it before the first one that counts: it may lose what comes first.
 _CALLS_BEFORE, _CALLS_UNCOUNTED = 5, 2
@@ -135,11 +136,23 @@ def _profile(request: Request) -> Profile:
     steps = steps_of(workload, cell)
     if request.memory_to is not None:
         keep_memory(steps, request.device, Path(request.memory_to))
-    known = backend.kernel_bytes(dict(workload.inputs), cell.copy()) or {}
-    found = profile_steps(
-        steps, request.device, request.calls, None if request.trace_to is None else Path(request.trace_to)
+    known = {
+        name: Work(bytes=size)
+        for name, size in (backend.kernel_bytes(dict(workload.inputs), cell.copy()) or {}).items()
+    }
+    trace_to = None if request.trace_to is None else Path(request.trace_to)
+    return with_occupancy(profile_steps(steps, request.device, request.calls, trace_to), _arch(request)).with_work(
+        known
     )
-    return found.with_bytes(known)
+
+
+def _arch(request: Request) -> str:
+    """The GPU's architecture, such as 90; empty on a CPU."""
+    if request.device == "cpu":
+        return ""
+    import torch
+
+    return "".join(map(str, torch.cuda.get_device_capability(request.device)))
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glabench.records.metrics import derived
+from glabench.records.profile import Profile
 from glabench.records.record import Record
-from glabench.sweeps.model import Sweep
+from glabench.sweeps.model import Cell, Sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +40,7 @@ class Run:
     sweep: Sweep
     environment: Mapping[str, Any]
     records: Sequence[Record]
+    profiles: Mapping[Cell, Profile] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.sweep.title}, {len(self.records)} of {self.cells} cells>"

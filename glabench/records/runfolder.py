@@ -1,17 +1,18 @@
-"""The run folder: `environment.json`, `sweep.toml`, `records.jsonl`, and the reports made from them."""
+"""The run folder: `environment.json`, `sweep.toml`, `records.jsonl`, `profiles.jsonl`, and the reports made of them."""
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from glabench.errors import RecordNotKeptError, UsageError, printable
 from glabench.plain import read_as, read_file, read_json, read_text, shown
 from glabench.records.environment import check_environment
+from glabench.records.profile import Profile, profile_line, read_profile
 from glabench.records.record import Record
 from glabench.records.run import Run
 from glabench.sweeps.load import dump_sweep, read_sweep
@@ -20,7 +21,8 @@ from glabench.sweeps.model import Cell, Sweep
 # Bytes. A record with many thousand samples is shorter; a longer line is not a record.
 _LONGEST_LINE = 16 * 2**20
 _LARGEST_ENVIRONMENT = _LARGEST_PLUGINS = 2**20
-_RECORDS, _SWEEP, _PLUGINS = "records.jsonl", "sweep.toml", "plugins.json"
+_RECORDS, _SWEEP, _PLUGINS, _PROFILES = "records.jsonl", "sweep.toml", "plugins.json", "profiles.jsonl"
+_Read = TypeVar("_Read")
 
 
 class RunFolder:
@@ -138,7 +140,7 @@ class RunFolder:
 
     def load(self) -> Run:
         """The run as it is now. Raises UsageError for a missing or wrong file."""
-        return Run(self.path, self.sweep(), self.environment(), self.records())
+        return Run(self.path, self.sweep(), self.environment(), self.records(), self.profiles())
 
     def append(self, record: Record) -> None:
         """Adds a record and waits until it is on the disk. A last line that a kill cut off is removed first.
@@ -173,6 +175,19 @@ class RunFolder:
                     file.truncate(size)
                 raise
 
+    def add_profile(self, cell: Cell, profile: Profile) -> None:
+        """Adds the profile of a cell. Raises UsageError if it cannot be written."""
+        try:
+            with (self.path / _PROFILES).open("a", encoding="utf-8") as file:
+                file.write(profile_line(cell, profile) + "\n")
+        except OSError as problem:
+            raise _cannot_write(self.path, problem) from None
+
+    def profiles(self) -> dict[Cell, Profile]:
+        """The latest profile of every cell that has one. Raises UsageError for a line that is none."""
+        file = self.path / _PROFILES
+        return {} if not file.is_file() else dict(_read_lines(file, read_profile, "a profile"))
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Locks the run for this process. Raises UsageError if another process is measuring into it."""
@@ -195,17 +210,21 @@ class RunFolder:
 
         A last line that a kill cut off is ignored; any other bad line raises UsageError.
         """
-        latest: dict[Cell, Record] = {}
-        with self.records_file.open("rb") as file:
-            for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), start=1):
-                if len(line) < _LONGEST_LINE and not line.endswith(b"\n"):
-                    break
-                try:
-                    record = Record.from_line(line)
-                except ValueError as problem:
-                    raise UsageError(f"{self.records_file}: line {number} is not a record: {problem}") from None
-                latest[record.cell] = record
-        return list(latest.values())
+        return list(
+            {record.cell: record for record in _read_lines(self.records_file, Record.from_line, "a record")}.values()
+        )
+
+
+def _read_lines(file: Path, read: Callable[[bytes], _Read], what: str) -> Iterator[_Read]:
+    """What the lines of a file are. Raises UsageError for a bad one, but not for a last one that a kill cut off."""
+    with file.open("rb") as opened:
+        for number, line in enumerate(iter(partial(opened.readline, _LONGEST_LINE), b""), start=1):
+            if len(line) < _LONGEST_LINE and not line.endswith(b"\n"):
+                break
+            try:
+                yield read(line)
+            except ValueError as problem:
+                raise UsageError(f"{file}: line {number} is not {what}: {problem}") from None
 
 
 def _cannot_write(path: Path, problem: OSError) -> UsageError:

@@ -12,6 +12,7 @@ from glabench.records.metrics import USUAL, Metric
 from glabench.report.describe import settings_of, surroundings_of, title_of
 from glabench.report.figures import check_figure, draw, explain_figure, save_figure
 from glabench.report.grid import escape
+from glabench.report.profiles import draw_profiles, profiles_markdown
 from glabench.report.series import View, check_metrics, make_view, name_runs
 from glabench.report.tables import make_markdown
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WRITTEN = ("records.csv", "report.md", "figure.png", "figure.svg")
+# If the run has profiles.
+_PROFILE = "profile.png"
 # The metrics that a figure shows by default.
 _DRAWN = ("time", "host", "peak")
 # What a formula begins with in spreadsheets. Text of records holds no tabs or line ends, which may come before.
@@ -30,6 +33,8 @@ def write_report(
 ) -> list[Path]:
     """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into a folder. Returns the paths of all files.
 
+    With one run that has profiles, their tables are in the page too, and their figure in `profile.png`.
+
     `against` is the backend that ratios refer to; None stands for that of the first run's sweep. `figure` is one more
     file for the figure. Raises UsageError, before anything is written, if no record has any of the metrics, or if a
     file cannot be written.
@@ -39,7 +44,9 @@ def write_report(
         check_figure(figure)
     folder.mkdir(parents=True, exist_ok=True)
     csv, page, *figures = paths = [folder / name for name in _WRITTEN]
-    _make_way(paths)
+    profiled = runs[0] if len(runs) == 1 and runs[0].profiles else None
+    extra = [folder / _PROFILE] if profiled is not None else []
+    _make_way([*paths, *extra])
     view = make_view(runs)
     drawn = choose_drawn(metrics)
     csv.write_text(to_csv(to_frame(runs)), encoding="utf-8")
@@ -47,7 +54,9 @@ def write_report(
     made, more = draw(view, drawn), [figure] if figure is not None else []
     for path in (*figures, *more):
         save_figure(made, path)
-    return [*paths, *more]
+    if profiled is not None:
+        save_figure(draw_profiles(profiled), *extra)
+    return [*paths, *extra, *more]
 
 
 def _make_way(paths: Sequence[Path]) -> None:
@@ -107,4 +116,6 @@ def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], ag
     figure = f"![{', '.join(metric.title for metric in drawn)}](figure.png)"
     caption = f"*{printable(title_of(view.runs))}. {explain_figure(view, drawn)}*"
     tables = make_markdown(view, metrics, against)
-    return "\n\n".join([f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, tables])
+    profiles = profiles_markdown(view.runs[0]) if len(view.runs) == 1 else ""
+    parts = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, tables, profiles]
+    return "\n\n".join(filter(None, parts))

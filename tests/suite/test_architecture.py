@@ -21,7 +21,7 @@ ALLOWED = {
     "devices": {"apart", "plain", "errors"},
     "inspecting": {"errors"},
     "measure": {"correlation", "devices", "backends", "ops", "records", "sweeps", "apart", "plain", "errors"},
-    "profiling": {"measure", "backends", "sweeps", "plain", "errors"},
+    "profiling": {"measure", "inspecting", "backends", "records", "sweeps", "plain", "errors"},
     "scheduling": {"measure", "devices", "backends", "records", "sweeps", "apart", "plain", "errors"},
     "verdicts": {"correlation", "records", "sweeps", "plain", "errors"},
     "report": {"verdicts", "records", "sweeps", "errors"},

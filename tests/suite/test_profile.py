@@ -8,14 +8,15 @@ import pytest
 from in_process import glabench
 from simulated import record
 
-from glabench.backends import load_registry
-from glabench.cli.profile import _show, _show_beside, describe
-from glabench.errors import GlabenchError
-from glabench.measure.settings import Settings
-from glabench.profiling.profile import CALL, Profile, profile_of, short_name
+from glabench import load
+from glabench.cli.profile import _show_beside
+from glabench.errors import GlabenchError, UsageError
+from glabench.profiling.profile import CALL, profile_of, short_name, with_occupancy
 from glabench.profiling.request import Request, profile_cell
 from glabench.profiling.trace import Event, Trace, covered, load_trace, self_times
-from glabench.scheduling.plan import Place, Plan
+from glabench.records import RunFolder
+from glabench.records.profile import Profile, Work, profile_line, read_profile
+from glabench.report.profiles import describe_profile, draw_profiles, profile_table, profiles_markdown
 from glabench.sweeps import Cell, Parameters
 
 SMALL = {"heads": 2, "key_dim": 16, "value_dim": 16}
@@ -107,32 +108,58 @@ def test_lost_kernels_are_an_error(calls, message):
         profile_of(trace_of(*calls))
 
 
-def test_bytes_are_known_of_kernels_with_one_grid():
-    found = profile_of(trace_of(KERNELS)).with_bytes({"forward": 10**6, "backward": 5})
-    assert [kernel.bytes for kernel in found.kernels] == [10**6, None, None]
+def test_work_is_known_of_kernels_with_one_grid():
+    found = profile_of(trace_of(KERNELS)).with_work({"forward": Work(10**6, 10**9), "backward": Work(5)})
+    assert [(kernel.bytes, kernel.flops) for kernel in found.kernels] == [(10**6, 10**9), (None, None), (None, None)]
 
 
-def test_a_profile_of_a_gpu_as_the_command_shows_it(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    gpu = {"gpu": {"compute_capability": "9.0"}}
-    cell = Cell("linear-torch", "linear", "fwd", 1, 64, "bf16", Parameters(SMALL), "cuda")
-    plan = Plan(None, [cell], Settings(), Place(gpu, load_registry()))
-    found = profile_of(trace_of(KERNELS)).with_bytes({"forward": 10**8})
-    _show(found, replace(record([0.1]), time_ms=0.1), plan, all_kernels=True)
-    rows = {line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines() if "│" in line}
-    forward = [each.strip() for each in rows["forward"].split("│")[1:-1]]
-    assert forward[1:] == ["1", "0.03", "27.3%", "0", "64x1x1", "256", "168", "40", "1 (registers)", "3330"]
+def test_a_profile_of_a_gpu_as_a_table():
+    found = with_occupancy(profile_of(trace_of(KERNELS)).with_work({"forward": Work(10**8, 3 * 10**9)}), "90")
+    head, rows = profile_table(found)
+    assert dict(zip(head, rows[0], strict=True)) == {
+        "kernel": "forward", "calls": "1", "ms": "0.03", "share": "27.3%", "idle before, us": "0", "grid": "64x1x1",
+        "threads": "256", "registers": "168", "shared, KiB": "40", "programs per SM": "1 (registers)", "GB/s": "3330",
+        "TFLOP/s": "100",
+    }  # fmt: skip
+    assert [row[0] for row in rows] == ["forward", "backward", "backward"]
+
+
+def test_kernels_of_little_time_are_one_row_unless_asked_for():
+    found = profile_of(trace_of([*KERNELS, ("tiny", 120.0, 0.2, 1), ("small", 121.0, 0.3, 1)]))
+    assert profile_table(found)[1][-1][:4] == ["2 others", "2", "0.0005", "0.4%"]
+    assert [row[0] for row in profile_table(found, all_kernels=True)[1]][-2:] == ["tiny", "small"]
 
 
 def test_what_a_table_does_not_say_is_said_below():
-    cell = Cell("linear-torch", "linear", "fwd", 1, 64, "bf16", Parameters(SMALL), "cuda")
-    plan = Plan(None, [cell], Settings(), Place({}, load_registry()))
-    span, agrees, rate, host = describe(profile_of(trace_of(KERNELS)), 0.1, plan)
+    measured = replace(record([0.1]), time_ms=0.1, gbps=3000.0, tflops=100.0)
+    span, agrees, rate, host = describe_profile(profile_of(trace_of(KERNELS)), measured)
     assert "0.11 ms, of which kernels run for 0.1 and the device is idle for 0.01 ms" in span
     assert "The suite measures 0.1 ms; the profile is 10.0% longer: they differ" in agrees
-    assert "GB/s" in rate
+    assert "3000 GB/s" in rate
     assert "0.1 ms per call, 0.02 of it in the driver for 4 launches, 0.01 in torch's operators, 0.07 in Python" in host
-    assert "they agree" in describe(profile_of(trace_of(KERNELS)), 0.112, plan)[1]
+    near = replace(measured, time_ms=0.112)
+    assert "they agree" in describe_profile(profile_of(trace_of(KERNELS)), near)[1]
+
+
+def test_a_profile_of_a_cell_is_the_same_when_its_line_is_read_back():
+    cell = Cell("linear-torch", "linear", "fwd", 1, 64, "bf16", Parameters(SMALL), "cuda")
+    found = with_occupancy(profile_of(trace_of(KERNELS)), "90")
+    assert read_profile(profile_line(cell, found)) == (cell, found)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{}", "it needs the keys cell and profile"),
+        ('{"cell": {}, "profile": {}}', "it has no"),
+        ("[3]", "it needs the keys"),
+    ],
+)
+def test_a_line_that_is_no_profile_is_named(line, message, tmp_path):
+    (tmp_path / "records.jsonl").touch()
+    (tmp_path / "profiles.jsonl").write_text(line + "\n")
+    with pytest.raises(UsageError, match=f"profiles.jsonl: line 1 is not a profile: .*{message}"):
+        RunFolder(tmp_path).profiles()
 
 
 def test_two_profiles_are_shown_side_by_side(capsys):
@@ -202,33 +229,80 @@ def test_a_backend_that_fails_is_an_error_of_the_cell(seqlen, message, tmp_path)
         profile_cell(Request(cell, "cpu", (str(plugin),)), {}, 60)
 
 
-def test_a_call_on_a_cpu_is_shown_by_torchs_operators(tmp_path):
-    trace = tmp_path / "trace.json"
-    sizes = ("--seqlen", "64", "--heads", "2", "--head-dim", "16", "--time-limit", "0.1")
-    done = glabench(
-        tmp_path, "profile", "linear-torch", "--device", "cpu", *sizes, "--trace", str(trace), "--json", "-"
-    )
-    code, out, err = done
+CPU = ("--device", "cpu", "--seqlen", "64", "--heads", "2", "--head-dim", "16", "--time-limit", "0.1")
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    """The folder of a run with profiles of two cells on a CPU, and what the command printed."""
+    folder = tmp_path_factory.mktemp("profiled")
+    code, out, err = glabench(folder, "profile", "linear-torch,gla-torch", *CPU, "--out", "run")
     assert code == 0, err
-    found = json.loads(out)
+    return folder, out
+
+
+def test_calls_on_a_cpu_are_shown_by_torchs_operators(profiled):
+    folder, out = profiled
+    assert "aten::bmm" in out
+    run = load(folder / "run")
+    assert [cell.backend for cell in run.profiles] == ["linear-torch", "gla-torch"]
+    for found in run.profiles.values():
+        assert found.on_device is False
+        assert 0 < found.busy_ms <= found.span_ms * 1.01
+
+
+def test_a_report_of_a_run_with_profiles_shows_them(profiled):
+    folder, _ = profiled
+    run = load(folder / "run")
+    page = (folder / "run" / "report.md").read_text()
+    assert profiles_markdown(run) in page
+    assert page.count("| aten::bmm |") == 2
+    assert (folder / "run" / "profile.png").stat().st_size > 1000
+    labels = [text.get_text() for text in draw_profiles(run).axes[0].get_yticklabels()]
+    assert [label.partition("\n")[0] for label in labels] == ["linear-torch", "gla-torch"]
+
+
+def test_profiles_are_compared_with_those_of_a_run(profiled, tmp_path):
+    folder, _ = profiled
+    code, out, err = glabench(folder, "profile", "gla-torch", *CPU, "--out", "again", "--compare", "run")
+    assert code == 0, err
+    assert "ratio" in out
+    assert "all, from the first start to the last end" in out
+
+
+def test_a_trace_and_json_of_one_cell(tmp_path):
+    trace = tmp_path / "trace.json"
+    code, out, err = glabench(tmp_path, "profile", "linear-torch", *CPU, "--trace", str(trace), "--json", "-")
+    assert code == 0, err
+    (found,) = json.loads(out)
     assert found["cell"]["backend"] == "linear-torch"
-    names = [kernel["name"] for kernel in found["kernels"]]
-    assert "aten::bmm" in names
-    assert found["on_device"] is False
-    assert 0 < found["busy_ms"] <= found["span_ms"] * 1.01
+    assert "aten::bmm" in [kernel["name"] for kernel in found["kernels"]]
     assert any(event.name == CALL for event in load_trace(trace).marks)
+
+
+def test_a_cell_without_a_profile_does_not_end_the_others(tmp_path):
+    plugin = tmp_path / "faulty.py"
+    plugin.write_text(FAULTY)
+    arguments = ("faulty,linear-torch", *CPU, "--plugin", str(plugin), "--out", "run")
+    code, _, err = glabench(tmp_path, "profile", *arguments)
+    assert code == 4
+    assert "faulty fwd+bwd B=1 T=64 H=2 K=16 V=16 fp32: the profiling process ended with code 1" in err
+    assert [cell.backend for cell in load(tmp_path / "run").profiles] == ["linear-torch"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("nope",), "BACKEND: 'nope' is unknown"),
-        (("gla-torch", "--seqlen", "64,128"), "the axes name 2 cells; give one value each"),
+        (
+            ("gla-torch", "--seqlen", "64,128", "--trace", "t.json"),
+            "--trace: the axes name 2 cells; give one value each",
+        ),
         (("gla-torch", "--backend", "gla-torch"), "--backend: BACKEND names it already"),
         (("gla-torch", "--memory", "m.pickle"), "--memory: torch keeps a history of allocations on a GPU alone"),
-        (("fla-gla",), "BACKEND: fla-gla cannot run here"),
         (("gla-torch", "--trace", "no/such/folder/t.json"), "--trace: cannot write"),
-        (("gla-torch", "--compare", "missing.json"), "--compare: 'missing.json' is no profile"),
+        (("gla-torch", "--compare", "missing"), "RUN: 'missing' is not a run folder"),
+        (("gla-torch", "--rev", "A..B", "--out", "run"), "--rev: makes no run; leave out --out"),
     ],
 )
 def test_what_cannot_be_profiled_is_said(arguments, message, tmp_path):

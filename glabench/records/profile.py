@@ -1,0 +1,114 @@
+"""A profile of a call: what every kernel takes, and the host. A line of JSON per cell in a run's `profiles.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from glabench.plain import Count, Name, Number, Whole, read_as, read_json, read_text
+from glabench.sweeps.model import Cell
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does in a call at the least: bytes that it reads and writes, and floating-point operations."""
+
+    bytes: Whole | None = None
+    flops: Whole | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What one kernel takes in a call: all its launches with the same grid. Or one of torch's operators, on a CPU.
+
+    `gap_ms`: how long the device was idle before it. `registers` are a thread's, `shared_bytes` a program's.
+    `programs`: how many a multiprocessor holds, and `limit` what allows no more. `counters`: those of the hardware.
+    """
+
+    name: Name
+    calls: Count
+    ms: Number
+    gap_ms: Number = 0.0
+    grid: tuple[Whole, ...] | None = None
+    threads: Whole | None = None
+    registers: Whole | None = None
+    shared_bytes: Whole | None = None
+    bytes: Whole | None = None
+    flops: Whole | None = None
+    programs: Whole | None = None
+    limit: Name | None = None
+    counters: Mapping[Name, Number | None] | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the host does during a call, in milliseconds; profiling makes it longer.
+
+    `launch_ms`: in the driver and CUDA's runtime; `operators_ms`: in torch's operators besides; the rest is Python's.
+    """
+
+    call_ms: Number
+    launches: Whole
+    launch_ms: Number
+    operators_ms: Number
+
+    @property
+    def rest_ms(self) -> float:
+        """What neither takes."""
+        return max(0.0, self.call_ms - self.launch_ms - self.operators_ms)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Medians over some calls. `span_ms`: from the first start to the last end, of which `busy_ms` some kernel runs."""
+
+    calls: Count
+    span_ms: Number
+    busy_ms: Number
+    kernels: tuple[Kernel, ...]
+    host: Host
+    on_device: bool
+
+    def by_name(self) -> dict[str, float]:
+        """Milliseconds by name, of all grids of a kernel together."""
+        found: dict[str, float] = {}
+        for kernel in self.kernels:
+            found[kernel.name] = found.get(kernel.name, 0.0) + kernel.ms
+        return found
+
+    def with_work(self, known: Mapping[str, Work]) -> Profile:
+        """The same with the work of kernels, by their names; not of those that run with several grids."""
+        grids = Counter(kernel.name for kernel in self.kernels)
+        kernels = (
+            replace(kernel, bytes=work.bytes, flops=work.flops)
+            if grids[kernel.name] == 1 and (work := known.get(kernel.name)) is not None
+            else kernel
+            for kernel in self.kernels
+        )
+        return replace(self, kernels=tuple(kernels))
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Profile:
+        """The inverse of `to_json`. Raises ValueError that names a wrong key."""
+        return read_as(cls, data)
+
+
+def profile_line(cell: Cell, profile: Profile) -> str:
+    """One line of `profiles.jsonl`, without the newline."""
+    data = {"cell": cell.to_json(), "profile": profile.to_json()}
+    return json.dumps(read_text(data), allow_nan=False)
+
+
+def read_profile(line: str | bytes) -> tuple[Cell, Profile]:
+    """The inverse of `profile_line`. Raises ValueError for anything that is not a profile of a cell."""
+    data = read_text(read_json(line))
+    if not isinstance(data, Mapping) or not {"cell", "profile"} <= data.keys():
+        raise ValueError("it needs the keys cell and profile")
+    return Cell.from_json(data["cell"]), Profile.from_json(data["profile"])

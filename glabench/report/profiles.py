@@ -1,0 +1,202 @@
+"""Profiles as tables, sentences and a figure: where the time of a call goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from glabench.records import Record, Run
+from glabench.records.metrics import significant
+from glabench.records.profile import Kernel, Profile
+from glabench.report.describe import surroundings_of, title_of
+from glabench.report.grid import Grid
+from glabench.sweeps.model import Cell
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Kernels that take less than this share of a call are one row, and those below the second one piece of a bar.
+_LEAST_SHARE, _LEAST_DRAWN = 0.005, 0.03
+# A time of the suite and a span that differ by more than this share of the time are said to differ.
+AGREES = 0.05
+_OF_KERNELS = (
+    "calls", "ms", "share", "idle before, us", "grid", "threads", "registers", "shared, KiB", "programs per SM", "GB/s",
+    "TFLOP/s",
+)  # fmt: skip
+_OF_OPERATORS = ("calls", "ms", "share")
+# Inches: a bar, what is around all bars, the width of the figure, a row of its legend.
+_BAR, _AROUND, _WIDTH, _LEGEND_ROW = 0.42, 1.5, 8.0, 0.2
+_SMALL_PRINT, _LEGEND_COLUMNS = 8.5, 2
+_IDLE, _OUTSIDE, _OTHERS = "idle", "outside of operators", "others"
+_COLOURS = (
+    "#4878CF", "#EE854A", "#6ACC64", "#D65F5F", "#956CB4", "#8C613C", "#DC7EC0", "#D5BB67", "#82C6E2", "#2B5C8A",
+    "#B15928", "#33A02C",
+)  # fmt: skip
+_PLAIN_TEXT: Any = {"text.parse_math": False}
+
+
+def profile_table(found: Profile, all_kernels: bool = False) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Head and rows: a row per kernel, on a CPU per operator. Those of little time are one row, unless asked for."""
+    of_rows = _OF_KERNELS if found.on_device else _OF_OPERATORS
+    head = ("kernel" if found.on_device else "operator", *of_rows)
+    shown = [kernel for kernel in found.kernels if all_kernels or kernel.ms >= _LEAST_SHARE * found.span_ms]
+    rows = [_row(kernel, found.span_ms)[: len(head)] for kernel in shown]
+    if hidden := [kernel for kernel in found.kernels if kernel not in shown]:
+        ms, calls = sum(kernel.ms for kernel in hidden), sum(kernel.calls for kernel in hidden)
+        rest = [f"{len(hidden)} others", str(calls), significant(ms), _share(ms, found.span_ms)]
+        rows.append([*rest, *[""] * (len(head) - len(rest))])
+    return head, rows
+
+
+def _row(kernel: Kernel, span_ms: float) -> Sequence[str]:
+    held = "-" if kernel.programs is None else f"{kernel.programs} ({kernel.limit})"
+    return (
+        kernel.name,
+        str(kernel.calls),
+        significant(kernel.ms),
+        _share(kernel.ms, span_ms),
+        significant(kernel.gap_ms * 1e3, 2),
+        "x".join(map(str, kernel.grid or ())) or "-",
+        _known(kernel.threads),
+        _known(kernel.registers),
+        "-" if kernel.shared_bytes is None else f"{kernel.shared_bytes / 1024:.3g}",
+        held,
+        _rate(kernel.bytes, kernel.ms, 1e6),
+        _rate(kernel.flops, kernel.ms, 1e9),
+    )
+
+
+def _share(ms: float, of_ms: float) -> str:
+    return f"{ms / of_ms:.1%}" if of_ms else "-"
+
+
+def _rate(amount: int | None, ms: float, unit: float) -> str:
+    return "-" if amount is None or ms <= 0 else significant(amount / ms / unit)
+
+
+def _known(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def describe_profile(found: Profile, record: Record | None) -> list[str]:
+    """What the table does not say: the span, how it agrees with the suite's time, the rate, the host's side."""
+    lines = [_describe_span(found)]
+    if record is not None and record.time_ms:
+        off = found.span_ms / record.time_ms - 1
+        same = "they agree" if abs(off) <= AGREES else "they differ, so take shares, not times, from the table"
+        way = "longer" if off >= 0 else "shorter"
+        lines.append(
+            f"The suite measures {significant(record.time_ms)} ms; the profile is {abs(off):.1%} {way}: {same}."
+        )
+        if record.gbps and record.tflops:
+            lines.append(
+                f"At the suite's time, a perfect pass's bytes move at {significant(record.gbps)} GB/s, and its "
+                f"operations run at {significant(record.tflops)} TFLOP/s."
+            )
+    host = found.host
+    launches = f", {significant(host.launch_ms, 2)} of it in the driver for {host.launches} launches"
+    lines.append(
+        f"The host, slowed down by the profiler: {significant(host.call_ms, 2)} ms per call"
+        + (launches if found.on_device else "")
+        + f", {significant(host.operators_ms, 2)} in torch's operators, {significant(host.rest_ms, 2)} in Python."
+    )
+    return lines
+
+
+def _describe_span(found: Profile) -> str:
+    if not found.on_device:
+        return (
+            f"A call takes {significant(found.span_ms)} ms under the profiler, of which torch's operators take "
+            f"{significant(found.busy_ms)}."
+        )
+    idle = found.span_ms - found.busy_ms
+    return (
+        f"From the first kernel's start to the last one's end: {significant(found.span_ms)} ms, of which kernels "
+        f"run for {significant(found.busy_ms)} and the device is idle for {significant(idle, 2)} ms."
+    )
+
+
+def profiles_markdown(run: Run) -> str:
+    """A section with a table per profiled cell; empty if the run has none."""
+    if not run.profiles:
+        return ""
+    records = {record.cell: record for record in run.records}
+    parts = ["## Where the time goes", "![where the time goes](profile.png)"]
+    for cell, found in run.profiles.items():
+        head, rows = profile_table(found)
+        grid = Grid(f"{cell}", "", head, rows, words=("grid", "programs per SM"))
+        parts += [grid.to_markdown().rstrip("\n"), " ".join(describe_profile(found, records.get(cell)))]
+    return "\n\n".join(parts)
+
+
+def draw_profiles(run: Run) -> Figure:
+    """A bar per profiled cell, in pieces: its kernels in the order of their starts, and when the device is idle."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_PLAIN_TEXT):
+        bars = {cell: _pieces(found) for cell, found in run.profiles.items()}
+        colours = _choose_colours(bars)
+        legend = -(-len(colours) // _LEGEND_COLUMNS) * _LEGEND_ROW
+        figure = Figure(figsize=(_WIDTH, _BAR * len(bars) + _AROUND + legend), layout="constrained", dpi=160)
+        figure.suptitle(title_of([run]), x=0.01, ha="left", fontsize=12, fontweight="bold")
+        axes = figure.subplots()
+        _draw_bars(axes, bars, colours)
+        axes.set_title("\n".join(surroundings_of([run])), loc="left", fontsize=_SMALL_PRINT, color="#444444")
+        handles = [mpl.patches.Patch(label=name, **look) for name, look in colours.items()]
+        where: dict[str, Any] = {"loc": "outside lower center", "ncols": _LEGEND_COLUMNS}
+        figure.legend(handles=handles, **where, frameon=False, fontsize=_SMALL_PRINT)
+    return figure
+
+
+def _pieces(found: Profile) -> dict[str, float]:
+    """Milliseconds by kernel in the order of their starts, then of what is too little to draw, then idle.
+
+    Kernels that overlap are longer together than the call; each is drawn with its share of it.
+    """
+    idle = max(0.0, found.span_ms - found.busy_ms)
+    times = found.by_name()
+    total = sum(times.values())
+    drawn = {name: ms for name, ms in times.items() if ms >= _LEAST_DRAWN * found.span_ms}
+    pieces = drawn | {_OTHERS: total - sum(drawn.values())}
+    scale = min(1.0, found.busy_ms / total) if total else 1.0
+    rest = {_IDLE if found.on_device else _OUTSIDE: idle} if idle else {}
+    return {name: ms * scale for name, ms in pieces.items() if ms > 0} | rest
+
+
+def _choose_colours(bars: Mapping[Cell, Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    idle = {"facecolor": "white", "edgecolor": "#888888"}
+    last = {_OTHERS: {"facecolor": "#BBBBBB"}, _IDLE: idle, _OUTSIDE: idle}
+    names = dict.fromkeys(name for pieces in bars.values() for name in pieces if name not in last)
+    colours: dict[str, dict[str, Any]] = {
+        name: {"facecolor": _COLOURS[i % len(_COLOURS)], "hatch": _hatch(i)} for i, name in enumerate(names)
+    }
+    return colours | {name: look for name, look in last.items() if any(name in pieces for pieces in bars.values())}
+
+
+def _hatch(number: int) -> str | None:
+    """So that more kernels than colours stay apart."""
+    return None if number < len(_COLOURS) else "//" if number < 2 * len(_COLOURS) else ".."
+
+
+def _draw_bars(
+    axes: Axes, bars: Mapping[Cell, Mapping[str, float]], colours: Mapping[str, Mapping[str, Any]]
+) -> None:  # fmt: skip
+    longest = max(sum(pieces.values()) for pieces in bars.values())
+    for place, pieces in enumerate(bars.values()):
+        left = 0.0
+        for name, ms in pieces.items():
+            axes.barh(place, ms, left=left, height=0.7, linewidth=0.5, **{"edgecolor": "white", **colours[name]})
+            left += ms
+        axes.text(left + 0.01 * longest, place, significant(left), va="center", fontsize=_SMALL_PRINT)
+    axes.set_yticks(range(len(bars)), [_label(cell) for cell in bars], fontsize=_SMALL_PRINT)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.1 * longest)
+    axes.set_xlabel("ms per call")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _label(cell: Cell) -> str:
+    backend, _, rest = str(cell).partition(" ")
+    return f"{backend}\n{rest}"
