@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from glabench.errors import GlabenchError
 from glabench.inspecting.code import occupancy
@@ -58,25 +58,35 @@ def _check_complete(works: Sequence[Sequence[Event]]) -> None:
 
 def _kernels(works: Sequence[Sequence[Event]]) -> tuple[Kernel, ...]:
     """Kernels by name and grid, in the order of their first starts."""
-    found: dict[tuple[str, tuple[int, ...] | None], list[list[tuple[Event, float]]]] = {}
+    found: dict[tuple[str, tuple[int, ...] | None], list[list[_Placed]]] = {}
     for number, work in enumerate(works):
         until = work[0].start
         for event in work:
             key = (short_name(event.name), _numbers(event.details.get("grid")))
             own = found.setdefault(key, [[] for _ in works])
-            own[number].append((event, max(0.0, event.start - until)))
+            added = max(0.0, event.end - max(until, event.start))
+            own[number].append(_Placed(event, max(0.0, event.start - until), added))
             until = max(until, event.end)
     return tuple(_kernel(name, grid, own) for (name, grid), own in found.items())
 
 
-def _kernel(name: str, grid: tuple[int, ...] | None, calls: Sequence[Sequence[tuple[Event, float]]]) -> Kernel:
-    details = next(event.details for own in calls for event, _ in own)
+class _Placed(NamedTuple):
+    """A kernel of a call, how long the device was idle before it, and how much longer it is busy for it."""
+
+    event: Event
+    gap: float
+    added: float
+
+
+def _kernel(name: str, grid: tuple[int, ...] | None, calls: Sequence[Sequence[_Placed]]) -> Kernel:
+    details = next(placed.event.details for own in calls for placed in own)
     block = _numbers(details.get("block"))
     return Kernel(
         name,
         round(median(len(own) for own in calls)),
-        _ms([sum(event.duration for event, _ in own) for own in calls]),
-        _ms([sum(gap for _, gap in own) for own in calls]),
+        _ms([sum(placed.event.duration for placed in own) for own in calls]),
+        _ms([sum(placed.added for placed in own) for own in calls]),
+        _ms([sum(placed.gap for placed in own) for own in calls]),
         grid,
         None if block is None else block[0] * block[1] * block[2],
         details.get("registers per thread"),
@@ -110,7 +120,7 @@ def _of_operators(trace: Trace, windows: Sequence[Event], host: Host) -> Profile
             if window.start <= event.start <= window.end:
                 times.setdefault(event.name, [0.0] * len(windows))[number] += own
                 counts[event.name] = counts.get(event.name, 0) + 1
-    kernels = [Kernel(name, round(counts[name] / len(windows)), _ms(own)) for name, own in times.items()]
+    kernels = [Kernel(name, round(counts[name] / len(windows)), _ms(own), _ms(own)) for name, own in times.items()]
     kernels.sort(key=lambda kernel: -kernel.ms)
     busy = sum(kernel.ms for kernel in kernels)
     return Profile(len(windows), _ms([window.duration for window in windows]), busy, tuple(kernels), host, False)

@@ -24,13 +24,16 @@ class Work:
 class Kernel:
     """What one kernel takes in a call: all its launches with the same grid. Or one of torch's operators, on a CPU.
 
-    `gap_ms`: how long the device was idle before it. `registers` are a thread's, `shared_bytes` a program's.
+    `added_ms`: how much longer the device is busy for it, beyond what began before it: a kernel may begin early and
+    wait. All together are `Profile.busy_ms`. `gap_ms`: how long the device was idle before it. `registers` are a
+    thread's, `shared_bytes` a program's.
     `programs`: how many a multiprocessor holds, and `limit` what allows no more. `counters`: those of the hardware.
     """
 
     name: Name
     calls: Count
     ms: Number
+    added_ms: Number
     gap_ms: Number = 0.0
     grid: tuple[Whole, ...] | None = None
     threads: Whole | None = None
@@ -73,10 +76,10 @@ class Profile:
     on_device: bool
 
     def by_name(self) -> dict[str, float]:
-        """Milliseconds by name, of all grids of a kernel together."""
+        """`added_ms` by name, of all grids of a kernel together."""
         found: dict[str, float] = {}
         for kernel in self.kernels:
-            found[kernel.name] = found.get(kernel.name, 0.0) + kernel.ms
+            found[kernel.name] = found.get(kernel.name, 0.0) + kernel.added_ms
         return found
 
     def with_work(self, known: Mapping[str, Work]) -> Profile:

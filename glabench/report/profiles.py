@@ -21,8 +21,8 @@ _LEAST_SHARE, _LEAST_DRAWN = 0.005, 0.03
 # A time of the suite and a span that differ by more than this share of the time are said to differ.
 AGREES = 0.05
 _OF_KERNELS = (
-    "calls", "ms", "share", "idle before, us", "grid", "threads", "registers", "shared, KiB", "programs per SM", "GB/s",
-    "TFLOP/s",
+    "calls", "ms", "adds, ms", "share", "idle before, us", "grid", "threads", "registers", "shared, KiB",
+    "programs per SM", "GB/s", "TFLOP/s",
 )  # fmt: skip
 _OF_OPERATORS = ("calls", "ms", "share")
 # Inches: a bar, what is around all bars, the width of the figure, a row of its legend.
@@ -40,31 +40,34 @@ def profile_table(found: Profile, all_kernels: bool = False) -> tuple[Sequence[s
     """Head and rows: a row per kernel, on a CPU per operator. Those of little time are one row, unless asked for."""
     of_rows = _OF_KERNELS if found.on_device else _OF_OPERATORS
     head = ("kernel" if found.on_device else "operator", *of_rows)
-    shown = [kernel for kernel in found.kernels if all_kernels or kernel.ms >= _LEAST_SHARE * found.span_ms]
-    rows = [_row(kernel, found.span_ms)[: len(head)] for kernel in shown]
+    shown = [kernel for kernel in found.kernels if all_kernels or kernel.added_ms >= _LEAST_SHARE * found.span_ms]
+    rows = [_row(kernel, found) for kernel in shown]
     if hidden := [kernel for kernel in found.kernels if kernel not in shown]:
-        ms, calls = sum(kernel.ms for kernel in hidden), sum(kernel.calls for kernel in hidden)
-        rest = [f"{len(hidden)} others", str(calls), significant(ms), _share(ms, found.span_ms)]
+        ms, added = (sum(getattr(kernel, name) for kernel in hidden) for name in ("ms", "added_ms"))
+        times = [ms, added] if found.on_device else [ms]
+        calls = sum(kernel.calls for kernel in hidden)
+        rest = [f"{len(hidden)} others", str(calls), *map(significant, times), _share(added, found.span_ms)]
         rows.append([*rest, *[""] * (len(head) - len(rest))])
     return head, rows
 
 
-def _row(kernel: Kernel, span_ms: float) -> Sequence[str]:
-    held = "-" if kernel.programs is None else f"{kernel.programs} ({kernel.limit})"
-    return (
-        kernel.name,
-        str(kernel.calls),
-        significant(kernel.ms),
-        _share(kernel.ms, span_ms),
+def _row(kernel: Kernel, found: Profile) -> Sequence[str]:
+    start, share = [kernel.name, str(kernel.calls), significant(kernel.ms)], _share(kernel.added_ms, found.span_ms)
+    if not found.on_device:
+        return [*start, share]
+    return [
+        *start,
+        significant(kernel.added_ms),
+        share,
         significant(kernel.gap_ms * 1e3, 2),
         "x".join(map(str, kernel.grid or ())) or "-",
         _known(kernel.threads),
         _known(kernel.registers),
         "-" if kernel.shared_bytes is None else f"{kernel.shared_bytes / 1024:.3g}",
-        held,
+        "-" if kernel.programs is None else f"{kernel.programs} ({kernel.limit})",
         _rate(kernel.bytes, kernel.ms, 1e6),
         _rate(kernel.flops, kernel.ms, 1e9),
-    )
+    ]
 
 
 def _share(ms: float, of_ms: float) -> str:
@@ -151,18 +154,14 @@ def draw_profiles(run: Run) -> Figure:
 
 
 def _pieces(found: Profile) -> dict[str, float]:
-    """Milliseconds by kernel in the order of their starts, then of what is too little to draw, then idle.
-
-    Kernels that overlap are longer together than the call; each is drawn with its share of it.
-    """
-    idle = max(0.0, found.span_ms - found.busy_ms)
+    """Milliseconds that kernels add, in the order of their starts, then of what is too little to draw, then idle."""
     times = found.by_name()
-    total = sum(times.values())
     drawn = {name: ms for name, ms in times.items() if ms >= _LEAST_DRAWN * found.span_ms}
-    pieces = drawn | {_OTHERS: total - sum(drawn.values())}
-    scale = min(1.0, found.busy_ms / total) if total else 1.0
-    rest = {_IDLE if found.on_device else _OUTSIDE: idle} if idle else {}
-    return {name: ms * scale for name, ms in pieces.items() if ms > 0} | rest
+    rest = {
+        _OTHERS: sum(times.values()) - sum(drawn.values()),
+        _IDLE if found.on_device else _OUTSIDE: found.span_ms - found.busy_ms,
+    }
+    return drawn | {name: ms for name, ms in rest.items() if ms > 0}
 
 
 def _choose_colours(bars: Mapping[Cell, Mapping[str, float]]) -> dict[str, dict[str, Any]]:

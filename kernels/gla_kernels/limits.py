@@ -11,6 +11,8 @@ SHORT_TOKENS = 12
 # Bytes of shared memory that a program may have on an H100, and the least on which two stages of any tile fit (A100).
 SHARED_BYTES = 227 * 1024
 LARGE_SHARED_BYTES = 163 * 1024
+# What AMD's programs may have: the backward without gates takes 80 KiB in chunks of 128.
+SMALL_SHARED_BYTES = 64 * 1024
 # Head dims of the narrow Hopper kernels: tiles have 64 columns, and rows are copied in 16-byte units.
 NARROW_HEAD_DIMS = (16, 32, 48, 64)
 # Head dims of the wide Hopper kernels are multiples of this, for the same 16-byte units.
@@ -45,7 +47,7 @@ def fitting_chunks(K: int, operand_bytes: int, shared_bytes: int = SHARED_BYTES)
     `operand_bytes` is 2 for bfloat16 inputs and 4 for float16 and float32, whose products use float32 operands.
     """
     if operand_bytes == 2:
-        largest = 128 if padded(K) <= 64 else 64
+        largest = 128 if padded(K) <= 64 and shared_bytes > SMALL_SHARED_BYTES else 64
     else:
         largest = 64 if shared_bytes >= LARGE_SHARED_BYTES else 32
     return tuple(size for size in CHUNK_SIZES if size <= largest)

@@ -68,6 +68,7 @@ def test_kernels_of_a_call_are_those_that_it_launched():
         ("forward", 1, (64, 1, 1)), ("backward", 2, (132, 1, 1)), ("backward", 1, (8, 1, 1))
     ]  # fmt: skip
     assert [kernel.ms for kernel in found.kernels] == pytest.approx([0.03, 0.065, 0.01])
+    assert [kernel.added_ms for kernel in found.kernels] == pytest.approx([0.03, 0.06, 0.01])
     assert [kernel.gap_ms for kernel in found.kernels] == pytest.approx([0.0, 0.01, 0.0])
     first = found.kernels[0]
     assert (first.threads, first.registers, first.shared_bytes) == (256, 168, 40960)
@@ -117,8 +118,8 @@ def test_a_profile_of_a_gpu_as_a_table():
     found = with_occupancy(profile_of(trace_of(KERNELS)).with_work({"forward": Work(10**8, 3 * 10**9)}), "90")
     head, rows = profile_table(found)
     assert dict(zip(head, rows[0], strict=True)) == {
-        "kernel": "forward", "calls": "1", "ms": "0.03", "share": "27.3%", "idle before, us": "0", "grid": "64x1x1",
-        "threads": "256", "registers": "168", "shared, KiB": "40", "programs per SM": "1 (registers)", "GB/s": "3330",
+        "kernel": "forward", "calls": "1", "ms": "0.03", "adds, ms": "0.03", "share": "27.3%", "idle before, us": "0",
+        "grid": "64x1x1", "threads": "256", "registers": "168", "shared, KiB": "40", "programs per SM": "1 (registers)", "GB/s": "3330",
         "TFLOP/s": "100",
     }  # fmt: skip
     assert [row[0] for row in rows] == ["forward", "backward", "backward"]
@@ -126,7 +127,7 @@ def test_a_profile_of_a_gpu_as_a_table():
 
 def test_kernels_of_little_time_are_one_row_unless_asked_for():
     found = profile_of(trace_of([*KERNELS, ("tiny", 120.0, 0.2, 1), ("small", 121.0, 0.3, 1)]))
-    assert profile_table(found)[1][-1][:4] == ["2 others", "2", "0.0005", "0.4%"]
+    assert profile_table(found)[1][-1][:5] == ["2 others", "2", "0.0005", "0.0005", "0.4%"]
     assert [row[0] for row in profile_table(found, all_kernels=True)[1]][-2:] == ["tiny", "small"]
 
 
@@ -167,7 +168,7 @@ def test_two_profiles_are_shown_side_by_side(capsys):
     _show_beside(profile_of(trace_of(KERNELS)), profile_of(trace_of([*slower, ("new", 200.0, 10.0, 1)])))
     rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
     assert [[word.strip() for word in row] for row in rows] == [
-        ["backward", "0.075", "0.13", "x1.73"],
+        ["backward", "0.07", "0.08", "x1.14"],
         ["forward", "0.03", "0.06", "x2"],
         ["new", "-", "0.01", "-"],
         ["all, from the first start to the last end", "0.11", "0.21", "x1.91"],

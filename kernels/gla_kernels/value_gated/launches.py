@@ -17,7 +17,7 @@ from gla_kernels.value_gated.states import value_gated_states
 # large a kernel wrong descriptors (kernels/NOTES.md, "Faults of the compiler").
 CHUNK = 32
 _WARPS = 4
-_STAGES = 2
+_STAGES = 3
 _COLUMNS = 64
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
