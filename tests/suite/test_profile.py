@@ -119,8 +119,8 @@ def test_a_profile_of_a_gpu_as_a_table():
     head, rows = profile_table(found)
     assert dict(zip(head, rows[0], strict=True)) == {
         "kernel": "forward", "calls": "1", "ms": "0.03", "adds, ms": "0.03", "share": "27.3%", "idle before, us": "0",
-        "grid": "64x1x1", "threads": "256", "registers": "168", "shared, KiB": "40", "programs per SM": "1 (registers)", "GB/s": "3330",
-        "TFLOP/s": "100",
+        "grid": "64x1x1", "threads": "256", "registers": "168", "shared, KiB": "40",
+        "programs per SM": "1 (registers)", "GB/s": "3330", "TFLOP/s": "100",
     }  # fmt: skip
     assert [row[0] for row in rows] == ["forward", "backward", "backward"]
 
