@@ -52,6 +52,14 @@ class Counts:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Part:
+    """A variant of a call that does one part of its work alone: what it executes and moves, if known."""
+
+    call: Callable[[], object]
+    counts: Counts | None = None
+
+
 class Backend(ABC):
     """One implementation of one op. Subclasses are cheap to import: heavy imports belong in `bind`.
 
@@ -74,6 +82,8 @@ class Backend(ABC):
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32", "fp64"})
     # The parameters of its op that are features (`packed`, `state`) and that it has.
     features: ClassVar[frozenset[str]] = frozenset()
+    # Whether `parts` gives any.
+    has_parts: ClassVar[bool] = False
 
     def unavailable(self, device: str) -> str | None:
         """One sentence that says why the backend cannot run on this machine and what to do; None if it can."""
@@ -104,6 +114,10 @@ class Backend(ABC):
     def kernel_bytes(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, int] | None:  # noqa: ARG002
         """Bytes that each kernel of the cell's pass reads and writes at the least, by its name; None if unknown."""
         return None
+
+    def parts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:  # noqa: ARG002
+        """Parts of the cell's forward by name, for profiles: what one kernel does together, and how long each takes."""
+        return {}
 
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:  # noqa: ARG002
         """How the implementation launches the cell (kernels, tile sizes), in one line; None if unknown."""

@@ -1,6 +1,7 @@
 """The common part of `speed`, `chunk-sweep` and `run`: measure a sweep and show it, or list what would be measured."""
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -18,6 +19,7 @@ from glabench.cli.output import (
 from glabench.errors import ExitCode, NothingToRunError, UsageError, count_of
 from glabench.records import FAILED, Run, RunFolder
 from glabench.records.metrics import choose_metrics, known, parse_metrics, significant
+from glabench.report.choice import CHUNK, recommend
 from glabench.report.series import rows_of_runs
 from glabench.report.tables import render_tables
 from glabench.report.write import write_report
@@ -25,10 +27,14 @@ from glabench.scheduling.plan import Plan, describe_totals, estimate_cells
 from glabench.scheduling.runs import measure_run, plan_rest, resume_run
 
 
-def measure(sweep: str, options: SweepOptions, folder: Path | None = None, sweep_on_cpu: str | None = None) -> None:
+def measure(
+    sweep: str, options: SweepOptions, folder: Path | None = None, sweep_on_cpu: str | None = None,
+    then: Callable[[Run, Messages], Run] = lambda run, _: run,
+) -> None:  # fmt: skip
     """Measures a sweep, changed by the options, and shows it. Exits with code 4 if a cell failed.
 
-    `folder` is the run to continue, with --resume or --retry-failed. Raises UsageError and NothingToRunError.
+    `folder` is the run to continue, with --resume or --retry-failed; `then` adds to the run before it is shown. Raises
+    UsageError and NothingToRunError.
     """
     check_targets({"--json": options.json_to, "--csv": options.csv_to})
     parse_metrics(options.metric)  # finds mistakes before anything is measured
@@ -43,9 +49,10 @@ def measure(sweep: str, options: SweepOptions, folder: Path | None = None, sweep
         rest = plan_rest(request, folder or options.out, options.retry_failed) if is_resuming else request.plan()
         _list_cells(rest, options)
     elif is_resuming:
-        _show(resume_run(request, folder or options.out, messages, options.retry_failed), options, messages)
+        run = resume_run(request, folder or options.out, messages, options.retry_failed)
+        _show(then(run, messages), options, messages)
     else:
-        _show(measure_run(request, options.out, messages), options, messages)
+        _show(then(measure_run(request, options.out, messages), messages), options, messages)
 
 
 def _list_cells(plan: Plan, options: SweepOptions) -> None:
@@ -88,6 +95,8 @@ def _show(run: Run, options: SweepOptions, messages: Messages) -> None:
         console = data_console()
         for table in render_tables([run], metrics, console.width):
             console.print(table)
+        for line in recommend(run) if run.sweep.x == CHUNK else ():
+            print(line)
     messages.say(f"report: {paths[1]}  figure: {paths[2]}")
     if any(record.status in FAILED for record in run.records):
         raise typer.Exit(ExitCode.CELL_FAILED)

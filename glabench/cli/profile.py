@@ -18,7 +18,7 @@ from glabench.records.profile import Profile
 from glabench.report.profiles import describe_profile, profile_table
 from glabench.report.series import rows_of_runs
 from glabench.report.write import write_report
-from glabench.scheduling.plan import Plan
+from glabench.scheduling.plan import Place, Plan
 from glabench.scheduling.revisions import checked_out, parse_range, repository_of, worker_variables
 from glabench.scheduling.runs import Request as RunRequest
 from glabench.scheduling.runs import measure_run
@@ -30,7 +30,8 @@ _AXES: Mapping[str, str] = {"seqlen": "2k", "batch": "8", "dtype": "bf16", "pass
 _ON_CPU: Mapping[str, str] = {"seqlen": "256", "batch": "1", "dtype": "fp32"}
 _WIDTH = "1024"
 _SIZES = {"width", "heads", "head_dim", "key_dim", "value_dim", "inner", "state_size"}
-_TIMED = ("ok", "inaccurate", "suspicious")
+# Statuses of cells that can be profiled.
+TIMED = ("ok", "inaccurate", "suspicious")
 
 
 @dataclass(frozen=True)
@@ -132,15 +133,11 @@ def _profile_record(
 ) -> bool:
     """Profiles a measured cell and shows it; whether that worked. What did not is said."""
     cell = record.cell
-    if record.status not in _TIMED:
+    if record.status not in TIMED:
         shown.messages.say(f"{cell}: {record.status}: {record.reason}")
         return record.status == "unsupported"
-    request = Request(
-        cell, plan.place.device, plan.place.plugins, trace_to=_text(trace and trace.resolve()),
-        memory_to=_text(memory and memory.resolve()),
-    )  # fmt: skip
     try:
-        found = profile_cell(request, _variables(plan, cell), plan.settings.cell_timeout_s)
+        found = profile_of_cell(cell, plan.place, plan.settings.cell_timeout_s, trace, memory)
     except GlabenchError as problem:
         shown.messages.say(f"error: {problem}")
         return False
@@ -154,6 +151,17 @@ def _profile_record(
             for line in describe_profile(found, record):
                 print(line)
     return True
+
+
+def profile_of_cell(
+    cell: Cell, place: Place, timeout_s: float, trace: Path | None = None, memory: Path | None = None
+) -> Profile:
+    """The profile of a cell, made in a process of its own. Raises GlabenchError if that fails."""
+    request = Request(
+        cell, place.device, place.plugins, trace_to=_text(trace and trace.resolve()),
+        memory_to=_text(memory and memory.resolve()),
+    )  # fmt: skip
+    return profile_cell(request, _variables(place, cell), timeout_s)
 
 
 def _earlier(before: Mapping[Cell, Profile], cell: Cell) -> Profile | None:
@@ -179,7 +187,7 @@ def _compare_revisions(plan: Plan, rev: str, json_to: str | None, shown: _Shown)
 def _of_revisions(repository: Path, names: Sequence[str], request: Request, plan: Plan) -> Iterator[Profile]:
     for name in names:
         with checked_out(repository, name) as tree:
-            variables = {**_variables(plan, request.cell), **worker_variables(tree)}
+            variables = {**_variables(plan.place, request.cell), **worker_variables(tree)}
             yield profile_cell(request, variables, plan.settings.cell_timeout_s)
 
 
@@ -201,8 +209,8 @@ def _as_json(cell: Cell, found: Profile, record: Record) -> Mapping[str, object]
     return {"cell": cell.to_json(), "time_ms": record.time_ms, "status": record.status, **found.to_json()}
 
 
-def _variables(plan: Plan, cell: Cell) -> Mapping[str, str]:
-    return variables_with(plan.place.sites.get(cell.backend), {})
+def _variables(place: Place, cell: Cell) -> Mapping[str, str]:
+    return variables_with(place.sites.get(cell.backend), {})
 
 
 def _text(path: Path | None) -> str | None:

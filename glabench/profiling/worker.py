@@ -10,10 +10,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from glabench.backends import base as backend_parts
 from glabench.backends import load_registry
 from glabench.backends.base import refusal
 from glabench.errors import GlabenchError
@@ -23,7 +25,7 @@ from glabench.measure.workload import Steps, steps_of
 from glabench.profiling.profile import CALL, profile_of, with_occupancy
 from glabench.profiling.request import Request
 from glabench.profiling.trace import load_trace
-from glabench.records.profile import Profile, Work
+from glabench.records.profile import Part, Profile, Work
 
 # Calls before the profiler starts, and under it before the first one that counts: it may lose what comes first.
 _CALLS_BEFORE, _CALLS_UNCOUNTED = 5, 2
@@ -141,9 +143,16 @@ def _profile(request: Request) -> Profile:
         for name, size in (backend.kernel_bytes(dict(workload.inputs), cell.copy()) or {}).items()
     }
     trace_to = None if request.trace_to is None else Path(request.trace_to)
-    return with_occupancy(profile_steps(steps, request.device, request.calls, trace_to), _arch(request)).with_work(
-        known
-    )
+    found = profile_steps(steps, request.device, request.calls, trace_to)
+    parts = backend.parts(dict(workload.inputs), cell.copy())
+    timed = tuple(_profile_part(name, part, request) for name, part in parts.items())
+    return replace(with_occupancy(found, _arch(request)).with_work(known), parts=timed)
+
+
+def _profile_part(name: str, part: backend_parts.Part, request: Request) -> Part:
+    found = profile_steps(Steps(None, part.call, None), request.device, request.calls, None)
+    counts = part.counts
+    return Part(name, found.span_ms, *((None, None) if counts is None else (counts.bytes, counts.flops)))
 
 
 def _arch(request: Request) -> str:

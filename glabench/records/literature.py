@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from glabench.plain import read_as
 
@@ -35,9 +36,30 @@ class Published:
         return {x: own / base for x, (own, base) in zip(self.at, times, strict=True)}
 
 
+@dataclass(frozen=True)
+class Stack:
+    """Times of a forward's parts by x, in milliseconds, from one figure."""
+
+    source: str
+    device: str
+    name: str
+    x: str
+    cell: dict[str, str | int]
+    at: list[int]
+    parts: dict[str, list[float]]
+
+
 @cache
 def published_series() -> tuple[Published, ...]:
     """All series of the file."""
-    text = files(__package__).joinpath("literature.toml").read_text(encoding="utf-8")
-    known = tomllib.loads(text)["series"]
-    return tuple(read_as(Published, {**one, "pass_": one["pass"]}) for one in known)
+    return tuple(read_as(Published, {**one, "pass_": one["pass"]}) for one in _file()["series"])
+
+
+@cache
+def published_stacks() -> tuple[Stack, ...]:
+    """All stacks of the file."""
+    return tuple(read_as(Stack, one) for one in _file()["stack"])
+
+
+def _file() -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath("literature.toml").read_text(encoding="utf-8"))

@@ -47,6 +47,19 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A variant of a forward that does one part of its work alone, from its first kernel's start to its last one's end.
+
+    `bytes` and `flops`: what it moves and executes, if known.
+    """
+
+    name: Name
+    ms: Number
+    bytes: Whole | None = None
+    flops: Whole | None = None
+
+
+@dataclass(frozen=True)
 class Host:
     """What the host does during a call, in milliseconds; profiling makes it longer.
 
@@ -66,7 +79,10 @@ class Host:
 
 @dataclass(frozen=True)
 class Profile:
-    """Medians over some calls. `span_ms`: from the first start to the last end, of which `busy_ms` some kernel runs."""
+    """Medians over some calls. `span_ms`: from the first start to the last end, of which `busy_ms` some kernel runs.
+
+    `parts`: what parts of the work take alone. Together they may be longer, as each reads and writes tensors anew.
+    """
 
     calls: Count
     span_ms: Number
@@ -74,6 +90,7 @@ class Profile:
     kernels: tuple[Kernel, ...]
     host: Host
     on_device: bool
+    parts: tuple[Part, ...] = ()
 
     def by_name(self) -> dict[str, float]:
         """`added_ms` by name, of all grids of a kernel together."""

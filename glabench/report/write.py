@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glabench.errors import UsageError, printable
 from glabench.records import Run
 from glabench.records.metrics import USUAL, Metric
+from glabench.report.choice import CHUNK, recommend
 from glabench.report.describe import settings_of, surroundings_of, title_of
 from glabench.report.figures import check_figure, draw, explain_figure, save_figure
 from glabench.report.grid import escape
+from glabench.report.parts import bars_of, draw_parts, parts_markdown
 from glabench.report.profiles import draw_profiles, profiles_markdown
 from glabench.report.series import View, check_metrics, make_view, name_runs
 from glabench.report.tables import make_markdown
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 _WRITTEN = ("records.csv", "report.md", "figure.png", "figure.svg")
-# If the run has profiles.
-_PROFILE = "profile.png"
+# If the run has profiles, and if these have parts.
+_PROFILE, _PARTS = "profile.png", "parts.png"
 # The metrics that a figure shows by default.
 _DRAWN = ("time", "host", "peak")
 # What a formula begins with in spreadsheets. Text of records holds no tabs or line ends, which may come before.
@@ -33,7 +36,7 @@ def write_report(
 ) -> list[Path]:
     """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into a folder. Returns the paths of all files.
 
-    With one run that has profiles, their tables are in the page too, and their figure in `profile.png`.
+    If there is one run and it has profiles, these are in the page too, and in `profile.png` and `parts.png`.
 
     `against` is the backend that ratios refer to; None stands for that of the first run's sweep. `figure` is one more
     file for the figure. Raises UsageError, before anything is written, if no record has any of the metrics, or if a
@@ -44,9 +47,8 @@ def write_report(
         check_figure(figure)
     folder.mkdir(parents=True, exist_ok=True)
     csv, page, *figures = paths = [folder / name for name in _WRITTEN]
-    profiled = runs[0] if len(runs) == 1 and runs[0].profiles else None
-    extra = [folder / _PROFILE] if profiled is not None else []
-    _make_way([*paths, *extra])
+    extra = _drawn_of_profiles(runs)
+    _make_way([*paths, *(folder / name for name in extra)])
     view = make_view(runs)
     drawn = choose_drawn(metrics)
     csv.write_text(to_csv(to_frame(runs)), encoding="utf-8")
@@ -54,9 +56,17 @@ def write_report(
     made, more = draw(view, drawn), [figure] if figure is not None else []
     for path in (*figures, *more):
         save_figure(made, path)
-    if profiled is not None:
-        save_figure(draw_profiles(profiled), *extra)
-    return [*paths, *extra, *more]
+    for name, drawing in extra.items():
+        save_figure(drawing(runs[0]), folder / name)
+    return [*paths, *(folder / name for name in extra), *more]
+
+
+def _drawn_of_profiles(runs: Sequence[Run]) -> Mapping[str, Callable[[Run], Figure]]:
+    """The figures of a single run's profiles, by their files' names."""
+    if len(runs) > 1 or not runs[0].profiles:
+        return {}
+    figures = {_PROFILE: draw_profiles, _PARTS: draw_parts}
+    return figures if bars_of(runs[0]) else {_PROFILE: draw_profiles}
 
 
 def _make_way(paths: Sequence[Path]) -> None:
@@ -116,6 +126,8 @@ def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], ag
     figure = f"![{', '.join(metric.title for metric in drawn)}](figure.png)"
     caption = f"*{printable(title_of(view.runs))}. {explain_figure(view, drawn)}*"
     tables = make_markdown(view, metrics, against)
-    profiles = profiles_markdown(view.runs[0]) if len(view.runs) == 1 else ""
-    parts = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, tables, profiles]
+    of_profiles = [parts_markdown, profiles_markdown] if len(view.runs) == 1 else []
+    profiles = [section(view.runs[0]) for section in of_profiles]
+    choice = [line for run in view.runs if run.sweep.x == CHUNK for line in recommend(run)]
+    parts = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, *choice, tables, *profiles]
     return "\n\n".join(filter(None, parts))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.backends.base import Backend, Counts, Requirement
+from glabench.backends.base import Backend, Counts, Part, Requirement
 from glabench.backends.papers import TARGETS
 from glabench.ops import BYTES, GLA, GLA_BOTH, LINEAR
 from glabench.ops.base import wide
@@ -141,6 +141,7 @@ class _TwoLevel(_InTriton):
     """`two_level.two_level_gla`, with the states of all chunks in memory. The paper's chunks have 64 tokens."""
 
     parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK,)
+    has_parts = True
 
     def limits(self, cell: Cell) -> str | None:
         K, V = cell.sizes("key_dim", "value_dim")
@@ -180,10 +181,39 @@ class _TwoLevel(_InTriton):
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from glabench.backends.papers.two_level import two_level_gla
 
-        q, k, v, g = (inputs.get(name) for name in ("q", "k", "v", "g"))
-        assert q is not None and k is not None and v is not None  # noqa: PT018 - every op with heads has them
+        q, k, v = (inputs[name] for name in ("q", "k", "v"))
         C, c = self.chunks(cell)
-        return lambda: two_level_gla(q, k, v, g, C, c)
+        return lambda: two_level_gla(q, k, v, inputs.get("g"), C, c)
+
+    def parts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
+        """Of a forward: within chunks, across them, and with gates their sums. Each of the first two writes an o."""
+        from glabench.backends.papers.two_level import across_chunks, chunk_sums, within_chunks
+
+        if cell.has_backward:
+            return {}
+        q, k, v = (inputs[name].detach() for name in ("q", "k", "v"))
+        C, c = self.chunks(cell)
+        g = inputs["g"].detach() if "g" in inputs else None
+        b = None if g is None else chunk_sums(g, C)
+        within, across, sums = self._counts_of_parts(cell)
+        found = {
+            "within chunks": Part(lambda: within_chunks(q, k, v, b, C, c), within),
+            "across chunks": Part(lambda: across_chunks(q, k, v, b, C, c), across),
+        }
+        return found if g is None else found | {"sums of gates": Part(lambda: chunk_sums(g, C), sums)}
+
+    def _counts_of_parts(self, cell: Cell) -> tuple[Counts, Counts, Counts]:
+        """Of a forward within chunks, across them and for the sums: each tensor once, scores and states twice."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        C, c = self.chunks(cell)
+        rows, size, of_gates = min(C, 64), BYTES[cell.dtype], BYTES[wide(cell)] * K * (self.op == "gla")
+        own = c if self.op == "gla" else rows
+        tokens = cell.tokens * H
+        pairs = (C + rows) * V + (C - own) * K + (4 if self.op == "gla" else 2) * own * K
+        inputs = (2 * K + 2 * V) * size + of_gates
+        within = Counts(tokens * pairs, tokens * (inputs + 2 * C * size))
+        across = Counts(tokens * 4 * K * V, int(tokens * (inputs + of_gates + 2 * K * V / C * size)))
+        return within, across, Counts(tokens * K, 2 * tokens * of_gates)
 
 
 class GlaTwoLevel(_TwoLevel):

@@ -116,23 +116,27 @@ def _scores(
 @triton.jit
 def _outputs(
     q, v, b, states, scores, o, scale, T, H, C: tl.constexpr, R: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BV: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+    BV: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr, WITHIN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """R rows and BV columns of o."""
+    """R rows and BV columns of o; of what passes within chunks, across chunks, or both."""
     i, bh = tl.program_id(0), tl.program_id(2).to(tl.int64)
     first, n = bh // H * T * H + bh % H, i * R // C
     steps, cols, vals = tl.arange(0, R), tl.arange(0, K), tl.program_id(1) * BV + tl.arange(0, BV)
     rows = i * R + steps
-    of_q = _rows(q, first + rows * H, cols, K).to(tl.float32) * scale
-    if GATED:
-        of_q *= tl.exp(_rows(b, first + rows * H, cols, K))
-    state = tl.load(states + ((bh * (T // C) + n) * K + cols[:, None]) * V + vals[None, :])
-    out = tl.dot(of_q.to(state.dtype), state, input_precision=PRECISION)
-    for j in range(n * C // R, i + 1):
-        at = j * R + steps
-        part = tl.load(scores + (bh * T + rows[:, None]) * C + (at - n * C)[None, :])
-        part = tl.where(rows[:, None] >= at[None, :], part, 0.0).to(part.dtype)
-        out = tl.dot(part, _rows(v, first + at * H, vals, V), out, input_precision=PRECISION)
+    if ACROSS:
+        of_q = _rows(q, first + rows * H, cols, K).to(tl.float32) * scale
+        if GATED:
+            of_q *= tl.exp(_rows(b, first + rows * H, cols, K))
+        state = tl.load(states + ((bh * (T // C) + n) * K + cols[:, None]) * V + vals[None, :])
+        out = tl.dot(of_q.to(state.dtype), state, input_precision=PRECISION)
+    else:
+        out = tl.zeros([R, BV], dtype=tl.float32)
+    if WITHIN:
+        for j in range(n * C // R, i + 1):
+            at = j * R + steps
+            part = tl.load(scores + (bh * T + rows[:, None]) * C + (at - n * C)[None, :])
+            part = tl.where(rows[:, None] >= at[None, :], part, 0.0).to(part.dtype)
+            out = tl.dot(part, _rows(v, first + at * H, vals, V), out, input_precision=PRECISION)
     tl.store(o + (first + rows * H)[:, None] * V + vals[None, :], out.to(o.dtype.element_ty))
 
 
@@ -304,15 +308,24 @@ class _Plan:
         self.launch(_scores, (self.T // self.subchunk, self.B * self.H), q, k, b, scores, R=self.subchunk)
         return scores
 
+    def run_outputs(
+        self, q: Tensor, v: Tensor, b: Tensor | None, states: Tensor | None, scores: Tensor | None
+    ) -> Tensor:
+        """o; without states what passes within chunks alone, without scores what passes across them."""
+        o = torch.empty_like(v)
+        grid = (self.T // self.rows, self.V // self.BV, self.B * self.H)
+        parts = {"WITHIN": scores is not None, "ACROSS": states is not None}
+        self.launch(_outputs, grid, q, v, b, states, scores, o, **parts)
+        return o
+
 
 class _TwoLevel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, C: int, c: int) -> Tensor:
         plan = _Plan(q, v, C, c, g is not None)
         b = None if g is None else chunk_sums(g, C)
-        states, scores, o = plan.run_states(k, v, b, reverse=False), plan.run_scores(q, k, b), torch.empty_like(v)
-        grid = (plan.T // plan.rows, plan.V // plan.BV, plan.B * plan.H)
-        plan.launch(_outputs, grid, q, v, b, states, scores, o)
+        states, scores = plan.run_states(k, v, b, reverse=False), plan.run_scores(q, k, b)
+        o = plan.run_outputs(q, v, b, states, scores)
         ctx.save_for_backward(q, k, v, b, states, scores)
         ctx.plan = plan
         return o
@@ -355,3 +368,15 @@ def two_level_gla(
     """
     o: Tensor = _TwoLevel.apply(q, k, v, g, chunk, subchunk)  # type: ignore[no-untyped-call]
     return o
+
+
+def within_chunks(q: Tensor, k: Tensor, v: Tensor, b: Tensor | None, chunk: int, subchunk: int) -> Tensor:
+    """The part of o that does not pass through states: scores, and their product with v. b: `chunk_sums`."""
+    plan = _Plan(q, v, chunk, subchunk, b is not None)
+    return plan.run_outputs(q, v, b, None, plan.run_scores(q, k, b))
+
+
+def across_chunks(q: Tensor, k: Tensor, v: Tensor, b: Tensor | None, chunk: int, subchunk: int) -> Tensor:
+    """The part of o that passes through states: these, and their product with q. b: `chunk_sums`."""
+    plan = _Plan(q, v, chunk, subchunk, b is not None)
+    return plan.run_outputs(q, v, b, plan.run_states(k, v, b, reverse=False), None)

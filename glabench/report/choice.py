@@ -1,0 +1,53 @@
+"""Which chunk size to take, and what to keep for the backward: the fastest, what it gains and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from glabench.records import Run
+from glabench.records.metrics import significant
+from glabench.report.series import Row, name_values, rows_of_runs
+from glabench.report.tables import PASS_TITLES
+
+CHUNK = "chunk"
+# The axes that are chosen.
+_CHOSEN = (CHUNK, "subchunk", "materialize")
+
+
+def recommend(run: Run) -> list[str]:
+    """A sentence or two per pass, backend and size of which the run has several choices."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows_of_runs([run]):
+        names = [name for name in row["parameters"].split(",") if name and name not in _CHOSEN]
+        sizes = tuple((name, row.get(name)) for name in ("batch", "seqlen", "dtype", *names))
+        if row["status"] == "ok" and row.get(CHUNK) is not None:
+            groups.setdefault((row["pass"], row["backend"], sizes), []).append(row)
+    return [" ".join(_sentences(own)) for own in groups.values() if len({row[CHUNK] for row in own}) > 1]
+
+
+def _sentences(rows: Sequence[Row]) -> Iterator[str]:
+    by_time = sorted(rows, key=lambda row: row["time_ms"])
+    best, last = by_time[0], by_time[-1]
+    slower = last["time_ms"] / best["time_ms"]
+    yield (
+        f"{PASS_TITLES[best['pass']]}, {best['backend']}: the fastest is {_name(best)}, "
+        f"{significant(best['time_ms'])} ms{_memory(best)}, {significant(slower, 2)} times as fast as {_name(last)}."
+    )
+    least = min(by_time, key=lambda row: _peak(row) or 0.0)  # of several the fastest
+    if (_peak(least) or 0.0) < (_peak(best) or 0.0):
+        longer = least["time_ms"] / best["time_ms"]
+        yield f"The least memory takes {_name(least)}:{_memory(least)[1:]}, in {significant(longer)} times the time."
+
+
+def _name(row: Row) -> str:
+    return " ".join(name_values({name: row.get(name) for name in _CHOSEN if row.get(name) is not None}))
+
+
+def _peak(row: Row) -> float | None:
+    peak: float | None = row.get("peak_mib")
+    return peak
+
+
+def _memory(row: Row) -> str:
+    peak = _peak(row)
+    return "" if peak is None else f", {significant(peak)} MiB above the inputs"

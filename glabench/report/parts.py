@@ -1,0 +1,157 @@
+"""The parts of forwards by chunk size, as stacked bars: within chunks, across them, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from glabench.records import Run
+from glabench.records.literature import Stack, published_stacks
+from glabench.records.metrics import significant
+from glabench.report.choice import CHUNK
+from glabench.report.describe import surroundings_of
+from glabench.report.grid import Grid
+from glabench.report.series import describe_shape, rows_of_runs
+from glabench.sweeps.model import Cell
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Inches: a panel, and what is above and below.
+_PANEL, _HEIGHT = 3.4, 3.9
+_SMALL_PRINT = 8.5
+_COLOURS = {"within chunks": "#4878CF", "across chunks": "#EE854A"}
+_OTHER_COLOURS = ("#6ACC64", "#956CB4", "#D5BB67", "#82C6E2")
+_PLAIN_TEXT: Any = {"text.parse_math": False}
+_EXPLAINED = (
+    "Parts are variants of the forward that leave the others out. Each reads and writes its tensors anew, so together "
+    "they take longer than the whole call, which is the black line. Numbers above bars are milliseconds. A bar is as "
+    "high as its sum over that of the best chunk."
+)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Stacked bars of one panel: by x the parts' milliseconds and, if known, those of the whole call."""
+
+    title: str
+    parts: Mapping[Any, Mapping[str, float]]
+    whole: Mapping[Any, float]
+
+    @property
+    def best_ms(self) -> float:
+        """The least sum of parts."""
+        return min(sum(own.values()) for own in self.parts.values())
+
+
+def bars_of(run: Run) -> list[Bars]:
+    """A panel per backend whose profiles have parts, and a published one of the same sizes, if there is any."""
+    cells: dict[str, list[Cell]] = {}
+    for cell, found in run.profiles.items():
+        if found.parts and cell.get(CHUNK) is not None:
+            cells.setdefault(cell.backend, []).append(cell)
+    panels = []
+    for backend, own in cells.items():
+        parts = {cell.get(CHUNK): {each.name: each.ms for each in run.profiles[cell].parts} for cell in own}
+        if len(parts) == len(own) > 1:
+            panels.append(Bars(backend, parts, {cell.get(CHUNK): run.profiles[cell].span_ms for cell in own}))
+    published = [one for one in published_stacks() if any(_fits(cell, one) for own in cells.values() for cell in own)]
+    return [*panels, *map(_of_stack, published)] if panels else []
+
+
+def _fits(cell: Cell, stack: Stack) -> bool:
+    return stack.x == CHUNK and all(cell.to_json().get(name) == value for name, value in stack.cell.items())
+
+
+def _of_stack(one: Stack) -> Bars:
+    parts = {x: {name: times[i] for name, times in one.parts.items()} for i, x in enumerate(one.at)}
+    return Bars(f"published: {one.source} ({one.device})", parts, {})
+
+
+def parts_markdown(run: Run) -> str:
+    """A section with a table per backend; empty if no profile has parts."""
+    panels = bars_of(run)
+    if not panels:
+        return ""
+    tables = [_table(run, each).to_markdown().rstrip("\n") for each in panels]
+    return "\n\n".join(["## Within chunks and across them", "![parts of a forward](parts.png)", _EXPLAINED, *tables])
+
+
+def _table(run: Run, bars: Bars) -> Grid:
+    """Milliseconds, and for our own measurements bytes and operations per second of each part."""
+    names = _names([bars])
+    here = {cell.get(CHUNK): found for cell, found in run.profiles.items() if cell.backend == bars.title}
+    rates = bool(bars.whole)
+    head = [CHUNK, *(f"{name}, ms" for name in names), "sum, ms", *(["whole, ms"] if rates else [])]
+    head += [f"{name}, {unit}" for name in names for unit in ("GB/s", "TFLOP/s")] if rates else []
+    rows = []
+    for x, own in bars.parts.items():
+        row = [str(x), *(significant(own[name]) if name in own else "-" for name in names)]
+        row.append(significant(sum(own.values())))
+        if rates:
+            row.append(significant(bars.whole[x]))
+            known = {part.name: part for part in here[x].parts}
+            for name in names:
+                part = known.get(name)
+                amounts = (None, None) if part is None else (part.bytes, part.flops)
+                units = zip(amounts, (1e6, 1e9), strict=True)
+                row += ["-" if not n or part is None else significant(n / part.ms / unit) for n, unit in units]
+        rows.append(row)
+    return Grid(bars.title, "", head, rows)
+
+
+def _names(panels: Sequence[Bars]) -> list[str]:
+    found = dict.fromkeys(name for each in panels for own in each.parts.values() for name in own)
+    return sorted(found, key=lambda name: list(_COLOURS).index(name) if name in _COLOURS else len(_COLOURS))
+
+
+def draw_parts(run: Run) -> Figure:
+    """A panel per backend and published series. The run has some, see `bars_of`."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    panels = bars_of(run)
+    names = _names(panels)
+    others = [name for name in names if name not in _COLOURS]
+    colours = _COLOURS | dict(zip(others, _OTHER_COLOURS * (1 + len(others)), strict=False))
+    with mpl.rc_context(_PLAIN_TEXT):
+        figure = Figure(figsize=(max(2, len(panels)) * _PANEL, _HEIGHT), layout="constrained", dpi=160)
+        figure.suptitle("The parts of a forward, by chunk size", x=0.01, ha="left", fontsize=12, fontweight="bold")
+        all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, bars in zip(all_axes, panels, strict=True):
+            _draw_panel(axes, bars, colours)
+        all_axes[0].set_ylabel("time over the best sum")
+        cells = {str(cell) for cell, found in run.profiles.items() if found.parts}
+        rows = [row for row in rows_of_runs([run]) if row["cell"] in cells]
+        about = "\n".join([describe_shape(rows, CHUNK), *surroundings_of([run])])
+        figure.supxlabel(about, x=0.01, ha="left", fontsize=_SMALL_PRINT - 1, color="#444444")
+        handles: list[Any] = [mpl.patches.Patch(label=name, facecolor=colours[name]) for name in names]
+        handles.append(mpl.lines.Line2D([], [], color="black", label="whole call"))
+        where: dict[str, Any] = {"loc": "outside right upper"}
+        figure.legend(handles=handles, **where, frameon=False, fontsize=_SMALL_PRINT)
+    return figure
+
+
+def _draw_panel(axes: Axes, bars: Bars, colours: Mapping[str, str]) -> None:
+    best = bars.best_ms
+    for place, (x, own) in enumerate(bars.parts.items()):
+        bottom = 0.0
+        for name in _names([bars]):
+            height = own.get(name, 0.0) / best
+            axes.bar(place, height, bottom=bottom, width=0.75, color=colours[name])
+            bottom += height
+        axes.text(place, bottom, significant(sum(own.values())), ha="center", va="bottom", fontsize=_SMALL_PRINT)
+        if x in bars.whole:
+            axes.plot([place - 0.45, place + 0.45], [bars.whole[x] / best] * 2, color="black", linewidth=1.5)
+    axes.set_xticks(range(len(bars.parts)), [str(x) for x in bars.parts])
+    axes.set_xlabel("chunk")
+    axes.set_title("\n".join(_wrapped(bars.title)), fontsize=_SMALL_PRINT + 0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _wrapped(title: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(title, 34)

@@ -1,0 +1,148 @@
+"""The parts of forwards by chunk size: as profiles have them, in reports and in `glabench chunk-sweep`."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from in_process import glabench
+from reports import made_up
+from test_papers import two_level_inputs
+
+from glabench import load
+from glabench.backends.papers.two_level import across_chunks, chunk_sums, two_level_gla, within_chunks
+from glabench.records.metrics import TIME
+from glabench.records.profile import Host, Kernel, Part, Profile, profile_line, read_profile
+from glabench.report.choice import recommend
+from glabench.report.parts import bars_of, draw_parts, parts_markdown
+from glabench.report.write import write_report
+
+PAPER = {16: (1.8, 5.0), 32: (1.8, 2.9), 64: (2.1, 2.1), 128: (2.5, 1.4), 256: (3.4, 1.3)}
+
+
+@pytest.mark.parametrize("gate", [None, "mild", "resets"])
+def test_what_passes_within_chunks_and_across_them_is_the_whole_output(gate):
+    (q, k, v, *gates), _ = two_level_inputs(gate, 64)
+    g = gates[0] if gates else None
+    b = None if g is None else chunk_sums(g, 32)
+    parts = [part(q, k, v, b, 32, 16) for part in (within_chunks, across_chunks)]
+    torch.testing.assert_close(sum(parts), two_level_gla(q, k, v, g, 32, 16), rtol=1e-5, atol=1e-5)
+
+
+def profile_of(within, across, whole):
+    host = Host(1.0, 3, 0.1, 0.2)
+    parts = (Part("across chunks", across, 10**9, 10**10), Part("within chunks", within, 2 * 10**9, None))
+    return Profile(10, whole, whole, (Kernel("_outputs", 1, whole, whole),), host, True, parts)
+
+
+@pytest.fixture
+def run():
+    """A run of the preset with profiles of gla-two-level at every chunk."""
+    made = made_up("paper-v3-chunk", {"backend": "gla-two-level,gla-triton"})
+    own = {record.cell.get("chunk"): record.cell for record in made.records if record.cell.backend == "gla-two-level"}
+    profiles = {own[C]: profile_of(1.0 + C / 256, 32.0 / C, 0.9 + C / 256 + 32.0 / C) for C in own}
+    return replace(made, profiles=profiles)
+
+
+def test_a_profile_with_parts_is_the_same_when_it_is_read_back():
+    cell = made_up("paper-v3-chunk").records[0].cell
+    found = profile_of(1.0, 2.0, 2.5)
+    assert read_profile(profile_line(cell, found)) == (cell, found)
+
+
+def test_bars_of_a_backend_stand_beside_the_published_ones_of_the_same_sizes(run):
+    ours, published = bars_of(run)
+    assert ours.title == "gla-two-level"
+    assert ours.parts[64] == {"within chunks": 1.25, "across chunks": 0.5}
+    assert ours.best_ms == 1.5 + 0.25
+    assert published.title.startswith("published: GLA paper, version 3, Fig. 2 right")
+    assert {x: (own["within chunks"], own["across chunks"]) for x, own in published.parts.items()} == PAPER
+    assert published.best_ms == pytest.approx(3.9)
+
+
+def test_other_sizes_have_no_published_bars(run):
+    smaller = {replace(cell, batch=8): found for cell, found in run.profiles.items()}
+    assert [each.title for each in bars_of(replace(run, profiles=smaller))] == ["gla-two-level"]
+
+
+def test_a_table_has_the_rates_of_each_part(run):
+    page = parts_markdown(run)
+    head = "| chunk | within chunks, ms | across chunks, ms | sum, ms | whole, ms |"
+    assert head in page
+    assert "| 64 | 1.25 | 0.5 | 1.75 | 1.65 | 1600 | - | 2000 | 20 |" in page
+    assert "| 128 | 2.5 | 1.4 | 3.9 |" in page
+
+
+def test_bars_are_as_high_as_their_sums_over_the_best(run):
+    ours, published = draw_parts(run).axes
+    tops = {round(p.get_x() + p.get_width() / 2): p.get_y() + p.get_height() for p in ours.patches}
+    assert tops == pytest.approx({i: (1 + C / 256 + 32 / C) / 1.75 for i, C in enumerate(PAPER)})
+    assert max(p.get_y() + p.get_height() for p in published.patches) == pytest.approx(6.8 / 3.9)
+
+
+def test_a_report_has_the_figure_only_if_there_are_parts(run, tmp_path):
+    with_parts = {path.name for path in write_report([run], tmp_path / "a", [TIME], None)}
+    assert {"parts.png", "profile.png"} <= with_parts
+    without = {cell: replace(found, parts=()) for cell, found in run.profiles.items()}
+    assert "parts.png" not in {
+        p.name for p in write_report([replace(run, profiles=without)], tmp_path / "b", [TIME], None)
+    }
+
+
+def test_a_run_over_chunks_ends_with_the_one_to_take():
+    made = made_up("chunk-sweep", {"backend": "gla-triton", "chunk": "32,64", "pass": "fwd+bwd"})
+    times = {
+        (32, "states"): (4.0, 200),
+        (64, "states"): (2.0, 180),
+        (32, "checkpoints"): (5.0, 90),
+        (64, "checkpoints"): (2.5, 90),
+    }
+    records = [
+        replace(record, time_ms=times[key][0], peak_allocated_mib=times[key][1])
+        for record in made.records
+        if (key := (record.cell.get("chunk"), record.cell.get("materialize")))
+    ]
+    assert recommend(replace(made, records=records)) == [
+        "forward + backward, gla-triton: the fastest is C=64 states kept, 2 ms, 180 MiB above the inputs, 2.5 times as "
+        "fast as C=32 checkpoints kept. The least memory takes C=64 checkpoints kept: 90 MiB above the inputs, in 1.25 "
+        "times the time."
+    ]
+
+
+PARTED = """
+import torch
+from glabench.backends import Backend, Counts, Part
+from glabench.sweeps.parameters import integers
+
+class Parted(Backend):
+    name, op, title = "parted", "linear", "has parts"
+    parameters = (integers("chunk", "Chunk length C, or auto.", auto=True),)
+    has_parts = True
+
+    def says(self, cell):
+        return {"ms": 4.0, "error": 0.001, "first_call_s": 0.1}
+
+    def bind(self, inputs, cell):
+        return lambda: torch.zeros_like(inputs["v"]) + sum(inputs[name].sum() for name in ("q", "k", "v"))
+
+    def parts(self, inputs, cell):
+        x = torch.ones(cell.get("chunk"), 16)
+        return {"within chunks": Part(lambda: x @ x.T, Counts(10**6, 10**5)), "across chunks": Part(lambda: x.T @ x)}
+
+BACKENDS = [Parted]
+"""
+
+
+def test_a_chunk_sweep_profiles_the_parts_of_forwards(tmp_path):
+    (tmp_path / "parted.py").write_text(PARTED)
+    sizes = ("--seqlen", "32", "--batch", "1", "--heads", "1", "--head-dim", "16", "--dtype", "fp32")
+    arguments = ("--plugin", "parted.py", "--backend", "parted", "--device", "cpu", "--chunk", "16,32", *sizes)
+    code, out, err = glabench(tmp_path, "chunk-sweep", *arguments, "--out", "run")
+    assert code == 0, err
+    run = load(tmp_path / "run")
+    assert [(cell.pass_, cell.get("chunk")) for cell in run.profiles] == [("fwd", 16), ("fwd", 32)]
+    assert {part.name for found in run.profiles.values() for part in found.parts} == {"within chunks", "across chunks"}
+    assert (tmp_path / "run" / "parts.png").exists()
+    assert "forward, parted: the fastest is C=" in out
+    code, _, _ = glabench(tmp_path, "chunk-sweep", *arguments, "--no-split", "--out", "other")
+    assert code == 0
+    assert not load(tmp_path / "other").profiles
