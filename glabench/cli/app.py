@@ -15,6 +15,7 @@ from glabench.cli import (
     chunk_sweep,
     compare,
     env,
+    history,
     inspect,
     plugin,
     profile,
@@ -47,6 +48,7 @@ _MEASURING: Mapping[str, Callable[..., None]] = {
 }
 _OTHERS: Mapping[str, Callable[..., None]] = {
     "report": report.report,
+    "history": history.history,
     "results": results.results,
     "inspect": inspect.inspect,
     "backends": backends.backends,

@@ -1,0 +1,155 @@
+"""Change points: the course of cells over runs, and `glabench history`."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from in_process import glabench
+from reports import H200, made_up
+
+from glabench.errors import UsageError
+from glabench.records import RunFolder
+from glabench.records.metrics import BY_NAME, TIME
+from glabench.report.history import draw_history, drawn_of
+from glabench.verdicts.history import Point, changes_in, common_changes, courses_of
+
+
+def points_of(values):
+    return [Point(f"run-{i}", f"2026-01-{i + 1:02}", None, value) for i, value in enumerate(values)]
+
+
+def noisy(levels, share, seed):
+    draw = random.Random(seed)
+    return [level * draw.gauss(1, share) for level in levels]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 1.0], []),
+        ([1.0, 1.02], []),
+        ([1.0, 1.2], [(1, 1.2)]),
+        ([1.0, 1.0, 1.0, 0.8, 0.8], [(3, 0.8)]),
+        ([1.0, 1.0, 1.5, 1.5, 1.2, 1.2], [(2, 1.5), (4, 0.8)]),
+        ([2.0, 2.0, 2.0, 2.2], [(3, 1.1)]),
+        ([1.0, 1.01, 1.02, 1.01, 1.0], []),
+    ],
+)
+def test_levels_end_where_values_change(values, expected):
+    found = changes_in(points_of(values), 0.03)
+    assert [(int(change.after.run[4:]), pytest.approx(change.ratio)) for change in found] == expected
+
+
+def test_noise_is_no_change():
+    series = [changes_in(points_of(noisy([1.0] * 20, 0.01, seed)), 0.03) for seed in range(200)]
+    assert sum(bool(changes) for changes in series) <= 4
+
+
+def test_a_change_is_found_in_noise():
+    levels = [1.0] * 10 + [1.06] * 10
+    series = [changes_in(points_of(noisy(levels, 0.01, seed)), 0.03) for seed in range(200)]
+    found = [[int(change.after.run[4:]) for change in changes] for changes in series]
+    assert sum(len(places) == 1 and abs(places[0] - 10) <= 1 for places in found) >= 190
+
+
+def runs_of(*factors, environments=None, changes=None):
+    """Runs a day apart, whose times are those of the first times a factor, or what a function of the cell says."""
+    found = []
+    for day, factor in enumerate(factors):
+        environment = (environments or {}).get(day, H200) | {"code": {"commit": f"{day}" * 40}}
+        run = made_up("gla-340m", changes, name=f"run-{day}", environment=environment)
+        times = [record.time_ms * (factor(record.cell) if callable(factor) else factor) for record in run.records]
+        at = f"2026-01-{day + 1:02}T00:00:00+00:00"
+        records = [replace(r, time_ms=ms, started_at=at) for r, ms in zip(run.records, times, strict=True)]
+        found.append(replace(run, records=records))
+    return found
+
+
+def slower(backend):
+    return lambda cell: 1.2 if cell.backend == backend else 1.0
+
+
+def test_courses_are_in_the_order_of_time_and_name_commits():
+    runs = runs_of(1.0, 1.0, slower("gla-triton"))
+    courses = courses_of(runs[::-1], TIME, 0.03)
+    changed = [course for course in courses if course.changes]
+    assert {course.cell.backend for course in changed} == {"gla-triton"}
+    (change,) = changed[0].changes
+    assert (change.before.run, change.after.run, change.after.commit) == ("run-1", "run-2", "2" * 40)
+    assert change.ratio == pytest.approx(1.2)
+    assert not common_changes(courses)
+
+
+def test_what_nearly_all_cells_have_in_common_is_said_apart():
+    ((before, after, ratio),) = common_changes(courses_of(runs_of(1.0, 1.0, 1.1), TIME, 0.03))
+    assert (before, after) == ("run-1", "run-2")
+    assert ratio == pytest.approx(1.1)
+
+
+def test_devices_have_courses_of_their_own():
+    other = {"device": "cuda", "gpu": {"name": "NVIDIA H100"}}
+    courses = courses_of(runs_of(1.0, 2.0, 1.0, environments={1: other}), TIME, 0.03)
+    assert {course.device for course in courses} == {"NVIDIA H200"}
+    assert not any(course.changes for course in courses)
+
+
+def test_without_a_common_cell_there_is_no_history():
+    runs = [*runs_of(1.0), *runs_of(1.0, changes={"batch": "1"})]
+    with pytest.raises(UsageError, match="no cell was measured in two of the runs on one device"):
+        courses_of(runs, TIME, 0.03)
+
+
+def test_a_figure_shows_what_changed_most_and_where():
+    courses = courses_of(runs_of(1.0, 1.0, slower("gla-triton")), TIME, 0.03)
+    assert {course.cell.backend for course in drawn_of(courses)} == {"gla-triton"}
+    axes = draw_history(courses, TIME).axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["run-0", "run-1", "run-2"]
+    assert all(line.get_ydata()[-1] == pytest.approx(1.2) for line in axes.lines[:-1])
+    (ring,) = {tuple(each.get_offsets()[0]) for each in axes.collections}
+    assert ring == pytest.approx((2, 1.2))
+
+
+def test_other_metrics_have_courses_too():
+    assert len(courses_of(runs_of(1.0, 1.0), BY_NAME["peak"], 0.03)) == len(runs_of(1.0)[0].records)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Three runs in a folder; the kernel is slower in the last one."""
+    for run in runs_of(1.0, 1.0, slower("gla-triton")):
+        folder = RunFolder.create(tmp_path / "all" / run.name, run.sweep, run.environment)
+        for record in run.records:
+            folder.append(record)
+    return tmp_path
+
+
+def test_the_command_shows_between_which_commits_a_level_ended(stored, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, err = glabench(stored, "history", "all", "--figure", "history.png", "--json", "history.json")
+    assert code == 0, err
+    rows = [line for line in out.splitlines() if "gla-triton" in line]
+    assert rows
+    assert all("run-1 (1111111111) to run-2 (2222222222)" in row and "x1.2" in row for row in rows)
+    assert "sdpa" not in out
+    assert (stored / "history.png").stat().st_size > 1000
+    found = json.loads((stored / "history.json").read_text())
+    assert {course["cell"]["backend"] for course in found if course["changes"]} == {"gla-triton"}
+    code, out, _ = glabench(stored, "history", "all/run-0", "all/run-2", "--all")
+    assert code == 0
+    assert "sdpa-flash" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("all/run-0",), "name at least two runs"),
+        (("missing", "all/run-0"), "RUN: 'missing' is not a run folder"),
+        (("all", "--metric", "tim"), "--metric: 'tim' is unknown"),
+        (("all", "--figure", "x.txt"), "--figure: 'x.txt' must end in"),
+    ],
+)
+def test_what_has_no_history_is_said(arguments, message, stored):
+    code, _, err = glabench(stored, "history", *arguments)
+    assert code == 2
+    assert message in err
