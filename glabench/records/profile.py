@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from glabench.plain import Count, Name, Number, Whole, read_as, read_json, read_text
+from glabench.plain import Amount, Count, Name, Number, Whole, read_as, read_json, read_text
 from glabench.sweeps.model import Cell
 
 
@@ -54,7 +54,7 @@ class Part:
     """
 
     name: Name
-    ms: Number
+    ms: Amount
     bytes: Whole | None = None
     flops: Whole | None = None
 
@@ -85,7 +85,7 @@ class Profile:
     """
 
     calls: Count
-    span_ms: Number
+    span_ms: Amount
     busy_ms: Number
     kernels: tuple[Kernel, ...]
     host: Host
