@@ -142,9 +142,11 @@ def _draw_panel(axes: Axes, bars: Bars, colours: Mapping[str, str]) -> None:
             height = own.get(name, 0.0) / best
             axes.bar(place, height, bottom=bottom, width=0.75, color=colours[name])
             bottom += height
-        axes.text(place, bottom, significant(sum(own.values())), ha="center", va="bottom", fontsize=_SMALL_PRINT)
-        if x in bars.whole:
-            axes.plot([place - 0.45, place + 0.45], [bars.whole[x] / best] * 2, color="black", linewidth=1.5)
+        whole = bars.whole.get(x, 0.0) / best
+        if whole:
+            axes.plot([place - 0.45, place + 0.45], [whole, whole], color="black", linewidth=1.5)
+        top, text = max(bottom, whole), significant(sum(own.values()))
+        axes.annotate(text, (place, top), (0, 3), textcoords="offset points", ha="center", fontsize=_SMALL_PRINT)
     axes.set_xticks(range(len(bars.parts)), [str(x) for x in bars.parts])
     axes.set_xlabel("chunk")
     axes.set_title("\n".join(_wrapped(bars.title)), fontsize=_SMALL_PRINT + 0.5)
