@@ -19,10 +19,11 @@ import contextlib
 import importlib
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -199,6 +200,7 @@ class _Program:
     number: tuple[int, ...] = (0,)
     grid: tuple[int, ...] = (1,)
     warps: int = 4
+    kernel: str = ""
     copies: list[list[Callable[[], None]]] = field(default_factory=lambda: [[]])
     products: list[_Product] = field(default_factory=list)
 
@@ -238,6 +240,7 @@ def _multiply(a: Any, b: Any, acc: Value, use_acc: bool = True, is_async: bool =
     assert is_async
     assert a.dtype == b.dtype == torch.bfloat16
     product = _operand(a).float() @ _operand(b).float()
+    Kernel.flops[_now.kernel] += 2 * product.numel() * a.shape[1]
     if use_acc:
         product = product + (acc.finished if acc.finished is not None else acc.as_subclass(torch.Tensor))
     assert list(product.shape) == list(acc.shape)
@@ -340,6 +343,7 @@ class Kernel:
     """A Gluon function: called by another one, or launched as `kernel[programs](*arguments, **constants)`."""
 
     launches = 0  # of all kernels
+    flops: ClassVar[Counter[str]] = Counter()  # of their products, by name
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.__name__ = function, function.__name__
@@ -355,7 +359,7 @@ class Kernel:
             constants = {name: x for name, x in named.items() if name in self.arg_names}
             arguments = [_argument(x) for x in args]
             for number in range(int(grid[0])):
-                _now = _Program((number,), tuple(grid), num_warps)
+                _now = _Program((number,), tuple(grid), num_warps, self.__name__)
                 self.function(*arguments, **constants)
                 assert not any(_now.copies), "a copy was not waited for"
                 assert not _now.products, "a product was not waited for"

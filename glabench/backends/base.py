@@ -111,8 +111,8 @@ class Backend(ABC):
         """What the implementation executes and moves, if known; recorded beside the counts of the op's equation."""
         return None
 
-    def kernel_bytes(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, int] | None:  # noqa: ARG002
-        """Bytes that each kernel of the cell's pass reads and writes at the least, by its name; None if unknown."""
+    def kernel_counts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Counts] | None:  # noqa: ARG002
+        """What each kernel of the cell's pass executes and moves at the least, by its name; None if unknown."""
         return None
 
     def parts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:  # noqa: ARG002

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gla_kernels.limits import MAX_KEY_DIM, MAX_VALUE_DIM, WALKED_KEYS, fitting_chunks
 
-from glabench.backends.base import Backend, Requirement
+from glabench.backends.base import Backend, Counts, Requirement
 from glabench.ops import BYTES
 from glabench.ops.base import wide
 from glabench.ops.linear import returns_states
@@ -82,17 +82,18 @@ class _Ours(Backend):
 
         return chunk_gla if "g" in inputs else chunk_linear_attn
 
-    def kernel_bytes(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, int] | None:
+    def kernel_counts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Counts] | None:
         """Only if all states are kept, or nothing is needed: other calls go over their inputs in slices."""
         if cell.pass_ != "infer" and _kept(cell) != "states":
             return None
-        from gla_kernels.inspection.traffic import kernel_bytes
+        from gla_kernels.inspection.traffic import kernel_work
 
-        return kernel_bytes(
+        known = kernel_work(
             inputs["q"], inputs["k"], inputs["v"], inputs.get("g"), initial_state=inputs.get("initial"),
             output_final_state=returns_states(cell), cu_seqlens=inputs.get("cu_seqlens"),
             chunk_size=cell.get("chunk"), passes=cell.pass_,
         )  # fmt: skip
+        return {name: Counts(work.flops, work.bytes) for name, work in known.items()}
 
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:
         from gla_kernels.tuning import launch_of
@@ -146,12 +147,12 @@ class SimpleGlaTriton(_OnePerHead):
 class _Constant(_OnePerHead):
     """Gates that are no inputs."""
 
-    def kernel_bytes(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, int] | None:
+    def kernel_counts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Counts] | None:
         import torch
 
         q = inputs["q"]
         gates = torch.empty(q.shape[2], dtype=torch.float32, device="meta").expand(q.shape[:3])
-        return super().kernel_bytes({**inputs, "g": gates}, cell)
+        return super().kernel_counts({**inputs, "g": gates}, cell)
 
 
 class RetentionTriton(_Constant):
@@ -196,7 +197,7 @@ class _ValueGated(_Ours):
         gated = partial(chunk_gla, gv=inputs["gv"])
         return gated if "g" in inputs else partial(gated, g=None)
 
-    def kernel_bytes(self, inputs: Mapping[str, Tensor], cell: Cell) -> None:
+    def kernel_counts(self, inputs: Mapping[str, Tensor], cell: Cell) -> None:
         """Not known: programs read the other side's columns again and again."""
 
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str | None:  # noqa: ARG002

@@ -15,9 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from glabench.backends import base as backend_parts
 from glabench.backends import load_registry
-from glabench.backends.base import refusal
+from glabench.backends.base import Counts, refusal
+from glabench.backends.base import Part as BackendPart
 from glabench.errors import GlabenchError
 from glabench.measure.work import KINDS
 from glabench.measure.worker import end_with_parent, private_stdout
@@ -138,18 +138,19 @@ def _profile(request: Request) -> Profile:
     steps = steps_of(workload, cell)
     if request.memory_to is not None:
         keep_memory(steps, request.device, Path(request.memory_to))
-    known = {
-        name: Work(bytes=size)
-        for name, size in (backend.kernel_bytes(dict(workload.inputs), cell.copy()) or {}).items()
-    }
     trace_to = None if request.trace_to is None else Path(request.trace_to)
     found = profile_steps(steps, request.device, request.calls, trace_to)
     parts = backend.parts(dict(workload.inputs), cell.copy())
     timed = tuple(_profile_part(name, part, request) for name, part in parts.items())
+    counts = backend.kernel_counts(dict(workload.inputs), cell.copy())
+    if counts is None:
+        sole = found.sole_kernel
+        counts = {} if sole is None else {sole: Counts(op.flops(cell), op.moved_bytes(cell))}
+    known = {name: Work(each.bytes, each.flops) for name, each in counts.items()}
     return replace(with_occupancy(found, _arch(request)).with_work(known), parts=timed)
 
 
-def _profile_part(name: str, part: backend_parts.Part, request: Request) -> Part:
+def _profile_part(name: str, part: BackendPart, request: Request) -> Part:
     found = profile_steps(Steps(None, part.call, None), request.device, request.calls, None)
     counts = part.counts
     return Part(name, found.span_ms, *((None, None) if counts is None else (counts.bytes, counts.flops)))

@@ -11,6 +11,9 @@ from typing import Any
 from glabench.plain import Amount, Count, Name, Number, Whole, read_as, read_json, read_text
 from glabench.sweeps.model import Cell
 
+# The share of a call's busy time that makes a kernel its only one.
+_SOLE = 0.95
+
 
 @dataclass(frozen=True)
 class Work:
@@ -98,6 +101,13 @@ class Profile:
         for kernel in self.kernels:
             found[kernel.name] = found.get(kernel.name, 0.0) + kernel.added_ms
         return found
+
+    @property
+    def sole_kernel(self) -> str | None:
+        """The kernel that does nearly all of the call's work, if one does."""
+        times = self.by_name()
+        name = max(times, key=lambda each: times[each], default=None)
+        return name if self.on_device and name is not None and times[name] >= _SOLE * self.busy_ms else None
 
     def with_work(self, known: Mapping[str, Work]) -> Profile:
         """The same with the work of kernels, by their names; not of those that run with several grids."""

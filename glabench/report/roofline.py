@@ -14,6 +14,7 @@ from glabench.report.tables import PASS_TITLES
 from glabench.sweeps.words import show_x
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Inches: the height of a panel and of a row of the legend. How far the roof reaches beyond the cells, as a factor.
@@ -82,19 +83,27 @@ def _draw_panel(layout: Layout, plot: Plot, roof: Roof) -> None:
     axes = plot.axes
     frame(plot)
     dots = {series.label: list(_dots(series)) for series in layout.series[plot.panel.pass_]}
-    every = [dot for own in dots.values() for dot in own]
-    lowest = min([*(dot.intensity for dot in every), roof.ridge]) / _BEYOND
-    highest = max([*(dot.intensity for dot in every), roof.ridge]) * _BEYOND
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.plot([lowest, roof.ridge, highest], [roof.at(x) for x in (lowest, roof.ridge, highest)], color="#444444")
+    draw_roof(axes, roof, [dot for own in dots.values() for dot in own], layout.small_print)
     for label, own in dots.items():
         style = layout.styles[label].line | {"linestyle": "none"}
         axes.plot([dot.intensity for dot in own], [dot.tflops for dot in own], **style)
+
+
+def draw_roof(axes: Axes, roof: Roof, dots: Sequence[Dot], small_print: float) -> None:
+    """The roof over a range with room for the dots, its ceilings as text, and the axes' scales and labels."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    lowest = min([*(dot.intensity for dot in dots), roof.ridge]) / _BEYOND
+    highest = max([*(dot.intensity for dot in dots), roof.ridge]) * _BEYOND
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.plot([lowest, roof.ridge, highest], [roof.at(x) for x in (lowest, roof.ridge, highest)], color="#444444")
     for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter(lambda value, _: significant(value))
+        axis.set_minor_formatter(NullFormatter())
     ceilings = f"a copy: {significant(roof.copy_gbps)} GB/s\nproducts: {significant(roof.product_tflops)} TFLOP/s"
-    small: dict[str, Any] = {"fontsize": layout.small_print, "color": "#444444"}
+    small: dict[str, Any] = {"fontsize": small_print, "color": "#444444"}
     axes.text(0.02, 0.98, ceilings, transform=axes.transAxes, va="top", **small)
     axes.set_xlabel("operations per byte")
     axes.set_ylabel("TFLOP/s")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from glabench.report.choice import CHUNK, recommend
 from glabench.report.describe import settings_of, surroundings_of, title_of
 from glabench.report.figures import check_figure, draw, explain_figure, save_figure
 from glabench.report.grid import escape
+from glabench.report.kernel_roof import draw_kernel_roof, kernel_roof, kernel_roof_markdown
 from glabench.report.parts import bars_of, draw_parts, parts_markdown
 from glabench.report.profiles import draw_profiles, profiles_markdown
 from glabench.report.series import View, check_metrics, make_view, name_runs
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WRITTEN = ("records.csv", "report.md", "figure.png", "figure.svg")
-# If the run has profiles, and if these have parts.
-_PROFILE, _PARTS = "profile.png", "parts.png"
+# If the run has profiles, if these have parts, and if the work of kernels is known.
+_PROFILE, _PARTS, _ROOF = "profile.png", "parts.png", "roof.png"
 # The metrics that a figure shows by default.
 _DRAWN = ("time", "host", "peak")
 # What a formula begins with in spreadsheets. Text of records holds no tabs or line ends, which may come before.
@@ -36,7 +37,7 @@ def write_report(
 ) -> list[Path]:
     """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into a folder. Returns the paths of all files.
 
-    If there is one run and it has profiles, these are in the page too, and in `profile.png` and `parts.png`.
+    If there is one run and it has profiles, these are in the page too, and in figures of their own.
 
     `against` is the backend that ratios refer to; None stands for that of the first run's sweep. `figure` is one more
     file for the figure. Raises UsageError, before anything is written, if no record has any of the metrics, or if a
@@ -61,12 +62,16 @@ def write_report(
     return [*paths, *(folder / name for name in extra), *more]
 
 
-def _drawn_of_profiles(runs: Sequence[Run]) -> Mapping[str, Callable[[Run], Figure]]:
+def _drawn_of_profiles(runs: Sequence[Run]) -> dict[str, Callable[[Run], Figure]]:
     """The figures of a single run's profiles, by their files' names."""
     if len(runs) > 1 or not runs[0].profiles:
         return {}
-    figures = {_PROFILE: draw_profiles, _PARTS: draw_parts}
-    return figures if bars_of(runs[0]) else {_PROFILE: draw_profiles}
+    found: dict[str, Callable[[Run], Figure]] = {_PROFILE: draw_profiles}
+    if bars_of(runs[0]):
+        found[_PARTS] = draw_parts
+    if kernel_roof(runs[0]) is not None:
+        found[_ROOF] = draw_kernel_roof
+    return found
 
 
 def _make_way(paths: Sequence[Path]) -> None:
@@ -126,7 +131,7 @@ def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], ag
     figure = f"![{', '.join(metric.title for metric in drawn)}](figure.png)"
     caption = f"*{printable(title_of(view.runs))}. {explain_figure(view, drawn)}*"
     tables = make_markdown(view, metrics, against)
-    of_profiles = [parts_markdown, profiles_markdown] if len(view.runs) == 1 else []
+    of_profiles = [parts_markdown, profiles_markdown, kernel_roof_markdown] if len(view.runs) == 1 else []
     profiles = [section(view.runs[0]) for section in of_profiles]
     choice = [line for run in view.runs if run.sweep.x == CHUNK for line in recommend(run)]
     parts = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, *choice, tables, *profiles]

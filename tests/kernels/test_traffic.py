@@ -1,12 +1,15 @@
-"""Bytes that kernels read and write, against numbers computed by hand."""
+"""What kernels read, write and compute at the least, against numbers computed by hand and what they do."""
+
+from collections import Counter
 
 import pytest
 import torch
-from gla_cases import make_case, per_head_case
-from gla_kernels.inspection.traffic import kernel_bytes
+from gla_cases import make_case, per_head_case, run
+from gla_kernels import chunk_linear_attn
+from gla_kernels.inspection.traffic import kernel_work
 from gla_kernels.launching import call
 from gla_kernels.launching.plans import hopper_plan
-from gluon_on_cpu import gluon_on_cpu, set_multiprocessors
+from gluon_on_cpu import Kernel, gluon_on_cpu, on_hopper, set_multiprocessors
 
 WORDS = 4
 
@@ -24,11 +27,15 @@ def tensors(case):
     return [case.inputs[name] for name in ("q", "k", "v", "g")]
 
 
+def bytes_of(*args, **options):
+    return {name: work.bytes for name, work in kernel_work(*args, **options).items()}
+
+
 def test_each_tensor_of_a_wide_call_counts_once(hopper, monkeypatch):
     """2 sequences of 2 chunks, K = 128, V = 256: states of a chunk take 64 KiB."""
     set_multiprocessors(monkeypatch, 1)
     case = make_case("mild", B=2, T=128, H=1, K=128, V=256, dtype=torch.bfloat16, initial=False)
-    found = kernel_bytes(*tensors(case))
+    found = bytes_of(*tensors(case))
     keys, values, states = 256 * 128 * 2, 256 * 256 * 2, 4 * 128 * 256 * 2
     flags, marks = 2 * WORDS, 4 * WORDS
     gates, excesses = 2 * keys, 4 * 128 * WORDS
@@ -42,7 +49,7 @@ def test_each_tensor_of_a_wide_call_counts_once(hopper, monkeypatch):
 def test_passes_are_told_apart(hopper, monkeypatch):
     set_multiprocessors(monkeypatch, 1)
     case = make_case("mild", B=2, T=128, H=1, K=64, V=64, dtype=torch.bfloat16, initial=False)
-    by_pass = {name: dict(kernel_bytes(*tensors(case), passes=name)) for name in ("infer", "fwd", "bwd", "fwd+bwd")}
+    by_pass = {name: dict(bytes_of(*tensors(case), passes=name)) for name in ("infer", "fwd", "bwd", "fwd+bwd")}
     assert set(by_pass["infer"]) == set(by_pass["fwd"]) == {"gla_forward_hopper"}
     states = 4 * 64 * 64 * 2
     assert by_pass["fwd"]["gla_forward_hopper"] - by_pass["infer"]["gla_forward_hopper"] == states
@@ -51,7 +58,7 @@ def test_passes_are_told_apart(hopper, monkeypatch):
 
 def test_a_gate_per_head_counts_as_its_sums(hopper):
     case = per_head_case("mild", T=128, H=2, K=64, V=64, dtype=torch.bfloat16, initial=False)
-    found = kernel_bytes(*tensors(case), passes="infer")
+    found = bytes_of(*tensors(case), passes="infer")
     sums = 128 * 2 * WORDS
     assert found["head_gate_sums"] == 2 * sums
     assert found["gla_forward_hopper"] == 128 * 2 * 64 * 2 * 4 + sums + 2 * WORDS
@@ -59,6 +66,32 @@ def test_a_gate_per_head_counts_as_its_sums(hopper):
 
 def test_the_portable_kernels_and_states():
     case = make_case("mild", T=40, H=2, K=16, V=16)
-    found = kernel_bytes(*tensors(case), initial_state=case.inputs["initial"], output_final_state=True, passes="infer")
+    found = bytes_of(*tensors(case), initial_state=case.inputs["initial"], output_final_state=True, passes="infer")
     tile = 40 * 2 * 16 * 4
     assert found["gla_forward_kernel"] == 5 * tile + 2 * 2 * 16 * 16 * 4 + 2 * WORDS + 3 * 2 * WORDS
+
+
+@pytest.mark.parametrize(
+    ("T", "K", "V", "multiprocessors"),
+    [
+        (128, 64, 64, 1),
+        (128, 128, 256, 1),
+        (128, 128, 128, 1),
+        (128, 256, 256, 1),
+        (128, 512, 64, 1),
+        (768, 64, 64, 132),
+    ],
+    ids=["narrow", "a recurrence", "one backward", "a walk", "a readout", "pieces"],
+)
+def test_kernels_compute_little_more_than_is_counted(T, K, V, multiprocessors, monkeypatch):
+    """Without gates, since sums of gates are not counted; whole chunks, so that there is no other work."""
+    with on_hopper(monkeypatch):
+        set_multiprocessors(monkeypatch, multiprocessors)
+        case = make_case(None, T=T, H=1, K=K, V=V, dtype=torch.bfloat16, initial=False)
+        counted = kernel_work(*(case.inputs[name] for name in ("q", "k", "v")), None)
+        before = Counter(Kernel.flops)
+        run(chunk_linear_attn, case.inputs, case.grads, materialize=True)
+        done = Kernel.flops - before
+    assert set(done) == {name for name, work in counted.items() if work.flops}
+    for name, flops in done.items():
+        assert 0.7 * flops <= counted[name].flops <= flops, name

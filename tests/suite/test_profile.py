@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 from in_process import glabench
+from reports import made_up
 from simulated import record
 
 from glabench import load
@@ -15,8 +16,11 @@ from glabench.profiling.profile import CALL, profile_of, short_name, with_occupa
 from glabench.profiling.request import Request, profile_cell
 from glabench.profiling.trace import Event, Trace, covered, load_trace, self_times
 from glabench.records import RunFolder
+from glabench.records.metrics import TIME
 from glabench.records.profile import Profile, Work, profile_line, read_profile
+from glabench.report.kernel_roof import draw_kernel_roof, kernel_dots, kernel_roof, kernel_roof_markdown
 from glabench.report.profiles import describe_profile, draw_profiles, profile_table, profiles_markdown
+from glabench.report.write import write_report
 from glabench.sweeps import Cell, Parameters
 
 SMALL = {"heads": 2, "key_dim": 16, "value_dim": 16}
@@ -228,6 +232,40 @@ def test_a_backend_that_fails_is_an_error_of_the_cell(seqlen, message, tmp_path)
     cell = Cell("faulty", "linear", "fwd", 1, seqlen, "fp32", Parameters(SMALL), "cpu")
     with pytest.raises(GlabenchError, match=message):
         profile_cell(Request(cell, "cpu", (str(plugin),)), {}, 60)
+
+
+@pytest.fixture
+def measured():
+    """A run with ceilings and a profile, of which a kernel's work is known."""
+    run = made_up("gla-340m", {"backend": "gla-triton", "seqlen": "2k"}, copy_gbps=4000.0, product_tflops=800.0)
+    found = profile_of(trace_of(KERNELS)).with_work({"forward": Work(60 * 10**6, 3 * 10**9)})
+    return replace(run, profiles={run.records[0].cell: found})
+
+
+def test_kernels_whose_work_is_known_are_dots_below_the_roof(measured, tmp_path):
+    """In 0.03 ms 60 MB and 3 GFLOP: 2 TB/s, half of a copy's."""
+    ((name, dot),) = kernel_dots(measured).items()
+    assert name == "gla-triton: forward"
+    assert (dot.intensity, dot.tflops) == (50.0, pytest.approx(100.0))
+    assert "50 operations per byte, so memory bound it; 50% of that roof" in kernel_roof_markdown(measured)
+    axes = draw_kernel_roof(measured).axes[0]
+    assert [line.get_label() for line in axes.lines[1:]] == ["gla-triton: forward"]
+    assert "roof.png" in {path.name for path in write_report([measured], tmp_path, [TIME], None)}
+
+
+def test_without_ceilings_or_known_work_there_is_no_roof(measured, tmp_path):
+    unknown = {cell: found.with_work({"forward": Work(10**6)}) for cell, found in measured.profiles.items()}
+    bare = [replace(record, copy_gbps=None) for record in measured.records]
+    for run in (replace(measured, profiles=unknown), replace(measured, records=bare)):
+        assert kernel_roof(run) is None
+        assert kernel_roof_markdown(run) == ""
+        assert "roof.png" not in {path.name for path in write_report([run], tmp_path, [TIME], None)}
+
+
+def test_a_kernel_that_does_nearly_all_is_the_sole_one():
+    nearly_all = [("all", 0.0, 100.0, 1), ("little", 101.0, 2.0, 1)]
+    assert profile_of(trace_of(nearly_all)).sole_kernel == "all"
+    assert profile_of(trace_of(KERNELS)).sole_kernel is None
 
 
 CPU = ("--device", "cpu", "--seqlen", "64", "--heads", "2", "--head-dim", "16", "--time-limit", "0.1")

@@ -1,26 +1,58 @@
-"""The bytes that each kernel of a call reads and writes at the least: its tensors, each once."""
+"""What each kernel of a call does at the least: bytes of its tensors, each once, and operations of its products."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from gla_kernels.launching.buffers import Inputs, on_meta
 from gla_kernels.launching.call import Call, make_call, version_of
 from gla_kernels.launching.plans import Tile
+from gla_kernels.limits import WIDE_KEY_BLOCK
 from gla_kernels.operators.passes import KEEP_NOTHING, KEEP_STATES, launch_backward, launch_forward
 
 # What these touch depends on the gates: chunks and heads that others have marked.
 _IF_MARKED = ("strong", "exact", "clear_tails")
 
 
+class Work(NamedTuple):
+    """Bytes that are read and written, and floating-point operations of products; without those that sum gates."""
+
+    bytes: int
+    flops: int
+
+
+class _Products(NamedTuple):
+    """Multiplications of a chunk's products: rows by rows over K (scores) and over V, and K by V over rows (states)."""
+
+    scores: int
+    values: int
+    states: int
+
+
+_FORWARD, _BACKWARD = _Products(1, 1, 2), _Products(3, 2, 4)
+_ALL_GRADIENTS, _KEY_GRADIENTS = _Products(3, 2, 3), _Products(2, 1, 2)
+_PRODUCTS = {
+    "gla_forward_kernel": _FORWARD, "gla_forward_hopper": _FORWARD, "wide_forward": _FORWARD,
+    "gla_backward_kernel": _BACKWARD, "gla_backward_hopper": _BACKWARD, "wide_backward": _BACKWARD,
+    "gla_recurrence_hopper": _Products(0, 0, 1), "wide_recurrence": _Products(0, 0, 1),
+    "wide_frames": _Products(1, 0, 0), "wide_walk": _Products(0, 1, 2), "wide_readout": _Products(1, 1, 1),
+}  # fmt: skip
+
+
+def _products(call: Call, kernel: str) -> _Products:
+    """Those of a launch over all tokens. `wide_gradients` has dv too, unless another kernel walks or reads out."""
+    if kernel == "wide_gradients":
+        return _ALL_GRADIENTS if call.K <= WIDE_KEY_BLOCK else _KEY_GRADIENTS
+    return _PRODUCTS.get(kernel, _Products(0, 0, 0))
+
+
 @dataclass(frozen=True)
 class _Notes(Call):
     """A call whose launches are noted, not made."""
 
-    bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int), hash=False, compare=False)
+    work: dict[str, Work] = field(default_factory=dict, hash=False, compare=False)
 
     def launch(
         self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any],  # noqa: ARG002
@@ -29,19 +61,25 @@ class _Notes(Call):
         name = kernel.__name__
         if not any(word in name for word in _IF_MARKED):
             tensors = {id(x): x for x in arguments if isinstance(x, torch.Tensor)}
-            self.bytes[name] += sum(x.numel() * x.element_size() for x in tensors.values())
+            moved = sum(x.numel() * x.element_size() for x in tensors.values())
+            C, found = self.plan.chunk_size, _products(self, name)
+            per_token = (found.scores * self.K + found.values * self.V) * C + found.states * self.K * self.V
+            before = self.work.get(name, Work(0, 0))
+            flops = 2 * self.B * self.T * self.H * per_token
+            self.work[name] = Work(before.bytes + moved, before.flops + flops)
 
 
 @torch.no_grad()
-def kernel_bytes(
+def kernel_work(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, *,
     initial_state: torch.Tensor | None = None, output_final_state: bool = False,
     cu_seqlens: torch.Tensor | None = None, chunk_size: int | None = None, passes: str = "fwd+bwd",
-) -> Mapping[str, int]:  # fmt: skip
-    """Bytes by the names of kernels, of a call of `chunk_gla` or, by g, of `chunk_simple_gla` or `chunk_linear_attn`.
+) -> Mapping[str, Work]:  # fmt: skip
+    """Work by the names of kernels, of a call of `chunk_gla` or, by g, of `chunk_simple_gla` or `chunk_linear_attn`.
 
-    `passes`: infer, fwd, bwd or fwd+bwd; the last three keep all states. A kernel whose bytes the gates decide is left
-    out. What programs share and read more than once is counted once, as if it stayed in the L2 cache.
+    `passes`: infer, fwd, bwd or fwd+bwd; the last three keep all states. A kernel whose work the gates decide is left
+    out. What programs share and read more than once is counted once, as if it stayed in the L2 cache; and what they
+    compute more than once, once.
     """
     call = make_call(q, v, g, cu_seqlens, q.shape[-1] ** -0.5, chunk_size, None)
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens).on_meta()
@@ -54,13 +92,9 @@ def kernel_bytes(
         dfinal = None if final is None else torch.empty_like(final)
         needs = initial_state is not None, g is not None
         launch_backward(notes["backward"], inputs, torch.empty_like(o), dfinal, kept, flags, *needs, keep)
-    found: dict[str, int] = defaultdict(int)
-    for name, size in _of(notes, passes):
-        found[name] += size
+    found: dict[str, Work] = {}
+    for part in ("backward",) if passes == "bwd" else ("forward", "backward"):
+        for name, work in notes[part].work.items():
+            before = found.get(name, Work(0, 0))
+            found[name] = Work(before.bytes + work.bytes, before.flops + work.flops)
     return found
-
-
-def _of(notes: Mapping[str, _Notes], passes: str) -> Iterator[tuple[str, int]]:
-    if passes != "bwd":
-        yield from notes["forward"].bytes.items()
-    yield from notes["backward"].bytes.items()
