@@ -6,7 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from gla_kernels.operators import eager
-from gla_kernels.operators.checks import check_inputs, check_values
+from gla_kernels.operators.checks import check_inputs, check_tensors, check_values
 from gla_kernels.operators.kinds import keep_of, kind_of, launches_on_its_inputs, passes_of, remember
 from gla_kernels.operators.passes import KEEP_NOTHING, keeps
 from gla_kernels.operators.plain import refuse_tangents
@@ -57,6 +57,7 @@ def chunk(
     """`chunk_gla` and its kin: g is [B, T, H, K], [B, T, H] if `per_head`, or None without gates."""
     if materialize is not True and materialize is not False:
         states = state_kept(materialize)
+        check_tensors(q=q, k=k, v=v, optional={"g": g, "initial_state": initial_state})
         if materialize == "nothing" and keeps(q, k, v, g, initial_state, False) != KEEP_NOTHING:
             return _keeping_nothing(
                 q, k, v, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens, chunk_size, check,
@@ -83,6 +84,7 @@ def chunk(
         return eager.chunk(
             q, k, v, g, initial_state, cu_seqlens, scale, output_final_state, keep_of(kind), None, None, found
         )  # fmt: skip
+    check_tensors(q=q, k=k, v=v, optional={"g": g, "initial_state": initial_state, "cu_seqlens": cu_seqlens})
     q, k, v = autocast(q, k, v)
     check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, chunk_size, per_head=per_head)
     refuse_tangents(q, k, v, g, initial_state)

@@ -8,7 +8,7 @@ import torch
 from gla_kernels.chunk import autocast, chunk_gla, chunk_linear_attn
 from gla_kernels.limits import MAX_RECURRENT_TOKENS
 from gla_kernels.operators import recurrent
-from gla_kernels.operators.checks import check_inputs
+from gla_kernels.operators.checks import check_inputs, check_tensors
 from gla_kernels.operators.kinds import kind_of, passes_of, remember
 from gla_kernels.operators.passes import KEEP_NOTHING, keeps
 from gla_kernels.operators.plain import is_plain, refuse_tangents
@@ -65,6 +65,9 @@ def fused_recurrent_gla(
             made = found.forward(settings, q, k, v, gk, cu_seqlens, initial_state)
             if made is not None:
                 return made[0], initial_state if inplace_final_state else made[1]
+    check_tensors(
+        q=q, k=k, v=v, optional={"gk": gk, "gv": gv, "initial_state": initial_state, "cu_seqlens": cu_seqlens}
+    )  # fmt: skip
     trains = keeps(q, k, v, gk, initial_state, True, gv) != KEEP_NOTHING
     if inplace_final_state and (initial_state is None or not initial_state.is_contiguous() or trains):
         raise ValueError(
@@ -77,6 +80,7 @@ def fused_recurrent_gla(
         chunked: Any = chunk_linear_attn if gk is None else chunk_gla
         gates: tuple[torch.Tensor | None, ...] = () if gk is None else (gk,)
         if gv is not None:
+            check_inputs(q, k, v, gk, scale, initial_state, cu_seqlens, None, state_v_first=state_v_first, gates="gk")
             chunked, gates = partial(chunk_gla, gv=gv), (gk,)
         o, final = chunked(
             q, k, v, *gates, scale, initial_state, output_final_state or inplace_final_state, state_v_first, cu_seqlens

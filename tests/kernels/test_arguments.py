@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gla_kernels import chunk_gla, chunk_linear_attn, two_level_chunk_gla
+from gla_kernels import chunk_gla, chunk_linear_attn, fused_recurrent_gla, two_level_chunk_gla
 
 
 def tensors(B=1, T=8, H=2, K=16, V=16, dtype=torch.float32):
@@ -92,3 +92,28 @@ def test_a_cpu_tensor_without_the_interpreter_is_refused(monkeypatch):
 def test_a_chunk_that_its_subchunks_do_not_divide_is_refused():
     with pytest.raises(ValueError, match="chunk_size: got 40"):
         two_level_chunk_gla(**tensors(), chunk_size=40)
+
+
+LISTED = {"q": "q: got list; it needs a tensor", "initial_state": "initial_state: got list; it needs a tensor, or None"}
+
+
+@pytest.mark.parametrize("materialize", [True, "nothing"])
+@pytest.mark.parametrize("name", list(LISTED))
+def test_what_is_no_tensor_is_named(name, materialize):
+    with pytest.raises(ValueError, match=LISTED[name]):
+        chunk_gla(**tensors() | {name: [1.0]}, materialize=materialize)
+
+
+def test_what_is_no_dense_tensor_is_named():
+    given = tensors()
+    with pytest.raises(ValueError, match=r"v: got layout torch\.sparse_coo; it needs a dense tensor"):
+        chunk_gla(**given | {"v": given["v"].to_sparse()})
+
+
+@pytest.mark.parametrize("gv", [None, torch.zeros(1, 8, 2, 16)])
+def test_the_recurrent_form_names_its_arguments(gv):
+    q, k, v = (torch.zeros(1, 8, 2, 16) for _ in range(3))
+    with pytest.raises(ValueError, match="gk: got shape"):
+        fused_recurrent_gla(q, k, v, q[:, :4], gv)
+    with pytest.raises(ValueError, match="cu_seqlens: got list; it needs a tensor, or None"):
+        fused_recurrent_gla(q, k, v, q, gv, cu_seqlens=[0, 8])

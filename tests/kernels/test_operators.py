@@ -1,6 +1,7 @@
 """The kernels as PyTorch operators and around them: torch's requirements, and the features that depend on them."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -255,6 +256,44 @@ def test_hooks_on_saved_tensors_see_all_that_is_saved_and_may_put_it_elsewhere(p
         o, _ = chunk_gla(*leaves)
     assert len(packed) == 6  # q, k, v, g, the states and the flags
     found = torch.autograd.grad(o.sum(), leaves)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def test_hooks_on_saved_tensors_may_change_how_they_lie_in_memory(path):
+    """As `torch.autograd.graph.save_on_cpu` does with views; three times, since later calls repeat earlier ones."""
+    case = make_case("strong", T=40, K=16, V=16)
+    leaves = [*leaves_of(case), case.inputs["initial"].clone().requires_grad_()]
+    options = {"initial_state": leaves[-1], "output_final_state": True}
+    expected = torch.autograd.grad([x.sum() for x in chunk_gla(*leaves[:4], **options)], leaves)
+
+    def unpack(x):
+        return x.transpose(0, -1).contiguous().transpose(0, -1)
+
+    for _ in range(3):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+            outputs = chunk_gla(*leaves[:4], **options)
+        found = torch.autograd.grad([x.sum() for x in outputs], leaves)
+        assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("zeros", ["g", "initial", "v"])
+def test_zeros_without_memory_are_zeros(zeros, path):
+    """Torch makes such tensors for derivatives that are 0."""
+    case = make_case("mild", T=40, K=16, V=16)
+    dense = case.inputs | {zeros: torch.zeros_like(case.inputs[zeros])}
+    found = []
+    for inputs in (dense, dense | {zeros: torch._efficientzerotensor(dense[zeros].shape)}):
+        *tensors, initial = (inputs[name] for name in (*NAMES, "initial"))
+        found.append(chunk_gla(*tensors, initial_state=initial, output_final_state=True))
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("function", [fused_recurrent_gla, partial(chunk_gla, gv=torch.zeros(1, 20, 2, 16))])
+def test_zeros_without_memory_are_zeros_in_other_forms_too(function):
+    q, k, v, g = (torch.randn(1, 20, 2, 16) for _ in range(4))
+    none = torch._efficientzerotensor((1, 2, 16, 16))
+    expected = function(q, k, v, -g.abs(), initial_state=torch.zeros(1, 2, 16, 16), output_final_state=True)
+    found = function(q, k, v, -g.abs(), initial_state=none, output_final_state=True)
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 

@@ -9,6 +9,16 @@ import torch
 from gla_kernels.launching.call import Call
 
 
+def settled(x: torch.Tensor | None) -> torch.Tensor | None:
+    """x, contiguous and in memory: torch has zeros without memory, and hooks may lay saved tensors out anew."""
+    return None if x is None else x.clone() if x._is_zerotensor() else x.contiguous()
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    """x in memory, with a contiguous last dimension and any other strides."""
+    return x if x.stride(-1) == 1 and not x._is_zerotensor() else x.clone(memory_format=torch.contiguous_format)
+
+
 def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
     """x as the call's kernels can read it: the last dimension contiguous, the others with any strides.
 
@@ -17,7 +27,7 @@ def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
     ones: they may start at an unaligned address, or a single head may have a stride of 1.
     """
     b, t, h, last = x.stride()
-    fits = last == 1
+    fits = last == 1 and not x._is_zerotensor()
     if call.plan.family != "triton":
         fits = fits and b % 16 == t % 16 == h % 16 == 0 and x.data_ptr() % 16 == 0
     return x if fits else x.clone(memory_format=torch.contiguous_format)
@@ -62,7 +72,7 @@ class Inputs:
         if head_gates is not None:
             g = None if call.head_gated else head_gates.float()[..., None].expand(q.shape)
         gates = None if g is None else readable(call, g)
-        return cls(readable(call, q), readable(call, k), readable(call, v), gates, cu_seqlens, head_gates)
+        return cls(readable(call, q), readable(call, k), readable(call, v), gates, settled(cu_seqlens), head_gates)
 
     def on_meta(self) -> "Inputs":
         """Tensors like these on the meta device, without data."""

@@ -1,6 +1,7 @@
 """Checks of a call's arguments. Each error is a `ValueError` that names the argument, its value and what is allowed."""
 
 import os
+from collections.abc import Mapping
 from itertools import pairwise
 from numbers import Real
 from typing import NoReturn
@@ -21,6 +22,16 @@ def interpreting() -> bool:
 
 def _refuse(argument: str, got: object, needs: str) -> NoReturn:
     raise ValueError(f"{argument}: got {got}; it needs {needs}")
+
+
+def check_tensors(*, optional: Mapping[str, object], **needed: object) -> None:
+    """Checks that arguments are dense tensors; those that are optional may be None. Raises ValueError."""
+    for name, x in (*needed.items(), *optional.items()):
+        if isinstance(x, torch.Tensor):
+            if x.layout != torch.strided:
+                _refuse(name, f"layout {x.layout}", "a dense tensor")
+        elif x is not None or name in needed:
+            _refuse(name, type(x).__name__, "a tensor, or None" if name in optional else "a tensor")
 
 
 def check_inputs(

@@ -80,7 +80,7 @@ def _run_backward(
     _, needs_dinitial, needs_dg, keep, _, _ = settings
     after = None if dfinal is None else dfinal.contiguous()
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
-    do = readable(call, do)
+    do, kept, flags = readable(call, do), kept.contiguous(), flags.contiguous()
     return passes.launch_backward(call, inputs, do, after, kept, flags, needs_dinitial, needs_dg, keep)
 
 

@@ -17,6 +17,7 @@ from gla_kernels.launching.buffers import (
     on_meta,
     output_parts,
     readable,
+    settled,
     sum_of_parts,
 )
 from gla_kernels.launching.call import Call, make_call
@@ -78,6 +79,7 @@ def forward(
     plan: str | None,
 ) -> Outputs:
     """Runs a forward. `plan` is the text of a launch plan; if None, the plan comes from the table in `plans.py`."""
+    initial_state = settled(initial_state)
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
     with device_of(q):
@@ -179,7 +181,7 @@ def backward(
     """Runs a backward: dq, dk, dv, and those of dg and the gradient of the initial states that are needed."""
     call = make_call(q, v, g, cu_seqlens, scale, chunk_size, plan)
     inputs = Inputs.of(call, q, k, v, g, cu_seqlens)
-    do = readable(call, do)
+    do, dfinal, kept, flags = readable(call, do), settled(dfinal), kept.contiguous(), flags.contiguous()
     with device_of(q):
         if unrehearsed(call, "backward", dfinal is None, needs_dinitial, needs_dg, keep):
             with rehearsing(call, q.device) as rehearsal:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import library
 
-from gla_kernels.launching.buffers import Inputs
+from gla_kernels.launching.buffers import Inputs, rows, settled
 from gla_kernels.launching.call import Call, make_call
 from gla_kernels.operators.passes import device_of
 from gla_kernels.portable.launches import run_recurrence
@@ -18,8 +18,7 @@ def _launch(
     initial: torch.Tensor | None, final: torch.Tensor | None, cu_seqlens: torch.Tensor | None, state_v_first: bool,
 ) -> torch.Tensor:  # fmt: skip
     """Launches the kernel: returns o, and fills `final`, which may be `initial`, if it is not None."""
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    g = g if g is None or g.stride(-1) == 1 else g.contiguous()
+    q, k, v, g = rows(q), rows(k), rows(v), None if g is None else rows(g)
     o = torch.empty_like(v, memory_format=torch.contiguous_format)
     run_recurrence(call, Inputs(q, k, v, g, cu_seqlens), o, initial, final, state_v_first)
     return o
@@ -55,7 +54,8 @@ def run_recurrent(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Returns o and the final states, which are an empty tensor if not requested."""
     final = _new_state(q, v, cu_seqlens, output_final_state, state_v_first)
-    o = _run(q, k, v, g, initial, final if output_final_state else None, cu_seqlens, scale, state_v_first)
+    wanted = final if output_final_state else None
+    o = _run(q, k, v, g, settled(initial), wanted, settled(cu_seqlens), scale, state_v_first)
     return o, final
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from gla_kernels.chunk import Materialize, autocast, of_no_tokens, state_kept
-from gla_kernels.operators.checks import DTYPES, check_inputs, check_values
+from gla_kernels.operators.checks import DTYPES, check_inputs, check_tensors, check_values
 from gla_kernels.operators.passes import KEEP_NOTHING, keeps
 from gla_kernels.operators.plain import refuse_tangents
 from gla_kernels.value_gated.operators import forward
@@ -30,6 +30,7 @@ def chunk_value_gated(
     Arguments as of `chunk_gla`; g may be None. All chunks have 32 tokens, and what is kept is all states or nothing.
     """
     keeps_states = state_kept(materialize)
+    check_tensors(q=q, k=k, v=v, optional={"g": g, "initial_state": initial_state, "cu_seqlens": cu_seqlens})
     q, k, v = autocast(q, k, v)
     check_inputs(q, k, v, g, scale, initial_state, cu_seqlens, None, state_v_first=state_v_first)
     _check_gates_of_values(gv, v)

@@ -6,13 +6,10 @@ from typing import Any
 import torch
 from torch import library
 
+from gla_kernels.launching.buffers import rows, settled
 from gla_kernels.operators.ops import refuse
 from gla_kernels.operators.passes import device_of
 from gla_kernels.value_gated.launches import Tensors, ValueGated
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _call(
@@ -20,8 +17,8 @@ def _call(
     cu_seqlens: torch.Tensor | None, scale: float,
 ) -> ValueGated:  # fmt: skip
     # Without gates of keys, all tokens share a row of zeros.
-    gates = q.new_zeros(q.shape[-1:], dtype=torch.float32).expand(q.shape) if g is None else _rows(g)
-    return ValueGated(Tensors(_rows(q), _rows(k), _rows(v), gates, _rows(gv), cu_seqlens), scale)
+    gates = q.new_zeros(q.shape[-1:], dtype=torch.float32).expand(q.shape) if g is None else rows(g)
+    return ValueGated(Tensors(rows(q), rows(k), rows(v), gates, rows(gv), settled(cu_seqlens)), scale)
 
 
 def _forward(
@@ -30,7 +27,7 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Returns o, the final states and, if they are kept, the states before every chunk, else an empty tensor."""
     with device_of(q):
-        start = None if initial is None else initial.contiguous()
+        start = settled(initial)
         o, final, states = _call(q, k, v, g, gv, cu_seqlens, scale).forward(start)
     return o, final, states if keep else states.new_empty(0)
 
@@ -53,9 +50,9 @@ def _backward(
     with device_of(q):
         call = _call(q, k, v, g, gv, cu_seqlens, scale)
         if not states.numel():
-            start = None if initial is None else initial.contiguous()
+            start = settled(initial)
             states, _ = call.walk(call.tensors.k, call.tensors.v, start, reverse=False)
-        return call.backward(_rows(do), None if dfinal is None else dfinal.contiguous(), states.contiguous())
+        return call.backward(rows(do), settled(dfinal), states.contiguous())
 
 
 def _fake_backward(
