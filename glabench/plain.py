@@ -23,6 +23,7 @@ _Read = TypeVar("_Read")
 Name = Annotated[str, msgspec.Meta(max_length=300)]
 Whole = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
 Number = Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
 # Positive numbers: for division and logarithmic axes.
 Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 Amount = Annotated[float, msgspec.Meta(ge=_LEAST, le=_MOST)]

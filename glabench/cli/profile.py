@@ -12,10 +12,10 @@ from glabench.cli.options import JsonOption, MeasuringOptions
 from glabench.cli.output import Messages, check_targets, print_table, write_json
 from glabench.errors import ExitCode, GlabenchError, UsageError, allowed_names, count_of
 from glabench.profiling.request import Request, profile_cell
-from glabench.records import Record, RunFolder
+from glabench.records import FAILED, Record, RunFolder
 from glabench.records.metrics import choose_metrics, significant
 from glabench.records.profile import Profile
-from glabench.report.profiles import describe_profile, profile_table
+from glabench.report.profiles import LEAST_SHARE, describe_profile, profile_table
 from glabench.report.series import rows_of_runs
 from glabench.report.write import write_report
 from glabench.scheduling.plan import Place, Plan
@@ -94,7 +94,8 @@ def profile(
     run = measure_run(request, out, shown.messages)
     folder, failed = RunFolder(run.path), False
     for record in run.records:
-        failed |= not _profile_record(record, plan, folder, shown, trace, memory)
+        profiled = _profile_record(record, plan, folder, shown, trace, memory)
+        failed |= not profiled or record.status in FAILED
     run = folder.load()
     if json_to is not None:
         records = {record.cell: record for record in run.records}
@@ -145,7 +146,7 @@ def _profile_record(
     if not shown.quiet:
         print(f"\n{cell}")
         if (earlier := _earlier(shown.before, cell)) is not None:
-            _show_beside(earlier, found)
+            _show_beside(earlier, found, shown.all_kernels)
         else:
             print_table(*profile_table(found, shown.all_kernels))
             for line in describe_profile(found, record):
@@ -179,7 +180,7 @@ def _compare_revisions(plan: Plan, rev: str, json_to: str | None, shown: _Shown)
         written.append({"cell": cell.to_json(), **{name: x.to_json() for name, x in zip(names, sides, strict=True)}})
         if not shown.quiet:
             print(f"\n{cell}, {names[0]} and {names[1]}")
-            _show_beside(*sides)
+            _show_beside(sides[0], sides[1], shown.all_kernels)
     if json_to is not None:
         write_json(written, json_to)
 
@@ -191,13 +192,18 @@ def _of_revisions(repository: Path, names: Sequence[str], request: Request, plan
             yield profile_cell(request, variables, plan.settings.cell_timeout_s)
 
 
-def _show_beside(before: Profile, now: Profile) -> None:
-    """Both profiles by the names of kernels, those that took the longest first."""
+def _show_beside(before: Profile, now: Profile, all_kernels: bool = True) -> None:
+    """What kernels add to a call in both profiles, by name, those that take the longest first."""
     sides = [before.by_name(), now.by_name()]
-    names = sorted(sides[0].keys() | sides[1].keys(), key=lambda name: -max(side.get(name, 0.0) for side in sides))
+    longest = {name: max(side.get(name, 0.0) for side in sides) for name in sides[0].keys() | sides[1].keys()}
+    least = 0.0 if all_kernels else LEAST_SHARE * max(before.span_ms, now.span_ms)
+    names = sorted((name for name in longest if longest[name] >= least), key=lambda name: -longest[name])
     rows = [_beside(name, sides[0].get(name), sides[1].get(name)) for name in names]
+    if hidden := longest.keys() - set(names):
+        there, here = (sum(side.get(name, 0.0) for name in hidden) for side in sides)
+        rows.append(_beside(f"{len(hidden)} others (--all)", there, here))
     rows.append(_beside("all, from the first start to the last end", before.span_ms, now.span_ms))
-    print_table(("kernel" if now.on_device else "operator", "ms, before", "ms, now", "ratio"), rows)
+    print_table(("kernel" if now.on_device else "operator", "adds, ms, before", "adds, ms, now", "ratio"), rows)
 
 
 def _beside(name: str, there: float | None, here: float | None) -> Sequence[str]:

@@ -15,6 +15,8 @@ from glabench.records.profile import Host, Kernel, Profile
 
 # How the worker marks a call.
 CALL = "glabench: one call"
+# What a run folder takes.
+LONGEST_NAME = 300
 
 
 def profile_of(trace: Trace) -> Profile:
@@ -120,7 +122,10 @@ def _of_operators(trace: Trace, windows: Sequence[Event], host: Host) -> Profile
             if window.start <= event.start <= window.end:
                 times.setdefault(event.name, [0.0] * len(windows))[number] += own
                 counts[event.name] = counts.get(event.name, 0) + 1
-    kernels = [Kernel(name, round(counts[name] / len(windows)), _ms(own), _ms(own)) for name, own in times.items()]
+    kernels = [
+        Kernel(name[:LONGEST_NAME], max(1, round(counts[name] / len(windows))), _ms(own), _ms(own))
+        for name, own in times.items()
+    ]
     kernels.sort(key=lambda kernel: -kernel.ms)
     busy = sum(kernel.ms for kernel in kernels)
     return Profile(len(windows), _ms([window.duration for window in windows]), busy, tuple(kernels), host, False)
@@ -129,7 +134,7 @@ def _of_operators(trace: Trace, windows: Sequence[Event], host: Host) -> Profile
 def short_name(name: str) -> str:
     """A kernel's name without its return type, template arguments and parameters."""
     plain = re.sub(r"^(void|static|__global__)\s+", "", name.strip())
-    return re.split(r"[<(]", plain, maxsplit=1)[0].strip() or name
+    return (re.split(r"[<(]", plain, maxsplit=1)[0].strip() or name)[:LONGEST_NAME]
 
 
 def _ms(microseconds: Sequence[float]) -> float:

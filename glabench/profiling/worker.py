@@ -22,7 +22,7 @@ from glabench.errors import GlabenchError
 from glabench.measure.work import KINDS
 from glabench.measure.worker import end_with_parent, private_stdout
 from glabench.measure.workload import Steps, steps_of
-from glabench.profiling.profile import CALL, profile_of, with_occupancy
+from glabench.profiling.profile import CALL, LONGEST_NAME, profile_of, with_occupancy
 from glabench.profiling.request import Request
 from glabench.profiling.trace import load_trace
 from glabench.records.profile import Part, Profile, Work
@@ -153,7 +153,9 @@ def _profile(request: Request) -> Profile:
 def _profile_part(name: str, part: BackendPart, request: Request) -> Part:
     found = profile_steps(Steps(None, part.call, None), request.device, request.calls, None)
     counts = part.counts
-    return Part(name, found.span_ms, *((None, None) if counts is None else (counts.bytes, counts.flops)))
+    return Part(
+        str(name)[:LONGEST_NAME], found.span_ms, *((None, None) if counts is None else (counts.bytes, counts.flops))
+    )
 
 
 def _arch(request: Request) -> str:

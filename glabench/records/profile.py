@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from glabench.plain import Amount, Count, Name, Number, Whole, read_as, read_json, read_text
+from glabench.plain import Amount, Count, Name, NotNegative, Number, Whole, read_as, read_json, read_text
 from glabench.sweeps.model import Cell
 
 # The share of a call's busy time that makes a kernel its only one.
@@ -35,9 +35,9 @@ class Kernel:
 
     name: Name
     calls: Count
-    ms: Number
-    added_ms: Number
-    gap_ms: Number = 0.0
+    ms: NotNegative
+    added_ms: NotNegative
+    gap_ms: NotNegative = 0.0
     grid: tuple[Whole, ...] | None = None
     threads: Whole | None = None
     registers: Whole | None = None
@@ -69,10 +69,10 @@ class Host:
     `launch_ms`: in the driver and CUDA's runtime; `operators_ms`: in torch's operators besides; the rest is Python's.
     """
 
-    call_ms: Number
+    call_ms: NotNegative
     launches: Whole
-    launch_ms: Number
-    operators_ms: Number
+    launch_ms: NotNegative
+    operators_ms: NotNegative
 
     @property
     def rest_ms(self) -> float:
@@ -89,7 +89,7 @@ class Profile:
 
     calls: Count
     span_ms: Amount
-    busy_ms: Number
+    busy_ms: NotNegative
     kernels: tuple[Kernel, ...]
     host: Host
     on_device: bool

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Kernels that take less than this share of a call are one row, and those below the second one piece of a bar.
-_LEAST_SHARE, _LEAST_DRAWN = 0.005, 0.03
+LEAST_SHARE, _LEAST_DRAWN = 0.005, 0.03
 # A time of the suite and a span that differ by more than this share of the time are said to differ.
 AGREES = 0.05
 _OF_KERNELS = (
@@ -40,7 +40,7 @@ def profile_table(found: Profile, all_kernels: bool = False) -> tuple[Sequence[s
     """Head and rows: a row per kernel, on a CPU per operator. Those of little time are one row, unless asked for."""
     of_rows = _OF_KERNELS if found.on_device else _OF_OPERATORS
     head = ("kernel" if found.on_device else "operator", *of_rows)
-    shown = [kernel for kernel in found.kernels if all_kernels or kernel.added_ms >= _LEAST_SHARE * found.span_ms]
+    shown = [kernel for kernel in found.kernels if all_kernels or kernel.added_ms >= LEAST_SHARE * found.span_ms]
     rows = [_row(kernel, found) for kernel in shown]
     if hidden := [kernel for kernel in found.kernels if kernel not in shown]:
         ms, added = (sum(getattr(kernel, name) for kernel in hidden) for name in ("ms", "added_ms"))

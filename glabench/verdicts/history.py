@@ -74,7 +74,7 @@ def courses_of(runs: Sequence[Run], metric: Metric, least: float) -> list[Course
                 found.setdefault((device, record.cell), []).append(point)
     several = {key: sorted(points, key=lambda point: point.at) for key, points in found.items() if len(points) > 1}
     if not several:
-        raise UsageError("RUN: no cell was measured in two of the runs on one device")
+        raise UsageError(f"RUN: no cell has a value of {metric.name} in two of the runs on one device")
     return [Course(cell, device, points, changes_in(points, least)) for (device, cell), points in several.items()]
 
 

@@ -96,7 +96,7 @@ def test_devices_have_courses_of_their_own():
 
 def test_without_a_common_cell_there_is_no_history():
     runs = [*runs_of(1.0), *runs_of(1.0, changes={"batch": "1"})]
-    with pytest.raises(UsageError, match="no cell was measured in two of the runs on one device"):
+    with pytest.raises(UsageError, match="no cell has a value of time in two of the runs on one device"):
         courses_of(runs, TIME, 0.03)
 
 

@@ -183,6 +183,7 @@ def test_names_of_kernels_are_short():
     assert short_name("void at::native::copy<4, at::native::A>(int, std::array<char*, 2>)") == "at::native::copy"
     assert short_name("value_gated_chunks") == "value_gated_chunks"
     assert short_name("Memset (Device)") == "Memset"
+    assert len(short_name("x" * 1000)) == 300
 
 
 def test_a_profile_is_the_same_when_it_is_read_back():
