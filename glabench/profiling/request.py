@@ -60,4 +60,7 @@ def profile_cell(request: Request, variables: Mapping[str, str], timeout_s: floa
         raise GlabenchError(f"{request.cell}: the profiling process ended with code {done.returncode}{why}") from None
     if "error" in answer:
         raise GlabenchError(answer["error"])
-    return Profile.from_json(answer["profile"])
+    try:
+        return Profile.from_json(answer["profile"])
+    except ValueError as problem:  # of what a plugin says of its parts
+        raise GlabenchError(f"{request.cell}: its profile cannot be kept: {problem}") from None

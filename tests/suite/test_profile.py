@@ -269,6 +269,23 @@ def test_a_kernel_that_does_nearly_all_is_the_sole_one():
     assert profile_of(trace_of(KERNELS)).sole_kernel is None
 
 
+def test_parts_that_no_record_can_hold_are_an_error_of_the_cell(tmp_path):
+    plugin = tmp_path / "odd.py"
+    plugin.write_text(
+        "from glabench.backends import Backend, Counts, Part\n"
+        "class Odd(Backend):\n"
+        "    name, op, title, has_parts = 'odd', 'linear', 'has odd parts', True\n"
+        "    def bind(self, inputs, cell):\n"
+        "        return lambda: inputs['v'] * 1\n"
+        "    def parts(self, inputs, cell):\n"
+        "        return {'part': Part(lambda: inputs['v'] * 2, Counts(2**70, 1))}\n"
+        "BACKENDS = [Odd()]\n"
+    )
+    cell = Cell("odd", "linear", "infer", 1, 8, "fp32", Parameters(SMALL), "cpu")
+    with pytest.raises(GlabenchError, match="its profile cannot be kept"):
+        profile_cell(Request(cell, "cpu", (str(plugin),)), {}, 60)
+
+
 CPU = ("--device", "cpu", "--seqlen", "64", "--heads", "2", "--head-dim", "16", "--time-limit", "0.1")
 
 
