@@ -27,8 +27,8 @@ _OTHER_COLOURS = ("#6ACC64", "#956CB4", "#D5BB67", "#82C6E2")
 _PLAIN_TEXT: Any = {"text.parse_math": False}
 _EXPLAINED = (
     "Parts are variants of the forward that leave the others out. Each reads and writes its tensors anew, so together "
-    "they take longer than the whole call, which is the black line. Numbers above bars are milliseconds. A bar is as "
-    "high as its sum over that of the best chunk."
+    "they may take longer than the whole call, which is the black line. Numbers above bars are milliseconds. A bar is "
+    "as high as its sum over that of the best chunk."
 )
 
 
