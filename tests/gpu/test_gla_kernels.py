@@ -522,9 +522,9 @@ def test_tensors_of_more_than_2_to_the_31_elements_are_addressed_right():
         normal(torch.bfloat16),
         normal(torch.bfloat16).abs_().neg_(),
     ]
-    alone = [x[-1:].clone() for x in inputs]
+    fewer = [x[-64:].clone() for x in inputs]  # enough for the same plan: one sequence alone is cut into pieces
     found = []
-    for tensors in (inputs, alone):
+    for tensors in (inputs, fewer):
         leaves = [x.requires_grad_() for x in tensors]
         o, _ = chunk_gla(*leaves)
         o.backward(leaves[2].detach())
