@@ -1,5 +1,6 @@
 """The command `glabench inspect`."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,8 +9,8 @@ import typer
 
 from glabench.cli.options import JsonOption
 from glabench.cli.output import print_table, write_json
-from glabench.errors import UsageError, allowed_names
-from glabench.inspecting.request import ARCHS, DTYPES, FAMILIES, Request, family_for, kernels_of, parse_archs
+from glabench.errors import ExitCode, UsageError, allowed_names
+from glabench.inspecting.request import ARCHS, DTYPES, FAMILIES, GATES, Request, family_for, kernels_of, parse_archs
 from glabench.scheduling.revisions import checked_out, parse_range, repository_of, worker_variables
 
 _HEAD = (
@@ -34,6 +35,7 @@ def inspect(
     key_dim: Annotated[int, typer.Option(min=1, max=512, help="Key head dim K.")] = 64,
     value_dim: Annotated[int, typer.Option(min=1, max=1024, help="Value head dim V.")] = 64,
     dtype: Annotated[str, typer.Option(help=f"Type of the inputs: {', '.join(DTYPES)}.")] = "bf16",
+    gates: Annotated[str, typer.Option(help=f"Type of the gates: {', '.join(GATES)}.")] = "fp32",
     chunk: Annotated[str, typer.Option(help="Chunk length C, or auto.")] = "auto",
     family: Annotated[
         str, typer.Option(help=f"Kernels: {', '.join(FAMILIES)}; auto takes those that a call would run.")
@@ -48,11 +50,15 @@ def inspect(
     """Compile our kernels without a GPU: registers, spills, shared memory, occupancy, products on tensor cores.
 
     Spills are bytes of stack per thread. Occupancy is how many programs a multiprocessor holds at once, and what allows
-    no more. Compiling takes seconds per kernel.
+    no more. Compiling takes seconds per kernel. If a compiler made one of the mistakes that are known to give wrong
+    numbers, the exit code is 4.
 
     Example: glabench inspect forward --arch sm_90,sm_80 --key-dim 128 --value-dim 256
     """
-    given = (("--dtype", dtype, DTYPES), ("--family", family, FAMILIES), ("--chunk", chunk, ("auto", *_CHUNKS)))
+    given = (
+        ("--dtype", dtype, DTYPES), ("--gates", gates, GATES), ("--family", family, FAMILIES),
+        ("--chunk", chunk, ("auto", *_CHUNKS)),
+    )  # fmt: skip
     for option, value, known in given:
         if value not in known:
             raise UsageError(f"{option}: '{value}' is unknown ({allowed_names(known, value)})")
@@ -64,18 +70,24 @@ def inspect(
     request = Request(
         archs, key_dim, value_dim, dtype, None if chunk == "auto" else int(chunk),
         family_for(family, archs, key_dim, value_dim, dtype, chunk), kernel, "sass" if sass else "ptx" if ptx else None,
+        gates,
     )  # fmt: skip
     if rev is not None:
         _compare(request, rev, json_to)
         return
     if request.show is not None:
-        _found(_print_text(kernels_of(request)), kernel)
+        _found(_print_text(kernels_of([request])), kernel)
         return
-    found = _found([_without_text(each) for each in kernels_of(request)], kernel)
+    found = _found([_without_text(each) for each in kernels_of([request])], kernel)
     if json_to is not None:
         write_json(found, json_to)
-        return
-    print_table(_HEAD, [_row(each, len(archs) > 1) for each in found])
+    else:
+        print_table(_HEAD, [_row(each, len(archs) > 1) for each in found])
+    if faulty := [each for each in found if each["faults"]]:
+        for each in faulty:
+            faults = ", ".join(f"{count} {fault}" for fault, count in each["faults"].items())
+            print(f"error: {_name(each, True)} is compiled wrongly: {faults}", file=sys.stderr)
+        raise typer.Exit(ExitCode.CELL_FAILED)
 
 
 def _found(kernels: list[Kernel], only: str) -> list[Kernel]:
@@ -122,7 +134,7 @@ def _compare(request: Request, rev: str, json_to: str | None) -> None:
     sides = []
     for revision in parse_range(rev):
         with checked_out(repository, revision) as tree:
-            kernels = kernels_of(request, worker_variables(tree))
+            kernels = kernels_of([request], worker_variables(tree))
             sides.append({(each["arch"], each["kernel"]): _without_text(each) for each in kernels})
     first, second = sides
     _found([*first.values(), *second.values()], request.only)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from tempfile import TemporaryFile
 from typing import Any
@@ -16,15 +16,17 @@ from glabench.errors import GlabenchError, UsageError, allowed_names
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 FAMILIES = ("auto", "hopper", "portable")
 DTYPES = ("bf16", "fp16", "fp32")
+GATES = ("fp32", "bf16")
 # Head dims of the kernels for Hopper are multiples of this, and chunks have so many tokens.
 _WIDE_MULTIPLE, _HOPPER_CHUNK = 16, "64"
 
 
 @dataclass(frozen=True)
 class Request:
-    """Which kernels to compile: for which head dims and dtype, of which family, with which names.
+    """Which kernels to compile: for which head dims and dtypes, of which family, with which names.
 
-    `archs` are without `sm_`. `show`: the code to give back as text, ptx or sass.
+    `archs` are without `sm_`. `only` is a part of their names, `names` are whole ones; empty for all. `show`: the code
+    to give back as text, ptx or sass.
     """
 
     archs: tuple[str, ...]
@@ -35,12 +37,18 @@ class Request:
     family: str
     only: str = ""
     show: str | None = None
+    gates: str = "fp32"
+    names: tuple[str, ...] = ()
+
+    def wants(self, name: str) -> bool:
+        """Whether a kernel of this name is asked for."""
+        return self.only in name and (not self.names or name in self.names)
 
 
 def parse_request(text: str) -> Request:
     """The inverse of what `kernels_of` gives its worker."""
     fields = json.loads(text)
-    return Request(**{**fields, "archs": tuple(fields["archs"])})
+    return Request(**{**fields, "archs": tuple(fields["archs"]), "names": tuple(fields["names"])})
 
 
 def parse_archs(text: str) -> tuple[str, ...]:
@@ -55,9 +63,10 @@ def parse_archs(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def kernels_of(request: Request, variables: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
-    """The kernels, one after another, as the worker compiles them. Raises GlabenchError if it fails."""
-    command = [sys.executable, "-m", "glabench.inspecting.worker", json.dumps(asdict(request))]
+def kernels_of(requests: Sequence[Request], variables: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+    """The kernels of each request in turn, as the worker compiles them. Raises GlabenchError if it fails."""
+    asked = [json.dumps(asdict(request)) for request in requests]
+    command = [sys.executable, "-m", "glabench.inspecting.worker", *asked]
     # Kernels are compiled, not interpreted.
     environment = {**os.environ, "TRITON_INTERPRET": "0", **(variables or {})}
     with (

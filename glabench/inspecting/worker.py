@@ -1,7 +1,8 @@
 """Compiles the kernels of a tree and prints what is known of each as a line of JSON; run in a process of its own.
 
-python -m glabench.inspecting.worker REQUEST, a JSON object with the fields of `request.Request`. Which kernels there
-are, and how they are compiled, is known to `gla_kernels.inspection` of the tree that PYTHONPATH names.
+python -m glabench.inspecting.worker REQUEST..., JSON objects with the fields of `request.Request`. Which kernels there
+are, how they are compiled, and which faults of compilers to look for, is known to `gla_kernels.inspection` of the tree
+that PYTHONPATH names.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def _calls(request: Request, arch: str) -> Iterator[Any]:
     from gla_kernels.launching.plans import hopper_plan, triton_plan
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[request.dtype]
-    K, V = request.key_dim, request.value_dim
+    K, V, bfloat16_gates = request.key_dim, request.value_dim, request.gates == "bf16"
     for gated in (True, False):
         special = hopper_plan(K, V, dtype, request.chunk) if request.family == "hopper" else None
         plan = special or triton_plan(K, V, dtype, request.chunk, gated, ahead.SHARED[arch])
-        yield ahead.call_of(K, V, gated, dtype, plan)
+        yield ahead.call_of(K, V, gated, dtype, plan, bfloat16_gates)
         of_narrow_heads = plan.family == "hopper" and "head_gated" in signature(ahead.call_of).parameters
         if not gated and getattr(plan, "takes_head_gates", of_narrow_heads):
-            yield ahead.call_of(K, V, False, dtype, plan, head_gated=True)
+            yield ahead.call_of(K, V, False, dtype, plan, bfloat16_gates, head_gated=True)
 
 
 def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, Any]:
@@ -55,27 +56,46 @@ def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, 
     return {
         "arch": arch if arch.startswith("gfx") else f"sm_{arch}",
         "kernel": full_name(call, variant),
+        "form": variant.form,
         "warps": warps,
         **asdict(needs),
         "occupancy": None if held is None else asdict(held),
         "products": products(code),
         "code_bytes": None if arch.startswith("gfx") else code_bytes(code),
         "code": code_hash(code),
+        "faults": _faults(compiled, call, variant, code),
         "compile_s": round(compile_s, 2),
         "text": {None: None, "sass": code, "ptx": compiled.asm.get("ptx", code)}[show],
     }
+
+
+def _faults(compiled: Any, call: Any, variant: Any, code: str) -> dict[str, int]:
+    """How often compilers made a mistake that they are known to make; empty if they did not, or for AMD."""
+    from gla_kernels.inspection.ptx import overflowing_pairs, waits_first
+    from gla_kernels.inspection.sass import faulty_descriptors
+
+    ptx = compiled.asm.get("ptx")
+    if ptx is None:
+        return {}
+    counts = {
+        "pairs that overflow": len(overflowing_pairs(ptx)),
+        "reads before the wait": int(call.plan.family != "triton" and not waits_first(ptx)),
+        # The exact form's products are too small for `wgmma`, whose descriptors these are.
+        "faulty descriptors": 0 if variant.form == "exact" else len(faulty_descriptors(code)),
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def main() -> None:
     """Prints a line per kernel, in the order in which they are compiled."""
     from gla_kernels.inspection import ahead
 
-    request = parse_request(sys.argv[1])
-    for arch in request.archs:
-        for call in _calls(request, arch):
-            for variant in ahead.variants(call):
-                if request.only in full_name(call, variant):
-                    print(json.dumps(describe(call, variant, arch, request.show)), flush=True)
+    for request in map(parse_request, sys.argv[1:]):
+        for arch in request.archs:
+            for call in _calls(request, arch):
+                for variant in ahead.variants(call):
+                    if request.wants(full_name(call, variant)):
+                        print(json.dumps(describe(call, variant, arch, request.show)), flush=True)
 
 
 if __name__ == "__main__":

@@ -70,11 +70,12 @@ def test_a_kernel_is_compiled_and_described(run):
     assert kernel["occupancy"]["programs"] > 0
 
 
-def kernel(name, code="a", registers=40):
+def kernel(name, code="a", registers=40, faults=None):
     return {
-        "arch": "sm_90", "kernel": name, "warps": 4, "registers": registers, "stack_bytes": 0, "shared_bytes": 2048,
-        "occupancy": {"programs": 12, "share": 0.75, "limit": "registers"}, "products": {"HMMA": 3}, "code_bytes": 512,
-        "code": code, "compile_s": 1.0, "text": "some code",
+        "arch": "sm_90", "kernel": name, "form": "plain", "warps": 4, "registers": registers, "stack_bytes": 0,
+        "shared_bytes": 2048, "occupancy": {"programs": 12, "share": 0.75, "limit": "registers"},
+        "products": {"HMMA": 3}, "code_bytes": 512, "code": code, "faults": faults or {}, "compile_s": 1.0,
+        "text": "some code",
     }  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def compiled(monkeypatch):
     """What the worker finds, in turns."""
     found = []
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(inspect, "kernels_of", lambda request, variables=None: iter(found.pop(0)))
+    monkeypatch.setattr(inspect, "kernels_of", lambda requests, variables=None: iter(found.pop(0)))
     return found
 
 
@@ -94,6 +95,19 @@ def test_a_table_has_a_row_per_kernel(run, compiled):
     assert ["backward", "255", "0", "2", "12", "registers", "3 HMMA", "0.5"] in [
         [cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()
     ]
+
+
+def test_a_kernel_that_is_compiled_wrongly_ends_the_command_with_an_error(run, compiled):
+    compiled.append([kernel("forward"), kernel("backward", faults={"faulty descriptors": 2})])
+    code, text, error = run("inspect")
+    assert code == 4
+    assert "backward" in text
+    assert error == "error: backward (sm_90) is compiled wrongly: 2 faulty descriptors\n"
+
+
+def test_kernels_are_asked_for_by_whole_names_or_parts():
+    some = Request(("90",), 64, 64, "bf16", None, "triton", only="back", names=("backward", "forward"))
+    assert [name for name in ("backward", "gated backward", "forward") if some.wants(name)] == ["backward"]
 
 
 def test_code_is_printed_below_its_kernels_name(run, compiled):
@@ -119,6 +133,7 @@ def test_what_differs_between_two_revisions_is_shown(run, compiled, monkeypatch)
         (["--arch", "sm_91"], "--arch: 'sm_91' is unknown (allowed: sm_80,"),
         (["--dtype", "fp8"], "--dtype: 'fp8' is unknown"),
         (["--chunk", "48"], "--chunk: '48' is unknown"),
+        (["--gates", "fp8"], "--gates: 'fp8' is unknown"),
         (["--family", "wide"], "--family: 'wide' is unknown"),
         (["--sass", "--ptx"], "--sass, --ptx: give one of them"),
         (["--sass", "--rev", "HEAD..WORKTREE"], "--rev: shows what differs; leave out --sass and --ptx"),
@@ -147,4 +162,4 @@ def test_kernels_of_the_same_revision_are_the_same(run, monkeypatch):
 
 def test_a_worker_that_fails_says_why():
     with pytest.raises(GlabenchError, match="the kernels could not be compiled: KeyError: '91'"):
-        list(kernels_of(Request(("91",), 64, 64, "bf16", None, "triton", "recurrence")))
+        list(kernels_of([Request(("91",), 64, 64, "bf16", None, "triton", "recurrence")]))

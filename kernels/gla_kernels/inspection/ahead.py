@@ -1,19 +1,13 @@
-"""Compiles the kernels without a GPU and reports their registers, spills and shared memory.
+"""Which kernels a call may launch, compiled without a GPU: their registers, spills and shared memory.
 
-    python -m gla_kernels.inspection.ahead --arch 80 90 100 gfx942 --key-dim 64 --value-dim 64 --dtype bf16
-    python -m gla_kernels.inspection.ahead --family hopper --key-dim 128 --value-dim 256
-
-prints one line of JSON per kernel, for NVIDIA's architectures with the number of faults by LLVM (see `ptx.py`) and, for
-Gluon kernels, by the assembler (see `sass.py`).
+`glabench inspect` shows them.
 """
 
-import argparse
-import json
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,25 +18,20 @@ from triton.compiler import ASTSource
 
 from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.hopper.wide.pieces import fits_one_backward, parks_dstates
-from gla_kernels.inspection.ptx import overflowing_pairs, waits_first
-from gla_kernels.inspection.sass import disassemble, faulty_descriptors
 from gla_kernels.launching.call import Call, named
 from gla_kernels.launching.plans import (
     WIDE_BACKWARD,
     LaunchPlan,
     Tile,
     exact_tile,
-    hopper_plan,
     narrower_state_tile,
     operands,
     recurrent_tile,
     strong_tile,
-    triton_plan,
     wide_frames_tile,
     wide_readout_tile,
     wide_recurrence_tile,
 )
-from gla_kernels.limits import CHUNK_SIZES
 from gla_kernels.operators.launches import strong_kernel
 from gla_kernels.portable.backward import gla_backward_kernel
 from gla_kernels.portable.exact import gla_forward_exact
@@ -281,49 +270,3 @@ def call_of(
     return Call(
         2, 4096, 4, K, V, 2, False, gated, K**-0.5, dtype, choice, bfloat16_gates, head_gated=head_gated
     )  # fmt: skip
-
-
-def main() -> None:
-    """The command line: compiles every kernel for head dims K and V on each architecture, with and without gates.
-
-    On Hopper also with a gate per head.
-    """
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    parser = argparse.ArgumentParser(description="Compile the GLA kernels without a GPU and print their resources.")
-    parser.add_argument(
-        "--arch", nargs="+", default=["90"], choices=SHARED, help="architectures; 90 is sm_90, gfx942 is an MI300"
-    )
-    parser.add_argument("--key-dim", type=int, default=64)
-    parser.add_argument("--value-dim", type=int, default=64)
-    parser.add_argument("--dtype", choices=dtypes, default="bf16")
-    parser.add_argument("--gates", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--chunk", type=int, choices=CHUNK_SIZES)
-    parser.add_argument("--family", choices=("triton", "hopper"), default="triton")
-    options = parser.parse_args()
-    K, V, dtype = options.key_dim, options.value_dim, dtypes[options.dtype]
-    special = hopper_plan(K, V, dtype, options.chunk) if options.family == "hopper" else None
-    if options.family == "hopper" and special is None:
-        parser.error(f"the Hopper kernels do not support K = {K}, V = {V} in {options.dtype}; use --family triton")
-    for arch in options.arch:
-        for gates in ("channel", "none", "head"):
-            gated = gates == "channel"
-            choice = special or triton_plan(K, V, dtype, options.chunk, gated, SHARED[arch])
-            if gates == "head" and not choice.takes_head_gates:
-                continue
-            call = call_of(K, V, gated, dtype, choice, options.gates == "bf16", gates == "head")
-            for variant in variants(call):
-                compiled = compile_kernel(call, variant, arch)
-                per_head = "per-head " * call.head_gated
-                line = {"arch": arch, "kernel": per_head + variant.name, "gated": gated, "form": variant.form}
-                line |= asdict(resources(compiled))
-                if not _is_amd(arch):
-                    line["overflowing_pairs"] = len(overflowing_pairs(compiled.asm["ptx"]))
-                if choice.family != "triton":
-                    line["waits_first"] = waits_first(compiled.asm["ptx"])
-                if arch == "90" and variant.form != "exact":  # the exact form's products are too small for `wgmma`
-                    line["faulty_descriptors"] = len(faulty_descriptors(disassemble(compiled)))
-                print(json.dumps(line), flush=True)
-
-
-if __name__ == "__main__":
-    main()
