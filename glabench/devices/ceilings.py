@@ -1,4 +1,4 @@
-"""The device's ceilings: the bandwidth of a large copy and the speed of a large bf16 product."""
+"""The device's ceilings: a large copy and one within the L2 cache, and large products in bf16 and fp32."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,9 @@ from collections.abc import Callable
 MedianMs = Callable[[Callable[[], object]], float]
 
 _BUFFER_BYTES = 2**30
-_PRODUCT_SIZE = 8192
+_PRODUCT_SIZE, _FP32_PRODUCT_SIZE = 8192, 4096
+# Both buffers together fill so much of the L2 cache, of which a GPU may keep two copies; they are copied so many times.
+_L2_SHARE, _L2_TIMES = 0.25, 100
 
 
 def copy_bandwidth_gbps(median_ms: MedianMs, device: str = "cuda", buffer_bytes: int = _BUFFER_BYTES) -> float | None:
@@ -22,6 +24,27 @@ def copy_bandwidth_gbps(median_ms: MedianMs, device: str = "cuda", buffer_bytes:
     except torch.OutOfMemoryError:
         return None
     return 2 * source.numel() * source.element_size() / median_ms(lambda: target.copy_(source)) / 1e6
+
+
+def l2_copy_gbps(median_ms: MedianMs, l2_bytes: int, device: str = "cuda") -> float:
+    """GB/s that a copy within a GPU's L2 cache reads plus writes, all multiprocessors together."""
+    import torch
+
+    from glabench.devices.l2 import BLOCK, copy_to_and_fro
+
+    size = max(1, int(l2_bytes * _L2_SHARE) // (2 * 4 * BLOCK)) * BLOCK
+    source = torch.randint(-(2**31), 2**31, (size,), dtype=torch.int32, device=device)
+    target = torch.empty_like(source)
+    moved = 2 * 2 * _L2_TIMES * size * source.element_size()
+    return moved / median_ms(lambda: copy_to_and_fro(source, target, _L2_TIMES)) / 1e6
+
+
+def fp32_product_tflops(median_ms: MedianMs, device: str = "cuda", size: int = _FP32_PRODUCT_SIZE) -> float:
+    """TFLOP/s of a square product of random matrices in fp32, off the tensor cores unless torch is told otherwise."""
+    import torch
+
+    a, b, out = (torch.randn(size, size, device=device) for _ in range(3))
+    return 2 * size**3 / median_ms(lambda: torch.mm(a, b, out=out)) / 1e9
 
 
 def product_tflops(median_ms: MedianMs, device: str = "cuda", size: int = _PRODUCT_SIZE) -> float | None:

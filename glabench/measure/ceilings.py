@@ -6,11 +6,12 @@ python -m glabench.measure.ceilings DEVICE
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from functools import partial
 
 from glabench.apart import ask_module
-from glabench.devices.ceilings import copy_bandwidth_gbps, product_tflops
+from glabench.devices.ceilings import copy_bandwidth_gbps, fp32_product_tflops, l2_copy_gbps, product_tflops
 from glabench.errors import GlabenchError
 from glabench.measure.timer import median_ms, timer_for
 from glabench.plain import read_as
@@ -38,7 +39,14 @@ def main() -> None:
     torch.cuda.set_device(sys.argv[1])
     timer = timer_for("cuda")
     of_calls = partial(median_ms, timer, warm_up_calls=_WARM_UP_CALLS, samples=_SAMPLES)
-    print(json.dumps(asdict(Ceilings(copy_bandwidth_gbps(of_calls), product_tflops(of_calls)))))
+    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    found = Ceilings(copy_gbps=copy_bandwidth_gbps(of_calls), product_tflops=product_tflops(of_calls))
+    # Only figures need these, so a machine that cannot have them, for lack of memory or a C compiler, does without.
+    with suppress(Exception):
+        found = replace(found, fp32_product_tflops=fp32_product_tflops(of_calls))
+    with suppress(Exception):
+        found = replace(found, l2_copy_gbps=l2_copy_gbps(of_calls, l2_bytes))
+    print(json.dumps(asdict(found)))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,12 @@ class _Gpu:
 class Ceilings:
     """The highest rates that the device reached; None if unknown."""
 
-    # GB/s (10^9), bytes read plus bytes written.
+    # GB/s (10^9), bytes read plus bytes written: in the device's memory, and within its L2 cache.
     copy_gbps: Amount | None = None
-    # TFLOP/s (10^12).
+    l2_copy_gbps: Amount | None = None
+    # TFLOP/s (10^12): in bf16, and in fp32 without tensor cores.
     product_tflops: Amount | None = None
+    fp32_product_tflops: Amount | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from glabench.records import Run
 from glabench.records.metrics import significant
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.roofline import Dot, Roof, draw_roof, roof_of
-from glabench.report.series import rows_of_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +33,7 @@ def kernel_dots(run: Run) -> dict[str, Dot]:
 
 def kernel_roof(run: Run) -> Roof | None:
     """The roof of a run that has such kernels; None if it has none, or no ceilings."""
-    return roof_of(rows_of_runs([run])) if kernel_dots(run) else None
+    return roof_of([run]) if kernel_dots(run) else None
 
 
 def draw_kernel_roof(run: Run) -> Figure:
@@ -50,13 +49,14 @@ def draw_kernel_roof(run: Run) -> Figure:
         figure.suptitle(f"{title_of([run])}: kernels", x=0.01, ha="left", fontsize=12, fontweight="bold")
         axes = figure.subplots()
         draw_roof(axes, roof, list(dots.values()), _SMALL_PRINT)
+        handles: list[Any] = []
         for number, (label, dot) in enumerate(dots.items()):
             look: dict[str, Any] = {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": "none", "markersize": 7}
-            axes.plot([dot.intensity], [dot.tflops], color=f"C{number % 10}", label=label, **look)
+            handles += axes.plot([dot.intensity], [dot.tflops], color=f"C{number % 10}", label=label, **look)
         axes.set_title("\n".join(surroundings_of([run])), loc="left", fontsize=_SMALL_PRINT, color="#444444")
         axes.spines[["top", "right"]].set_visible(False)
         where: dict[str, Any] = {"loc": "outside lower center", "ncols": _COLUMNS}
-        figure.legend(**where, frameon=False, fontsize=_SMALL_PRINT)
+        figure.legend(handles=handles, **where, frameon=False, fontsize=_SMALL_PRINT)
     return figure
 
 

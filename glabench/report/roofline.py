@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from glabench.errors import UsageError
+from glabench.records import Run
 from glabench.records.metrics import BY_NAME, significant
 from glabench.report.canvas import Layout, Plot, frame, lay_out, make_layout
-from glabench.report.series import Panel, Row, Series, View
+from glabench.report.series import Panel, Row, Series, View, rows_of_runs
 from glabench.report.tables import PASS_TITLES
 from glabench.sweeps.words import show_x
 
@@ -19,15 +20,23 @@ if TYPE_CHECKING:
 
 # Inches: the height of a panel and of a row of the legend. How far the roof reaches beyond the cells, as a factor.
 _HEIGHT, _LEGEND_ROW, _BEYOND = 3.8, 0.22, 3.0
+# Ceilings that only the environment of a run has.
+_MORE = ("l2_copy_gbps", "fp32_product_tflops")
+_OTHER: Any = {"color": "#999999", "linewidth": 1}
 _PLAIN_TEXT: Any = {"text.parse_math": False}
 
 
 @dataclass(frozen=True)
 class Roof:
-    """What the device reached: a copy in GB/s, a large product in TFLOP/s."""
+    """What the device reached: a copy in GB/s, a large bf16 product in TFLOP/s.
+
+    And, if known, a copy within the L2 cache, and a product in fp32 without tensor cores.
+    """
 
     copy_gbps: float
     product_tflops: float
+    l2_copy_gbps: float | None = None
+    fp32_product_tflops: float | None = None
 
     @property
     def ridge(self) -> float:
@@ -47,10 +56,15 @@ class Dot:
     tflops: float
 
 
-def roof_of(rows: Sequence[Row]) -> Roof | None:
-    """The ceilings that a run has measured; None if it has none."""
+def roof_of(runs: Sequence[Run]) -> Roof | None:
+    """The ceilings that runs have measured, the highest of each; None if they have none."""
+    rows = rows_of_runs(runs)
     copies, products = ([row[name] for row in rows if row.get(name)] for name in ("copy_gbps", "product_tflops"))
-    return Roof(max(copies), max(products)) if copies and products else None
+    if not copies or not products:
+        return None
+    whole = [run.environment.get("ceilings") or {} for run in runs]
+    more = {name: max((each[name] for each in whole if each.get(name)), default=None) for name in _MORE}
+    return Roof(max(copies), max(products), **more)
 
 
 def dot_of(row: Row) -> Dot | None:
@@ -63,7 +77,7 @@ def draw_roofline(view: View) -> Figure:
     """A panel per pass with a dot per cell. Raises UsageError if the runs lack rates or ceilings."""
     import matplotlib as mpl
 
-    roof = roof_of(view.rows)
+    roof = roof_of(view.runs)
     if roof is None or not any(dot_of(row) for row in view.rows):
         raise UsageError("--roofline: the run has no rates or no ceilings of its device; measure it anew")
     with mpl.rc_context(_PLAIN_TEXT):
@@ -90,23 +104,44 @@ def _draw_panel(layout: Layout, plot: Plot, roof: Roof) -> None:
 
 
 def draw_roof(axes: Axes, roof: Roof, dots: Sequence[Dot], small_print: float) -> None:
-    """The roof over a range with room for the dots, its ceilings as text, and the axes' scales and labels."""
+    """The roof over a range with room for the dots, what it is made of, and the axes' scales and labels."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     lowest = min([*(dot.intensity for dot in dots), roof.ridge]) / _BEYOND
     highest = max([*(dot.intensity for dot in dots), roof.ridge]) * _BEYOND
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.plot([lowest, roof.ridge, highest], [roof.at(x) for x in (lowest, roof.ridge, highest)], color="#444444")
+    for look in _roofs(roof):
+        ends = [lowest, look.roof.ridge, highest]
+        axes.plot(ends, [look.roof.at(x) for x in ends], label=look.label, **look.line)
+    # Few cells have many operations per byte and a low rate.
+    axes.legend(loc="lower right", frameon=False, fontsize=small_print)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter(lambda value, _: significant(value))
         axis.set_minor_formatter(NullFormatter())
-    ceilings = f"a copy: {significant(roof.copy_gbps)} GB/s\nproducts: {significant(roof.product_tflops)} TFLOP/s"
-    small: dict[str, Any] = {"fontsize": small_print, "color": "#444444"}
-    axes.text(0.02, 0.98, ceilings, transform=axes.transAxes, va="top", **small)
     axes.set_xlabel("operations per byte")
     axes.set_ylabel("TFLOP/s")
+
+
+class _Look(NamedTuple):
+    """A roof as a line, and what the legend says of it."""
+
+    roof: Roof
+    label: str
+    line: dict[str, Any]
+
+
+def _roofs(roof: Roof) -> Iterator[_Look]:
+    """The roof itself, then, if known, what data in the L2 cache and products without tensor cores would allow."""
+    copy, products = f"{significant(roof.copy_gbps)} GB/s", f"{significant(roof.product_tflops)} TFLOP/s"
+    yield _Look(roof, f"a copy, {copy}; products, {products}", {"color": "#444444"})
+    if roof.l2_copy_gbps is not None:
+        label = f"a copy within the L2 cache, {significant(roof.l2_copy_gbps)} GB/s"
+        yield _Look(replace(roof, copy_gbps=roof.l2_copy_gbps), label, {**_OTHER, "linestyle": "--"})
+    if roof.fp32_product_tflops is not None:
+        label = f"products in fp32, off tensor cores, {significant(roof.fp32_product_tflops)} TFLOP/s"
+        yield _Look(replace(roof, product_tflops=roof.fp32_product_tflops), label, {**_OTHER, "linestyle": ":"})
 
 
 def _dots(series: Series) -> Iterator[Dot]:
@@ -123,7 +158,7 @@ def _handle(label: str, layout: Layout) -> Any:
 
 def describe_roofline(view: View) -> list[str]:
     """A line per pass and series: which roof is the nearer one, and how close its cells come."""
-    roof = roof_of(view.rows)
+    roof = roof_of(view.runs)
     if roof is None:
         return []
     return [line for panel in view.panels for line in _of_panel(panel, roof)]

@@ -88,6 +88,8 @@ def test_ceilings_are_those_of_a_gpu():
     found = find_ceilings("cuda:0", print)
     assert found.copy_gbps > 100
     assert found.product_tflops > 10
+    assert found.l2_copy_gbps > found.copy_gbps
+    assert 1 < found.fp32_product_tflops < found.product_tflops
 
 
 @pytest.mark.parametrize("backend", ["gla-triton", "sdpa-flash", "linear-torch"])

@@ -9,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from glabench.devices import resident
-from glabench.devices.ceilings import copy_bandwidth_gbps, product_tflops
+from glabench.devices.ceilings import copy_bandwidth_gbps, fp32_product_tflops, l2_copy_gbps, product_tflops
 from glabench.devices.choice import Device, parse_device
 from glabench.devices.clock import sm_clock
 from glabench.devices.environment import collect, main, probe
+from glabench.devices.l2 import BLOCK, copy_to_and_fro
 from glabench.devices.nvml import DeviceState, Nvml, open_nvml
 from glabench.devices.resident import peak_resident_mib
 from glabench.errors import GlabenchError, UsageError
@@ -216,8 +218,22 @@ def test_a_copy_counts_what_it_reads_and_writes():
     assert copy_bandwidth_gbps(run_once(2.0), "cpu", buffer_bytes=4000) == pytest.approx(2 * 4000 / 2.0 / 1e6)
 
 
-def test_a_product_counts_two_flops_per_pair():
-    assert product_tflops(run_once(2.0), "cpu", size=16) == pytest.approx(2 * 16**3 / 2.0 / 1e9)
+def test_a_copy_within_the_cache_counts_both_ways_of_all_rounds():
+    l2_bytes = 8 * 2 * 4 * BLOCK  # a quarter of it has two blocks for either buffer
+    assert l2_copy_gbps(run_once(2.0), l2_bytes, "cpu") == pytest.approx(2 * 2 * 100 * 2 * BLOCK * 4 / 2.0 / 1e6)
+
+
+def test_a_copy_to_and_fro_writes_the_whole_target():
+    source = torch.randint(-(2**31), 2**31, (2 * BLOCK,), dtype=torch.int32)
+    kept, target = source.clone(), torch.zeros_like(source)
+    copy_to_and_fro(source, target, 2)
+    assert torch.equal(source, kept)
+    assert torch.equal(target, kept)
+
+
+@pytest.mark.parametrize("product", [product_tflops, fp32_product_tflops])
+def test_a_product_counts_two_flops_per_pair(product):
+    assert product(run_once(2.0), "cpu", size=16) == pytest.approx(2 * 16**3 / 2.0 / 1e9)
 
 
 def test_without_room_a_ceiling_is_unknown(monkeypatch):

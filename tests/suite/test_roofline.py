@@ -38,8 +38,30 @@ def test_a_cell_is_where_its_rates_say():
     row = {"tflops": 40.0, "gbps": 1600.0, "copy_gbps": 2000.0, "product_tflops": 500.0}
     assert dot_of(row) == Dot(25.0, 40.0)
     assert dot_of(row | {"gbps": None}) is None
-    assert roof_of([row, row | {"copy_gbps": 2100.0}]) == Roof(2100.0, 500.0)
-    assert roof_of([row | {"product_tflops": None}]) is None
+
+
+def run_of(cells, ceilings=None, **rates):
+    view = view_of(cells, **rates)
+    return replace(view.runs[0], environment={"ceilings": ceilings or {}})
+
+
+def test_the_roof_is_the_highest_that_runs_have_measured():
+    cells = [("gla-torch", 64, 40.0, 1600.0)]
+    runs = [run_of(cells), run_of(cells, {"l2_copy_gbps": 6000.0, "fp32_product_tflops": 50.0}, copy_gbps=2100.0)]
+    assert roof_of(runs) == Roof(2100.0, 500.0, 6000.0, 50.0)
+    assert roof_of(runs[:1]) == Roof(2000.0, 500.0)
+    assert roof_of([run_of(cells, product_tflops=None)]) is None
+
+
+def test_the_roofs_of_the_cache_and_without_tensor_cores_are_drawn_if_known(tmp_path):
+    run = run_of([("gla-torch", 64, 20.0, 800.0)], {"l2_copy_gbps": 6000.0, "fp32_product_tflops": 50.0})
+    figure = draw_roofline(make_view([run]))
+    roof, cache, plain, _ = figure.axes[0].get_lines()
+    assert max(roof.get_ydata()) == max(cache.get_ydata()) == 500.0
+    assert cache.get_ydata()[0] == pytest.approx(3 * roof.get_ydata()[0])
+    assert max(plain.get_ydata()) == 50.0
+    save_figure(figure, tmp_path / "roof.svg")
+    assert "a copy within the L2 cache, 6000 GB/s" in (tmp_path / "roof.svg").read_text()
 
 
 def test_words_say_which_roof_is_nearer_and_how_close_cells_come():
@@ -58,7 +80,7 @@ def test_the_figure_has_a_dot_per_cell_below_the_roof(tmp_path):
     assert max(roof.get_ydata()) == 500.0
     save_figure(figure, tmp_path / "roof.svg")
     text = (tmp_path / "roof.svg").read_text()
-    assert "a copy: 2000 GB/s" in text
+    assert "a copy, 2000 GB/s; products, 500 TFLOP/s" in text
     assert "operations per byte" in text
 
 
