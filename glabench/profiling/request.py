@@ -22,7 +22,8 @@ _CALLS = 10
 class Request:
     """Which cell to profile, on which device (`cuda:1`, `cpu`), over how many calls.
 
-    `trace_to`, `memory_to`: files for the trace and for torch's snapshot of allocations.
+    `trace_to`, `memory_to`: files for the trace and for torch's snapshot of allocations. `counted`: run one call for
+    Nsight Compute in place of all that.
     """
 
     cell: Cell
@@ -31,11 +32,12 @@ class Request:
     calls: int = _CALLS
     trace_to: str | None = None
     memory_to: str | None = None
+    counted: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain data."""
-        own = {name: getattr(self, name) for name in ("device", "plugins", "calls", "trace_to", "memory_to")}
-        return {"cell": self.cell.to_json(), **own}
+        names = ("device", "plugins", "calls", "trace_to", "memory_to", "counted")
+        return {"cell": self.cell.to_json(), **{name: getattr(self, name) for name in names}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Request:

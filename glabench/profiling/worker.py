@@ -1,7 +1,7 @@
 """Runs a call some times under torch's profiler and prints its profile as a line of JSON; in a process of its own.
 
 python -m glabench.profiling.worker REQUEST, a JSON object with the fields of `request.Request`. The process times
-nothing, because the profiler slows it down for good.
+nothing, because the profiler slows it down for good. If counters are asked for, Nsight Compute has started the process.
 """
 
 from __future__ import annotations
@@ -100,6 +100,23 @@ def profile_steps(steps: Steps, device_name: str, calls: int, trace_to: Path | N
         return profile_of(load_trace(path))
 
 
+def run_counted(steps: Steps, device_name: str) -> None:
+    """Runs one call between the marks that Nsight Compute waits for, after some without."""
+    from torch.cuda import profiler
+
+    device = _Device(device_name)
+    for _ in range(_CALLS_BEFORE):
+        _run(steps, device)
+    if steps.prepare is not None:
+        steps.prepare()
+    device.wait()
+    profiler.start()  # type: ignore[no-untyped-call]
+    kept = steps.call()
+    device.wait()
+    profiler.stop()  # type: ignore[no-untyped-call]
+    del kept
+
+
 def keep_memory(steps: Steps, device_name: str, path: Path) -> None:
     """Writes torch's snapshot of all allocations of one call, for https://pytorch.org/memory_viz."""
     import torch
@@ -119,13 +136,15 @@ def main(arguments: Sequence[str]) -> None:
     with private_stdout() as channel:
         answer: dict[str, Any]
         try:
-            answer = {"profile": _profile(request).to_json()}
+            found = _profile(request)
+            answer = {} if found is None else {"profile": found.to_json()}
         except GlabenchError as problem:
             answer = {"error": str(problem)}
         print(json.dumps(answer), file=channel, flush=True)
 
 
-def _profile(request: Request) -> Profile:
+def _profile(request: Request) -> Profile | None:
+    """The profile; None if it is Nsight Compute that looks at the call."""
     registry, cell = load_registry(request.plugins), request.cell
     backend, op = registry[cell.backend], registry.op_of(cell.backend)
     if (reason := refusal(backend, op, cell)) is not None:
@@ -136,6 +155,9 @@ def _profile(request: Request) -> Profile:
         torch.cuda.set_device(request.device)
     workload = KINDS[backend.work](op, backend).prepare(cell)
     steps = steps_of(workload, cell)
+    if request.counted:
+        run_counted(steps, request.device)
+        return None
     if request.memory_to is not None:
         keep_memory(steps, request.device, Path(request.memory_to))
     trace_to = None if request.trace_to is None else Path(request.trace_to)
