@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -43,6 +44,9 @@ def inspect(
     rev: Annotated[
         str | None, typer.Option(help="Show what differs between two git revisions: main..HEAD, HEAD..WORKTREE.")
     ] = None,
+    compile_time: Annotated[
+        bool, typer.Option("--compile-time", help="Compile all of them anew, and show how long that takes.")
+    ] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print the machine code instead.")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX instead.")] = False,
     json_to: JsonOption = None,
@@ -64,8 +68,8 @@ def inspect(
             raise UsageError(f"{option}: '{value}' is unknown ({allowed_names(known, value)})")
     if sass and ptx:
         raise UsageError("--sass, --ptx: give one of them")
-    if rev is not None and (sass or ptx):
-        raise UsageError("--rev: shows what differs; leave out --sass and --ptx")
+    if rev is not None and (sass or ptx or compile_time):
+        raise UsageError("--rev: shows what differs; leave out --sass, --ptx and --compile-time")
     archs = parse_archs(arch)
     request = Request(
         archs, key_dim, value_dim, dtype, None if chunk == "auto" else int(chunk),
@@ -78,16 +82,25 @@ def inspect(
     if request.show is not None:
         _found(_print_text(kernels_of([request])), kernel)
         return
-    found = _found([_without_text(each) for each in kernels_of([request])], kernel)
+    found = _found(_compile(request, compile_time), kernel)
     if json_to is not None:
         write_json(found, json_to)
     else:
-        print_table(_HEAD, [_row(each, len(archs) > 1) for each in found])
+        head = (*_HEAD, "compile, s") if compile_time else _HEAD
+        print_table(head, [_row(each, len(archs) > 1) for each in found])
     if faulty := [each for each in found if each["faults"]]:
         for each in faulty:
             faults = ", ".join(f"{count} {fault}" for fault, count in each["faults"].items())
             print(f"error: {_name(each, True)} is compiled wrongly: {faults}", file=sys.stderr)
         raise typer.Exit(ExitCode.CELL_FAILED)
+
+
+def _compile(request: Request, anew: bool) -> list[Kernel]:
+    """The kernels; with the seconds that they took to compile if Triton's cache is not to be used."""
+    if not anew:
+        return [_without(each, "text", "compile_s") for each in kernels_of([request])]
+    with TemporaryDirectory() as cache:
+        return [_without(each, "text") for each in kernels_of([request], {"TRITON_CACHE_DIR": cache})]
 
 
 def _found(kernels: list[Kernel], only: str) -> list[Kernel]:
@@ -104,8 +117,8 @@ def _print_text(kernels: Iterable[Kernel]) -> list[Kernel]:
     return seen
 
 
-def _without_text(kernel: Kernel) -> dict[str, Any]:
-    return {name: value for name, value in kernel.items() if name != "text"}
+def _without(kernel: Kernel, *names: str) -> dict[str, Any]:
+    return {name: value for name, value in kernel.items() if name not in names}
 
 
 def _name(kernel: Kernel, with_arch: bool) -> str:
@@ -125,6 +138,7 @@ def _row(kernel: Kernel, with_arch: bool) -> Sequence[str]:
         str(held.get("limit", "-")),
         products or "none",
         "-" if size is None else f"{size / 1024:.3g}",
+        *([f"{kernel['compile_s']:.3g}"] if "compile_s" in kernel else []),
     )
 
 
@@ -135,7 +149,7 @@ def _compare(request: Request, rev: str, json_to: str | None) -> None:
     for revision in parse_range(rev):
         with checked_out(repository, revision) as tree:
             kernels = kernels_of([request], worker_variables(tree))
-            sides.append({(each["arch"], each["kernel"]): _without_text(each) for each in kernels})
+            sides.append({(each["arch"], each["kernel"]): _without(each, "text", "compile_s") for each in kernels})
     first, second = sides
     _found([*first.values(), *second.values()], request.only)
     if json_to is not None:

@@ -97,6 +97,19 @@ def test_a_table_has_a_row_per_kernel(run, compiled):
     ]
 
 
+def test_compile_times_are_those_of_an_empty_cache(run, compiled, monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        inspect, "kernels_of", lambda requests, variables=None: given.append(variables) or [kernel("forward")]
+    )  # fmt: skip
+    assert "compile" not in run("inspect")[1]
+    head, *_, row, _ = run("inspect", "--compile-time")[1].splitlines()[1:]
+    assert "compile, s" in head
+    assert row.strip("│ ").endswith("│ 1")
+    assert given[0] is None
+    assert given[1].keys() == {"TRITON_CACHE_DIR"}
+
+
 def test_a_kernel_that_is_compiled_wrongly_ends_the_command_with_an_error(run, compiled):
     compiled.append([kernel("forward"), kernel("backward", faults={"faulty descriptors": 2})])
     code, text, error = run("inspect")
@@ -136,7 +149,7 @@ def test_what_differs_between_two_revisions_is_shown(run, compiled, monkeypatch)
         (["--gates", "fp8"], "--gates: 'fp8' is unknown"),
         (["--family", "wide"], "--family: 'wide' is unknown"),
         (["--sass", "--ptx"], "--sass, --ptx: give one of them"),
-        (["--sass", "--rev", "HEAD..WORKTREE"], "--rev: shows what differs; leave out --sass and --ptx"),
+        (["--sass", "--rev", "HEAD..WORKTREE"], "--rev: shows what differs; leave out --sass, --ptx"),
     ],
 )
 def test_mistakes_are_named(run, words, said):
@@ -163,3 +176,25 @@ def test_kernels_of_the_same_revision_are_the_same(run, monkeypatch):
 def test_a_worker_that_fails_says_why():
     with pytest.raises(GlabenchError, match="the kernels could not be compiled: KeyError: '91'"):
         list(kernels_of([Request(("91",), 64, 64, "bf16", None, "triton", "recurrence")]))
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def in_short(kernel):
+    held = (kernel["occupancy"] or {}).get("programs", "-")
+    return f"{kernel['registers']} / {kernel['stack_bytes']} / {kernel['shared_bytes'] / 1024:.3g} / {held}"
+
+
+def test_the_documents_show_what_was_published():
+    portable, hopper = (
+        json.loads((ROOT / f"results/inspect/{name}.json").read_text()) for name in ("portable", "hopper")
+    )
+    assert not [kernel for kernel in portable + hopper if kernel["faults"]]
+    found = {(kernel["kernel"], kernel["arch"]): in_short(kernel) for kernel in portable}
+    found |= {(kernel["kernel"], "hopper"): in_short(kernel) for kernel in hopper}
+    text = (ROOT / "docs/profiling.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.count(" / ") == 12]
+    assert len(rows) == 10
+    for name, *shown in rows:
+        assert shown == [found[name, arch] for arch in ("sm_80", "gfx942", "sm_90", "hopper")]
