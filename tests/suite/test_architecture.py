@@ -20,6 +20,7 @@ ALLOWED = {
     "backends": {"ops", "sweeps", "records", "plain", "errors"},
     "devices": {"apart", "plain", "errors"},
     "inspecting": {"errors"},
+    "models": {"backends", "ops", "sweeps", "errors"},
     "measure": {"correlation", "devices", "backends", "ops", "records", "sweeps", "apart", "plain", "errors"},
     "profiling": {"measure", "inspecting", "backends", "records", "sweeps", "plain", "errors"},
     "scheduling": {"measure", "devices", "backends", "records", "sweeps", "apart", "plain", "errors"},

@@ -1,0 +1,106 @@
+"""The blocks of Mamba-1 and Mamba-2, as the package mamba-ssm has them: their scans are kernels of backends."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glabench.models.kernels import Kernel
+from glabench.models.parts import CausalConv, widened
+
+_EPS = 1e-5
+# Steps after softplus are drawn from this range, evenly in their logarithms.
+_LEAST_STEP, _MOST_STEP = 1e-3, 1e-1
+_MOST_DECAY = 16.0
+
+
+class Mamba1(nn.Module):
+    """x, z = W_in u; x = conv(x); D, B, C from W_x x; y = scan(x, D, A, B, C) + D x; W_out (y * Swish(z)).
+
+    Steps D_t come through d / 16 channels (Mamba, section 3.6). With inner width E, N states, R = d / 16 channels and
+    4 tokens of the convolution, parameters: 3 d E + E (2 R + 2 N) + E (N + 7).
+    """
+
+    op = "mamba1"
+
+    def __init__(self, width: int, inner: int, state_size: int, kernel: Kernel) -> None:
+        super().__init__()
+        self._kernel, rank = kernel, math.ceil(width / 16)
+        self._sizes = [rank, state_size, state_size]
+        self.enter = nn.Linear(width, 2 * inner, bias=False)
+        self.conv = CausalConv(inner)
+        self.data = nn.Linear(inner, sum(self._sizes), bias=False)
+        self.step = nn.Linear(rank, inner)
+        self.A_log = nn.Parameter(torch.arange(1, state_size + 1, dtype=torch.float32).log().repeat(inner, 1))
+        self.D = nn.Parameter(torch.ones(inner))
+        self.out = nn.Linear(inner, width, bias=False)
+        self.reset()
+
+    def reset(self) -> None:
+        """Draws the steps' parameters as Mamba does; other initializations leave them alone."""
+        bound = self.step.in_features**-0.5
+        nn.init.uniform_(self.step.weight, -bound, bound)
+        self.step.bias.data.copy_(_steps(self.step.out_features))
+
+    def forward(self, u: Tensor) -> Tensor:
+        """u [B, T, d] to [B, T, d]."""
+        x, z = self.enter(u).transpose(1, 2).chunk(2, dim=1)
+        x = self.conv(x)
+        step, B, C = self.data(x.transpose(1, 2)).split(self._sizes, dim=-1)
+        inputs = {
+            "u": x,
+            "delta": self.step(step).transpose(1, 2).contiguous(),
+            "A": -widened(self.A_log).exp(),
+            "B": B.transpose(1, 2).contiguous(),
+            "C": C.transpose(1, 2).contiguous(),
+            "D": widened(self.D),
+        }
+        y: Tensor = self.out((self._kernel(inputs, *u.shape[:2]) * F.silu(z)).transpose(1, 2))
+        return y
+
+
+class Mamba2(nn.Module):
+    """z, x, B, C, D = W_in u; x, B, C = conv(x, B, C); y = scan(x, D, A, B, C) + D x; W_out RMSNorm(y * Swish(z)).
+
+    With H heads of P channels, E = H P, N states and 4 tokens of the convolution, parameters: 3 d E + 2 d N + d H
+    + 5 (E + 2 N) + 3 H + E.
+    """
+
+    op = "mamba2"
+
+    def __init__(self, width: int, heads: int, head_dim: int, state_size: int, kernel: Kernel) -> None:
+        super().__init__()
+        inner = heads * head_dim
+        self._kernel, self._heads = kernel, (heads, head_dim)
+        self._sizes, self._parts = [inner, inner + 2 * state_size, heads], [inner, state_size, state_size]
+        self.enter = nn.Linear(width, sum(self._sizes), bias=False)
+        self.conv = CausalConv(inner + 2 * state_size)
+        self.step = nn.Parameter(_steps(heads))
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1.0, _MOST_DECAY).log())
+        self.D = nn.Parameter(torch.ones(heads))
+        self.norm = nn.RMSNorm(inner, eps=_EPS)
+        self.out = nn.Linear(inner, width, bias=False)
+
+    def forward(self, u: Tensor) -> Tensor:
+        """u [B, T, d] to [B, T, d]."""
+        z, xBC, step = self.enter(u).split(self._sizes, dim=-1)
+        x, B, C = self.conv(xBC.transpose(1, 2)).transpose(1, 2).split(self._parts, dim=-1)
+        inputs = {
+            "x": x.unflatten(-1, self._heads).contiguous(),
+            "delta": step + self.step.to(step.dtype),
+            "A": -widened(self.A_log).exp(),
+            "B": B.contiguous(),
+            "C": C.contiguous(),
+            "D": widened(self.D),
+        }
+        y: Tensor = self.out(self.norm(self._kernel(inputs, *u.shape[:2]).flatten(-2) * F.silu(z)))
+        return y
+
+
+def _steps(count: int) -> Tensor:
+    """Biases whose softplus are steps in the range, evenly in their logarithms."""
+    steps = torch.exp(torch.rand(count) * math.log(_MOST_STEP / _LEAST_STEP) + math.log(_LEAST_STEP))
+    return steps + torch.log(-torch.expm1(-steps))

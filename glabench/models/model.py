@@ -1,0 +1,74 @@
+"""A language model: embedding, blocks of a mixer and an MLP, head."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from glabench.backends import Registry
+from glabench.models.config import ModelConfig
+from glabench.models.mamba import Mamba1
+from glabench.models.parts import SwiGlu, widened
+
+_EPS, _DEVIATION = 1e-6, 0.02
+
+
+class Block(nn.Module):
+    """x + mixer(RMSNorm(x)), then the same with the MLP, if the mixer has one beside it."""
+
+    def __init__(self, config: ModelConfig, registry: Registry) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(config.width, eps=_EPS)
+        self.mixer = config.make_mixer(registry)
+        self.mlp: nn.Module | None = None
+        if config.hidden is not None:
+            self.mlp = nn.Sequential(nn.RMSNorm(config.width, eps=_EPS), SwiGlu(config.width, config.hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, T, d] to [B, T, d]."""
+        x = x + self.mixer(self.norm(x))
+        return x if self.mlp is None else x + self.mlp(x)
+
+
+class LanguageModel(nn.Module):
+    """Logits of the next token. Embedding and head have their own weights. Raises UsageError for what there is not.
+
+    Parameters: 2 V d for a vocabulary of V, d for the last norm, and per block d, the mixer's and 3 d h + d of an MLP.
+    `recompute`: keep only the blocks' inputs for the backward.
+    """
+
+    def __init__(self, config: ModelConfig, registry: Registry, recompute: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self._recompute = recompute
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.blocks = nn.ModuleList(Block(config, registry) for _ in range(config.blocks))
+        self.norm = nn.RMSNorm(config.width, eps=_EPS)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.apply(_initialize)
+        for module in self.modules():
+            if isinstance(module, Mamba1):
+                module.reset()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [B, T], whole numbers, to logits [B, T, vocabulary]."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            recomputed = self._recompute and torch.is_grad_enabled()
+            x = checkpoint(block, x, use_reentrant=False) if recomputed else block(x)
+        y: Tensor = self.head(self.norm(x))
+        return y
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross-entropy of targets [B, T], in float32 or wider; those of -100 do not count."""
+        logits = self(tokens).flatten(0, -2)
+        return F.cross_entropy(widened(logits), targets.flatten())
+
+
+def _initialize(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=_DEVIATION)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

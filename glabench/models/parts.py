@@ -1,0 +1,93 @@
+"""What all models share: the MLP, rotary positions, the causal convolution before a scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_BASE = 10_000.0
+_MULTIPLE = 256
+
+
+def widened(x: Tensor) -> Tensor:
+    """In float32, or in its own type if that is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def hidden_width(width: int, ratio: float) -> int:
+    """The inner width of a SwiGLU that has as many parameters as an MLP of `ratio` times the width, in whole tiles."""
+    return -(-int(width * ratio * 2 / 3) // _MULTIPLE) * _MULTIPLE
+
+
+class SwiGlu(nn.Module):
+    """y = W_3 (Swish(W_1 x) * W_2 x) (final paper, section 4.4). Parameters: 3 d h."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., d] to [..., d]."""
+        y: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return y
+
+
+class Rotary(nn.Module):
+    """Turns pairs (i, i + D/2) of a head's channels by t / 10000^(2i/D) at token t (RoFormer). No parameters."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        rates = _BASE ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        self.register_buffer("rates", rates.float(), persistent=False)
+
+    def forward(self, *heads: Tensor) -> tuple[Tensor, ...]:
+        """Each [B, T, H, D], in its own type; angles are in float32."""
+        rates: Tensor = self.rates  # type: ignore[assignment]
+        T = heads[0].shape[1]
+        angles = torch.arange(T, device=rates.device, dtype=torch.float32)[:, None, None] * rates.float()
+        cos, sin = angles.cos(), angles.sin()
+        return tuple(_turned(x, cos, sin) for x in heads)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = widened(x).chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
+
+
+class CausalConv(nn.Module):
+    """y_t = Swish(sum_i w_i x_{t-i} + b) for every channel, over 4 tokens, as before Mamba's scans.
+
+    By the package causal-conv1d on a GPU, if it is installed. Parameters: 5 per channel.
+    """
+
+    def __init__(self, channels: int, width: int = 4) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, width))
+        self.bias = nn.Parameter(torch.empty(channels))
+        nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)
+        nn.init.uniform_(self.bias, -(width**-0.5), width**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, channels, T] to the same."""
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        if x.device.type == "cuda" and (fused := _fused_conv()) is not None:
+            return fused(x, weight, bias, activation="silu")  # type: ignore[no-any-return]
+        padded = F.pad(x, (weight.shape[1] - 1, 0))
+        return F.silu(F.conv1d(padded, weight[:, None], bias, groups=x.shape[1]))
+
+
+@cache
+def _fused_conv() -> Callable[..., Any] | None:
+    if find_spec("causal_conv1d") is None:
+        return None
+    from causal_conv1d import causal_conv1d_fn
+
+    return causal_conv1d_fn  # type: ignore[no-any-return]

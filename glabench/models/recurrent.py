@@ -1,0 +1,102 @@
+"""Mixers whose state is a matrix per head: linear attention, and with gates that are fixed, per head or per channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glabench.models.kernels import Kernel
+from glabench.models.parts import Rotary
+
+_EPS = 1e-5
+# Gates are sigmoids to the power of 1/16, so that they forget slowly, and come through 16 channels.
+_TAU, _RANK = 16, 16
+
+
+class Linear(nn.Module):
+    """S_t = S_{t-1} + k_t^T v_t, o_t = q_t S_t / sqrt(K), y = W_o (RMSNorm(o) * Swish(W_s x)), the norm per head.
+
+    The layer of GLA (final paper, section 4.4) without its gate. Parameters: d H (2 K + 3 V) + V.
+    """
+
+    op = "linear"
+
+    def __init__(self, width: int, heads: int, key_dim: int, value_dim: int, kernel: Kernel) -> None:
+        super().__init__()
+        self._keys, self._values, self._kernel = (heads, key_dim), (heads, value_dim), kernel
+        self.q = nn.Linear(width, heads * key_dim, bias=False)
+        self.k = nn.Linear(width, heads * key_dim, bias=False)
+        self.v = nn.Linear(width, heads * value_dim, bias=False)
+        self.swish = nn.Linear(width, heads * value_dim, bias=False)
+        self.norm = nn.RMSNorm(value_dim, eps=_EPS)
+        self.out = nn.Linear(heads * value_dim, width, bias=False)
+
+    def gates(self, x: Tensor) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """The op's inputs besides q, k and v."""
+        return {}
+
+    def queries_and_keys(self, x: Tensor) -> tuple[Tensor, ...]:
+        """q and k, [B, T, H, K] each."""
+        return self.q(x).unflatten(-1, self._keys), self.k(x).unflatten(-1, self._keys)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, T, d] to [B, T, d]."""
+        q, k = self.queries_and_keys(x)
+        v = self.v(x).unflatten(-1, self._values)
+        o = self._kernel({"q": q, "k": k, "v": v, **self.gates(x)}, *x.shape[:2])
+        gated = self.norm(o) * F.silu(self.swish(x).unflatten(-1, self._values))
+        y: Tensor = self.out(gated.flatten(-2))
+        return y
+
+
+class Gla(Linear):
+    """S_t = diag(exp g_t) S_{t-1} + k_t^T v_t with g_t = log sigmoid(W_2 W_1 x_t + b) / 16 (final paper, section 4.4).
+
+    Parameters: those of `Linear`, and 16 (d + H K) + H K; together about 4 d^2 for K = d / 2H and V = d / H.
+    """
+
+    op = "gla"
+
+    def __init__(self, width: int, heads: int, key_dim: int, value_dim: int, kernel: Kernel) -> None:
+        super().__init__(width, heads, key_dim, value_dim, kernel)
+        self.gate = nn.Sequential(nn.Linear(width, _RANK, bias=False), nn.Linear(_RANK, heads * key_dim))
+
+    def gates(self, x: Tensor) -> Mapping[str, Tensor]:
+        """g [B, T, H, K]."""
+        return {"g": F.logsigmoid(self.gate(x).unflatten(-1, self._keys)) / _TAU}
+
+
+class SimpleGla(Linear):
+    """S_t = exp(g_t) S_{t-1} + k_t^T v_t, g_t = log sigmoid(W x_t + b) / 16, one per head (final paper, Table 2).
+
+    Parameters: those of `Linear`, and (d + 1) H.
+    """
+
+    op = "simple-gla"
+
+    def __init__(self, width: int, heads: int, key_dim: int, value_dim: int, kernel: Kernel) -> None:
+        super().__init__(width, heads, key_dim, value_dim, kernel)
+        self.gate = nn.Linear(width, heads)
+
+    def gates(self, x: Tensor) -> Mapping[str, Tensor]:
+        """g [B, T, H]."""
+        return {"g": F.logsigmoid(self.gate(x)) / _TAU}
+
+
+class Retention(Linear):
+    """S_t = (1 - 2^(-5-h)) S_{t-1} + k_t^T v_t in head h, with rotary positions of q and k (RetNet).
+
+    Parameters: those of `Linear`; 8 d^2 for 8 heads of K = d / 8 and V = d / 4.
+    """
+
+    op = "retention"
+
+    def __init__(self, width: int, heads: int, key_dim: int, value_dim: int, kernel: Kernel) -> None:
+        super().__init__(width, heads, key_dim, value_dim, kernel)
+        self.rotary = Rotary(key_dim)
+
+    def queries_and_keys(self, x: Tensor) -> tuple[Tensor, ...]:
+        """q and k, [B, T, H, K] each."""
+        return self.rotary(*super().queries_and_keys(x))  # type: ignore[no-any-return]

@@ -1,0 +1,72 @@
+"""Models on a GPU: layers as the packages have them, and training with our kernels, fla's and the reference."""
+
+import pytest
+import torch
+from copy_task import copying_model, losses_of
+
+from glabench.backends import load_registry
+from glabench.models import LanguageModel, ModelConfig
+
+REGISTRY = load_registry()
+WIDTH, B, T = 256, 2, 200
+
+
+def layer_of(mixer, **sizes):
+    torch.manual_seed(0)
+    return LanguageModel(ModelConfig(mixer, WIDTH, 1, 100, sizes=sizes), REGISTRY).blocks[0].mixer.cuda()
+
+
+def assert_same(ours, theirs, pairs, bound=5e-3):
+    """`pairs`: parameters of ours and of theirs that say the same; theirs get the values of ours."""
+    with torch.no_grad():
+        for mine, other in pairs:
+            other.copy_(mine.reshape(other.shape))
+    x = torch.randn(B, T, WIDTH, device="cuda", requires_grad=True)
+    given, found = torch.randn(B, T, WIDTH, device="cuda"), []
+    for layer, own in ((ours, [a for a, _ in pairs]), (theirs, [b for _, b in pairs])):
+        y = layer(x)
+        y = y[0] if isinstance(y, tuple) else y
+        gradients = torch.autograd.grad(y, [x, *own], given)
+        found.append([y, *(g.flatten() for g in gradients)])
+    for mine, other in zip(*found, strict=True):
+        assert (mine - other).norm() <= bound * other.norm()
+
+
+def test_the_gla_layer_is_flas():
+    fla = pytest.importorskip("fla.layers")
+    ours, theirs = layer_of("gla"), fla.GatedLinearAttention(hidden_size=WIDTH, num_heads=4).cuda()
+    names = [("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("swish", "g_proj"), ("out", "o_proj")]
+    pairs = [(getattr(ours, mine).weight, getattr(theirs, other).weight) for mine, other in names]
+    pairs += list(zip(ours.gate.parameters(), theirs.gk_proj.parameters(), strict=True))
+    assert_same(ours, theirs, [*pairs, (ours.norm.weight, theirs.g_norm_swish_gate.weight)])
+
+
+def test_the_layer_of_mamba_1_is_the_packages():
+    package = pytest.importorskip("mamba_ssm.modules.mamba_simple")
+    ours, theirs = layer_of("mamba1"), package.Mamba(WIDTH).cuda()
+    names = [("enter", "in_proj"), ("conv", "conv1d"), ("data", "x_proj"), ("step", "dt_proj"), ("out", "out_proj")]
+    pairs = [(getattr(ours, mine).weight, getattr(theirs, other).weight) for mine, other in names]
+    pairs += [(ours.conv.bias, theirs.conv1d.bias), (ours.step.bias, theirs.dt_proj.bias)]
+    assert_same(ours, theirs, [*pairs, (ours.A_log, theirs.A_log), (ours.D, theirs.D)])
+
+
+def test_the_layer_of_mamba_2_is_the_packages():
+    package = pytest.importorskip("mamba_ssm.modules.mamba2")
+    ours, theirs = layer_of("mamba2"), package.Mamba2(WIDTH).cuda()
+    names = [("enter", "in_proj"), ("conv", "conv1d"), ("norm", "norm"), ("out", "out_proj")]
+    pairs = [(getattr(ours, mine).weight, getattr(theirs, other).weight) for mine, other in names]
+    pairs += [(ours.conv.bias, theirs.conv1d.bias), (ours.step, theirs.dt_bias)]
+    assert_same(ours, theirs, [*pairs, (ours.A_log, theirs.A_log), (ours.D, theirs.D)])
+
+
+@pytest.mark.parametrize("kernel", ["gla-triton", "fla-gla"])
+def test_a_model_learns_to_copy_as_with_the_reference_in_float64(kernel):
+    if (why := REGISTRY[kernel].unavailable("cuda")) is not None:
+        pytest.skip(why)
+    found, expected = (
+        losses_of(copying_model("gla", name, REGISTRY).to("cuda", dtype), 300, "cuda", half=40)
+        for name, dtype in ((kernel, torch.float32), ("reference", torch.float64))
+    )
+    assert found[:50] == pytest.approx(expected[:50], rel=0.02)
+    assert sum(found[-10:]) == pytest.approx(sum(expected[-10:]), rel=0.02)
+    assert sum(expected[-10:]) < sum(expected[:10])

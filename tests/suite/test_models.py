@@ -1,0 +1,230 @@
+"""Models around the mixers: what layers compute, how many parameters they have, and that they train."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from copy_task import copying_model, losses_of
+
+from glabench.backends import load_registry
+from glabench.errors import UsageError
+from glabench.models import MIXERS, LanguageModel, ModelConfig
+from glabench.models.parts import Rotary
+
+REGISTRY = load_registry()
+SMALL = {
+    "gla": {"heads": 2, "key_dim": 8, "value_dim": 16},
+    "linear": {"heads": 2, "key_dim": 8, "value_dim": 16},
+    "simple-gla": {"heads": 2, "key_dim": 8, "value_dim": 16},
+    "retnet": {"heads": 2, "key_dim": 8, "value_dim": 16},
+    "transformer": {"heads": 2, "head_dim": 16},
+    "mamba1": {"inner": 64, "state_size": 4},
+    "mamba2": {"heads": 4, "head_dim": 16, "state_size": 8},
+}
+WIDTH, VOCABULARY = 32, 17
+
+
+def model_of(mixer, kernel="reference", layers=1, recompute=False, dtype=torch.float64, seed=0, **options):
+    torch.manual_seed(seed)
+    config = ModelConfig(mixer, WIDTH, layers, VOCABULARY, kernel, SMALL[mixer], options)
+    return LanguageModel(config, REGISTRY, recompute).to(dtype)
+
+
+def tokens_of(B, T, seed=1):
+    return torch.randint(VOCABULARY, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def parameters_of(mixer, d, H=0, K=0, V=0, E=0, N=0):
+    """As the docstrings of the layers say."""
+    linear = d * H * (2 * K + 3 * V) + V
+    return {
+        "linear": linear,
+        "gla": linear + 16 * (d + H * K) + H * K,
+        "simple-gla": linear + (d + 1) * H,
+        "retnet": linear,
+        "transformer": 4 * d * H * K,
+        "mamba1": 3 * d * E + E * (2 * math.ceil(d / 16) + 2 * N) + E * (N + 7),
+        "mamba2": 3 * d * E + 2 * d * N + d * H + 5 * (E + 2 * N) + 3 * H + E,
+    }[mixer]
+
+
+def count(module):
+    return sum(x.numel() for x in module.parameters())
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_layer_has_as_many_parameters_as_it_says(mixer):
+    sizes = SMALL[mixer]
+    H, K = sizes.get("heads", 0), sizes.get("key_dim", sizes.get("head_dim", 0))
+    E = sizes.get("inner", H * K)
+    expected = parameters_of(mixer, WIDTH, H, K, sizes.get("value_dim", 0), E, sizes.get("state_size", 0))
+    assert count(model_of(mixer).blocks[0].mixer) == expected
+
+
+# Parameters of fla's and mamba-ssm's models of these widths, in millions, with a table of 32,000 tokens and a head.
+@pytest.mark.parametrize(
+    ("mixer", "width", "millions"), [("gla", 1024, 374.5), ("gla", 2048, 1365.5), ("transformer", 2048, 1364.3)]
+)
+def test_models_have_the_sizes_that_are_published(mixer, width, millions):
+    config = ModelConfig(mixer, width, 24)
+    with torch.device("meta"):
+        model = LanguageModel(config, REGISTRY)
+    assert count(model) / 1e6 == pytest.approx(millions, abs=0.05)
+    mixers = [block.mixer for block in model.blocks]
+    rest = 2 * 32_000 * width + width + 24 * (2 * width + 3 * width * config.hidden)
+    assert count(model) == rest + sum(count(each) for each in mixers)
+    assert count(mixers[0]) == pytest.approx(4 * width**2, rel=0.01)
+
+
+def test_models_without_an_mlp_have_twice_as_many_blocks():
+    assert [len(model_of(mixer, layers=2).blocks) for mixer in ("mamba1", "mamba2", "gla")] == [4, 4, 2]
+    assert model_of("mamba1").blocks[0].mlp is None
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_token_changes_what_comes_after_it_and_nothing_before(mixer):
+    model, tokens = model_of(mixer, layers=2), tokens_of(2, 40)
+    other = tokens.clone()
+    other[0, 20] = (other[0, 20] + 1) % VOCABULARY
+    with torch.no_grad():
+        difference = (model(tokens) - model(other)).abs().amax(-1)
+    assert difference[0, :20].max() < 1e-12
+    assert difference[1].max() < 1e-12
+    assert difference[0, 20:].min() > 1e-9
+
+
+def heads(x, H):
+    return x.unflatten(-1, (H, -1))
+
+
+def recurrent(layer, x, decay):
+    """The equation of a gated linear layer, token by token; `decay` gives the factors of the state's rows."""
+    q, k = layer.queries_and_keys(x)
+    v, swish = heads(layer.v(x), 2), heads(layer.swish(x), 2)
+    S, outputs = torch.zeros(*q.shape[:1], 2, q.shape[-1], v.shape[-1], dtype=x.dtype), []
+    for t in range(x.shape[1]):
+        S = decay(x[:, t])[..., None] * S + k[:, t, :, :, None] * v[:, t, :, None]
+        outputs.append((q[:, t, :, None] @ S)[:, :, 0] / math.sqrt(q.shape[-1]))
+    o = torch.stack(outputs, dim=1)
+    o = o / (o.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.norm.weight
+    return layer.out((o * swish * swish.sigmoid()).flatten(-2))
+
+
+def decay_of(mixer, layer):
+    if mixer == "gla":
+        return lambda x: heads(layer.gate(x), 2).sigmoid() ** (1 / 16)
+    if mixer == "simple-gla":
+        return lambda x: (layer.gate(x).sigmoid() ** (1 / 16))[..., None]
+    fixed = 1 - 2.0 ** (-5 - torch.arange(2, dtype=torch.float64)) if mixer == "retnet" else torch.ones(2)
+    return lambda x: fixed.to(x.dtype)[None, :, None]
+
+
+@pytest.mark.parametrize("mixer", ["gla", "linear", "simple-gla", "retnet"])
+def test_layers_with_a_matrix_as_state_compute_their_equation(mixer):
+    layer, x = model_of(mixer).blocks[0].mixer, torch.randn(2, 20, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), recurrent(layer, x, decay_of(mixer, layer)), rtol=1e-6, atol=1e-9)
+
+
+def test_rotary_positions_make_scores_depend_on_distances():
+    rotary, x = Rotary(16), torch.randn(2, 16, dtype=torch.float64)
+    q, k = rotary(*(each.expand(1, 50, 1, 16) for each in x))
+    scores = torch.einsum("bthd,bshd->ts", q, k)
+    assert scores[30, 20].item() == pytest.approx(scores[40, 30].item(), abs=1e-5)
+    assert scores[0, 0].item() == pytest.approx((x[0] @ x[1]).item())
+    assert abs(scores[30, 20] - scores[30, 21]) > 1e-3
+
+
+def convolved(conv, x):
+    """x [B, T, channels], token by token."""
+    B, T, _ = x.shape
+    padded = torch.cat((torch.zeros(B, 3, x.shape[-1], dtype=x.dtype), x), dim=1)
+    y = torch.stack([(padded[:, t : t + 4] * conv.weight.T).sum(1) + conv.bias for t in range(T)], dim=1)
+    return y * y.sigmoid()
+
+
+def test_mamba_1_computes_its_equation():
+    layer, u = model_of("mamba1").blocks[0].mixer, torch.randn(2, 20, WIDTH, dtype=torch.float64)
+    x, z = layer.enter(u).chunk(2, dim=-1)
+    x = convolved(layer.conv, x)
+    rank, B, C = layer.data(x).split([2, 4, 4], dim=-1)
+    step, A = F.softplus(layer.step(rank)), -layer.A_log.exp()
+    S, outputs = torch.zeros(2, 64, 4, dtype=u.dtype), []
+    for t in range(20):
+        S = (step[:, t, :, None] * A).exp() * S + (step[:, t] * x[:, t])[..., None] * B[:, t, None]
+        outputs.append((S * C[:, t, None]).sum(-1) + layer.D * x[:, t])
+    y = torch.stack(outputs, dim=1) * z * z.sigmoid()
+    torch.testing.assert_close(layer(u), layer.out(y), rtol=1e-6, atol=1e-9)
+
+
+def test_mamba_2_computes_its_equation():
+    layer, u = model_of("mamba2").blocks[0].mixer, torch.randn(2, 20, WIDTH, dtype=torch.float64)
+    z, xBC, step = layer.enter(u).split([64, 80, 4], dim=-1)
+    x, B, C = convolved(layer.conv, xBC).split([64, 8, 8], dim=-1)
+    x, step, A = heads(x, 4), F.softplus(step + layer.step), -layer.A_log.exp()
+    S, outputs = torch.zeros(2, 4, 16, 8, dtype=u.dtype), []
+    for t in range(20):
+        new = (step[:, t, :, None] * x[:, t])[..., None] * B[:, t, None, None]
+        S = (step[:, t] * A).exp()[..., None, None] * S + new
+        outputs.append((S * C[:, t, None, None]).sum(-1) + layer.D[:, None] * x[:, t])
+    y = torch.stack(outputs, dim=1).flatten(-2) * z * z.sigmoid()
+    y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.norm.weight
+    torch.testing.assert_close(layer(u), layer.out(y), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("mixer", ["gla", "mamba2"])
+def test_blocks_that_are_computed_again_give_the_same_gradients(mixer):
+    tokens, found = tokens_of(2, 24), []
+    for recompute in (False, True):
+        model = model_of(mixer, layers=2, recompute=recompute)
+        model.loss(tokens, tokens).backward()
+        found.append([x.grad for x in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "kernel"),
+    [
+        ("gla", "gla-torch"),
+        ("gla", "gla-recurrent-torch"),
+        ("linear", "linear-torch"),
+        ("transformer", "sdpa-math"),
+    ],
+)
+def test_kernels_of_backends_give_what_the_reference_does(mixer, kernel):
+    tokens = tokens_of(2, 70)
+    reference, other = (model_of(mixer, name, layers=2) for name in ("reference", kernel))
+    torch.testing.assert_close(other(tokens), reference(tokens), rtol=1e-6, atol=1e-9)
+
+
+def test_a_model_is_one_graph():
+    torch._dynamo.reset()
+    model, tokens = model_of("gla", "gla-torch", dtype=torch.float32), tokens_of(1, 16)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens), model(tokens))
+
+
+def test_a_model_learns_to_copy_as_with_the_reference_in_float64():
+    found, expected = (
+        losses_of(copying_model("gla", kernel, REGISTRY).to(dtype), steps=120)
+        for kernel, dtype in (("gla-torch", torch.float32), ("reference", torch.float64))
+    )
+    assert found[:50] == pytest.approx(expected[:50], rel=0.02)
+    assert sum(found[-10:]) == pytest.approx(sum(expected[-10:]), rel=0.02)
+    assert sum(expected[-10:]) < 0.85 * sum(expected[:10])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mixer": "rwkv"}, "mixer: 'rwkv' is unknown"),
+        ({"layers": 0}, "layers: 0 is too small"),
+        ({"width": 4, "sizes": {}}, "width: 4 is too small for gla"),
+        ({"kernel": "linear-torch"}, "kernel: 'linear-torch' does not compute gla"),
+        ({"kernel": "gla-triton"}, "kernel: gla-triton: needs a GPU"),
+    ],
+)
+def test_what_there_is_not_is_named(changes, said):
+    given = {"mixer": "gla", "width": WIDTH, "layers": 1, "vocabulary": VOCABULARY, "sizes": SMALL["gla"], **changes}
+    with pytest.raises(UsageError, match=said):
+        LanguageModel(ModelConfig(**given), REGISTRY)(tokens_of(1, 8))
