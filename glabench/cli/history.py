@@ -71,7 +71,7 @@ def _load(paths: Sequence[Path]) -> list[Run]:
     found: dict[Path, Path] = {}
     for path in paths:
         inside = [path] if RunFolder.is_run(path) else RunFolder.found_in(path)
-        found |= {each.resolve(): each for each in inside or [path]}
+        found |= {each.resolve(): each for each in sorted(inside) or [path]}
     if len(found) < 2:
         raise UsageError("RUN...: name at least two runs, or a folder of runs")
     return [RunFolder.open(path).load() for path in found.values()]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glabench.errors import printable
 from glabench.records.metrics import derived
 from glabench.records.profile import Profile
 from glabench.records.record import Record
@@ -74,6 +76,18 @@ class Run:
             if pd.api.types.is_float_dtype(frame[name]) and _all_ints(self.records, name):
                 frame[name] = pd.array([row.get(str(name)) for row in rows], dtype="Int64")
         return frame
+
+
+def name_runs(runs: Sequence[Run]) -> list[str]:
+    """A name for each run: the shortest end of its path that no other run's path has, mostly its folder's name."""
+    paths = [run.path.resolve() for run in runs]
+    count = Counter(end for path in set(paths) for end in _ends_of(path))
+    return [printable(str(next(end for end in _ends_of(path) if count[end] == 1))) for path in paths]
+
+
+def _ends_of(path: Path) -> list[Path]:
+    """For `/a/b`: `b`, `a/b`, `/a/b`."""
+    return [Path(*path.parts[-length:]) for length in range(1, len(path.parts) + 1)]
 
 
 def _all_ints(records: Sequence[Record], name: Any) -> bool:

@@ -7,7 +7,7 @@ from glabench.errors import printable
 from glabench.records import Run
 from glabench.records.environment import device_name
 from glabench.records.metrics import significant
-from glabench.report.series import name_runs
+from glabench.records.run import name_runs
 
 _VERSIONS = ("torch", "triton")
 _MOST_TITLES = 2

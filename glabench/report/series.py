@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glabench.errors import UsageError, printable
+from glabench.errors import UsageError
 from glabench.records import Run
 from glabench.records.diagnosis import diagnose
 from glabench.records.environment import device_name
 from glabench.records.metrics import METRICS, TIME, Metric, known
-from glabench.records.run import rows_of
+from glabench.records.run import name_runs, rows_of
 from glabench.sweeps.words import is_size, is_usual, label_of, sort_by_order, value_or_word
 
 Row = Mapping[str, Any]
@@ -115,12 +115,6 @@ def check_metrics(runs: Sequence[Run], metrics: Sequence[Metric]) -> None:
 def backends_in(runs: Iterable[Run]) -> list[str]:
     """The backends that runs have records of, sorted."""
     return sorted({record.cell.backend for run in runs for record in run.records})
-
-
-def name_runs(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: its folder's name, or its path if two folders have the same name."""
-    names = [printable(run.name) for run in runs]
-    return names if len(set(names)) == len(names) else [printable(str(run.path)) for run in runs]
 
 
 def rows_of_runs(runs: Sequence[Run]) -> list[Row]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from glabench.errors import UsageError, printable
 from glabench.records import Run
 from glabench.records.metrics import USUAL, Metric
+from glabench.records.run import name_runs
 from glabench.report.choice import CHUNK, recommend
 from glabench.report.describe import settings_of, surroundings_of, title_of
 from glabench.report.figures import check_figure, draw, explain_figure, save_figure
@@ -16,7 +17,7 @@ from glabench.report.grid import escape
 from glabench.report.kernel_roof import draw_kernel_roof, kernel_roof, kernel_roof_markdown
 from glabench.report.parts import bars_of, draw_parts, parts_markdown
 from glabench.report.profiles import draw_profiles, profiles_markdown
-from glabench.report.series import View, check_metrics, make_view, name_runs
+from glabench.report.series import View, check_metrics, make_view
 from glabench.report.tables import make_markdown
 
 if TYPE_CHECKING:

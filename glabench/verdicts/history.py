@@ -12,7 +12,7 @@ from glabench.errors import UsageError
 from glabench.records import Run
 from glabench.records.environment import device_name
 from glabench.records.metrics import Metric
-from glabench.records.run import rows_of
+from glabench.records.run import name_runs, rows_of
 from glabench.sweeps.model import Cell
 
 # A change that this share of the cells have, in the same direction between the same runs, is hardly a kernel's.
@@ -64,13 +64,13 @@ def courses_of(runs: Sequence[Run], metric: Metric, least: float) -> list[Course
     `least`: the smallest change that counts, as a share. Raises UsageError if there is no such cell.
     """
     found: dict[tuple[str, Cell], list[Point]] = {}
-    for run in runs:
+    for run, name in zip(runs, name_runs(runs), strict=True):
         device = device_name(run.environment)
         commit = _commit_of(run.environment)
         for record, row in zip(run.records, rows_of(run.records), strict=True):
             value = row.get(metric.field)
             if record.status == "ok" and value is not None and value > 0:
-                point = Point(run.name, record.started_at or "", commit, float(value))
+                point = Point(name, record.started_at or "", commit, float(value))
                 found.setdefault((device, record.cell), []).append(point)
     several = {key: sorted(points, key=lambda point: point.at) for key, points in found.items() if len(points) > 1}
     if not several:

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from in_process import glabench
@@ -92,6 +93,19 @@ def test_devices_have_courses_of_their_own():
     courses = courses_of(runs_of(1.0, 2.0, 1.0, environments={1: other}), TIME, 0.03)
     assert {course.device for course in courses} == {"NVIDIA H200"}
     assert not any(course.changes for course in courses)
+
+
+def test_runs_in_folders_of_the_same_name_are_told_apart():
+    runs = [replace(r, path=Path(p)) for r, p in zip(runs_of(1.0, 1.0, 1.1), ("x/a/run", "x/b/run", "c"), strict=True)]
+    courses = courses_of(runs, TIME, 0.03)
+    assert [point.run for point in courses[0].points] == ["a/run", "b/run", "c"]
+    assert [tick.get_text() for tick in draw_history(courses, TIME).axes[0].get_xticklabels()] == [
+        "a/run",
+        "b/run",
+        "c",
+    ]
+    ((before, after, _),) = common_changes(courses)
+    assert (before, after) == ("b/run", "c")
 
 
 def test_without_a_common_cell_there_is_no_history():

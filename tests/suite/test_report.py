@@ -318,10 +318,18 @@ def test_runs_of_different_gpus_name_each():
     assert "first: NVIDIA H200, torch 2\nother: NVIDIA A100, torch 2\n" in shown([first, other])
 
 
-def test_folders_of_the_same_name_are_told_apart_by_their_paths():
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (("x/process-1", "y/process-1"), ("x/process-1", "y/process-1")),
+        (("a/b/x/process-1", "a/b/y/process-1", "a/b/z"), ("x/process-1", "y/process-1", "z")),
+        (("/run", "/a/run"), ("/run", "a/run")),
+    ],
+)
+def test_folders_of_the_same_name_are_told_apart_by_the_shortest_ends_of_their_paths(paths, names):
     run = made_up("paper-fig2", {"backend": "gla-torch"})
-    labels = make_view([replace(run, path=Path("x/process-1")), replace(run, path=Path("y/process-1"))]).labels
-    assert labels == ["x/process-1: gla-torch", "y/process-1: gla-torch"]
+    labels = make_view([replace(run, path=Path(path)) for path in paths]).labels
+    assert labels == [f"{name}: gla-torch" for name in names]
 
 
 # Hardware, versions and settings
