@@ -15,7 +15,7 @@ from glabench.records import Run, RunFolder
 from glabench.records.metrics import BY_NAME, Metric
 from glabench.report.figures import check_figure, save_figure
 from glabench.report.history import draw_history
-from glabench.verdicts.history import Course, Point, common_changes, courses_of
+from glabench.verdicts.history import Course, Point, common_changes, describe_left_out, differ_in_timing, history_of
 
 _LEAST = 0.03
 _COMMIT = 10
@@ -34,8 +34,9 @@ def history(
 ) -> None:
     """Show how cells changed over runs: between which runs, and commits, a level ended, by change points.
 
-    Cells are the same if all their parameters are, and compared on the same kind of device alone. A change of nearly
-    all cells at once is said apart: it is the machine's, its driver's or the suite's rather than a kernel's.
+    Cells are the same if all their parameters are, and compared on the same kind of device and, in what depends on it,
+    with the same timing alone. A change of nearly all cells at once is said apart: it is the machine's, its driver's or
+    the suite's rather than a kernel's.
 
     Example: glabench history results --metric time --figure history.png
     """
@@ -48,16 +49,19 @@ def history(
         raise UsageError(f"--metric: '{metric}' is unknown ({allowed_names(tuple(BY_NAME), metric)})")
     chosen, messages = BY_NAME[metric], Messages(quiet)
     loaded = _load(runs)
-    courses = courses_of(loaded, chosen, least)
+    found = history_of(loaded, chosen, least)
+    courses = found.courses
     changed = [course for course in courses if course.changes]
     if json_to is not None:
         write_json([_as_json(course) for course in courses], json_to)
     if json_to != "-" and not quiet:
-        _print(courses if all_cells else changed, chosen, all_cells)
+        _print(courses if all_cells else changed, chosen, all_cells, differ_in_timing(courses))
     for before, after, ratio in common_changes(courses):
         messages.say(
             f"nearly all cells change from {before} to {after}, by x{ratio:.3g}: the machine, or its software?"
         )
+    if found.left_out:
+        messages.say(describe_left_out(found.left_out))
     messages.say(
         f"{len(changed)} of {count_of(len(courses), 'cell')} in {len(loaded)} runs changed by {least:.3g} or more"
     )
@@ -77,19 +81,25 @@ def _load(paths: Sequence[Path]) -> list[Run]:
     return [RunFolder.open(path).load() for path in found.values()]
 
 
-def _print(courses: Sequence[Course], metric: Metric, with_points: bool) -> None:
+def _print(courses: Sequence[Course], metric: Metric, with_points: bool, with_timing: bool) -> None:
     unit = f", {metric.unit}" if metric.unit else ""
+    timing = ("timing",) if with_timing else ()
     if with_points:
         rows = [
-            (str(course.cell), course.device, *(_value(metric, point) for point in ends), _path(course, metric))
+            (
+                *_names(course, with_timing),
+                course.device,
+                *(_value(metric, point) for point in ends),
+                _path(course, metric),
+            )
             for course in courses
             if (ends := (course.points[0], course.points[-1]))
         ]
-        print_table(("cell", "device", f"first{unit}", f"last{unit}", "course"), rows)
+        print_table(("cell", *timing, "device", f"first{unit}", f"last{unit}", "course"), rows)
         return
     changes = [
         (
-            str(course.cell),
+            *_names(course, with_timing),
             f"{_name(change.before)} to {_name(change.after)}",
             f"{metric.show(change.level_before)} to {metric.show(change.level_after)}",
             f"x{change.ratio:.3g}",
@@ -98,7 +108,11 @@ def _print(courses: Sequence[Course], metric: Metric, with_points: bool) -> None
         for change in course.changes
     ]
     if changes:
-        print_table(("cell", "between", f"{metric.title}{unit}", "ratio"), changes)
+        print_table(("cell", *timing, "between", f"{metric.title}{unit}", "ratio"), changes)
+
+
+def _names(course: Course, with_timing: bool) -> tuple[str, ...]:
+    return (str(course.cell), course.timing or "unknown") if with_timing else (str(course.cell),)
 
 
 def _value(metric: Metric, point: Point) -> str:
@@ -116,5 +130,11 @@ def _name(point: Point) -> str:
 
 
 def _as_json(course: Course) -> Mapping[str, Any]:
-    return {"cell": course.cell.to_json(), "device": course.device, "points": [asdict(p) for p in course.points],
-            "changes": [asdict(change) for change in course.changes]}  # fmt: skip
+    return {"cell": course.cell.to_json(), "device": course.device, "timing": course.timing,
+            "points": [_plain(point) for point in course.points],
+            "changes": [{**asdict(change), "before": _plain(change.before), "after": _plain(change.after)}
+                        for change in course.changes]}  # fmt: skip
+
+
+def _plain(point: Point) -> Mapping[str, Any]:
+    return asdict(point) | {"at": point.at.isoformat()}

@@ -65,6 +65,8 @@ class Metric:
     total: str = ""
     # Whether it differs from pass to pass; if not, reports show it for the first one alone.
     of_pass: bool = True
+    # Whether it depends on how calls are timed (`--timing`).
+    timed: bool = True
 
     def show(self, value: float) -> str:
         """A value of the column as text, in `unit`."""
@@ -82,6 +84,7 @@ METRICS: tuple[Metric, ...] = (
         "peak", "peak_mib", "peak memory above the inputs", "MiB", "lower", _whole,
         limit=0.02, option="--max-memory", help="How much a cell's peak memory may grow.",
         judged_by="peak_allocated_mib",  # resident memory on a CPU is too noisy
+        timed=False,
     ),
     Metric("roof", "roofline_pct", "share of the nearer roof", "%", "higher", _whole),
     Metric("floor", "floor_pct", "share of the memory's floor", "%", "higher", _whole),
@@ -95,19 +98,22 @@ METRICS: tuple[Metric, ...] = (
         limit=0.5, slack=1.0, option="--max-first-call", worse="slower",
         help="How much a backend's first calls may grow, in addition to one second.",
         total="first calls",  # what a cell's first call compiles depends on the cells before it
+        timed=False,
     ),
-    Metric("state", "state_kib", "state of a sequence", "KiB", "lower", _whole, of_pass=False),
-    Metric("parameters", "layer_parameters", "parameters of a layer", "million", None, scale=1e-6, of_pass=False),
-    Metric("saved", "saved_mib", "held between forward and backward", "MiB", "lower", _whole),
-    Metric("reserved", "peak_reserved_mib", "peak memory taken from the device", "MiB", "lower", _whole),
+    Metric("state", "state_kib", "state of a sequence", "KiB", "lower", _whole, of_pass=False, timed=False),
+    Metric("parameters", "layer_parameters", "parameters of a layer", "million", None, scale=1e-6,
+           of_pass=False, timed=False),
+    Metric("saved", "saved_mib", "held between forward and backward", "MiB", "lower", _whole, timed=False),
+    Metric("reserved", "peak_reserved_mib", "peak memory taken from the device", "MiB", "lower", _whole, timed=False),
     Metric("process", "process_memory_mib", "memory of the whole process", "MiB", "lower", _whole),
-    Metric("energy", "energy_j", "energy per call", "J", "lower"),
+    Metric("energy", "energy_j", "energy per call", "J", "lower", timed=False),
     Metric("power", "power_w", "power", "W", None, _whole),
     Metric("clock", "sm_clock_mhz", "SM clock", "MHz", None, _whole),
     Metric(
         "error", "error", "largest relative error", "", "lower", _scientific,
         limit=0.5, slack=1e-6, option="--max-error", help="How much the error of a tensor may grow.",
         judged_by="rel_error_*", combine=max, worse="inaccurate",
+        timed=False,
     ),
 )  # fmt: skip
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from glabench.records.metrics import Metric
-from glabench.verdicts.history import Course
+from glabench.verdicts.history import Course, differ_in_timing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +29,7 @@ def draw_history(courses: Sequence[Course], metric: Metric) -> Figure:
     from matplotlib.figure import Figure
 
     drawn = drawn_of(courses)
+    with_timing = differ_in_timing(courses)
     first_times = {point.run: point.at for course in drawn for point in reversed(course.points)}
     runs = sorted(first_times, key=lambda run: (first_times[run], run))
     with mpl.rc_context({"text.parse_math": False}):
@@ -38,7 +39,9 @@ def draw_history(courses: Sequence[Course], metric: Metric) -> Figure:
         for course in drawn:
             first = course.points[0].value
             places, values = zip(*((runs.index(p.run), p.value / first) for p in course.points), strict=True)
-            (line,) = axes.plot(places, values, marker="o", markersize=3.5, linewidth=1.2, label=str(course.cell))
+            (line,) = axes.plot(
+                places, values, marker="o", markersize=3.5, linewidth=1.2, label=_label(course, with_timing)
+            )
             marked = {change.after for change in course.changes}
             rings = [(runs.index(p.run), p.value / first) for p in course.points if p in marked]
             look: dict[str, Any] = {"facecolors": "none", "edgecolors": line.get_color(), "s": 70, "linewidths": 1.4}
@@ -52,3 +55,7 @@ def draw_history(courses: Sequence[Course], metric: Metric) -> Figure:
         axes.set_title("Rings: the level changes here", loc="left", fontsize=_SMALL_PRINT, color="#444444")
         figure.legend(loc="outside lower left", frameon=False, fontsize=_SMALL_PRINT)
     return figure
+
+
+def _label(course: Course, with_timing: bool) -> str:
+    return f"{course.cell} ({course.timing or 'timing unknown'})" if with_timing else str(course.cell)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-from glabench.errors import UsageError
-from glabench.records import Run
+from glabench.errors import UsageError, count_of
+from glabench.records import Record, Run
 from glabench.records.environment import device_name
 from glabench.records.metrics import Metric
 from glabench.records.run import name_runs, rows_of
@@ -25,10 +27,10 @@ _STRICT = 3.0
 
 @dataclass(frozen=True)
 class Point:
-    """A cell's value in a run, which began `at`; the commit that was measured, if known."""
+    """A cell's value in a run, measured `at`, of a commit if it is known."""
 
     run: str
-    at: str
+    at: datetime
     commit: str | None
     value: float
 
@@ -50,32 +52,74 @@ class Change:
 
 @dataclass(frozen=True)
 class Course:
-    """A cell on one device, from the oldest run to the newest."""
+    """A cell on one device, timed in one way, from the oldest run to the newest."""
 
     cell: Cell
     device: str
+    # As in records; None if it is unknown, or does not matter to the metric.
+    timing: str | None
     points: Sequence[Point]
     changes: Sequence[Change]
 
 
-def courses_of(runs: Sequence[Run], metric: Metric, least: float) -> list[Course]:
-    """The courses of cells that two runs or more have measured on one device.
+@dataclass(frozen=True)
+class History:
+    """The courses of cells over runs."""
+
+    courses: Sequence[Course]
+    # How many records could not be used, by the reason.
+    left_out: Mapping[str, int]
+
+
+def history_of(runs: Sequence[Run], metric: Metric, least: float) -> History:
+    """The courses of cells that two runs or more have measured on one device, timed in one way.
 
     `least`: the smallest change that counts, as a share. Raises UsageError if there is no such cell.
     """
-    found: dict[tuple[str, Cell], list[Point]] = {}
+    found: dict[tuple[Cell, str, str | None], list[Point]] = {}
+    left_out: Counter[str] = Counter()
+    known: set[tuple[str, Cell, datetime]] = set()
     for run, name in zip(runs, name_runs(runs), strict=True):
-        device = device_name(run.environment)
-        commit = _commit_of(run.environment)
+        device, commit = device_name(run.environment), _commit_of(run.environment)
         for record, row in zip(run.records, rows_of(run.records), strict=True):
-            value = row.get(metric.field)
-            if record.status == "ok" and value is not None and value > 0:
-                point = Point(name, record.started_at or "", commit, float(value))
-                found.setdefault((device, record.cell), []).append(point)
+            value, at = row.get(metric.field), _start_of(record)
+            if record.status != "ok":
+                left_out[record.status] += 1
+            elif value is None or value <= 0:
+                left_out[f"without a {metric.name}"] += 1
+            elif at is None:
+                left_out["without a readable started_at"] += 1
+            elif (record.run_id, record.cell, at) in known:
+                left_out["copied from another run"] += 1
+            else:
+                known.add((record.run_id, record.cell, at))
+                key = record.cell, device, record.timing if metric.timed else None
+                found.setdefault(key, []).append(Point(name, at, commit, float(value)))
     several = {key: sorted(points, key=lambda point: point.at) for key, points in found.items() if len(points) > 1}
     if not several:
-        raise UsageError(f"RUN: no cell has a value of {metric.name} in two of the runs on one device")
-    return [Course(cell, device, points, changes_in(points, least)) for (device, cell), points in several.items()]
+        none = f"RUN: no cell has a value of {metric.name} in two of the runs on one device, timed in one way"
+        raise UsageError("; ".join([none, *([describe_left_out(left_out)] if left_out else [])]))
+    return History([Course(*key, points, changes_in(points, least)) for key, points in several.items()], left_out)
+
+
+def describe_left_out(left_out: Mapping[str, int]) -> str:
+    """`left out 5 records: 3 inaccurate, 2 without a readable started_at`."""
+    reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items())
+    return f"left out {count_of(sum(left_out.values()), 'record')}: {reasons}"
+
+
+def differ_in_timing(courses: Sequence[Course]) -> bool:
+    """Whether only the way of timing tells some courses apart."""
+    return len({(course.cell, course.device) for course in courses}) < len(courses)
+
+
+def _start_of(record: Record) -> datetime | None:
+    """When a record's measurement began, without a time zone in UTC; None if that cannot be read."""
+    try:
+        at = datetime.fromisoformat(record.started_at or "")
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _commit_of(environment: Mapping[str, Any]) -> str | None:

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,17 @@ from glabench.errors import UsageError
 from glabench.records import RunFolder
 from glabench.records.metrics import BY_NAME, TIME
 from glabench.report.history import draw_history, drawn_of
-from glabench.verdicts.history import Point, changes_in, common_changes, courses_of
+from glabench.verdicts.history import Point, changes_in, common_changes, history_of
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def points_of(values):
-    return [Point(f"run-{i}", f"2026-01-{i + 1:02}", None, value) for i, value in enumerate(values)]
+    return [Point(f"run-{i}", START + timedelta(days=i), None, value) for i, value in enumerate(values)]
+
+
+def courses_of(runs, metric=TIME):
+    return history_of(runs, metric, 0.03).courses
 
 
 def noisy(levels, share, seed):
@@ -73,7 +80,7 @@ def slower(backend):
 
 def test_courses_are_in_the_order_of_time_and_name_commits():
     runs = runs_of(1.0, 1.0, slower("gla-triton"))
-    courses = courses_of(runs[::-1], TIME, 0.03)
+    courses = courses_of(runs[::-1])
     changed = [course for course in courses if course.changes]
     assert {course.cell.backend for course in changed} == {"gla-triton"}
     (change,) = changed[0].changes
@@ -83,21 +90,21 @@ def test_courses_are_in_the_order_of_time_and_name_commits():
 
 
 def test_what_nearly_all_cells_have_in_common_is_said_apart():
-    ((before, after, ratio),) = common_changes(courses_of(runs_of(1.0, 1.0, 1.1), TIME, 0.03))
+    ((before, after, ratio),) = common_changes(courses_of(runs_of(1.0, 1.0, 1.1)))
     assert (before, after) == ("run-1", "run-2")
     assert ratio == pytest.approx(1.1)
 
 
 def test_devices_have_courses_of_their_own():
     other = {"device": "cuda", "gpu": {"name": "NVIDIA H100"}}
-    courses = courses_of(runs_of(1.0, 2.0, 1.0, environments={1: other}), TIME, 0.03)
+    courses = courses_of(runs_of(1.0, 2.0, 1.0, environments={1: other}))
     assert {course.device for course in courses} == {"NVIDIA H200"}
     assert not any(course.changes for course in courses)
 
 
 def test_runs_in_folders_of_the_same_name_are_told_apart():
     runs = [replace(r, path=Path(p)) for r, p in zip(runs_of(1.0, 1.0, 1.1), ("x/a/run", "x/b/run", "c"), strict=True)]
-    courses = courses_of(runs, TIME, 0.03)
+    courses = courses_of(runs)
     assert [point.run for point in courses[0].points] == ["a/run", "b/run", "c"]
     assert [tick.get_text() for tick in draw_history(courses, TIME).axes[0].get_xticklabels()] == [
         "a/run",
@@ -108,14 +115,73 @@ def test_runs_in_folders_of_the_same_name_are_told_apart():
     assert (before, after) == ("b/run", "c")
 
 
+def with_fields(run, **fields):
+    return replace(run, records=[replace(record, **fields) for record in run.records])
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        ("2026-01-01T01:30:00+02:00", "2026-01-01T00:00:00Z", "2025-12-31T23:30:00-01:00"),
+        ("2026-01-01T00:59:59", "2026-01-01T03:00:00+02:00", "2026-01-01T01:00:01Z"),
+    ],
+)
+def test_runs_are_in_the_order_of_time_in_all_time_zones(starts):
+    runs = [with_fields(run, started_at=at) for run, at in zip(runs_of(1.0, 1.0, 1.0), starts, strict=True)]
+    for course in courses_of(runs[::-1]):
+        assert [point.run for point in course.points] == ["run-0", "run-1", "run-2"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"started_at": None}, "without a readable started_at"),
+        ({"started_at": "yesterday"}, "without a readable started_at"),
+        ({"started_at": "0001-01-01T00:00:00+02:00"}, "without a readable started_at"),
+        ({"status": "inaccurate"}, "inaccurate"),
+        ({"status": "unsupported", "time_ms": None}, "unsupported"),
+        ({"time_ms": None}, "without a time"),
+    ],
+)
+def test_records_that_cannot_be_used_are_counted_by_reason(fields, reason):
+    first, second, other = runs_of(1.0, 1.0, 1.5)
+    found = history_of([first, second, with_fields(other, **fields)], TIME, 0.03)
+    assert found.left_out == {reason: len(other.records)}
+    assert not any(course.changes for course in found.courses)
+
+
+def test_without_a_readable_start_the_error_says_so():
+    runs = [with_fields(run, started_at=None) for run in runs_of(1.0, 1.0)]
+    with pytest.raises(UsageError, match=f"left out {2 * len(runs[0].records)} records: .* without a readable started"):
+        courses_of(runs)
+
+
+def test_a_copy_of_a_run_counts_once():
+    first, second = runs_of(1.0, 1.1)
+    found = history_of([first, second, replace(first, path=Path("copy/run-0"))], TIME, 0.03)
+    assert found.left_out == {"copied from another run": len(first.records)}
+    assert all(len(course.points) == 2 for course in found.courses)
+
+
+def test_ways_of_timing_have_courses_of_their_own_of_times_but_not_of_memory():
+    ways = ("cold, events", "hot, events")
+    runs = [with_fields(run, timing=ways[day % 2]) for day, run in enumerate(runs_of(1.0, 0.5, 1.0, 0.5))]
+    courses = courses_of(runs)
+    assert {(course.timing, len(course.points)) for course in courses} == {(way, 2) for way in ways}
+    assert not any(course.changes for course in courses)
+    assert {(course.timing, len(course.points)) for course in courses_of(runs, BY_NAME["peak"])} == {(None, 4)}
+    labels = [line.get_label() for line in draw_history(courses, TIME).axes[0].lines[:-1]]
+    assert all(label.endswith(("(cold, events)", "(hot, events)")) for label in labels)
+
+
 def test_without_a_common_cell_there_is_no_history():
     runs = [*runs_of(1.0), *runs_of(1.0, changes={"batch": "1"})]
     with pytest.raises(UsageError, match="no cell has a value of time in two of the runs on one device"):
-        courses_of(runs, TIME, 0.03)
+        courses_of(runs)
 
 
 def test_a_figure_shows_what_changed_most_and_where():
-    courses = courses_of(runs_of(1.0, 1.0, slower("gla-triton")), TIME, 0.03)
+    courses = courses_of(runs_of(1.0, 1.0, slower("gla-triton")))
     assert {course.cell.backend for course in drawn_of(courses)} == {"gla-triton"}
     axes = draw_history(courses, TIME).axes[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["run-0", "run-1", "run-2"]
@@ -125,16 +191,20 @@ def test_a_figure_shows_what_changed_most_and_where():
 
 
 def test_other_metrics_have_courses_too():
-    assert len(courses_of(runs_of(1.0, 1.0), BY_NAME["peak"], 0.03)) == len(runs_of(1.0)[0].records)
+    assert len(courses_of(runs_of(1.0, 1.0), BY_NAME["peak"])) == len(runs_of(1.0)[0].records)
+
+
+def store(runs, path):
+    for run in runs:
+        folder = RunFolder.create(path / run.name, run.sweep, run.environment)
+        for record in run.records:
+            folder.append(record)
 
 
 @pytest.fixture
 def stored(tmp_path):
     """Three runs in a folder; the kernel is slower in the last one."""
-    for run in runs_of(1.0, 1.0, slower("gla-triton")):
-        folder = RunFolder.create(tmp_path / "all" / run.name, run.sweep, run.environment)
-        for record in run.records:
-            folder.append(record)
+    store(runs_of(1.0, 1.0, slower("gla-triton")), tmp_path / "all")
     return tmp_path
 
 
@@ -152,6 +222,29 @@ def test_the_command_shows_between_which_commits_a_level_ended(stored, monkeypat
     code, out, _ = glabench(stored, "history", "all/run-0", "all/run-2", "--all")
     assert code == 0
     assert "sdpa-flash" in out
+
+
+def test_the_command_says_what_it_left_out(stored):
+    store([with_fields(runs_of(1.0)[0], status="inaccurate")], stored / "more")
+    code, out, err = glabench(stored, "history", "all", "more", "--json", "history.json")
+    assert code == 0
+    assert f"left out {len(runs_of(1.0)[0].records)} records" in err
+    assert "timing" not in out
+    points = json.loads((stored / "history.json").read_text())[0]["points"]
+    assert [point["run"] for point in points] == ["all/run-0", "run-1", "run-2"]
+    assert points[0]["at"] == "2026-01-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--all",)])
+def test_the_command_shows_the_timing_where_it_tells_courses_apart(arguments, stored, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    runs = [with_fields(run, timing="hot, events", run_id="hot") for run in runs_of(1.0, 1.2)]
+    store([replace(run, path=Path(f"hot-{i}")) for i, run in enumerate(runs)], stored / "hot")
+    code, out, _ = glabench(stored, "history", "all", "hot", *arguments)
+    assert code == 0
+    assert "timing" in out
+    assert "hot, events" in out
+    assert "unknown" in out
 
 
 @pytest.mark.parametrize(
