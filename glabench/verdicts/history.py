@@ -7,15 +7,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+from glabench.correlation import correlation_length
 from glabench.errors import UsageError, count_of
 from glabench.records import Record, Run
 from glabench.records.environment import device_name
 from glabench.records.metrics import Metric
 from glabench.records.run import name_runs, rows_of
 from glabench.sweeps.model import Cell
+from glabench.verdicts.occasions import Occasions
+from glabench.verdicts.statistics import Spread
 
 # A change that this share of the cells have, in the same direction between the same runs, is hardly a kernel's.
 _COMMON_SHARE, _LEAST_COMMON = 0.8, 5
@@ -23,6 +26,10 @@ _COMMON_SHARE, _LEAST_COMMON = 0.8, 5
 _TO_DEVIATION = 1 / (0.6745 * math.sqrt(2))
 # How many times the noise's own gain a change has to explain (as in the Bayesian criterion, threefold to be strict).
 _STRICT = 3.0
+# Fewer runs count as so many, so that chance changes 1 % of the cells of two runs whose noise is known, and not 15 %.
+_FEW = 10
+# Normal noise: from the distance of the 20th and the 80th percentile to the standard deviation of a median.
+_TO_MEDIAN = 1.2533 / (2 * 0.8416)
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,10 @@ class Point:
     at: datetime
     commit: str | None
     value: float
+    # Standard deviations, as shares: what the run's own samples leave open, and what is assumed to be between two runs
+    # of a machine while too few of them show it. 0 if nothing is known.
+    own_noise: float = 0.0
+    assumed_noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,7 @@ def history_of(runs: Sequence[Run], metric: Metric, least: float) -> History:
     found: dict[tuple[Cell, str, str | None], list[Point]] = {}
     left_out: Counter[str] = Counter()
     known: set[tuple[str, Cell, datetime]] = set()
+    spreads = {device: Occasions.of(device).spread() for device in {device_name(run.environment) for run in runs}}
     for run, name in zip(runs, name_runs(runs), strict=True):
         device, commit = device_name(run.environment), _commit_of(run.environment)
         for record, row in zip(run.records, rows_of(run.records), strict=True):
@@ -94,7 +106,8 @@ def history_of(runs: Sequence[Run], metric: Metric, least: float) -> History:
             else:
                 known.add((record.run_id, record.cell, at))
                 key = record.cell, device, record.timing if metric.timed else None
-                found.setdefault(key, []).append(Point(name, at, commit, float(value)))
+                noise = _noise_of(record, spreads[device]) if metric.timed else (0.0, 0.0)
+                found.setdefault(key, []).append(Point(name, at, commit, float(value), *noise))
     several = {key: sorted(points, key=lambda point: point.at) for key, points in found.items() if len(points) > 1}
     if not several:
         none = f"RUN: no cell has a value of {metric.name} in two of the runs on one device, timed in one way"
@@ -122,6 +135,21 @@ def _start_of(record: Record) -> datetime | None:
         return None
 
 
+def _noise_of(record: Record, spread: Spread) -> tuple[float, float]:
+    """The own and the assumed noise of a record's time, and of what is computed from it."""
+    import numpy as np
+
+    time, low, high, samples = record.time_ms, record.time_ms_p20, record.time_ms_p80, record.samples_ms
+    if not time:
+        return 0.0, 0.0
+    assumed = spread.at(record.cell.backend, time)
+    if low is None or high is None or not samples:
+        return 0.0, assumed
+    # Samples count as one for as long as they remember each other.
+    independent = len(samples) / correlation_length(np.array(samples))
+    return _TO_MEDIAN * (high - low) / time / math.sqrt(independent), assumed
+
+
 def _commit_of(environment: Mapping[str, Any]) -> str | None:
     code = environment.get("code")
     commit = code.get("commit") if isinstance(code, Mapping) else None
@@ -131,15 +159,21 @@ def _commit_of(environment: Mapping[str, Any]) -> str | None:
 def changes_in(points: Sequence[Point], least: float) -> list[Change]:
     """Where the level changes by at least the share `least`: of the logarithms, by PELT with squared distances.
 
-    A change has to explain more than one of half the least size would, and more than the noise of neighbours does.
+    A change has to explain more than one of half the least size would, and more than the noise does.
     """
     import numpy as np
     import ruptures
 
     logs = np.log([point.value for point in points])
     steps = np.abs(np.diff(logs))
-    noise = float(np.median(steps)) * _TO_DEVIATION if len(steps) > 2 else 0.0
-    penalty = max(0.25 * math.log1p(least) ** 2, _STRICT * noise**2 * math.log(len(points)))
+    # Neighbours show all of the noise, unless by chance they are closer than their own samples allow. Two or three runs
+    # do not show it, so what is assumed between runs is added to what is known within each.
+    own = _mean_square(point.own_noise for point in points)
+    if len(steps) > 2:
+        variance = max(own, (float(np.median(steps)) * _TO_DEVIATION) ** 2)
+    else:
+        variance = own + _mean_square(point.assumed_noise for point in points)
+    penalty = max(0.25 * math.log1p(least) ** 2, _STRICT * variance * math.log(max(len(points), _FEW)))
     ends = ruptures.Pelt(model="l2", min_size=1, jump=1).fit(logs.reshape(-1, 1)).predict(pen=penalty)
     levels = [points[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     changes: list[Change] = []
@@ -152,6 +186,10 @@ def changes_in(points: Sequence[Point], least: float) -> list[Change]:
         else:
             held = [*held, *level]
     return changes
+
+
+def _mean_square(values: Iterable[float]) -> float:
+    return fmean(value**2 for value in values)
 
 
 def _level(points: Iterable[Point]) -> float:

@@ -19,8 +19,8 @@ from glabench.verdicts.history import Point, changes_in, common_changes, history
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def points_of(values):
-    return [Point(f"run-{i}", START + timedelta(days=i), None, value) for i, value in enumerate(values)]
+def points_of(values, **noise):
+    return [Point(f"run-{i}", START + timedelta(days=i), None, value, **noise) for i, value in enumerate(values)]
 
 
 def courses_of(runs, metric=TIME):
@@ -52,6 +52,22 @@ def test_levels_end_where_values_change(values, expected):
 def test_noise_is_no_change():
     series = [changes_in(points_of(noisy([1.0] * 20, 0.01, seed)), 0.03) for seed in range(200)]
     assert sum(bool(changes) for changes in series) <= 4
+
+
+@pytest.mark.parametrize("noise", ["own_noise", "assumed_noise"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_known_noise_of_few_runs_is_no_change_and_large_changes_are(noise, count):
+    series = [noisy([1.0] * count, 0.02, seed) for seed in range(300)]
+    assert sum(bool(changes_in(points_of(values, **{noise: 0.02}), 0.03)) for values in series) <= 6
+    slowed = [[*values[:-1], 1.15 * values[-1]] for values in series]
+    assert sum(bool(changes_in(points_of(values, **{noise: 0.02}), 0.03)) for values in slowed) >= 290
+
+
+def test_noise_that_runs_know_of_themselves_counts_in_long_courses_too():
+    values = [1.0, 1.001, 1.0, 1.001, 1.0, 1.06]
+    assert changes_in(points_of(values), 0.03)
+    assert changes_in(points_of(values, assumed_noise=0.03), 0.03)
+    assert not changes_in(points_of(values, own_noise=0.03), 0.03)
 
 
 def test_a_change_is_found_in_noise():
@@ -154,6 +170,35 @@ def test_without_a_readable_start_the_error_says_so():
     runs = [with_fields(run, started_at=None) for run in runs_of(1.0, 1.0)]
     with pytest.raises(UsageError, match=f"left out {2 * len(runs[0].records)} records: .* without a readable started"):
         courses_of(runs)
+
+
+def is_change(factor, samples, metric=TIME, scale=1.0):
+    """Whether the second of two runs counts as changed, if the samples of both are these shares of their medians."""
+    low, high = (sorted(samples)[len(samples) * part // 5] for part in (1, 4))
+    mixed = random.Random(0).sample(samples, len(samples))
+
+    def sampled(record):
+        ms = scale * record.time_ms
+        percentiles = {"time_ms_p20": low * ms, "time_ms_p80": high * ms}
+        return replace(
+            record, time_ms=ms, samples_ms=tuple(share * ms for share in mixed), tflops=1 / ms, **percentiles
+        )
+
+    runs = [replace(run, records=[sampled(record) for record in run.records]) for run in runs_of(1.0, factor)]
+    return all(course.changes for course in courses_of(runs, metric))
+
+
+@pytest.mark.parametrize("metric", ["time", "tflops"])
+def test_few_and_scattered_samples_need_a_larger_change(metric):
+    narrow, wide = ([1 + spread * (place - 10) / 10 for place in range(21)] for spread in (0.01, 0.2))
+    assert is_change(1.06, narrow, BY_NAME[metric])
+    assert not is_change(1.06, wide, BY_NAME[metric])
+    assert is_change(1.06, wide * 40, BY_NAME[metric])
+
+
+def test_calls_of_microseconds_need_a_larger_change():
+    assert is_change(1.06, [1.0] * 21)
+    assert not is_change(1.06, [1.0] * 21, scale=1e-4)
 
 
 def test_a_copy_of_a_run_counts_once():
