@@ -29,6 +29,15 @@ from glabench.backends.gla import (
 )  # fmt: skip
 from glabench.backends.mamba import Mamba1, Mamba1Step, Mamba2, Mamba2Step
 from glabench.backends.mlstm import MlstmKernels
+from glabench.backends.models import (
+    GlaModel,
+    LinearModel,
+    Mamba1Model,
+    Mamba2Model,
+    RetNetModel,
+    SimpleGlaModel,
+    TransformerModel,
+)
 from glabench.backends.papers.backends import (
     GlaBothStoredStates,
     GlaFiveStep,
@@ -86,4 +95,11 @@ BACKENDS: list[Backend] = [
     GlaStoredStates(),
     GlaBothStoredStates(),
     GlaFiveStep(),
+    GlaModel(),
+    LinearModel(),
+    SimpleGlaModel(),
+    RetNetModel(),
+    TransformerModel(),
+    Mamba1Model(),
+    Mamba2Model(),
 ]

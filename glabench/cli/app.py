@@ -24,6 +24,7 @@ from glabench.cli import (
     run,
     speed,
     sweeps,
+    train,
     validate,
 )
 from glabench.cli.options import help_has_tables, in_help, with_options
@@ -41,6 +42,7 @@ _MEASURING: Mapping[str, Callable[..., None]] = {
     "speed": speed.speed,
     "chunk-sweep": chunk_sweep.chunk_sweep,
     "run": run.run,
+    "train": train.train,
     "profile": profile.profile,
     "compare": compare.compare,
     "check": check.check,

@@ -168,7 +168,7 @@ class CellMeter:
 
         max_clock = self._nvml.max_sm_clock_mhz() if self._nvml is not None else None
         samples = collect_samples(watched, self._job.settings, max_clock)
-        record = _with_samples(record, samples, self._timer.name)
+        record = with_samples(record, samples, self._timer.name)
         processes = self._nvml.processes() if self._nvml is not None else None
         record = replace(
             record,
@@ -271,7 +271,8 @@ def _why_misled(samples: Samples) -> str | None:
     return None
 
 
-def _with_samples(record: Record, samples: Samples, timing: str) -> Record:
+def with_samples(record: Record, samples: Samples, timing: str) -> Record:
+    """The record with the times of its samples."""
     import numpy as np
 
     # To the nanosecond, which no clock here tells, because digits beyond it would double the size of a run.

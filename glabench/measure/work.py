@@ -1,12 +1,8 @@
-"""Kinds of work: what a meter has to know of a cell besides how to time it.
-
-An op computed by a backend is one kind. Another (a model's training step, say) is a class like `OpWork` and a row of
-`KINDS`; sweeps, run folders, records, reports and verdicts are the same for all.
-"""
+"""What a meter has to know of a cell besides how to time it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -26,9 +22,6 @@ from glabench.sweeps.model import Cell
 
 class Work(Protocol):
     """What the cells of one backend are. Whatever a backend raises goes through."""
-
-    def least_bytes(self, cell: Cell) -> int:
-        """The memory without which the cell cannot be measured at all."""
 
     def prepare(self, cell: Cell) -> Workload:
         """The cell made ready, on its device."""
@@ -78,9 +71,6 @@ class OpWork:
         self._backend = backend
         # Cells that share their small cell share its check.
         self._checked: dict[Cell, Accuracy] = {}
-
-    def least_bytes(self, cell: Cell) -> int:
-        return self._op.least_bytes(cell)
 
     def prepare(self, cell: Cell) -> Workload:
         return prepare(self._op, self._backend, cell)
@@ -163,7 +153,3 @@ class OpWork:
 
 def _name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-# By the name that a backend gives as its `work`.
-KINDS: Mapping[str, Callable[[Op, Backend], Work]] = {"op": OpWork}

@@ -19,12 +19,11 @@ from typing import IO
 from glabench.backends import Registry, load_registry
 from glabench.backends.base import refusal
 from glabench.devices.nvml import open_nvml
-from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
+from glabench.measure.kinds import KINDS, Meter
 from glabench.measure.memory import free_memory_bytes
 from glabench.measure.outcome import failure, failure_of
-from glabench.measure.timer import timer_for, timer_refuses
-from glabench.measure.work import KINDS
+from glabench.measure.timer import timer_refuses
 from glabench.records import Record
 from glabench.sweeps.model import Cell
 
@@ -56,9 +55,8 @@ class _Cells:
     def __init__(self, registry: Registry, job: Job) -> None:
         self._backend = registry[job.backend]
         self._op = registry.op_of(job.backend)
-        self._work = KINDS[self._backend.work](self._op, self._backend)
         self._job = job
-        self._meter: CellMeter | None = None
+        self._meter: Meter | None = None
 
     def record(self, cell: Cell) -> Record:
         try:
@@ -67,7 +65,7 @@ class _Cells:
                 return failure(self._job, cell, "unsupported", reason)
             if self._meter is None:
                 self._meter = self._make_meter(cell)
-            needed, free = self._work.least_bytes(cell), free_memory_bytes(cell.device)
+            needed, free = self._op.least_bytes(cell), free_memory_bytes(cell.device)
             if free is not None and needed > free:
                 reason = f"its tensors alone take {needed / 2**30:.1f} GiB; {free / 2**30:.1f} GiB are free"
                 return failure(self._job, cell, "oom", reason)
@@ -76,15 +74,14 @@ class _Cells:
             traceback.print_exc()  # to stderr, which --verbose shows
             return failure_of(self._job, cell, problem)
 
-    def _make_meter(self, cell: Cell) -> CellMeter:
+    def _make_meter(self, cell: Cell) -> Meter:
         nvml = None
         if cell.device == "cuda":
             import torch
 
             torch.cuda.set_device(self._job.device)
             nvml = open_nvml()
-        timer = timer_for(cell.device, self._job.settings.timing)
-        return CellMeter(self._work, self._job, timer, nvml)
+        return KINDS[self._backend.work].make_meter(self._op, self._backend, self._job, cell.device, nvml)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
-from glabench.backends import Registry
 from glabench.errors import UsageError, allowed_names
 from glabench.models import mamba, recurrent, softmax
-from glabench.models.kernels import Kernel
+from glabench.models.kernels import REFERENCE, Kernel, Kernels
 from glabench.models.parts import hidden_width
+from glabench.sweeps.model import Cell, Parameters
 from glabench.sweeps.parameters import Value
 
 
 @dataclass(frozen=True)
 class Mixer:
-    """A kind of mixer: its layer, the kernel that computes it on a GPU by default, and how its authors size it.
+    """A kind of mixer: its layer, and how its authors size it.
 
     `sizes`: those of a layer at a model's width. `ratio`: that of the MLP, whose inner width `hidden_width` gives; None
     without an MLP, and then a model has twice as many blocks.
     """
 
     layer: Callable[..., nn.Module]
-    kernel: str
     sizes: Callable[[int], Mapping[str, int]]
     ratio: float | None = 4.0
 
@@ -56,13 +55,13 @@ def _mamba2(width: int) -> dict[str, int]:
 
 
 MIXERS: Mapping[str, Mixer] = {
-    "gla": Mixer(recurrent.Gla, "gla-triton", _gla),
-    "linear": Mixer(recurrent.Linear, "linear-triton", _gla),
-    "simple-gla": Mixer(recurrent.SimpleGla, "simple-gla-triton", _gla),
-    "retnet": Mixer(recurrent.Retention, "retention-triton", _retnet, ratio=2.0),
-    "transformer": Mixer(softmax.Softmax, "sdpa-flash", _attention),
-    "mamba1": Mixer(mamba.Mamba1, "mamba1", _mamba1, ratio=None),
-    "mamba2": Mixer(mamba.Mamba2, "mamba2", _mamba2, ratio=None),
+    "gla": Mixer(recurrent.Gla, _gla),
+    "linear": Mixer(recurrent.Linear, _gla),
+    "simple-gla": Mixer(recurrent.SimpleGla, _gla),
+    "retnet": Mixer(recurrent.Retention, _retnet, ratio=2.0),
+    "transformer": Mixer(softmax.Softmax, _attention),
+    "mamba1": Mixer(mamba.Mamba1, _mamba1, ratio=None),
+    "mamba2": Mixer(mamba.Mamba2, _mamba2, ratio=None),
 }
 
 
@@ -71,14 +70,14 @@ class ModelConfig:
     """A language model. `layers` counts pairs of a mixer and an MLP; of a mixer without an MLP there are twice as many.
 
     `sizes` replace those that the mixer's authors use for the width. `kernel`: a backend of the mixer's op, or
-    `reference`; None for the mixer's own. `options`: the kernel's, such as `materialize`. Raises UsageError.
+    `reference`. `options`: the kernel's, such as `materialize`. Raises UsageError.
     """
 
     mixer: str
     width: int
     layers: int
     vocabulary: int = 32_000
-    kernel: str | None = None
+    kernel: str = REFERENCE
     sizes: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Value] = field(default_factory=dict)
 
@@ -111,9 +110,13 @@ class ModelConfig:
         """The inner width of the MLPs; None without."""
         return None if self.kind.ratio is None else hidden_width(self.width, self.kind.ratio)
 
-    def make_mixer(self, registry: Registry) -> nn.Module:
+    def mixer_cell(self, cell: Cell) -> Cell:
+        """A cell of the mixers' op, with the sequences, tokens, dtype and device of a model's cell, and their sizes."""
+        sizes = Parameters(self.layer_sizes)
+        return replace(cell, backend=self.kernel, op=self.kind.op, parameters=sizes)
+
+    def make_mixer(self, registry: Kernels) -> nn.Module:
         """A mixer, with parameters that are drawn at random. Raises UsageError for a kernel that there is not."""
-        backend = self.kernel or self.kind.kernel
-        kernel = Kernel(registry, self.kind.op, backend, self.layer_sizes, self.options)
+        kernel = Kernel(registry, self.kind.op, self.kernel, self.layer_sizes, self.options)
         sizes: dict[str, Any] = self.layer_sizes
         return self.kind.layer(self.width, **sizes, kernel=kernel)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glabench.models.kernels import Kernel
-from glabench.models.parts import CausalConv, widened
+from glabench.models.parts import CausalConv, Norm, widened
 
 _EPS = 1e-5
 # Steps after softplus are drawn from this range, evenly in their logarithms.
@@ -81,7 +81,7 @@ class Mamba2(nn.Module):
         self.step = nn.Parameter(_steps(heads))
         self.A_log = nn.Parameter(torch.empty(heads).uniform_(1.0, _MOST_DECAY).log())
         self.D = nn.Parameter(torch.ones(heads))
-        self.norm = nn.RMSNorm(inner, eps=_EPS)
+        self.norm = Norm(inner, eps=_EPS)
         self.out = nn.Linear(inner, width, bias=False)
 
     def forward(self, u: Tensor) -> Tensor:

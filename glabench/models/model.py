@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from glabench.backends import Registry
 from glabench.models.config import ModelConfig
+from glabench.models.kernels import Kernels
 from glabench.models.mamba import Mamba1
-from glabench.models.parts import SwiGlu, widened
+from glabench.models.parts import Norm, SwiGlu, widened
 
 _EPS, _DEVIATION = 1e-6, 0.02
 
@@ -18,13 +18,13 @@ _EPS, _DEVIATION = 1e-6, 0.02
 class Block(nn.Module):
     """x + mixer(RMSNorm(x)), then the same with the MLP, if the mixer has one beside it."""
 
-    def __init__(self, config: ModelConfig, registry: Registry) -> None:
+    def __init__(self, config: ModelConfig, registry: Kernels) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(config.width, eps=_EPS)
+        self.norm = Norm(config.width, eps=_EPS)
         self.mixer = config.make_mixer(registry)
         self.mlp: nn.Module | None = None
         if config.hidden is not None:
-            self.mlp = nn.Sequential(nn.RMSNorm(config.width, eps=_EPS), SwiGlu(config.width, config.hidden))
+            self.mlp = nn.Sequential(Norm(config.width, eps=_EPS), SwiGlu(config.width, config.hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, d] to [B, T, d]."""
@@ -39,13 +39,13 @@ class LanguageModel(nn.Module):
     `recompute`: keep only the blocks' inputs for the backward.
     """
 
-    def __init__(self, config: ModelConfig, registry: Registry, recompute: bool = False) -> None:
+    def __init__(self, config: ModelConfig, registry: Kernels, recompute: bool = False) -> None:
         super().__init__()
         self.config = config
         self._recompute = recompute
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(Block(config, registry) for _ in range(config.blocks))
-        self.norm = nn.RMSNorm(config.width, eps=_EPS)
+        self.norm = Norm(config.width, eps=_EPS)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         self.apply(_initialize)
         for module in self.modules():

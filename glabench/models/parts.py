@@ -25,6 +25,14 @@ def hidden_width(width: int, ratio: float) -> int:
     return -(-int(width * ratio * 2 / 3) // _MULTIPLE) * _MULTIPLE
 
 
+class Norm(nn.RMSNorm):
+    """y = w x / sqrt(mean(x^2) + eps), in x's type: torch's fused kernel takes no weights of another. Parameters: d."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., d] to [..., d]."""
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 class SwiGlu(nn.Module):
     """y = W_3 (Swish(W_1 x) * W_2 x) (final paper, section 4.4). Parameters: 3 d h."""
 

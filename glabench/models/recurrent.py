@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glabench.models.kernels import Kernel
-from glabench.models.parts import Rotary
+from glabench.models.parts import Norm, Rotary
 
 _EPS = 1e-5
 # Gates are sigmoids to the power of 1/16, so that they forget slowly, and come through 16 channels.
@@ -30,7 +30,7 @@ class Linear(nn.Module):
         self.k = nn.Linear(width, heads * key_dim, bias=False)
         self.v = nn.Linear(width, heads * value_dim, bias=False)
         self.swish = nn.Linear(width, heads * value_dim, bias=False)
-        self.norm = nn.RMSNorm(value_dim, eps=_EPS)
+        self.norm = Norm(value_dim, eps=_EPS)
         self.out = nn.Linear(heads * value_dim, width, bias=False)
 
     def gates(self, x: Tensor) -> Mapping[str, Tensor]:  # noqa: ARG002

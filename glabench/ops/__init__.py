@@ -10,13 +10,14 @@ from glabench.ops.mamba2 import MAMBA2
 from glabench.ops.mlstm import MLSTM
 from glabench.ops.simple_gla import LIGHTNING, RETENTION, SIMPLE_GLA
 from glabench.ops.softmax import SOFTMAX
+from glabench.ops.training import TRAINING
 
 BUILTIN: tuple[Op, ...] = (
     GLA, LINEAR, SOFTMAX, MAMBA1, MAMBA2, SIMPLE_GLA, RETENTION, LIGHTNING, GLA_BOTH, GLA_VALUES, GATED_DELTA, KDA,
-    MLSTM,
+    MLSTM, TRAINING,
 )  # fmt: skip
 
 __all__ = [
     "BUILTIN", "BYTES", "GATED_DELTA", "GLA", "GLA_BOTH", "GLA_VALUES", "KDA", "LIGHTNING", "LINEAR", "MAMBA1",
-    "MAMBA2", "MLSTM", "RETENTION", "SIMPLE_GLA", "SOFTMAX", "Op", "Spec",
+    "MAMBA2", "MLSTM", "RETENTION", "SIMPLE_GLA", "SOFTMAX", "TRAINING", "Op", "Spec",
 ]  # fmt: skip

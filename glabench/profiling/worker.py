@@ -19,9 +19,9 @@ from glabench.backends import load_registry
 from glabench.backends.base import Counts, refusal
 from glabench.backends.base import Part as BackendPart
 from glabench.errors import GlabenchError
-from glabench.measure.work import KINDS
+from glabench.measure.kinds import KINDS
 from glabench.measure.worker import end_with_parent, private_stdout
-from glabench.measure.workload import Steps, steps_of
+from glabench.measure.workload import Steps
 from glabench.profiling.profile import CALL, LONGEST_NAME, profile_of, with_occupancy
 from glabench.profiling.request import Request
 from glabench.profiling.trace import load_trace
@@ -153,8 +153,7 @@ def _profile(request: Request) -> Profile | None:
         import torch
 
         torch.cuda.set_device(request.device)
-    workload = KINDS[backend.work](op, backend).prepare(cell)
-    steps = steps_of(workload, cell)
+    inputs, steps = KINDS[backend.work].make_ready(op, backend, cell)
     if request.counted:
         run_counted(steps, request.device)
         return None
@@ -162,9 +161,9 @@ def _profile(request: Request) -> Profile | None:
         keep_memory(steps, request.device, Path(request.memory_to))
     trace_to = None if request.trace_to is None else Path(request.trace_to)
     found = profile_steps(steps, request.device, request.calls, trace_to)
-    parts = backend.parts(dict(workload.inputs), cell.copy())
+    parts = backend.parts(dict(inputs), cell.copy())
     timed = tuple(_profile_part(name, part, request) for name, part in parts.items())
-    counts = backend.kernel_counts(dict(workload.inputs), cell.copy())
+    counts = backend.kernel_counts(dict(inputs), cell.copy())
     if counts is None:
         sole = found.sole_kernel
         counts = {} if sole is None else {sole: Counts(op.flops(cell), op.moved_bytes(cell))}

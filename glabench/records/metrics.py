@@ -93,6 +93,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("gbps", "gbps", "the equation's bytes", "GB/s", "higher", _whole),
     Metric("executed_tflops", "executed_tflops", "operations executed", "TFLOP/s", "higher"),
     Metric("executed_gbps", "executed_gbps", "bytes moved", "GB/s", "higher", _whole),
+    Metric("mfu", "mfu_pct", "the equation's operations, of a large product's", "%", "higher", _whole),
+    Metric("mixer", "mixer_pct", "mixers' kernels, of a step", "%", None, _whole),
     Metric(
         "first_call", "first_call_s", "first call", "s", "lower",
         limit=0.5, slack=1.0, option="--max-first-call", worse="slower",
@@ -107,6 +109,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("reserved", "peak_reserved_mib", "peak memory taken from the device", "MiB", "lower", _whole, timed=False),
     Metric("process", "process_memory_mib", "memory of the whole process", "MiB", "lower", _whole),
     Metric("energy", "energy_j", "energy per call", "J", "lower", timed=False),
+    Metric("energy_tokens", "energy_mtoken_j", "energy per million tokens", "J", "lower", _whole, timed=False),
     Metric("power", "power_w", "power", "W", None, _whole),
     Metric("clock", "sm_clock_mhz", "SM clock", "MHz", None, _whole),
     Metric(
@@ -166,6 +169,9 @@ def derived(row: Row) -> dict[str, Any]:
     return {
         "peak_mib": allocated if allocated is not None else _whole_mib(row["peak_resident_mib"]),
         "floor_pct": 100 * gbps / ceiling if gbps and ceiling else None,
+        "mfu_pct": 100 * row["tflops"] / row["product_tflops"] if row["tflops"] and row["product_tflops"] else None,
+        "mixer_pct": 100 * row["mixer_ms"] / time_ms if row["mixer_ms"] and time_ms else None,
+        "energy_mtoken_j": 1e6 * row["energy_j"] / row["batch"] / row["seqlen"] if row["energy_j"] else None,
         "tokens_per_s": 1e3 * row["batch"] * row["seqlen"] / time_ms if time_ms else None,
         "error": max(errors, default=None),
     }

@@ -63,6 +63,8 @@ class Measured:
     state_kib: Number | None = None
     # Of the layer in which the op's authors use it.
     layer_parameters: int | None = None
+    # Milliseconds of a training step that its mixers' kernels take, each timed alone.
+    mixer_ms: Amount | None = None
     # GB/s and TFLOP/s, the device's ceilings: a large copy and a large bf16 product, measured in the same run.
     copy_gbps: Amount | None = None
     product_tflops: Amount | None = None

@@ -1,0 +1,198 @@
+"""Models, whose training steps are timed: those of `glabench.models`, with kernels of backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from glabench.backends.base import Backend, Counts
+from glabench.errors import allowed_names
+from glabench.ops.base import torch_dtype
+from glabench.sweeps.model import Cell
+from glabench.sweeps.parameters import AUTO, Parameter, aliased, choices, extra, parse_names
+from glabench.sweeps.words import MATERIALIZE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glabench.models import LanguageModel, ModelConfig
+
+# The op's own reference, in place of a backend.
+REFERENCE = "reference"
+# GLA's own settings (final paper, section 5.2), but for the rate's course.
+_RATE, _BETAS, _DECAY, _MOST_NORM = 3e-4, (0.9, 0.95), 0.01, 1.0
+
+
+def _kernels(text: str) -> tuple[str | None, ...]:
+    return tuple(None if name == AUTO else name for name in parse_names(text))
+
+
+_PARAMETERS = (
+    Parameter("kernel", "Backend that computes the mixers' op; `reference` is the op's own.", _kernels,
+              f"{AUTO}, or names of backends"),
+    choices("weights", "Type of the weights: fp32 with autocast to the dtype, or the dtype itself.",
+            ("fp32", "pure"), "fp32"),
+    extra("compile", "Whether torch.compile compiles the model.", "off", ("on",)),
+    extra("recompute", "Whether blocks are computed again in the backward (activation checkpointing).", "off", ("on",)),
+)  # fmt: skip
+_MATERIALIZE = aliased(
+    "materialize", "What the forward of our kernels keeps for the backward.", ("states", "checkpoints", "nothing"),
+    MATERIALIZE,
+)  # fmt: skip
+
+
+class Model(Backend):
+    """A language model with one kind of mixer; a call is a step of training on the tokens that its inputs then hold.
+
+    Weights are drawn from the cell's seed. The optimizer is AdamW (fused on a GPU), gradients are clipped at 1.
+    """
+
+    op, work = "training", "training"
+    parameters: ClassVar[tuple[Parameter, ...]] = _PARAMETERS
+    packages: ClassVar[tuple[str, ...]] = ("torch", "triton")
+    # A row of `glabench.models.MIXERS`, its op, and the kernel that computes it by default, by the kind of device.
+    mixer: ClassVar[str]
+    mixer_op: ClassVar[str]
+    kernels: ClassVar[Mapping[str, str]]
+
+    def kernel_of(self, cell: Cell) -> str:
+        """The backend of the mixers' op, or `reference`."""
+        return str(cell.get("kernel") or self.kernels.get(cell.device, REFERENCE))
+
+    def limits(self, cell: Cell) -> str | None:
+        if cell.pass_ != "fwd+bwd":
+            return "a step has a forward and a backward; use --pass fwd+bwd"
+        from glabench.backends.registry import load_registry
+
+        name, registry = self.kernel_of(cell), load_registry()
+        if name == REFERENCE:
+            return None
+        known = [REFERENCE, *(each for each, backend in registry.items() if backend.op == self.mixer_op)]
+        if name not in known:
+            return f"the kernel '{name}' does not compute {self.mixer_op} ({allowed_names(known, name)})"
+        why = registry.unavailable(name, cell.device)
+        return None if why is None else f"{name}: {why}; name another with --kernel"
+
+    def config(self, cell: Cell) -> ModelConfig:
+        """What the cell's model is made of. Raises UsageError for sizes that the mixer does not have."""
+        from glabench.models import ModelConfig
+
+        d, layers, vocabulary = cell.sizes("model_width", "layers", "vocabulary")
+        options = {name: value for name in ("materialize",) if (value := cell.get(name)) is not None}
+        return ModelConfig(self.mixer, d, layers, vocabulary, self.kernel_of(cell), options=options)
+
+    def build(self, cell: Cell) -> LanguageModel:
+        """The cell's model, on its device."""
+        import torch
+
+        from glabench.backends.registry import load_registry
+        from glabench.models import LanguageModel
+
+        torch.manual_seed(cell.seed)
+        wanted = cell.dtype if cell.get("weights") == "pure" or cell.dtype == "fp64" else "fp32"
+        with torch.device(cell.device):
+            model = LanguageModel(self.config(cell), load_registry(), recompute=bool(cell.get("recompute")))
+        return model.to(torch_dtype(wanted))
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+        """A step of training; it returns the loss before the step."""
+        import torch
+
+        model = self.build(cell)
+        weights = list(model.parameters())
+        on_gpu = cell.device == "cuda"
+        optimizer = torch.optim.AdamW(weights, _RATE, _BETAS, weight_decay=_DECAY, fused=on_gpu)
+        loss_of = torch.compile(model.loss) if cell.get("compile") else model.loss
+        casts = cell.dtype in ("bf16", "fp16") and cell.get("weights") != "pure"
+        autocast = torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=casts)
+
+        def step() -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            with autocast:
+                loss: Tensor = loss_of(inputs["tokens"], inputs["targets"])
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(weights, _MOST_NORM)
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    def executes(self, cell: Cell) -> Counts:
+        """Three times the forward's operations: two per weight of a matrix and token, and the mixers' equations'."""
+        import torch
+        from torch import nn
+
+        from glabench.backends.registry import load_registry
+        from glabench.models import LanguageModel
+
+        registry, config = load_registry(), self.config(cell)
+        with torch.device("meta"):
+            model = LanguageModel(config, registry)
+        matrices = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+        mixer = registry.ops[config.kind.op].forward_flops(config.mixer_cell(cell))
+        weights = sum(x.numel() for x in model.parameters())
+        # AdamW reads a weight, its gradient and two moments, and writes all but the gradient, each of 4 bytes.
+        return Counts(3 * (2 * matrices * cell.tokens + config.blocks * mixer), 28 * weights)
+
+
+class PlainModel(Model):
+    """A model with any mixer, by its row of `glabench.models.MIXERS`: what others are compared with."""
+
+    name, title = "plain-model", "a language model"
+    kernels: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, mixer: str, mixer_op: str) -> None:
+        self.mixer, self.mixer_op = mixer, mixer_op  # type: ignore[misc]  # of the class in all others
+
+
+class GlaModel(Model):
+    """Gated linear attention."""
+
+    name, title, mixer = "gla-model", "GLA, a language model", "gla"
+    mixer_op, kernels = "gla", {"cuda": "gla-triton", "cpu": "gla-torch"}
+    parameters = (*_PARAMETERS, _MATERIALIZE)
+
+
+class LinearModel(Model):
+    """GLA's model without gates."""
+
+    name, title, mixer = "linear-model", "linear attention, a language model", "linear"
+    mixer_op, kernels = "linear", {"cuda": "linear-triton", "cpu": "linear-torch"}
+    parameters = (*_PARAMETERS, _MATERIALIZE)
+
+
+class SimpleGlaModel(Model):
+    """GLA's model with a gate per head."""
+
+    name, title, mixer = "simple-gla-model", "a scalar gate per head, a language model", "simple-gla"
+    mixer_op, kernels = "simple-gla", {"cuda": "simple-gla-triton"}
+    parameters = (*_PARAMETERS, _MATERIALIZE)
+
+
+class RetNetModel(Model):
+    """RetNet with a SwiGLU, as in the final paper, section 5.2."""
+
+    name, title, mixer = "retnet-model", "RetNet, a language model", "retnet"
+    mixer_op, kernels = "retention", {"cuda": "retention-triton"}
+    parameters = (*_PARAMETERS, _MATERIALIZE)
+
+
+class TransformerModel(Model):
+    """Transformer++ (final paper, section 5.2)."""
+
+    name, title, mixer = "transformer-model", "Transformer++, a language model", "transformer"
+    mixer_op, kernels = "softmax", {"cuda": "sdpa-flash", "cpu": "sdpa-math"}
+
+
+class Mamba1Model(Model):
+    """Mamba-1, whose blocks have no MLP."""
+
+    name, title, mixer = "mamba1-model", "Mamba-1, a language model", "mamba1"
+    mixer_op, kernels = "mamba1", {"cuda": "mamba1"}
+
+
+class Mamba2Model(Model):
+    """Mamba-2, whose blocks have no MLP."""
+
+    name, title, mixer = "mamba2-model", "Mamba-2, a language model", "mamba2"
+    mixer_op, kernels = "mamba2", {"cuda": "mamba2"}

@@ -1,0 +1,199 @@
+"""Measures one step of training a model: its time in a loop, its memory, and how right its losses are."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from glabench.backends import Backend, load_registry
+from glabench.backends.base import refusal
+from glabench.backends.models import Model, PlainModel
+from glabench.devices.nvml import Nvml
+from glabench.measure.cell import with_samples
+from glabench.measure.energy import energy_per_call
+from glabench.measure.job import Job
+from glabench.measure.memory import MIB, measure_memory
+from glabench.measure.sampling import collect_samples
+from glabench.measure.timer import Between, EagerTimer, Sample, median_ms
+from glabench.measure.watch import Watch
+from glabench.measure.workload import Steps, prepare, steps_of
+from glabench.models.kernels import REFERENCE
+from glabench.ops import Op
+from glabench.ops.training import Training
+from glabench.records import Record
+from glabench.sweeps.model import Cell, Parameters
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# The small model: as many sequences and tokens at most, and steps that are compared.
+_SMALL_BATCH, _SMALL_TOKENS, _COMPARED = 2, 64, 10
+# Their largest relative error, by type; weights that are kept in a type of 8 bits lose the smallest changes.
+_BOUNDS: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4, "fp16": 5e-3, "bf16": 5e-3}
+_PURE_BOUND = 5e-2
+# How far the first loss may be from that of a guess: weights are small, and tokens have nothing to learn.
+_MOST_OFF = 0.1
+# Steps are taken until the last ones are as alike as this, and so many at most.
+_ALIKE, _LAST, _MOST_STEPS = 0.02, 3, 30
+_BATCHES = 8
+_KERNEL_CALLS, _KERNEL_SAMPLES = 3, 10
+
+
+class _Batches(Between):
+    """Gives each sample other tokens, outside of the timing."""
+
+    def __init__(self, op: Training, cell: Cell, inputs: Mapping[str, Tensor]) -> None:
+        self._inputs = inputs
+        self._batches = [op.make_batch(cell, number) for number in range(_BATCHES)]
+        self._next = 0
+
+    def renew(self, delay: Callable[[bool], object]) -> None:  # noqa: ARG002
+        for name, x in self._batches[self._next % _BATCHES].items():
+            self._inputs[name].copy_(x)
+        self._next += 1
+
+
+class StepMeter:
+    """Measures steps of models. They are timed back to back by the host's clock, as a training loop makes them."""
+
+    def __init__(self, op: Op, backend: Backend, job: Job, nvml: Nvml | None = None) -> None:
+        if not isinstance(op, Training) or not isinstance(backend, Model):
+            raise TypeError(f"{backend.name}: its work is training, so it has to be a Model of the op training")
+        self._op, self._backend, self._job, self._nvml = op, backend, job, nvml
+
+    def measure(self, cell: Cell) -> Record:
+        """The record of a cell that the backend supports. Whatever the backend raises goes through."""
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
+        record = self._compared(record)
+        if record.status == "ok":
+            record = self._timed(record)
+        return self._with_kernels(record) if record.status == "ok" else record
+
+    def _compared(self, record: Record) -> Record:
+        """With the error of a small model's losses; inaccurate if it is too large."""
+        cell, bound = small_step(self._op, record.cell), _BOUNDS[record.cell.dtype]
+        if cell.get("weights") == "pure" and cell.dtype in ("bf16", "fp16"):
+            bound = _PURE_BOUND
+        own = Parameters({**cell.parameters, "kernel": REFERENCE, "weights": "fp32", "compile": None})
+        # By a class of the suite, because a plugin's may override anything.
+        plain = PlainModel(self._backend.mixer, self._backend.mixer_op)
+        found = self._losses(self._backend, cell)
+        expected = self._losses(plain, replace(cell, dtype="fp64", parameters=own))
+        error = max(abs(a - b) / b for a, b in zip(found, expected, strict=True))
+        record = replace(record, rel_error={"loss": error}, accuracy_reference=self._op.reference_name)
+        if error <= bound:
+            return record
+        reason = f"relative error beyond {bound:.0e} against {self._op.reference_name}: loss {error:.1e}"
+        return replace(record, status="inaccurate", reason=reason)
+
+    def _losses(self, backend: Model, cell: Cell) -> list[float]:
+        """The losses of some steps on the same tokens, which the model soon knows, so that every step shows."""
+        step = backend.bind(self._op.make_inputs(cell), cell)
+        return [float(step()) for _ in range(_COMPARED)]
+
+    def _timed(self, record: Record) -> Record:
+        cell = record.cell
+        inputs = self._op.make_inputs(cell)
+        timer = EagerTimer(cell.device)
+        step, batches = self._backend.bind(inputs, cell), _Batches(self._op, cell, inputs)
+        start = time.perf_counter()
+        first = float(step())
+        record = replace(record, first_call_s=time.perf_counter() - start)
+        guess = math.log(cell.sizes("vocabulary")[0])
+        if not abs(first - guess) <= _MOST_OFF * guess:
+            reason = f"the first loss is {first:.3g}; a guess among the tokens has {guess:.3g}"
+            return replace(record, status="inaccurate", reason=reason)
+        _settle(step, timer.synchronize)
+        record = replace(record, **asdict(measure_memory(Steps(None, step, None), cell.device)))
+        if cell.device == "cuda":
+            record = replace(record, peak_allocated_mib=_peak_mib(step))
+        sample, watch = timer.bind(None, step, batches), Watch(self._nvml)
+
+        def watched() -> Sample:
+            taken = sample()
+            watch.look()
+            return taken
+
+        record = with_samples(record, collect_samples(watched, self._job.settings), timer.name)
+        record = replace(record, **asdict(watch.summary()))
+        if self._nvml is not None:
+            record = replace(record, other_processes=self._nvml.processes().others)
+            if self._job.settings.energy and record.time_ms:
+                energy = energy_per_call(step, record.time_ms / 1e3, timer.mark, self._nvml.energy_j)
+                if energy is not None:
+                    record = replace(record, energy_j=energy.call_j, energy_call_ms=energy.call_ms)
+        last = float(step())
+        if not math.isfinite(last):
+            return replace(record, status="inaccurate", reason=f"the loss is {last} after some steps")
+        return record
+
+    def _with_kernels(self, record: Record) -> Record:
+        """With rates, and with the time that the mixers' kernels take alone in a step."""
+        counts, ceilings = self._backend.executes(record.cell), self._job.ceilings
+        assert record.time_ms is not None
+        return replace(
+            record,
+            tflops=counts.flops / record.time_ms / 1e9,
+            copy_gbps=ceilings.copy_gbps,
+            product_tflops=ceilings.product_tflops,
+            mixer_ms=self._mixer_ms(record.cell),
+        )
+
+    def _mixer_ms(self, cell: Cell) -> float | None:
+        """Milliseconds of all mixers' kernels in a step, each timed alone; None if the kernel does not run so."""
+        registry, config = load_registry(self._job.plugins), self._backend.config(cell)
+        if config.kernel == REFERENCE:
+            return None
+        kernel, op = registry[config.kernel], registry.op_of(config.kernel)
+        known = {each.name: each.default for each in (*op.parameters, *kernel.parameters)}
+        own = config.mixer_cell(cell)
+        given = {key: value for key, value in config.options.items() if key in known}
+        own = replace(own, parameters=Parameters({**known, **own.parameters, **given}))
+        if refusal(kernel, op, own) is not None:
+            return None
+        if cell.device == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+        steps, timer = steps_of(prepare(op, kernel, own), own), EagerTimer(cell.device)
+        ms = median_ms(timer, steps.call, _KERNEL_CALLS, _KERNEL_SAMPLES)
+        if cell.get("recompute") and steps.forward is not None:
+            ms += median_ms(timer, steps.forward, _KERNEL_CALLS, _KERNEL_SAMPLES)
+        return config.blocks * ms
+
+
+def small_step(op: Op, cell: Cell) -> Cell:
+    """The cell whose losses are compared with the reference's: the same kind of model, at a small size."""
+    fewer = {name: min(size, int(cell.parameters[name])) for name, size in op.small.items()}
+    return replace(
+        cell, batch=min(cell.batch, _SMALL_BATCH), seqlen=min(cell.seqlen, _SMALL_TOKENS),
+        parameters=Parameters({**cell.parameters, **fewer}),
+    )  # fmt: skip
+
+
+def _settle(step: Callable[[], object], synchronize: Callable[[], None]) -> None:
+    """Steps until the last ones take equally long: the clock has settled, and everything is compiled."""
+    times: list[float] = []
+    for _ in range(_MOST_STEPS):
+        start = time.perf_counter()
+        step()
+        synchronize()
+        times.append(time.perf_counter() - start)
+        last = times[-_LAST:]
+        if len(last) == _LAST and max(last) <= (1 + _ALIKE) * min(last):
+            return
+
+
+def _peak_mib(step: Callable[[], object]) -> float:
+    """The most that torch holds during a step: weights, gradients, AdamW's moments, what the backward needs."""
+    import torch
+
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / MIB

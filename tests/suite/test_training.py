@@ -1,0 +1,169 @@
+"""Steps of training: what is measured of them, how wrong ones are found, what they count, and the command."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from glabench.backends import load_registry
+from glabench.backends.models import GlaModel, TransformerModel
+from glabench.measure.job import Job
+from glabench.measure.kinds import KINDS
+from glabench.measure.settings import Settings
+from glabench.measure.training import StepMeter, small_step
+from glabench.models import LanguageModel
+from glabench.records import RunFolder
+from glabench.records.environment import Ceilings
+from glabench.records.metrics import derived
+from glabench.sweeps.model import Cell, Parameters
+
+REGISTRY = load_registry()
+OP = REGISTRY.ops["training"]
+SIZES = {"model_width": 128, "layers": 2, "vocabulary": 64, "weights": "fp32"}
+SETTINGS = Settings(time_limit_s=0.05, max_samples=5, warm_up_s=0.0, least_time_s=0.0)
+JOB = Job("gla-model", "run", "cpu", SETTINGS, ceilings=Ceilings(product_tflops=2.0))
+
+
+def cell_of(backend="gla-model", batch=2, seqlen=64, dtype="fp32", **parameters):
+    return Cell(backend, "training", "fwd+bwd", batch, seqlen, dtype, Parameters(SIZES | parameters), "cpu")
+
+
+def measured(cell, backend=None):
+    return StepMeter(OP, backend or REGISTRY[cell.backend], JOB).measure(cell)
+
+
+@pytest.mark.parametrize("backend", [name for name, each in REGISTRY.items() if each.work == "training"])
+def test_a_step_of_every_model_is_measured(backend):
+    record = measured(cell_of(backend, seqlen=16))
+    assert record.status == "ok", record.reason
+    assert record.rel_error["loss"] < 1e-5
+    assert record.timing == "eager, calls back to back, wall clock"
+    assert min(record.time_ms, record.first_call_s, record.tflops, record.peak_resident_mib) > 0
+    assert (record.mixer_ms is None) == (REGISTRY[backend].kernel_of(record.cell) == "reference")
+
+
+@pytest.mark.parametrize(("weights", "bound"), [("fp32", 2e-3), ("pure", 4e-2)])
+@pytest.mark.parametrize("backend", ["gla-model", "mamba2-model"])
+def test_a_step_in_half_precision_has_its_rounding_and_no_more(backend, weights, bound):
+    record = measured(cell_of(backend, seqlen=32, dtype="bf16", weights=weights))
+    assert record.status == "ok", record.reason
+    assert 1e-6 < record.rel_error["loss"] < bound
+
+
+def test_a_steps_rates_are_shares_of_the_devices_and_of_the_step():
+    record = measured(cell_of())
+    row = {**record.to_json(), "samples": None}
+    found = derived(row)
+    assert found["mfu_pct"] == pytest.approx(100 * record.tflops / 2.0)
+    assert found["mixer_pct"] == pytest.approx(100 * record.mixer_ms / record.time_ms)
+    assert 0 < found["mixer_pct"] < 100
+    assert found["tokens_per_s"] == pytest.approx(1e3 * 128 / record.time_ms)
+
+
+class Lazy(GlaModel):
+    """Looks at the first half of the tokens alone."""
+
+    name = "lazy-model"
+
+    def bind(self, inputs, cell):
+        half = {name: x[:, : x.shape[1] // 2] for name, x in inputs.items()}
+        return super().bind(half, cell)
+
+
+class Frozen(GlaModel):
+    """Never changes a weight."""
+
+    name = "frozen-model"
+
+    def bind(self, inputs, cell):
+        model = self.build(cell)
+        return lambda: model.loss(inputs["tokens"], inputs["targets"]).detach()
+
+
+class Loud(GlaModel):
+    """Right while it is small, and far off at the size that is timed."""
+
+    name = "loud-model"
+
+    def bind(self, inputs, cell):
+        step = super().bind(inputs, cell)
+        return step if cell == small_step(OP, cell) else lambda: 2 * step()
+
+
+class Diverging(GlaModel):
+    """Ends in NaN after some steps."""
+
+    name = "diverging-model"
+
+    def bind(self, inputs, cell):
+        step, count = super().bind(inputs, cell), iter(range(10**6))
+        return lambda: step() * (math.nan if next(count) > 10 else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        (Lazy, "relative error beyond 1e-04 against the losses of the same model in float64: loss"),
+        (Frozen, "relative error beyond 1e-04"),
+        (Loud, r"the first loss is 8.\d+; a guess among the tokens has 4.16"),
+        (Diverging, "the loss is nan after some steps"),
+    ],
+)
+def test_a_model_that_does_not_train_as_it_should_has_no_time(backend, said):
+    record = measured(replace(cell_of(seqlen=80), backend=backend.name), backend())
+    assert record.status == "inaccurate"
+    assert re.search(said, record.reason)
+
+
+def test_operations_are_six_per_weight_of_a_matrix_and_token_and_the_mixers_own():
+    cell = cell_of("transformer-model", batch=2, seqlen=64)
+    model = LanguageModel(TransformerModel().config(cell), REGISTRY)
+    matrices = sum(x.numel() for name, x in model.named_parameters() if x.ndim == 2 and "embedding" not in name)
+    attention = 2 * 2 * 2 * (64 * 65 // 2) * 4 * 64  # layers, sequences, heads, pairs, products of 64
+    assert TransformerModel().executes(cell).flops == 6 * matrices * 128 + 3 * attention
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kernel": "gla-triton"}, "gla-triton: needs a GPU; none is used here; name another with --kernel"),
+        ({"kernel": "linear-torch"}, "the kernel 'linear-torch' does not compute gla"),
+        ({"kernel": "reference"}, None),
+        ({}, None),
+    ],
+)
+def test_kernels_that_cannot_run_are_refused_before(changes, said):
+    found = GlaModel().limits(cell_of(**changes))
+    assert found is None if said is None else found.startswith(said)
+
+
+def test_other_passes_are_refused():
+    assert "use --pass fwd+bwd" in GlaModel().limits(replace(cell_of(), pass_="fwd"))
+
+
+def test_tokens_differ_between_batches_and_targets_are_the_next_ones():
+    cell = cell_of()
+    first, second = OP.make_batch(cell, 0), OP.make_batch(cell, 1)
+    assert torch.equal(first["tokens"][:, 1:], first["targets"][:, :-1])
+    assert not torch.equal(first["tokens"], second["tokens"])
+    assert torch.equal(first["tokens"], OP.make_batch(cell, 0)["tokens"])
+    assert not torch.equal(first["tokens"], OP.make_batch(replace(cell, seed=1), 0)["tokens"])
+
+
+def test_a_step_is_made_ready_for_a_profile():
+    inputs, steps = KINDS["training"].make_ready(OP, REGISTRY["gla-model"], cell_of())
+    assert inputs.keys() == {"tokens", "targets"}
+    assert float(steps.call()) == pytest.approx(math.log(64), rel=0.05)
+
+
+def test_the_command_measures_a_preset(run, tmp_path):
+    axes = ["--layers", "1", "--seqlen", "16", "--vocabulary", "64", "--time-limit", "0.05"]
+    out = tmp_path / "run"
+    code, text, error = run("train", "--backend", "gla-model,transformer-model", *axes, "--out", str(out))
+    assert code == 0, error
+    assert "tokens, million/s" in text
+    records = RunFolder.open(out).load().records
+    assert {record.status for record in records} == {"ok", "unsupported"}
+    assert {record.cell.get("kernel") for record in records} == {None, "fla-gla", "flash-attn"}
