@@ -1,6 +1,5 @@
 """The command `glabench chunk-sweep`."""
 
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -12,7 +11,8 @@ from glabench.cli.profile import TIMED, profile_of_cell
 from glabench.cli.speed import ResumedRun
 from glabench.errors import GlabenchError
 from glabench.records import Run, RunFolder
-from glabench.scheduling.plan import Place, default_settings
+from glabench.scheduling.plan import Place
+from glabench.scheduling.runs import Request, plan_to_resume
 
 
 def chunk_sweep(
@@ -31,31 +31,31 @@ def chunk_sweep(
 
     Ends with the chunk size to take, what it gains, and what it costs in memory.
     """
-    if split:
-        measure("chunk-sweep", options, folder, then=partial(_profile_parts, options))
-    else:
-        measure("chunk-sweep", options, folder)
+    measure("chunk-sweep", options, folder, then=_profile_parts if split else None)
 
 
-def _profile_parts(options: SweepOptions, run: Run, messages: Messages) -> Run:
-    """The run with profiles of its forwards whose parts can run alone. What cannot be profiled is said."""
-    place = options.request("chunk-sweep").find_place()
-    timeout_s = options.settings.get("cell_timeout_s", default_settings(place.kind).cell_timeout_s)
-    folder = RunFolder(run.path)
+def _profile_parts(run: Run, request: Request, messages: Messages) -> tuple[Run, bool]:
+    """The run with profiles of its forwards whose parts can run alone, made as it was measured; whether all worked.
+
+    What cannot be profiled is said.
+    """
+    folder, worked = RunFolder(run.path), True
+    plan = plan_to_resume(folder, request)
     for record in run.records:
         cell = record.cell
         if (
             record.status in TIMED
             and not cell.has_backward
             and cell not in run.profiles
-            and _has_parts(place, cell.backend)
+            and _has_parts(plan.place, cell.backend)
         ):
             messages.say(f"profiling {cell}")
             try:
-                folder.add_profile(cell, profile_of_cell(cell, place, timeout_s))
+                folder.add_profile(cell, profile_of_cell(cell, plan.place, plan.settings.cell_timeout_s))
             except GlabenchError as problem:
                 messages.say(f"error: {problem}")
-    return folder.load()
+                worked = False
+    return folder.load(), worked
 
 
 def _has_parts(place: Place, backend: str) -> bool:

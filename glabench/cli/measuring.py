@@ -24,17 +24,17 @@ from glabench.report.series import rows_of_runs
 from glabench.report.tables import render_tables
 from glabench.report.write import write_report
 from glabench.scheduling.plan import Plan, describe_totals, estimate_cells
-from glabench.scheduling.runs import measure_run, plan_rest, resume_run
+from glabench.scheduling.runs import Request, measure_run, plan_rest, resume_run
 
 
 def measure(
     sweep: str, options: SweepOptions, folder: Path | None = None, sweep_on_cpu: str | None = None,
-    then: Callable[[Run, Messages], Run] = lambda run, _: run,
+    then: Callable[[Run, Request, Messages], tuple[Run, bool]] | None = None,
 ) -> None:  # fmt: skip
     """Measures a sweep, changed by the options, and shows it. Exits with code 4 if a cell failed.
 
-    `folder` is the run to continue, with --resume or --retry-failed; `then` adds to the run before it is shown. Raises
-    UsageError and NothingToRunError.
+    `folder` is the run to continue, with --resume or --retry-failed. `then` adds to the run before it is shown, and
+    says whether that worked for every cell. Raises UsageError and NothingToRunError.
     """
     check_targets({"--json": options.json_to, "--csv": options.csv_to})
     parse_metrics(options.metric)  # finds mistakes before anything is measured
@@ -48,11 +48,15 @@ def measure(
     if options.dry_run:
         rest = plan_rest(request, folder or options.out, options.retry_failed) if is_resuming else request.plan()
         _list_cells(rest, options)
-    elif is_resuming:
+        return
+    if is_resuming:
         run = resume_run(request, folder or options.out, messages, options.retry_failed)
-        _show(then(run, messages), options, messages)
     else:
-        _show(then(measure_run(request, options.out, messages), messages), options, messages)
+        run = measure_run(request, options.out, messages)
+    run, worked = (run, True) if then is None else then(run, request, messages)
+    _show(run, options, messages)
+    if not worked or any(record.status in FAILED for record in run.records):
+        raise typer.Exit(ExitCode.CELL_FAILED)
 
 
 def _list_cells(plan: Plan, options: SweepOptions) -> None:
@@ -98,5 +102,3 @@ def _show(run: Run, options: SweepOptions, messages: Messages) -> None:
         for line in recommend(run) if run.sweep.x == CHUNK else ():
             print(line)
     messages.say(f"report: {paths[1]}  figure: {paths[2]}")
-    if any(record.status in FAILED for record in run.records):
-        raise typer.Exit(ExitCode.CELL_FAILED)

@@ -121,7 +121,7 @@ def plan_to_resume(folder: RunFolder, request: Request) -> Plan:
     settings = kept_settings(folder, request.settings)
     check_plugins(folder, request.plugins)
     device = request.device if request.device != "auto" else device_number(folder.environment())
-    place = find_place(device, request.plugins or folder.plugins())
+    place = find_place(device, request.plugins or folder.plugins(), request.sites)
     return make_plan(folder.sweep(), request.axes, settings, place, request.arguments)
 
 

@@ -1,15 +1,17 @@
 """The parts of forwards by chunk size: as profiles have them, in reports and in `glabench chunk-sweep`."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
-from in_process import glabench
+from in_process import SIZES, glabench
 from reports import made_up
 from test_papers import two_level_inputs
 
 from glabench import load
 from glabench.backends.papers.two_level import across_chunks, chunk_sums, two_level_gla, within_chunks
+from glabench.errors import GlabenchError
 from glabench.records.metrics import TIME
 from glabench.records.profile import Host, Kernel, Part, Profile, profile_line, read_profile
 from glabench.report.choice import recommend
@@ -146,3 +148,50 @@ def test_a_chunk_sweep_profiles_the_parts_of_forwards(tmp_path):
     code, _, _ = glabench(tmp_path, "chunk-sweep", *arguments, "--no-split", "--out", "other")
     assert code == 0
     assert not load(tmp_path / "other").profiles
+
+
+SWEEP = ("--backend", "parted", "--seqlen", "32", "--chunk", "16", "--device", "cpu", *SIZES)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the plugin, and one that may be a site."""
+    (tmp_path / "parted.py").write_text(PARTED)
+    (tmp_path / "site").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def profiler():
+    """Stands in for the process that profiles a cell."""
+    with mock.patch("glabench.cli.chunk_sweep.profile_of_cell", return_value=profile_of(1.0, 2.0, 2.5)) as made:
+        yield made
+
+
+def test_a_resumed_chunk_sweep_profiles_as_the_run_was_begun(folder, profiler):
+    begun = ("--plugin", "parted.py", "--cell-timeout", "77", "--no-split", "--out", "run")
+    assert glabench(folder, "chunk-sweep", *SWEEP, *begun)[0] == 0
+    profiler.assert_not_called()
+    code, _, err = glabench(folder, "chunk-sweep", "run", "--resume", "--site", "parted=site")
+    assert code == 0, err
+    profiler.assert_called_once()
+    cell, place, timeout_s = profiler.call_args.args
+    assert (cell.backend, timeout_s) == ("parted", 77)
+    assert (place.plugins, place.device) == (("parted.py",), "cpu")
+    assert place.sites == {"parted": str(folder / "site")}
+
+
+@pytest.mark.parametrize("failing", [{16}, {16, 32}])
+def test_a_chunk_sweep_ends_with_code_4_if_a_profile_fails(folder, profiler, failing):
+    def profile(cell, *_):
+        if cell.get("chunk") in failing:
+            raise GlabenchError("lost")
+        return profile_of(1.0, 2.0, 2.5)
+
+    profiler.side_effect = profile
+    arguments = (*SWEEP, "--chunk", "16,32", "--plugin", "parted.py", "--out", "run")
+    code, out, err = glabench(folder, "chunk-sweep", *arguments)
+    assert code == 4
+    assert err.count("error: lost") == len(failing)
+    assert "the fastest is" in out
+    assert {cell.get("chunk") for cell in load(folder / "run").profiles} == {16, 32} - failing

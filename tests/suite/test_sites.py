@@ -69,6 +69,17 @@ def test_each_backends_processes_see_their_own_packages(folder):
     assert str(folder) not in environment["command"]
 
 
+@pytest.mark.parametrize("given", [[], ["one"], ["one", "two"]])
+def test_a_resumed_run_takes_the_sites_that_are_given(folder, given):
+    in_process.glabench(folder, *SWEEP, "--site", "one=s1", "--site", "two=s2")
+    (folder / "run/records.jsonl").write_text("")
+    again = [word for name in given for word in ("--site", f"{name}=s1")]
+    listed = in_process.glabench(folder, "run", "run", "--resume", "--dry-run", *again)[1]
+    assert [f"{name}, 1 cell: unsupported" not in listed for name in ("one", "two")] == [
+        name in given for name in ("one", "two")
+    ]
+
+
 def test_without_a_site_the_package_is_missing(folder):
     code, _, stderr = in_process.glabench(folder, *SWEEP)
     assert code == 3
