@@ -51,9 +51,13 @@ def _profile_parts(run: Run, request: Request, messages: Messages) -> tuple[Run,
         ):
             messages.say(f"profiling {cell}")
             try:
-                folder.add_profile(cell, profile_of_cell(cell, plan.place, plan.settings.cell_timeout_s))
+                answer = profile_of_cell(cell, plan.place, plan.settings.cell_timeout_s)
+                folder.add_profile(cell, answer.profile)
+                failure = answer.failure
             except GlabenchError as problem:
-                messages.say(f"error: {problem}")
+                failure = str(problem)
+            if failure is not None:
+                messages.say(f"error: {failure}")
                 worked = False
     return folder.load(), worked
 

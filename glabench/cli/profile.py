@@ -11,7 +11,7 @@ from glabench.backends.sites import variables_with
 from glabench.cli.options import JsonOption, MeasuringOptions
 from glabench.cli.output import Messages, check_targets, print_table, write_json
 from glabench.errors import ExitCode, GlabenchError, UsageError, allowed_names, count_of
-from glabench.profiling.request import Request, profile_cell
+from glabench.profiling.request import Answer, Request, profile_cell
 from glabench.records import FAILED, Record, RunFolder
 from glabench.records.metrics import choose_metrics, significant
 from glabench.records.profile import Profile
@@ -138,11 +138,14 @@ def _profile_record(
         shown.messages.say(f"{cell}: {record.status}: {record.reason}")
         return record.status == "unsupported"
     try:
-        found = profile_of_cell(cell, plan.place, plan.settings.cell_timeout_s, trace, memory)
+        answer = profile_of_cell(cell, plan.place, plan.settings.cell_timeout_s, trace, memory)
     except GlabenchError as problem:
         shown.messages.say(f"error: {problem}")
         return False
+    found = answer.profile
     folder.add_profile(cell, found)
+    if answer.failure is not None:
+        shown.messages.say(f"error: {answer.failure}")
     if not shown.quiet:
         print(f"\n{cell}")
         if (earlier := _earlier(shown.before, cell)) is not None:
@@ -151,12 +154,12 @@ def _profile_record(
             print_table(*profile_table(found, shown.all_kernels))
             for line in describe_profile(found, record):
                 print(line)
-    return True
+    return answer.failure is None
 
 
 def profile_of_cell(
     cell: Cell, place: Place, timeout_s: float, trace: Path | None = None, memory: Path | None = None
-) -> Profile:
+) -> Answer:
     """The profile of a cell, made in a process of its own. Raises GlabenchError if that fails."""
     request = Request(
         cell, place.device, place.plugins, trace_to=_text(trace and trace.resolve()),
@@ -189,7 +192,7 @@ def _of_revisions(repository: Path, names: Sequence[str], request: Request, plan
     for name in names:
         with checked_out(repository, name) as tree:
             variables = {**_variables(plan.place, request.cell), **worker_variables(tree)}
-            yield profile_cell(request, variables, plan.settings.cell_timeout_s)
+            yield profile_cell(request, variables, plan.settings.cell_timeout_s).profile
 
 
 def _show_beside(before: Profile, now: Profile, all_kernels: bool = True) -> None:

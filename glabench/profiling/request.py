@@ -45,8 +45,16 @@ class Request:
         return cls(**{**data, "cell": Cell.from_json(data["cell"]), "plugins": tuple(data["plugins"])})
 
 
-def profile_cell(request: Request, variables: Mapping[str, str], timeout_s: float) -> Profile:
-    """The profile, made in a process of its own. Raises GlabenchError if that fails."""
+@dataclass(frozen=True)
+class Answer:
+    """A cell's profile. If its parts failed, it has none, and `failure` says why."""
+
+    profile: Profile
+    failure: str | None = None
+
+
+def profile_cell(request: Request, variables: Mapping[str, str], timeout_s: float) -> Answer:
+    """The profile, made in a process of its own. Raises GlabenchError that names the cell if that fails."""
     command = [sys.executable, "-P", "-m", "glabench.profiling.worker", json.dumps(request.to_json())]
     try:
         done = subprocess.run(
@@ -61,8 +69,9 @@ def profile_cell(request: Request, variables: Mapping[str, str], timeout_s: floa
         why = f": {one_line(said[-1])}" if said else ""
         raise GlabenchError(f"{request.cell}: the profiling process ended with code {done.returncode}{why}") from None
     if "error" in answer:
-        raise GlabenchError(answer["error"])
+        raise GlabenchError(f"{request.cell}: {answer['error']}")
+    failed = answer["failure"]
     try:
-        return Profile.from_json(answer["profile"])
-    except ValueError as problem:  # of what a plugin says of its parts
+        return Answer(Profile.from_json(answer["profile"]), failed and f"{request.cell}: its parts failed: {failed}")
+    except ValueError as problem:  # of what a plugin says of its kernels
         raise GlabenchError(f"{request.cell}: its profile cannot be kept: {problem}") from None

@@ -16,12 +16,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from glabench.backends import load_registry
-from glabench.backends.base import Counts, refusal
+from glabench.backends.base import Counts, faults_of, refusal
 from glabench.backends.base import Part as BackendPart
-from glabench.errors import GlabenchError
+from glabench.errors import GlabenchError, UsageError
 from glabench.measure.kinds import KINDS
+from glabench.measure.outcome import one_line
 from glabench.measure.worker import end_with_parent, private_stdout
 from glabench.measure.workload import Steps
+from glabench.plain import read_as
 from glabench.profiling.profile import CALL, LONGEST_NAME, profile_of, with_occupancy
 from glabench.profiling.request import Request
 from glabench.profiling.trace import load_trace
@@ -134,21 +136,19 @@ def main(arguments: Sequence[str]) -> None:
     end_with_parent()
     request = Request.from_json(json.loads(arguments[0]))
     with private_stdout() as channel:
-        answer: dict[str, Any]
         try:
-            found = _profile(request)
-            answer = {} if found is None else {"profile": found.to_json()}
+            answer = _answer(request)
         except GlabenchError as problem:
             answer = {"error": str(problem)}
         print(json.dumps(answer), file=channel, flush=True)
 
 
-def _profile(request: Request) -> Profile | None:
-    """The profile; None if it is Nsight Compute that looks at the call."""
+def _answer(request: Request) -> dict[str, Any]:
+    """The profile, and why it lacks its parts if they failed; nothing if it is Nsight Compute that looks at a call."""
     registry, cell = load_registry(request.plugins), request.cell
     backend, op = registry[cell.backend], registry.op_of(cell.backend)
     if (reason := refusal(backend, op, cell)) is not None:
-        raise GlabenchError(f"{cell}: {reason}")
+        raise GlabenchError(reason)
     if request.device != "cpu":
         import torch
 
@@ -156,27 +156,32 @@ def _profile(request: Request) -> Profile | None:
     inputs, steps = KINDS[backend.work].make_ready(op, backend, cell)
     if request.counted:
         run_counted(steps, request.device)
-        return None
+        return {}
     if request.memory_to is not None:
         keep_memory(steps, request.device, Path(request.memory_to))
     trace_to = None if request.trace_to is None else Path(request.trace_to)
     found = profile_steps(steps, request.device, request.calls, trace_to)
-    parts = backend.parts(dict(inputs), cell.copy())
-    timed = tuple(_profile_part(name, part, request) for name, part in parts.items())
     counts = backend.kernel_counts(dict(inputs), cell.copy())
     if counts is None:
         sole = found.sole_kernel
         counts = {} if sole is None else {sole: Counts(op.flops(cell), op.moved_bytes(cell))}
     known = {name: Work(each.bytes, each.flops) for name, each in counts.items()}
-    return replace(with_occupancy(found, _arch(request)).with_work(known), parts=timed)
+    found = with_occupancy(found, _arch(request)).with_work(known)
+    failure = None
+    try:
+        with faults_of():
+            parts = backend.parts(dict(inputs), cell.copy())
+            found = replace(found, parts=tuple(_profile_part(*each, request) for each in parts.items()))
+    except UsageError as problem:
+        failure = one_line(str(problem))
+    return {"profile": found.to_json(), "failure": failure}
 
 
 def _profile_part(name: str, part: BackendPart, request: Request) -> Part:
+    """Raises ValueError if a run folder cannot hold what the backend says of the part."""
     found = profile_steps(Steps(None, part.call, None), request.device, request.calls, None)
-    counts = part.counts
-    return Part(
-        str(name)[:LONGEST_NAME], found.span_ms, *((None, None) if counts is None else (counts.bytes, counts.flops))
-    )
+    counts = {} if part.counts is None else {"bytes": part.counts.bytes, "flops": part.counts.flops}
+    return read_as(Part, {"name": str(name)[:LONGEST_NAME], "ms": found.span_ms, **counts})
 
 
 def _arch(request: Request) -> str:

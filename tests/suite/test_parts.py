@@ -12,6 +12,7 @@ from test_papers import two_level_inputs
 from glabench import load
 from glabench.backends.papers.two_level import across_chunks, chunk_sums, two_level_gla, within_chunks
 from glabench.errors import GlabenchError
+from glabench.profiling.request import Answer
 from glabench.records.metrics import TIME
 from glabench.records.profile import Host, Kernel, Part, Profile, profile_line, read_profile
 from glabench.report.choice import recommend
@@ -164,7 +165,7 @@ def folder(tmp_path):
 @pytest.fixture
 def profiler():
     """Stands in for the process that profiles a cell."""
-    with mock.patch("glabench.cli.chunk_sweep.profile_of_cell", return_value=profile_of(1.0, 2.0, 2.5)) as made:
+    with mock.patch("glabench.cli.chunk_sweep.profile_of_cell", return_value=Answer(profile_of(1.0, 2.0, 2.5))) as made:
         yield made
 
 
@@ -181,17 +182,17 @@ def test_a_resumed_chunk_sweep_profiles_as_the_run_was_begun(folder, profiler):
     assert place.sites == {"parted": str(folder / "site")}
 
 
-@pytest.mark.parametrize("failing", [{16}, {16, 32}])
-def test_a_chunk_sweep_ends_with_code_4_if_a_profile_fails(folder, profiler, failing):
+@pytest.mark.parametrize(("failing", "broken"), [({16}, set()), ({16, 32}, set()), (set(), {32})])
+def test_a_chunk_sweep_ends_with_code_4_if_a_profile_or_its_parts_fail(folder, profiler, failing, broken):
     def profile(cell, *_):
         if cell.get("chunk") in failing:
             raise GlabenchError("lost")
-        return profile_of(1.0, 2.0, 2.5)
+        return Answer(profile_of(1.0, 2.0, 2.5), "parts" if cell.get("chunk") in broken else None)
 
     profiler.side_effect = profile
     arguments = (*SWEEP, "--chunk", "16,32", "--plugin", "parted.py", "--out", "run")
     code, out, err = glabench(folder, "chunk-sweep", *arguments)
     assert code == 4
-    assert err.count("error: lost") == len(failing)
+    assert (err.count("error: lost"), err.count("error: parts")) == (len(failing), len(broken))
     assert "the fastest is" in out
     assert {cell.get("chunk") for cell in load(folder / "run").profiles} == {16, 32} - failing

@@ -12,6 +12,7 @@ from simulated import record
 from glabench import load
 from glabench.cli.profile import _show_beside
 from glabench.errors import GlabenchError, UsageError
+from glabench.profiling import worker
 from glabench.profiling.profile import CALL, profile_of, short_name, with_occupancy
 from glabench.profiling.request import Request, profile_cell
 from glabench.profiling.trace import Event, Trace, covered, load_trace, self_times
@@ -269,21 +270,56 @@ def test_a_kernel_that_does_nearly_all_is_the_sole_one():
     assert profile_of(trace_of(KERNELS)).sole_kernel is None
 
 
-def test_parts_that_no_record_can_hold_are_an_error_of_the_cell(tmp_path):
-    plugin = tmp_path / "odd.py"
-    plugin.write_text(
-        "from glabench.backends import Backend, Counts, Part\n"
-        "class Odd(Backend):\n"
-        "    name, op, title, has_parts = 'odd', 'linear', 'has odd parts', True\n"
-        "    def bind(self, inputs, cell):\n"
-        "        return lambda: inputs['v'] * 1\n"
-        "    def parts(self, inputs, cell):\n"
-        "        return {'part': Part(lambda: inputs['v'] * 2, Counts(2**70, 1))}\n"
-        "BACKENDS = [Odd()]\n"
-    )
-    cell = Cell("odd", "linear", "infer", 1, 8, "fp32", Parameters(SMALL), "cpu")
-    with pytest.raises(GlabenchError, match="its profile cannot be kept"):
-        profile_cell(Request(cell, "cpu", (str(plugin),)), {}, 60)
+PARTED = """
+from glabench.backends import Backend, Counts, Part
+
+class Parted(Backend):
+    name, op, title, has_parts = "parted", "linear", "has parts", True
+    def bind(self, inputs, cell):
+        return lambda: inputs["v"] * 1
+    def kernel_counts(self, inputs, cell):
+        return {"forward": Counts(3, -2 if cell.seqlen == 9 else 2)}
+    def parts(self, inputs, cell):
+        good = Part(lambda: None, Counts(1, 1))
+        match cell.seqlen:
+            case 1: return {"good": good}
+            case 2: return {"good": good, "large": Part(lambda: None, Counts(2**70, 1))}
+            case 3: return {"good": good, "none": 3}
+            case 4: raise RuntimeError("broken")
+            case _: raise SystemExit(7)
+
+BACKENDS = [Parted()]
+"""
+
+
+def parted_cell(seqlen, tmp_path):
+    (tmp_path / "parted.py").write_text(PARTED)
+    cell = Cell("parted", "linear", "infer", 1, seqlen, "fp32", Parameters(SMALL), "cpu")
+    return Request(cell, "cpu", (str(tmp_path / "parted.py"),))
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "parts", "said"),
+    [
+        (1, ["good"], None),
+        (2, [], "ValueError: flops: expected int <= 9223372036854775807"),
+        (3, [], "AttributeError: 'int' object has no attribute 'call'"),
+        (4, [], "RuntimeError: broken"),
+        (5, [], "SystemExit: 7"),
+    ],
+)
+def test_parts_that_fail_leave_the_profile_of_the_kernels(seqlen, parts, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "profile_steps", lambda *_: profile_of(trace_of(KERNELS)))
+    found, failure = worker._profile(parted_cell(seqlen, tmp_path))
+    assert [part.name for part in found.parts] == parts
+    assert found.kernels[0].flops == 3
+    assert failure == said
+
+
+def test_a_process_tells_the_profile_and_why_it_lacks_its_parts(tmp_path):
+    answer = profile_cell(parted_cell(4, tmp_path), {}, 60)
+    assert "aten::mul" in [kernel.name for kernel in answer.profile.kernels]
+    assert answer.failure == "parted infer B=1 T=4 H=2 K=16 V=16 fp32: its parts failed: RuntimeError: broken"
 
 
 CPU = ("--device", "cpu", "--seqlen", "64", "--heads", "2", "--head-dim", "16", "--time-limit", "0.1")
