@@ -121,8 +121,21 @@ def check_targets(targets: Mapping[str, str | None]) -> None:
         first, second = to_stdout[:2]
         raise UsageError(f"{second}: {first} already writes to stdout; write one of them to a file")
     for option, to in targets.items():
-        if to not in (None, "-") and (not Path(to).parent.is_dir() or Path(to).is_dir()):
+        if to not in (None, "-") and not _is_writable(Path(to)):
             raise UsageError(f"{option}: cannot write '{to}'; give a file in an existing folder, or -")
+
+
+def check_files(files: Mapping[str, Path | None]) -> None:
+    """As `check_targets`, for options whose files are not for stdout."""
+    for option, path in files.items():
+        if path == Path("-"):
+            raise UsageError(f"{option}: cannot write to stdout; give a file in an existing folder")
+        if path is not None and not _is_writable(path):
+            raise UsageError(f"{option}: cannot write '{path}'; give a file in an existing folder")
+
+
+def _is_writable(path: Path) -> bool:
+    return path.parent.is_dir() and not path.is_dir()
 
 
 def write_text(text: str, to: str) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from glabench.backends.sites import variables_with
 from glabench.cli.options import JsonOption, MeasuringOptions
-from glabench.cli.output import Messages, check_targets, print_table, write_json
+from glabench.cli.output import Messages, check_files, check_targets, print_table, write_json
 from glabench.errors import ExitCode, GlabenchError, UsageError, allowed_names, count_of
 from glabench.profiling.request import Answer, Request, profile_cell
 from glabench.records import FAILED, Record, RunFolder
@@ -77,7 +77,8 @@ def profile(
 
     Example: glabench profile gla-triton,fla-gla --seqlen 4k --batch 32 --heads 4 --key-dim 128 --value-dim 256
     """
-    check_targets({"--json": json_to, "--trace": _text(trace), "--memory": _text(memory)})
+    check_targets({"--json": json_to})
+    check_files({"--trace": trace, "--memory": memory})
     if rev is not None and (clash := [name for name, given in (("--out", out), ("--compare", compare)) if given]):
         raise UsageError(f"--rev: makes no run; leave out {clash[0]}")
     before = {} if compare is None else _profiles_of(compare)
