@@ -93,7 +93,9 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> No
     console = data_console()
     if len(head) < 3 or console.width >= _WIDE:
         first, *others = head
-        table = Table(Column(first, no_wrap=True), *(Column(each, overflow="fold") for each in others))
+        # As Text, because heads may have names of the user's, in which brackets are no markup.
+        columns = [Column(Text(printable(each)), overflow="fold") for each in others]
+        table = Table(Column(first, no_wrap=True), *columns)
         for row in rows:
             table.add_row(*(Text(printable(each)) if isinstance(each, str) else each for each in row))
         console.print(table)

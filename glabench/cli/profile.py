@@ -1,16 +1,16 @@
 """The command `glabench profile`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
 
 from glabench.backends.sites import variables_with
 from glabench.cli.options import JsonOption, MeasuringOptions
 from glabench.cli.output import Messages, check_files, check_targets, print_table, write_json
-from glabench.errors import ExitCode, GlabenchError, UsageError, allowed_names, count_of
+from glabench.errors import ExitCode, GlabenchError, UsageError, allowed_names, count_of, printable
 from glabench.profiling.request import Answer, Request, profile_cell
 from glabench.records import FAILED, Record, RunFolder
 from glabench.records.metrics import choose_metrics, significant
@@ -19,7 +19,7 @@ from glabench.report.profiles import LEAST_SHARE, describe_profile, profile_tabl
 from glabench.report.series import rows_of_runs
 from glabench.report.write import write_report
 from glabench.scheduling.plan import Place, Plan
-from glabench.scheduling.revisions import checked_out, parse_range, repository_of, worker_variables
+from glabench.scheduling.revisions import checked_out, commit_of, parse_range, repository_of, worker_variables
 from glabench.scheduling.runs import Request as RunRequest
 from glabench.scheduling.runs import measure_run
 from glabench.sweeps import Sweep
@@ -35,12 +35,37 @@ TIMED = ("ok", "inaccurate", "suspicious")
 
 
 @dataclass(frozen=True)
+class _Earlier:
+    """The run to compare with: its name, as it was given, and its profiles."""
+
+    name: str
+    profiles: Mapping[Cell, Profile]
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Reads the profiles of a run. Raises UsageError if it has none."""
+        found = RunFolder.open(path, "--compare").profiles()
+        if not found:
+            raise UsageError(f"--compare: '{path}' has no profiles; name a run of `glabench profile`")
+        return cls(str(path), found)
+
+    def profile_for(self, cell: Cell) -> tuple[Profile | None, str]:
+        """The profile to compare with: of the same cell or, if there is only one, of that; and a line if it differs."""
+        if cell in self.profiles:
+            return self.profiles[cell], ""
+        if len(self.profiles) == 1:
+            ((other, found),) = self.profiles.items()
+            return found, f"{self.name} has one profile, of another cell: {other}"
+        return None, f"Not compared: {self.name} has {len(self.profiles)} profiles, none of this cell."
+
+
+@dataclass(frozen=True)
 class _Shown:
     """What is said about profiles while they are made."""
 
     messages: Messages
     all_kernels: bool
-    before: Mapping[Cell, Profile]
+    earlier: _Earlier | None
     quiet: bool
 
 
@@ -81,16 +106,17 @@ def profile(
     check_files({"--trace": trace, "--memory": memory})
     if rev is not None and (clash := [name for name, given in (("--out", out), ("--compare", compare)) if given]):
         raise UsageError(f"--rev: makes no run; leave out {clash[0]}")
-    before = {} if compare is None else _profiles_of(compare)
+    earlier = None if compare is None else _Earlier.open(compare)
     request = _request(options, backend)
     plan = request.plan()
     if len(plan.cells) > 1 and (one := [name for name, given in (("--trace", trace), ("--memory", memory)) if given]):
         raise UsageError(f"{one[0]}: the axes name {count_of(len(plan.cells), 'cell')}; give one value each")
     if memory is not None and plan.place.kind != "cuda":
         raise UsageError("--memory: torch keeps a history of allocations on a GPU alone; leave it out")
-    shown = _Shown(Messages(options.quiet, options.verbose), all_kernels, before, options.quiet or json_to == "-")
+    shown = _Shown(Messages(options.quiet, options.verbose), all_kernels, earlier, options.quiet or json_to == "-")
     if rev is not None:
-        _compare_revisions(plan, rev, json_to, shown)
+        if not _compare_revisions(plan, rev, json_to, shown):
+            raise typer.Exit(ExitCode.CELL_FAILED)
         return
     run = measure_run(request, out, shown.messages)
     folder, failed = RunFolder(run.path), False
@@ -122,14 +148,6 @@ def _request(options: MeasuringOptions, backends: str) -> RunRequest:
     return replace(request, sweep=sweep)
 
 
-def _profiles_of(path: Path) -> Mapping[Cell, Profile]:
-    """The profiles of a run. Raises UsageError if it has none."""
-    found = RunFolder.open(path).profiles()
-    if not found:
-        raise UsageError(f"--compare: '{path}' has no profiles; name a run of `glabench profile`")
-    return found
-
-
 def _profile_record(
     record: Record, plan: Plan, folder: RunFolder, shown: _Shown, trace: Path | None, memory: Path | None
 ) -> bool:
@@ -148,14 +166,22 @@ def _profile_record(
     if answer.failure is not None:
         shown.messages.say(f"error: {answer.failure}")
     if not shown.quiet:
-        print(f"\n{cell}")
-        if (earlier := _earlier(shown.before, cell)) is not None:
-            _show_beside(earlier, found, shown.all_kernels)
-        else:
-            print_table(*profile_table(found, shown.all_kernels))
-            for line in describe_profile(found, record):
-                print(line)
+        _show_profile(record, found, shown)
     return answer.failure is None
+
+
+def _show_profile(record: Record, found: Profile, shown: _Shown) -> None:
+    print(f"\n{record.cell}")
+    if shown.earlier is not None:
+        earlier, note = shown.earlier.profile_for(record.cell)
+        if note:
+            print(printable(note))
+        if earlier is not None:
+            _show_beside([(shown.earlier.name, earlier), ("now", found)], shown.all_kernels)
+            return
+    print_table(*profile_table(found, shown.all_kernels))
+    for line in describe_profile(found, record):
+        print(line)
 
 
 def profile_of_cell(
@@ -169,45 +195,59 @@ def profile_of_cell(
     return profile_cell(request, _variables(place, cell), timeout_s)
 
 
-def _earlier(before: Mapping[Cell, Profile], cell: Cell) -> Profile | None:
-    """The profile to compare with: of the same cell or, if there is only one, of that."""
-    return before.get(cell, next(iter(before.values())) if len(before) == 1 else None)
+def _compare_revisions(plan: Plan, rev: str, json_to: str | None, shown: _Shown) -> bool:
+    """Profiles every cell with the kernels of two revisions and puts them side by side; whether all worked.
 
-
-def _compare_revisions(plan: Plan, rev: str, json_to: str | None, shown: _Shown) -> None:
-    """Profiles every cell with the kernels of two revisions and puts them side by side. Raises UsageError."""
-    repository, written = repository_of(Path.cwd()), []
-    names = parse_range(rev)
+    What did not is said. Raises UsageError for what is no revision.
+    """
+    repository, names = repository_of(Path.cwd()), parse_range(rev)
+    for name in names:
+        commit_of(repository, name)
+    written, worked = [], True
     for cell in plan.cells:
-        request = Request(cell, plan.place.device, plan.place.plugins)
-        sides = list(_of_revisions(repository, names, request, plan))
-        written.append({"cell": cell.to_json(), **{name: x.to_json() for name, x in zip(names, sides, strict=True)}})
+        sides: list[tuple[str, Profile]] = []
+        try:
+            for name in names:
+                answer = _profile_revision(cell, name, repository, plan)
+                sides.append((name, answer.profile))
+                if answer.failure is not None:
+                    shown.messages.say(f"error: {name}: {answer.failure}")
+                    worked = False
+        except GlabenchError as problem:
+            shown.messages.say(f"error: {names[len(sides)]}: {problem}")
+            worked = False
+            continue
+        written.append({"cell": cell.to_json(), "sides": [{"revision": name, **x.to_json()} for name, x in sides]})
         if not shown.quiet:
-            print(f"\n{cell}, {names[0]} and {names[1]}")
-            _show_beside(sides[0], sides[1], shown.all_kernels)
+            print(f"\n{cell}")
+            _show_beside(sides, shown.all_kernels)
     if json_to is not None:
         write_json(written, json_to)
+    return worked
 
 
-def _of_revisions(repository: Path, names: Sequence[str], request: Request, plan: Plan) -> Iterator[Profile]:
-    for name in names:
-        with checked_out(repository, name) as tree:
-            variables = {**_variables(plan.place, request.cell), **worker_variables(tree)}
-            yield profile_cell(request, variables, plan.settings.cell_timeout_s).profile
+def _profile_revision(cell: Cell, revision: str, repository: Path, plan: Plan) -> Answer:
+    """A cell's profile with the kernels of a revision. Raises GlabenchError if it fails."""
+    request = Request(cell, plan.place.device, plan.place.plugins)
+    with checked_out(repository, revision) as tree:
+        variables = {**_variables(plan.place, cell), **worker_variables(tree)}
+        return profile_cell(request, variables, plan.settings.cell_timeout_s)
 
 
-def _show_beside(before: Profile, now: Profile, all_kernels: bool = True) -> None:
-    """What kernels add to a call in both profiles, by name, those that take the longest first."""
-    sides = [before.by_name(), now.by_name()]
-    longest = {name: max(side.get(name, 0.0) for side in sides) for name in sides[0].keys() | sides[1].keys()}
-    least = 0.0 if all_kernels else LEAST_SHARE * max(before.span_ms, now.span_ms)
+def _show_beside(sides: Sequence[tuple[str, Profile]], all_kernels: bool = True) -> None:
+    """What kernels add to a call in two profiles with names, those that take the longest first."""
+    profiles = [found for _, found in sides]
+    times = [found.by_name() for found in profiles]
+    longest = {name: max(side.get(name, 0.0) for side in times) for name in times[0].keys() | times[1].keys()}
+    least = 0.0 if all_kernels else LEAST_SHARE * max(found.span_ms for found in profiles)
     names = sorted((name for name in longest if longest[name] >= least), key=lambda name: -longest[name])
-    rows = [_beside(name, sides[0].get(name), sides[1].get(name)) for name in names]
+    rows = [_beside(name, *(side.get(name) for side in times)) for name in names]
     if hidden := longest.keys() - set(names):
-        there, here = (sum(side.get(name, 0.0) for name in hidden) for side in sides)
-        rows.append(_beside(f"{len(hidden)} others (--all)", there, here))
-    rows.append(_beside("all, from the first start to the last end", before.span_ms, now.span_ms))
-    print_table(("kernel" if now.on_device else "operator", "adds, ms, before", "adds, ms, now", "ratio"), rows)
+        rest = [sum(side.get(name, 0.0) for name in hidden) for side in times]
+        rows.append(_beside(f"{len(hidden)} others (--all)", *rest))
+    rows.append(_beside("all, from the first start to the last end", *(found.span_ms for found in profiles)))
+    what = "kernel" if profiles[-1].on_device else "operator"
+    print_table((what, *(f"adds, ms, {name}" for name, _ in sides), "ratio"), rows)
 
 
 def _beside(name: str, there: float | None, here: float | None) -> Sequence[str]:

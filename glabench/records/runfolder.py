@@ -89,13 +89,13 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: Path) -> "RunFolder":
-        """Opens a run folder. Raises UsageError if there is none."""
+    def open(cls, path: Path, argument: str = "RUN") -> "RunFolder":
+        """Opens a run folder. Raises UsageError, which names the command line's argument, if there is none."""
         folder = cls(path)
         if not folder.records_file.is_file():
             why = "its records.jsonl is no regular file" if folder.records_file.exists() else "it has no records.jsonl"
             why = why if path.exists() else "it does not exist"
-            raise UsageError(f"RUN: '{path}' is not a run folder ({why})")
+            raise UsageError(f"{argument}: '{path}' is not a run folder ({why})")
         return folder
 
     @property

@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from in_process import glabench
+from conftest import git
+from in_process import glabench, shown
 from reports import made_up
 from simulated import record
 
@@ -14,7 +15,7 @@ from glabench.cli.profile import _show_beside
 from glabench.errors import GlabenchError, UsageError
 from glabench.profiling import worker
 from glabench.profiling.profile import CALL, profile_of, short_name, with_occupancy
-from glabench.profiling.request import Request, profile_cell
+from glabench.profiling.request import Answer, Request, profile_cell
 from glabench.profiling.trace import Event, Trace, covered, load_trace, self_times
 from glabench.records import RunFolder
 from glabench.records.metrics import TIME
@@ -170,8 +171,11 @@ def test_a_line_that_is_no_profile_is_named(line, message, tmp_path):
 
 def test_two_profiles_are_shown_side_by_side(capsys):
     slower = [(name, begin, 2 * duration, grid) for name, begin, duration, grid in KERNELS[:3]]
-    _show_beside(profile_of(trace_of(KERNELS)), profile_of(trace_of([*slower, ("new", 200.0, 10.0, 1)])))
-    rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    found = profile_of(trace_of(KERNELS)), profile_of(trace_of([*slower, ("new", 200.0, 10.0, 1)]))
+    _show_beside([("HEAD~1", found[0]), ("[b]", found[1])])
+    printed = capsys.readouterr().out
+    assert shown(printed).startswith("kernel adds, ms, HEAD~1 adds, ms, [b] ratio backward")
+    rows = [line.split("│")[1:-1] for line in printed.splitlines() if "│" in line]
     assert [[word.strip() for word in row] for row in rows] == [
         ["backward", "0.07", "0.08", "x1.14"],
         ["forward", "0.03", "0.06", "x2"],
@@ -355,12 +359,77 @@ def test_a_report_of_a_run_with_profiles_shows_them(profiled):
     assert [label.partition("\n")[0] for label in labels] == ["linear-torch", "gla-torch"]
 
 
-def test_profiles_are_compared_with_those_of_a_run(profiled, tmp_path):
-    folder, _ = profiled
-    code, out, err = glabench(folder, "profile", "gla-torch", *CPU, "--out", "again", "--compare", "run")
+@pytest.fixture
+def profiler(monkeypatch):
+    """Stands in for the process that profiles a cell: gives a profile, or an answer by what is in `answers`."""
+    answers = {}
+
+    def profile(request, variables, timeout_s):
+        answer = answers.get(request.cell.backend, Answer(profile_of(trace_of(KERNELS))))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("glabench.cli.profile.profile_cell", profile)
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "compared", "note"),
+    [
+        ("gla-torch", "gla-torch", True, None),
+        ("gla-torch,linear-torch", "gla-torch", True, None),
+        ("linear-torch", "gla-torch", True, "earlier has one profile, of another cell: linear-torch fwd+bwd B=1 T=64"),
+        ("gla-torch,linear-torch", "gla-parallel-torch", False, "earlier has 2 profiles, none of this cell."),
+    ],
+)
+@pytest.mark.usefixtures("profiler")
+def test_profiles_are_compared_with_those_of_a_run(before, now, compared, note, tmp_path, monkeypatch):
+    monkeypatch.setattr("glabench.cli.profile.write_report", lambda *_: [])
+    assert glabench(tmp_path, "profile", before, *CPU, "--out", "earlier")[0] == 0
+    code, out, err = glabench(tmp_path, "profile", now, *CPU, "--out", "again", "--compare", "earlier")
     assert code == 0, err
-    assert "ratio" in out
-    assert "all, from the first start to the last end" in out
+    assert ("adds, ms, earlier ┃ adds, ms, now ┃ ratio" in out) == compared
+    assert note in out if note else "earlier has" not in out
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository with a commit."""
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
+    return tmp_path
+
+
+def test_profiles_of_revisions_stand_side_by_side(repository, profiler):
+    profiler["gla-torch"] = GlabenchError("gla-torch: lost")
+    profiler["linear-torch"] = Answer(profile_of(trace_of(KERNELS)), "linear-torch: its parts failed")
+    backends = "gla-torch,linear-torch,gla-parallel-torch"
+    code, out, err = glabench(repository, "profile", backends, *CPU, "--rev", "HEAD..WORKTREE")
+    assert code == 4
+    assert [line for line in err.splitlines() if line.startswith("error")] == [
+        "error: HEAD: gla-torch: lost",
+        "error: HEAD: linear-torch: its parts failed",
+        "error: WORKTREE: linear-torch: its parts failed",
+    ]
+    assert out.count("adds, ms, HEAD ┃ adds, ms, WORKTREE ┃ ratio") == 2
+    assert ("\nlinear-torch fwd+bwd" in out, "\ngla-parallel-torch fwd+bwd" in out) == (True, True)
+
+
+@pytest.mark.usefixtures("profiler")
+def test_both_sides_of_revisions_are_in_json_also_with_equal_names(repository):
+    code, out, err = glabench(repository, "profile", "gla-torch", *CPU, "--rev", "HEAD..HEAD", "--json", "-")
+    assert code == 0, err
+    (found,) = json.loads(out)
+    assert [side.pop("revision") for side in found["sides"]] == ["HEAD", "HEAD"]
+    assert [Profile.from_json(side) for side in found["sides"]] == 2 * [profile_of(trace_of(KERNELS))]
+
+
+@pytest.mark.usefixtures("profiler")
+def test_an_unknown_revision_is_a_mistake(repository):
+    code, _, err = glabench(repository, "profile", "gla-torch", *CPU, "--rev", "HEAD..nope")
+    assert code == 2
+    assert "--rev: 'nope' is neither a revision" in err
 
 
 def test_a_trace_and_json_of_one_cell(tmp_path):
@@ -397,7 +466,7 @@ def test_a_cell_without_a_profile_does_not_end_the_others(tmp_path):
         (("gla-torch", "--trace", "-"), "--trace: cannot write to stdout; give a file"),
         (("gla-torch", "--memory", "-"), "--memory: cannot write to stdout; give a file"),
         (("gla-torch", "--memory", "."), "--memory: cannot write '.'; give a file"),
-        (("gla-torch", "--compare", "missing"), "RUN: 'missing' is not a run folder"),
+        (("gla-torch", "--compare", "missing"), "--compare: 'missing' is not a run folder"),
         (("gla-torch", "--rev", "A..B", "--out", "run"), "--rev: makes no run; leave out --out"),
     ],
 )
