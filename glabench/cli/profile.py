@@ -1,5 +1,6 @@
 """The command `glabench profile`."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import typer
 from glabench.backends.sites import variables_with
 from glabench.cli.options import JsonOption, MeasuringOptions
 from glabench.cli.output import Messages, check_files, check_targets, print_table, write_json
-from glabench.errors import ExitCode, GlabenchError, UsageError, allowed_names, count_of, printable
+from glabench.errors import ExitCode, GlabenchError, InterruptedRunError, UsageError, allowed_names, count_of, printable
 from glabench.profiling.request import Answer, Request, profile_cell
 from glabench.records import FAILED, Record, RunFolder
 from glabench.records.metrics import choose_metrics, significant
@@ -30,6 +31,8 @@ _AXES: Mapping[str, str] = {"seqlen": "2k", "batch": "8", "dtype": "bf16", "pass
 _ON_CPU: Mapping[str, str] = {"seqlen": "256", "batch": "1", "dtype": "fp32"}
 _WIDTH = "1024"
 _SIZES = {"width", "heads", "head_dim", "key_dim", "value_dim", "inner", "state_size"}
+# What to do after an interruption: a run is profiled by the command that measures it alone.
+_AGAIN = "for profiles run glabench profile again, which measures anew"
 # Statuses of cells that can be profiled.
 TIMED = ("ok", "inaccurate", "suspicious")
 
@@ -118,11 +121,15 @@ def profile(
         if not _compare_revisions(plan, rev, json_to, shown):
             raise typer.Exit(ExitCode.CELL_FAILED)
         return
-    run = measure_run(request, out, shown.messages)
+    run = measure_run(request, out, shown.messages, _AGAIN)
     folder, failed = RunFolder(run.path), False
-    for record in run.records:
-        profiled = _profile_record(record, plan, folder, shown, trace, memory)
-        failed |= not profiled or record.status in FAILED
+    try:
+        for record in run.records:
+            profiled = _profile_record(record, plan, folder, shown, trace, memory)
+            failed |= not profiled or record.status in FAILED
+    except KeyboardInterrupt:
+        kept = f"what was measured and profiled is kept, glabench report {shlex.quote(str(run.path))} shows it"
+        raise InterruptedRunError(f"interrupted; {kept}; {_AGAIN}") from None
     run = folder.load()
     if json_to is not None:
         records = {record.cell: record for record in run.records}

@@ -73,9 +73,9 @@ def measure_lanes(
 ) -> None:
     """Measures the cells that the lanes' folders lack: backend by backend, lane after lane, each in a fresh worker.
 
-    `go_on` is the command to resume, for messages. Raises InterruptedRunError after Ctrl-C, RecordNotKeptError if a
-    record cannot be written, GlabenchError if no worker can start, UsageError if another process measures into a
-    folder. Measured records are kept.
+    `go_on` is what to do after an interruption, such as `continue with: COMMAND`, for messages. Raises
+    InterruptedRunError after Ctrl-C, RecordNotKeptError if a record cannot be written, GlabenchError if no worker can
+    start, UsageError if another process measures into a folder. Measured records are kept.
     """
     with ExitStack() as stack:
         for lane in lanes:
@@ -94,12 +94,12 @@ def measure_lanes(
                         backend, [cell for cell in own if cell in missing], lane, plan, observer, start_worker
                     )
         except KeyboardInterrupt:
-            raise InterruptedRunError(f"interrupted; what was measured is kept, continue with: {go_on}") from None
+            raise InterruptedRunError(f"interrupted; what was measured is kept, {go_on}") from None
         except RecordNotKeptError as problem:
-            raise RecordNotKeptError(f"{problem}, continue with: {go_on}") from None
+            raise RecordNotKeptError(f"{problem}, {go_on}") from None
         except OSError as problem:  # no process or no temporary file for a worker
             why = problem.strerror or problem
-            message = f"the next cell cannot be measured: {why}; what was measured is kept, continue with: {go_on}"
+            message = f"the next cell cannot be measured: {why}; what was measured is kept, {go_on}"
             raise GlabenchError(message) from None
 
 

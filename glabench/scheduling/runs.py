@@ -59,9 +59,10 @@ class Request:
         return plan
 
 
-def measure_run(request: Request, out: Path | None, observer: Observer) -> Run:
+def measure_run(request: Request, out: Path | None, observer: Observer, go_on: str | None = None) -> Run:
     """Measures a new run into `out`, or into a new folder under runs/.
 
+    `go_on` is what to do after an interruption, for messages, unless that is `glabench run --resume`.
     Raises NothingToRunError, before any folder is made, if no backend of the sweep is available here.
     """
     plan = request.plan()
@@ -72,7 +73,7 @@ def measure_run(request: Request, out: Path | None, observer: Observer) -> Run:
         observer.say(f"No NVIDIA GPU is used, so this is the small CPU sweep{without}")
     announce(plan, observer, 1)
     folder = create_run(out or new_path(plan.sweep.name), plan, observer)
-    return _measure(folder, plan, request, observer, retry_failed=False)
+    return _measure(folder, plan, request, observer, go_on=go_on)
 
 
 def _refuse_unavailable(plan: Plan) -> None:
@@ -125,12 +126,16 @@ def plan_to_resume(folder: RunFolder, request: Request) -> Plan:
     return make_plan(folder.sweep(), request.axes, settings, place, request.arguments)
 
 
-def _measure(folder: RunFolder, plan: Plan, request: Request, observer: Observer, retry_failed: bool) -> Run:
+def _measure(
+    folder: RunFolder, plan: Plan, request: Request, observer: Observer, retry_failed: bool = False,
+    go_on: str | None = None,
+) -> Run:  # fmt: skip
     cells = count_of(len(plan.cells), "cell")
     observer.say(f"{plan.sweep.title}: {cells} on {device_name(plan.place.environment)}, in {folder.path}")
     lane = Lane(folder, Version.installed(plan.place.plugins))
     start = partial(ProcessWorker, show_errors=request.show_errors)
-    measure_lanes([lane], plan, observer, f"glabench run --resume {shlex.quote(str(folder.path))}", retry_failed, start)
+    go_on = go_on or f"continue with: glabench run --resume {shlex.quote(str(folder.path))}"
+    measure_lanes([lane], plan, observer, go_on, retry_failed, start)
     return folder.load()
 
 

@@ -106,7 +106,7 @@ class Trial:
             }
             lanes = lanes_of_rounds(plan, apart, rounds, path, self.observer, self.rounds.resume, look)
             start = partial(ProcessWorker, show_errors=self.show_errors)
-            measure_lanes(lanes, plan, self.observer, self._go_on(), start_worker=start)
+            measure_lanes(lanes, plan, self.observer, f"continue with: {self._go_on()}", start_worker=start)
         return {side: [lane.folder for lane in lanes if lane.version is version] for side, version in apart.items()}
 
     def _go_on(self) -> str:

@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from conftest import git
-from in_process import glabench, shown
+from conftest import git, last_line
+from in_process import MadeUpWorker, glabench, shown
 from reports import made_up
 from simulated import record
 
@@ -366,7 +366,7 @@ def profiler(monkeypatch):
 
     def profile(request, variables, timeout_s):
         answer = answers.get(request.cell.backend, Answer(profile_of(trace_of(KERNELS))))
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -391,6 +391,26 @@ def test_profiles_are_compared_with_those_of_a_run(before, now, compared, note, 
     assert code == 0, err
     assert ("adds, ms, earlier ┃ adds, ms, now ┃ ratio" in out) == compared
     assert note in out if note else "earlier has" not in out
+
+
+def test_an_interrupted_profile_says_what_is_kept(tmp_path, profiler):
+    class Interrupted(MadeUpWorker):
+        def measure(self, cell):
+            if cell.backend == "gla-torch":
+                raise KeyboardInterrupt
+            return super().measure(cell)
+
+    arguments = ("profile", "linear-torch,gla-torch", *CPU, "--out")
+    code, _, err = glabench(tmp_path, *arguments, "measuring", workers=Interrupted)
+    again = "for profiles run glabench profile again, which measures anew"
+    assert code == 130
+    assert last_line(err) == f"glabench: interrupted; what was measured is kept, {again}"
+    assert len(load(tmp_path / "measuring").records) == 1
+    profiler["gla-torch"] = KeyboardInterrupt()
+    code, _, err = glabench(tmp_path, *arguments, "profiling")
+    kept = "what was measured and profiled is kept, glabench report profiling shows it"
+    assert (code, last_line(err)) == (130, f"glabench: interrupted; {kept}; {again}")
+    assert [cell.backend for cell in load(tmp_path / "profiling").profiles] == ["linear-torch"]
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_an_interruption_closes_the_worker_keeps_the_records_and_says_how_to_go_
     heard = Heard({1: KeyboardInterrupt()} if when == "told" else ())
     script = {("linear-torch", 2): KeyboardInterrupt()} if when == "asked" else {}
     workers = Workers(script)
-    with pytest.raises(InterruptedRunError, match=r"interrupted; what was measured is kept, continue with: again$"):
+    with pytest.raises(InterruptedRunError, match=r"interrupted; what was measured is kept, again$"):
         measure_lanes([lane], plan, heard, "again", start_worker=workers)
     assert [worker.closed for worker in workers.started] == [True]
     assert len(lane.folder.records()) == 1
@@ -265,9 +265,7 @@ def test_a_full_disk_ends_rounds_with_a_line_and_they_go_on(rounds, plan, monkey
         sync(file)
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(
-        RecordNotKeptError, match=r"No space left on device; what was measured is kept, continue with: again$"
-    ):
+    with pytest.raises(RecordNotKeptError, match=r"No space left on device; what was measured is kept, again$"):
         measure(lanes, plan)
     measure(rounds(resume=True), plan)
     assert [len(lane.folder.records()) for lane in lanes] == [6, 6, 6, 6]
