@@ -22,6 +22,7 @@ _Read = TypeVar("_Read")
 # Names and titles, which go into tables and figures: drawing very long ones takes minutes.
 Name = Annotated[str, msgspec.Meta(max_length=300)]
 Whole = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Number = Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
 # Positive numbers: for division and logarithmic axes.

@@ -8,19 +8,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from glabench.plain import Amount, Count, Name, NotNegative, Number, Whole, read_as, read_json, read_text
+from glabench.plain import Amount, Count, Name, Natural, NotNegative, Number, read_as, read_json, read_text
 from glabench.sweeps.model import Cell
 
 # The share of a call's busy time that makes a kernel its only one.
 _SOLE = 0.95
+# By how much a busy time may be beyond the span, as a factor: a sum of medians may be a little.
+_ROUNDED = 1.01
 
 
 @dataclass(frozen=True)
 class Work:
     """What a kernel does in a call at the least: bytes that it reads and writes, and floating-point operations."""
 
-    bytes: Whole | None = None
-    flops: Whole | None = None
+    bytes: Natural | None = None
+    flops: Natural | None = None
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,13 @@ class Kernel:
     ms: NotNegative
     added_ms: NotNegative
     gap_ms: NotNegative = 0.0
-    grid: tuple[Whole, ...] | None = None
-    threads: Whole | None = None
-    registers: Whole | None = None
-    shared_bytes: Whole | None = None
-    bytes: Whole | None = None
-    flops: Whole | None = None
-    programs: Whole | None = None
+    grid: tuple[Count, ...] | None = None
+    threads: Count | None = None
+    registers: Natural | None = None
+    shared_bytes: Natural | None = None
+    bytes: Natural | None = None
+    flops: Natural | None = None
+    programs: Natural | None = None
     limit: Name | None = None
     counters: Mapping[Name, Number | None] | None = None
 
@@ -58,8 +60,8 @@ class Part:
 
     name: Name
     ms: Amount
-    bytes: Whole | None = None
-    flops: Whole | None = None
+    bytes: Natural | None = None
+    flops: Natural | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Host:
     """
 
     call_ms: NotNegative
-    launches: Whole
+    launches: Natural
     launch_ms: NotNegative
     operators_ms: NotNegative
 
@@ -127,7 +129,10 @@ class Profile:
     @classmethod
     def from_json(cls, data: Any) -> Profile:
         """The inverse of `to_json`. Raises ValueError that names a wrong key."""
-        return read_as(cls, data)
+        found = read_as(cls, data)
+        if found.busy_ms > _ROUNDED * found.span_ms:
+            raise ValueError(f"busy_ms: {found.busy_ms:g} is more than span_ms, {found.span_ms:g}")
+        return found
 
 
 def profile_line(cell: Cell, profile: Profile) -> str:

@@ -1,6 +1,7 @@
 """Profiles: from traces of a GPU as torch's profiler writes them, and of calls on a CPU."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import count
 
@@ -193,6 +194,37 @@ def test_names_of_kernels_are_short():
 
 def test_a_profile_is_the_same_when_it_is_read_back():
     found = profile_of(trace_of(KERNELS))
+    assert Profile.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+@pytest.mark.parametrize(
+    ("of", "key", "value", "message"),
+    [
+        ("kernel", "grid", [4, -1, 1], "kernels[0].grid[1]: expected int >= 1"),
+        ("kernel", "threads", -32, "kernels[0].threads: expected int >= 1"),
+        ("kernel", "calls", 0, "kernels[0].calls: expected int >= 1"),
+        ("kernel", "registers", -1, "kernels[0].registers: expected int >= 0"),
+        ("kernel", "bytes", -1, "kernels[0].bytes: expected int >= 0"),
+        ("host", "launches", -1, "host.launches: expected int >= 0"),
+        ("profile", "calls", 0, "calls: expected int >= 1"),
+        ("profile", "busy_ms", 0.112, "busy_ms: 0.112 is more than span_ms, 0.11"),
+        ("profile", "busy_ms", 0.1101, None),
+    ],
+)
+def test_impossible_values_are_refused_by_name(of, key, value, message):
+    data = json.loads(json.dumps(profile_of(trace_of(KERNELS)).to_json()))
+    {"kernel": data["kernels"][0], "host": data["host"], "profile": data}[of][key] = value
+    if message is None:
+        assert Profile.from_json(data).to_json()[key] == value
+    else:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Profile.from_json(data)
+
+
+def test_operators_of_several_threads_take_no_longer_than_the_call():
+    marks = [Event(CALL, "", 0.0, 100.0)]
+    found = profile_of(Trace([], [], [Event("a", "", 0.0, 90.0, 1), Event("b", "", 5.0, 80.0, 2)], marks))
+    assert (found.span_ms, found.busy_ms) == (0.1, 0.1)
     assert Profile.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
