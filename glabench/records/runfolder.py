@@ -148,43 +148,26 @@ class RunFolder:
         Raises RecordNotKeptError if it cannot be written; the file is then as it was before.
         """
         try:
-            self._append(record.to_line().encode() + b"\n")
+            _append(self.records_file, record.to_line())
         except OSError as problem:
             why = problem.strerror or problem
             message = f"the record of {record.cell} cannot be written: {why}; what was measured is kept"
             raise RecordNotKeptError(message) from None
 
-    def _append(self, line: bytes) -> None:
-        left = memoryview(line)
-        # Without a buffer, which would try again when the file is closed to write what did not fit.
-        with self.records_file.open("rb+", buffering=0) as file:
-            # Usually the last byte is a newline, and the file need not be read.
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 1))
-            if size and file.read(1) != b"\n":
-                file.seek(0)
-                size = file.readall().rfind(b"\n") + 1
-                file.truncate(size)
-            file.seek(size)
-            try:
-                while left:
-                    left = left[file.write(left) :]
-                os.fsync(file.fileno())
-            except OSError:
-                with suppress(OSError):
-                    file.truncate(size)
-                raise
-
     def add_profile(self, cell: Cell, profile: Profile) -> None:
-        """Adds the profile of a cell. Raises UsageError if it cannot be written."""
+        """Adds the profile of a cell, as `append` adds a record. Raises UsageError if it cannot be written."""
+        file = self.path / _PROFILES
         try:
-            with (self.path / _PROFILES).open("a", encoding="utf-8") as file:
-                file.write(profile_line(cell, profile) + "\n")
+            file.touch()
+            _append(file, profile_line(cell, profile))
         except OSError as problem:
             raise _cannot_write(self.path, problem) from None
 
     def profiles(self) -> dict[Cell, Profile]:
-        """The latest profile of every cell that has one. Raises UsageError for a line that is none."""
+        """The profile of every cell that has one; of several of the same cell the last, which was made anew.
+
+        A last line that a kill cut off is ignored; any other bad line raises UsageError, as those of records do.
+        """
         file = self.path / _PROFILES
         return {} if not file.is_file() else dict(_read_lines(file, read_profile, "a profile"))
 
@@ -213,6 +196,32 @@ class RunFolder:
         return list(
             {record.cell: record for record in _read_lines(self.records_file, Record.from_line, "a record")}.values()
         )
+
+
+def _append(path: Path, text: str) -> None:
+    """Adds a line to a file and waits until it is on the disk. A last line that a kill cut off is removed first.
+
+    Raises OSError if it cannot be written; the file is then as it was before.
+    """
+    left = memoryview(text.encode() + b"\n")
+    # Without a buffer, which would try again when the file is closed to write what did not fit.
+    with path.open("rb+", buffering=0) as file:
+        # Usually the last byte is a newline, and the file need not be read.
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if size and file.read(1) != b"\n":
+            file.seek(0)
+            size = file.readall().rfind(b"\n") + 1
+            file.truncate(size)
+        file.seek(size)
+        try:
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)
+            raise
 
 
 def _read_lines(file: Path, read: Callable[[bytes], _Read], what: str) -> Iterator[_Read]:

@@ -170,6 +170,24 @@ def test_a_line_that_is_no_profile_is_named(line, message, tmp_path):
         RunFolder(tmp_path).profiles()
 
 
+def test_of_several_profiles_of_a_cell_the_last_one_counts(tmp_path):
+    cells = [Cell("linear-torch", "linear", "fwd", 1, seqlen, "bf16", Parameters(SMALL), "cuda") for seqlen in (1, 2)]
+    found = [profile_of(trace_of(KERNELS[:number])) for number in (1, 2, 3)]
+    for cell, each in zip([cells[0], cells[1], cells[0]], found, strict=True):
+        RunFolder(tmp_path).add_profile(cell, each)
+    assert RunFolder(tmp_path).profiles() == {cells[0]: found[2], cells[1]: found[1]}
+
+
+def test_a_profile_that_a_kill_cut_off_is_made_anew(tmp_path):
+    cell = Cell("linear-torch", "linear", "fwd", 1, 64, "bf16", Parameters(SMALL), "cuda")
+    line = profile_line(cell, profile_of(trace_of(KERNELS)))
+    (tmp_path / "profiles.jsonl").write_text(line[:-9])
+    folder = RunFolder(tmp_path)
+    assert folder.profiles() == {}
+    folder.add_profile(cell, profile_of(trace_of(KERNELS)))
+    assert (tmp_path / "profiles.jsonl").read_text() == line + "\n"
+
+
 def test_two_profiles_are_shown_side_by_side(capsys):
     slower = [(name, begin, 2 * duration, grid) for name, begin, duration, grid in KERNELS[:3]]
     found = profile_of(trace_of(KERNELS)), profile_of(trace_of([*slower, ("new", 200.0, 10.0, 1)]))
