@@ -31,12 +31,19 @@ def _sentences(rows: Sequence[Row]) -> Iterator[str]:
     slower = last["time_ms"] / best["time_ms"]
     yield (
         f"{PASS_TITLES[best['pass']]}, {best['backend']}: the fastest is {_name(best)}, "
-        f"{significant(best['time_ms'])} ms{_memory(best)}, {significant(slower, 2)} times as fast as {_name(last)}."
+        f"{significant(best['time_ms'])} ms{_memory(best)}, {_times(slower, 2)}as fast as {_name(last)}."
     )
     least = min(by_time, key=lambda row: _peak(row) or 0.0)  # of several the fastest
     if (_peak(least) or 0.0) < (_peak(best) or 0.0):
-        longer = least["time_ms"] / best["time_ms"]
-        yield f"The least memory takes {_name(least)}:{_memory(least)[1:]}, in {significant(longer)} times the time."
+        longer = _times(least["time_ms"] / best["time_ms"])
+        time = f"{longer}the time" if longer else "the same time"
+        yield f"The least memory takes {_name(least)}:{_memory(least)[1:]}, in {time}."
+
+
+def _times(ratio: float, digits: int = 3) -> str:
+    """`2.5 times `; empty if that is once."""
+    text = significant(ratio, digits)
+    return "" if text == "1" else f"{text} times "
 
 
 def _name(row: Row) -> str:

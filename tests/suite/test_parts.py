@@ -91,23 +91,26 @@ def test_a_report_has_the_figure_only_if_there_are_parts(run, tmp_path):
     }
 
 
-def test_a_run_over_chunks_ends_with_the_one_to_take():
+@pytest.mark.parametrize(
+    ("factor", "times", "time"),
+    [(1.0, "2.5 times as fast as", "1.25 times the time"), (0.0008, "as fast as", "the same time")],
+)
+def test_a_run_over_chunks_ends_with_the_one_to_take(factor, times, time):
     made = made_up("chunk-sweep", {"backend": "gla-triton", "chunk": "32,64", "pass": "fwd+bwd"})
-    times = {
+    found = {
         (32, "states"): (4.0, 200),
         (64, "states"): (2.0, 180),
         (32, "checkpoints"): (5.0, 90),
         (64, "checkpoints"): (2.5, 90),
     }
     records = [
-        replace(record, time_ms=times[key][0], peak_allocated_mib=times[key][1])
+        replace(record, time_ms=2.0 + factor * (found[key][0] - 2.0), peak_allocated_mib=found[key][1])
         for record in made.records
         if (key := (record.cell.get("chunk"), record.cell.get("materialize")))
     ]
     assert recommend(replace(made, records=records)) == [
-        "forward + backward, gla-triton: the fastest is C=64 states kept, 2 ms, 180 MiB above the inputs, 2.5 times as "
-        "fast as C=32 checkpoints kept. The least memory takes C=64 checkpoints kept: 90 MiB above the inputs, in 1.25 "
-        "times the time."
+        f"forward + backward, gla-triton: the fastest is C=64 states kept, 2 ms, 180 MiB above the inputs, {times} "
+        f"C=32 checkpoints kept. The least memory takes C=64 checkpoints kept: 90 MiB above the inputs, in {time}."
     ]
 
 
