@@ -10,7 +10,7 @@ from glabench.errors import UsageError
 from glabench.records.claims import CLAIMS, Claim, Claims, Point, Test, points_of, verdict_of
 from glabench.records.metrics import BY_NAME, significant
 from glabench.records.published import Published
-from glabench.report.grid import escape
+from glabench.report.text import escape_bars
 from glabench.sweeps.words import show_x
 
 _HEAD = "<!-- Made by `glabench results` from results/claims.toml and the runs that it names: edit these instead. -->"
@@ -32,7 +32,7 @@ def _row(claim: Claim, published: Mapping[str, Published], folder: Path) -> list
     verdict = verdict_of(points, any(test.fails for test in claim.tests))
     found = [_describe(test, own, published[test.run], folder) for test, own in zip(claim.tests, points, strict=True)]
     said = "; ".join([*found, *([claim.why.strip()] if claim.why else [])])
-    return [escape(claim.text.strip()), escape(claim.source), f"**{verdict}**", escape(said)]
+    return [escape_bars(claim.text.strip()), escape_bars(claim.source), f"**{verdict}**", escape_bars(said)]
 
 
 def _describe(test: Test, points: list[Point], one: Published, folder: Path) -> str:

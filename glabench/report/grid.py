@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, get_args
 
 from glabench.records import FAILED, Status
+from glabench.report.text import escape
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -56,7 +57,7 @@ class Grid:
     def to_markdown(self) -> str:
         """The table as Markdown, with the topic in bold. The table must have no heading rows."""
         dashes = ["---" if self._holds_words(i) else "---:" for i in range(len(self.head))]
-        title = f"**{self.topic}**{self.title}\n\n" if self.topic else ""
+        title = f"**{escape(self.topic)}**{escape(self.title)}\n\n" if self.topic else ""
         lines = [self.head, dashes, *self.rows]
         return title + "".join(f"| {' | '.join(map(escape, row))} |\n" for row in lines)
 
@@ -75,8 +76,3 @@ class Grid:
 
         spaces = " " * (width - cell_len(cell))
         return cell + spaces if self._holds_words(column) else spaces + cell
-
-
-def escape(text: str) -> str:
-    """Text for a Markdown table or line, with `|` escaped."""
-    return text.replace("|", "\\|")

@@ -8,6 +8,7 @@ from glabench.records import Run
 from glabench.records.metrics import significant
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.roofline import Dot, Roof, draw_roof, roof_of
+from glabench.report.text import escape
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +66,7 @@ def kernel_roof_markdown(run: Run) -> str:
     roof = kernel_roof(run)
     if roof is None:
         return ""
-    lines = [f"- {label}: {_bound(dot, roof)}" for label, dot in kernel_dots(run).items()]
+    lines = [f"- {escape(label)}: {_bound(dot, roof)}" for label, dot in kernel_dots(run).items()]
     figure = "![roofline of the kernels](roof.png)"
     return "\n\n".join(["## Kernels against what the device can do", figure, "\n".join(lines)])
 

@@ -10,7 +10,7 @@ from glabench.records import Run
 from glabench.records.environment import device_name
 from glabench.records.published import Group, Index, Published, kernels_of, recorded_code, started, tree_of
 from glabench.report.describe import describe_progress
-from glabench.report.grid import escape
+from glabench.report.text import escape, escape_bars
 
 _COMMIT = 7
 _HEAD = "<!-- Made by `glabench results` from results/index.toml and from what the runs record: edit these instead. -->"
@@ -128,8 +128,8 @@ def _when(one: Published) -> str:
 def _command(one: Published) -> str:
     recorded = one.first.environment.get("command")
     if isinstance(recorded, str):
-        return f"`{escape(printable(recorded))}`"
-    return f"`{escape(printable(one.entry.command))}` *by hand*" if one.entry.command else "unknown"
+        return f"`{escape_bars(printable(recorded))}`"
+    return f"`{escape_bars(printable(one.entry.command))}` *by hand*" if one.entry.command else "unknown"
 
 
 def _list_surroundings(runs: Sequence[Published]) -> str:

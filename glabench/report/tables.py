@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from glabench.records import Run
 from glabench.records.metrics import TIME, Metric, known, significant
 from glabench.report.describe import surroundings_of, title_of
-from glabench.report.grid import DOUBTS, Grid, escape
+from glabench.report.grid import DOUBTS, Grid
 from glabench.report.literature import overlays_of
 from glabench.report.notes import explain_doubts, list_failures, tag_series
 from glabench.report.series import Panel, Row, View, check_metrics, find_base, make_view
+from glabench.report.text import escape
 from glabench.sweeps.words import show_x
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from glabench.records.run import name_runs
 from glabench.report.choice import CHUNK, recommend
 from glabench.report.describe import settings_of, surroundings_of, title_of
 from glabench.report.figures import check_figure, draw, explain_figure, save_figure
-from glabench.report.grid import escape
 from glabench.report.kernel_roof import draw_kernel_roof, kernel_roof, kernel_roof_markdown
 from glabench.report.parts import bars_of, draw_parts, parts_markdown
 from glabench.report.profiles import draw_profiles, profiles_markdown
 from glabench.report.series import View, check_metrics, make_view
 from glabench.report.tables import make_markdown
+from glabench.report.text import escape
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,6 +134,6 @@ def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], ag
     tables = make_markdown(view, metrics, against)
     of_profiles = [parts_markdown, profiles_markdown, kernel_roof_markdown] if len(view.runs) == 1 else []
     profiles = [section(view.runs[0]) for section in of_profiles]
-    choice = [line for run in view.runs if run.sweep.x == CHUNK for line in recommend(run)]
+    choice = [escape(line) for run in view.runs if run.sweep.x == CHUNK for line in recommend(run)]
     parts = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, *choice, tables, *profiles]
     return "\n\n".join(filter(None, parts))

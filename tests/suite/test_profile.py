@@ -309,6 +309,30 @@ def test_kernels_whose_work_is_known_are_dots_below_the_roof(measured, tmp_path)
     assert "roof.png" in {path.name for path in write_report([measured], tmp_path, [TIME], None)}
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a|b", r"a\|b"),
+        ("`a`", r"\`a\`"),
+        ("<b>a</b>", r"\<b>a\</b>"),
+        ("[a](b)", r"\[a](b)"),
+        ("*a* ~b~ $c$ &d;", r"\*a\* \~b\~ \$c\$ \&d;"),
+        ("a\\|b", r"a\\\|b"),
+        ("__a_b__", r"\__a_b\_\_"),
+        ("_outputs", "_outputs"),
+    ],
+)
+def test_names_are_no_markup_in_a_report(name, shown, measured):
+    ((cell, found),) = measured.profiles.items()
+    renamed = replace(found, kernels=(replace(found.kernels[0], name=name), *found.kernels[1:]))
+    cell = replace(cell, backend=name)
+    run = replace(measured, profiles={cell: renamed})
+    page = profiles_markdown(run)
+    assert f"**{shown} fwd" in page
+    assert f"\n| {shown} | 1 |" in page
+    assert f"- {shown}: {shown}: 50 operations" in kernel_roof_markdown(run)
+
+
 def test_without_ceilings_or_known_work_there_is_no_roof(measured, tmp_path):
     unknown = {cell: found.with_work({"forward": Work(10**6)}) for cell, found in measured.profiles.items()}
     bare = [replace(record, copy_gbps=None) for record in measured.records]

@@ -176,7 +176,7 @@ def test_square_brackets_in_a_label_are_not_markup_and_bars_end_no_cell():
     cells = [replace(r.cell, backend="[bold]a|b") for r in run.records]
     odd = replace(run, records=[replace(r, cell=cell) for r, cell in zip(run.records, cells, strict=True)])
     assert "[bold]a|b" in shown([odd])
-    assert "| [bold]a\\|b |" in markdown(odd)
+    assert "| \\[bold]a\\|b |" in markdown(odd)
 
 
 def test_the_frame_has_a_column_for_every_tensors_error_and_counts_samples():
