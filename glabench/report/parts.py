@@ -13,6 +13,7 @@ from glabench.report.choice import CHUNK
 from glabench.report.describe import surroundings_of
 from glabench.report.grid import Grid
 from glabench.report.series import describe_shape, rows_of_runs
+from glabench.report.text import shorten
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def draw_parts(run: Run) -> Figure:
         rows = [row for row in rows_of_runs([run]) if row["cell"] in cells]
         about = "\n".join([describe_shape(rows, CHUNK), *surroundings_of([run])])
         figure.supxlabel(about, x=0.01, ha="left", fontsize=_SMALL_PRINT - 1, color="#444444")
-        handles: list[Any] = [mpl.patches.Patch(label=name, facecolor=colours[name]) for name in names]
+        handles: list[Any] = [mpl.patches.Patch(label=shorten(name), facecolor=colours[name]) for name in names]
         handles.append(mpl.lines.Line2D([], [], color="black", label="whole call"))
         where: dict[str, Any] = {"loc": "outside right upper"}
         figure.legend(handles=handles, **where, frameon=False, fontsize=_SMALL_PRINT)

@@ -10,14 +10,16 @@ from glabench.records.metrics import significant
 from glabench.records.profile import Kernel, Profile
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.grid import Grid
+from glabench.report.text import shorten
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Kernels that take less than this share of a call are one row, and those below the second one piece of a bar.
-LEAST_SHARE, _LEAST_DRAWN = 0.005, 0.03
+# Kernels that take less than this share of a call are one row, and those below the second one piece of a bar, as are
+# all but the longest of a call.
+LEAST_SHARE, _LEAST_DRAWN, MOST_DRAWN = 0.005, 0.03, 12
 # A time of the suite and a span that differ by more than this share of the time are said to differ.
 AGREES = 0.05
 _OF_KERNELS = (
@@ -28,6 +30,8 @@ _OF_OPERATORS = ("calls", "ms", "share")
 # Inches: a bar, what is around all bars, the width of the figure, a row of its legend.
 _BAR, _AROUND, _WIDTH, _LEGEND_ROW = 0.42, 1.5, 8.0, 0.2
 _SMALL_PRINT, _LEGEND_COLUMNS = 8.5, 2
+# Characters of a cell besides its backend.
+_LONGEST_SIZES = 80
 _IDLE, _OUTSIDE, _OTHERS = "idle", "outside of operators", "others"
 _COLOURS = (
     "#4878CF", "#EE854A", "#6ACC64", "#D65F5F", "#956CB4", "#8C613C", "#DC7EC0", "#D5BB67", "#82C6E2", "#2B5C8A",
@@ -40,9 +44,9 @@ def profile_table(found: Profile, all_kernels: bool = False) -> tuple[Sequence[s
     """Head and rows: a row per kernel, on a CPU per operator. Those of little time are one row, unless asked for."""
     of_rows = _OF_KERNELS if found.on_device else _OF_OPERATORS
     head = ("kernel" if found.on_device else "operator", *of_rows)
-    shown = [kernel for kernel in found.kernels if all_kernels or kernel.added_ms >= LEAST_SHARE * found.span_ms]
-    rows = [_row(kernel, found) for kernel in shown]
-    if hidden := [kernel for kernel in found.kernels if kernel not in shown]:
+    least = 0.0 if all_kernels else LEAST_SHARE * found.span_ms
+    rows = [_row(kernel, found) for kernel in found.kernels if kernel.added_ms >= least]
+    if hidden := [kernel for kernel in found.kernels if kernel.added_ms < least]:
         ms, added = (sum(getattr(kernel, name) for kernel in hidden) for name in ("ms", "added_ms"))
         times = [ms, added] if found.on_device else [ms]
         calls = sum(kernel.calls for kernel in hidden)
@@ -147,7 +151,7 @@ def draw_profiles(run: Run) -> Figure:
         axes = figure.subplots()
         _draw_bars(axes, bars, colours)
         axes.set_title("\n".join(surroundings_of([run])), loc="left", fontsize=_SMALL_PRINT, color="#444444")
-        handles = [mpl.patches.Patch(label=name, **look) for name, look in colours.items()]
+        handles = [mpl.patches.Patch(label=shorten(name), **look) for name, look in colours.items()]
         where: dict[str, Any] = {"loc": "outside lower center", "ncols": _LEGEND_COLUMNS}
         figure.legend(handles=handles, **where, frameon=False, fontsize=_SMALL_PRINT)
     return figure
@@ -156,7 +160,8 @@ def draw_profiles(run: Run) -> Figure:
 def _pieces(found: Profile) -> dict[str, float]:
     """Milliseconds that kernels add, in the order of their starts, then of what is too little to draw, then idle."""
     times = found.by_name()
-    drawn = {name: ms for name, ms in times.items() if ms >= _LEAST_DRAWN * found.span_ms}
+    longest = set(sorted(times, key=lambda name: -times[name])[:MOST_DRAWN])
+    drawn = {name: ms for name, ms in times.items() if name in longest and ms >= _LEAST_DRAWN * found.span_ms}
     rest = {
         _OTHERS: sum(times.values()) - sum(drawn.values()),
         _IDLE if found.on_device else _OUTSIDE: found.span_ms - found.busy_ms,
@@ -198,4 +203,4 @@ def _draw_bars(
 
 def _label(cell: Cell) -> str:
     backend, _, rest = str(cell).partition(" ")
-    return f"{backend}\n{rest}"
+    return f"{shorten(backend)}\n{shorten(rest, _LONGEST_SIZES)}"

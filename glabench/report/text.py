@@ -4,7 +4,8 @@ import re
 
 # What Markdown, HTML or GitHub's formulas begin with. An underscore only ends emphasis if no word goes on behind it.
 _MARKUP = re.compile(r"[\\`*\[<&|~$]|_(?![^\W_])")
-_LONGEST = 40
+# Characters of a name of which two have room side by side in a figure's legend.
+_LONGEST = 52
 
 
 def escape(text: str) -> str:

@@ -82,6 +82,14 @@ def test_bars_are_as_high_as_their_sums_over_the_best(run):
     assert max(p.get_y() + p.get_height() for p in published.patches) == pytest.approx(6.8 / 3.9)
 
 
+def test_long_names_of_parts_are_short_in_the_figure(run):
+    profiles = {}
+    for cell, found in run.profiles.items():
+        profiles[cell] = replace(found, parts=tuple(replace(part, name=part.name * 20) for part in found.parts))
+    named = [text.get_text() for text in draw_parts(replace(run, profiles=profiles)).legends[0].get_texts()]
+    assert [len(name) for name in named if "…" in name] == [52, 52]
+
+
 def test_a_report_has_the_figure_only_if_there_are_parts(run, tmp_path):
     with_parts = {path.name for path in write_report([run], tmp_path / "a", [TIME], None)}
     assert {"parts.png", "profile.png"} <= with_parts

@@ -333,6 +333,39 @@ def test_names_are_no_markup_in_a_report(name, shown, measured):
     assert f"- {shown}: {shown}: 50 operations" in kernel_roof_markdown(run)
 
 
+def legend_of(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_long_names_are_short_in_figures_and_whole_in_tables(measured):
+    ((cell, found),) = measured.profiles.items()
+    names = ["a" * 300, "a" * 150 + "b" * 150, "c" * 52]
+    kernels = tuple(replace(found.kernels[0], name=name) for name in names)
+    cell = replace(cell, backend="d" * 300, parameters=Parameters({**SMALL, "gate": "e" * 300}))
+    run = replace(measured, profiles={cell: replace(found, kernels=kernels)})
+    figure = draw_profiles(run)
+    assert legend_of(figure)[:3] == ["a" * 26 + "…" + "a" * 25, "a" * 26 + "…" + "b" * 25, "c" * 52]
+    (label,) = figure.axes[0].get_yticklabels()
+    assert [len(line) for line in label.get_text().split("\n")] == [52, 80]
+    assert [len(name) for name in legend_of(draw_kernel_roof(run))] == [80, 80, 80]
+    assert all(f"| {name} |" in profiles_markdown(run) for name in names)
+
+
+def test_figures_show_the_kernels_that_add_the_most(measured):
+    ((cell, found),) = measured.profiles.items()
+    order = [number * 7 % 5000 for number in range(5000)]
+    kernels = tuple(replace(found.kernels[0], name=f"k{number}", added_ms=1.0 + number) for number in order)
+    run = replace(measured, profiles={cell: replace(found, kernels=kernels)})
+    largest = [f"k{number}" for number in order if number >= 4988]
+    figure = draw_profiles(run)
+    assert legend_of(figure) == [*largest, "others", "idle"]
+    assert sum(bar.get_width() for bar in figure.axes[0].patches) == pytest.approx(
+        sum(kernel.added_ms for kernel in kernels) + found.span_ms - found.busy_ms
+    )
+    assert legend_of(draw_kernel_roof(run)) == [f"gla-triton: k{number}" for number in range(4999, 4987, -1)]
+    assert len(profile_table(found)[1]) == len(found.kernels)
+
+
 def test_without_ceilings_or_known_work_there_is_no_roof(measured, tmp_path):
     unknown = {cell: found.with_work({"forward": Work(10**6)}) for cell, found in measured.profiles.items()}
     bare = [replace(record, copy_gbps=None) for record in measured.records]
