@@ -19,11 +19,12 @@ class _Gpu:
 class Ceilings:
     """The highest rates that the device reached; None if unknown."""
 
-    # GB/s (10^9), bytes read plus bytes written: in the device's memory, and within its L2 cache.
+    # GB/s (10^9), bytes read plus bytes written.
     copy_gbps: Amount | None = None
-    l2_copy_gbps: Amount | None = None
-    # TFLOP/s (10^12): in bf16, and in fp32 without tensor cores.
+    # TFLOP/s (10^12), in bf16.
     product_tflops: Amount | None = None
+    # The same within the L2 cache, and in fp32 without tensor cores.
+    l2_copy_gbps: Amount | None = None
     fp32_product_tflops: Amount | None = None
 
 

@@ -53,6 +53,13 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "fla-gated-delta": ("#CB181D", "D"),
     "fla-kda": ("#FB6A4A", "H"),
     "mlstm-kernels": ("#3182BD", "^"),
+    "gla-model": ("#0061A1", "o"),
+    "linear-model": ("#008E66", "^"),
+    "simple-gla-model": ("#2A8FBD", "D"),
+    "retnet-model": ("#413EBD", "<"),
+    "transformer-model": ("#CC8400", ">"),
+    "mamba1-model": ("#768C00", "H"),
+    "mamba2-model": ("#3E4A00", "8"),
 }
 # For other backends: colours that differ from those above.
 _OTHERS = ("#332288", "#4400FF", "#44AA99", "#AA4499", "#661100", "#6699CC", "#DDCC77")

@@ -21,7 +21,7 @@ ALLOWED = {
     "backends": {"models", "ops", "sweeps", "records", "plain", "errors"},
     "devices": {"apart", "plain", "errors"},
     "inspecting": {"errors"},
-    "measure": {"correlation", "devices", "backends", "ops", "records", "sweeps", "apart", "plain", "errors"},
+    "measure": {"correlation", "devices", "backends", "models", "ops", "records", "sweeps", "apart", "plain", "errors"},
     "profiling": {"measure", "inspecting", "backends", "records", "sweeps", "plain", "errors"},
     "scheduling": {"measure", "devices", "backends", "records", "sweeps", "apart", "plain", "errors"},
     "verdicts": {"correlation", "records", "sweeps", "plain", "errors"},

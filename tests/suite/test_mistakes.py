@@ -42,7 +42,7 @@ from in_process import MADE_UP
         ("run --resume no/where", ["'no/where' is not a run folder (it does not exist)"]),
         ("speed run1", ["RUN: 'run1' needs --resume"]),
         ("run cpu-smoke --out steady.py", ["--out", "it is not a folder"]),
-        ("run paper-fig3", ["'paper-fig3'", "did you mean 'paper-fig2'?"]),
+        ("run paper-fig22", ["'paper-fig22'", "did you mean 'paper-fig2'?"]),
         ("run mine.toml", ["'mine.toml'", "no file"]),
         ("run", ["SWEEP", "cpu-smoke"]),
         ("sweeps paper", ["'paper'", "paper-fig2"]),

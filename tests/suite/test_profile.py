@@ -421,10 +421,10 @@ def parted_cell(seqlen, tmp_path):
 )
 def test_parts_that_fail_leave_the_profile_of_the_kernels(seqlen, parts, said, tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "profile_steps", lambda *_: profile_of(trace_of(KERNELS)))
-    found, failure = worker._profile(parted_cell(seqlen, tmp_path))
-    assert [part.name for part in found.parts] == parts
-    assert found.kernels[0].flops == 3
-    assert failure == said
+    answer = worker._answer(parted_cell(seqlen, tmp_path))
+    assert [part["name"] for part in answer["profile"]["parts"]] == parts
+    assert answer["profile"]["kernels"][0]["flops"] == 3
+    assert answer["failure"] == said
 
 
 def test_a_process_tells_the_profile_and_why_it_lacks_its_parts(tmp_path):
