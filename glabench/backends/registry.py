@@ -29,7 +29,7 @@ _PREFIX = "glabench_plugin_"
 OPTIONS = {
     *"""
     against all any_device autotune baseline bisect cell_timeout check claims compare csv device dry_run energy
-    fail_on figure help install_completion json junit least markdown memory memory_limit metric no_energy no_split
+    fail_on figure help install_completion json junit least markdown memory memory_limit metric ncu no_energy no_split
     occasions out plugin precision processes quiet resume retry_failed rev roofline rounds runs same_within
     show_completion site split strict sweep time_limit timing trace verbose version
     """.split(),  # noqa: SIM905 - a list would have a line per word

@@ -12,6 +12,7 @@ from glabench.backends.sites import variables_with
 from glabench.cli.options import JsonOption, MeasuringOptions
 from glabench.cli.output import Messages, check_files, check_targets, print_table, write_json
 from glabench.errors import ExitCode, GlabenchError, InterruptedRunError, UsageError, allowed_names, count_of, printable
+from glabench.profiling.counters import find_program, with_counters
 from glabench.profiling.request import Answer, Request, profile_cell
 from glabench.records import FAILED, Record, RunFolder
 from glabench.records.metrics import choose_metrics, significant
@@ -72,6 +73,15 @@ class _Shown:
     quiet: bool
 
 
+@dataclass(frozen=True)
+class _Extra:
+    """What is made besides profiles: a trace, torch's snapshot of allocations, counters of the hardware."""
+
+    trace: Path | None
+    memory: Path | None
+    counters: bool
+
+
 def profile(
     options: MeasuringOptions,
     backend: Annotated[
@@ -87,6 +97,9 @@ def profile(
             metavar="FILE", help="Write torch's snapshot of all allocations of a call, for its memory viewer."
         ),
     ] = None,
+    ncu: Annotated[
+        bool, typer.Option("--ncu", help="Add counters of the hardware to the tables, by Nsight Compute.")
+    ] = False,
     all_kernels: Annotated[bool, typer.Option("--all", help="Show those of less than 0.5 % of the time too.")] = False,
     compare: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Put the profiles beside those of an earlier run.")
@@ -109,6 +122,8 @@ def profile(
     check_files({"--trace": trace, "--memory": memory})
     if rev is not None and (clash := [name for name, given in (("--out", out), ("--compare", compare)) if given]):
         raise UsageError(f"--rev: makes no run; leave out {clash[0]}")
+    if rev is not None and ncu:
+        raise UsageError("--ncu: counts no revisions; leave out --rev")
     earlier = None if compare is None else _Earlier.open(compare)
     request = _request(options, backend)
     plan = request.plan()
@@ -116,6 +131,11 @@ def profile(
         raise UsageError(f"{one[0]}: the axes name {count_of(len(plan.cells), 'cell')}; give one value each")
     if memory is not None and plan.place.kind != "cuda":
         raise UsageError("--memory: torch keeps a history of allocations on a GPU alone; leave it out")
+    if ncu:
+        if plan.place.kind != "cuda":
+            raise UsageError("--ncu: counters are a GPU's; leave it out")
+        find_program()
+    extra = _Extra(trace, memory, ncu)
     shown = _Shown(Messages(options.quiet, options.verbose), all_kernels, earlier, options.quiet or json_to == "-")
     if rev is not None:
         if not _compare_revisions(plan, rev, json_to, shown):
@@ -125,7 +145,7 @@ def profile(
     folder, failed = RunFolder(run.path), False
     try:
         for record in run.records:
-            profiled = _profile_record(record, plan, folder, shown, trace, memory)
+            profiled = _profile_record(record, plan, folder, shown, extra)
             failed |= not profiled or record.status in FAILED
     except KeyboardInterrupt:
         kept = f"what was measured and profiled is kept, glabench report {shlex.quote(str(run.path))} shows it"
@@ -155,26 +175,30 @@ def _request(options: MeasuringOptions, backends: str) -> RunRequest:
     return replace(request, sweep=sweep)
 
 
-def _profile_record(
-    record: Record, plan: Plan, folder: RunFolder, shown: _Shown, trace: Path | None, memory: Path | None
-) -> bool:
-    """Profiles a measured cell and shows it; whether that worked. What did not is said."""
+def _profile_record(record: Record, plan: Plan, folder: RunFolder, shown: _Shown, extra: _Extra) -> bool:
+    """Profiles a measured cell and shows it; whether all of that worked. What did not is said."""
     cell = record.cell
     if record.status not in TIMED:
         shown.messages.say(f"{cell}: {record.status}: {record.reason}")
         return record.status == "unsupported"
     try:
-        answer = profile_of_cell(cell, plan.place, plan.settings.cell_timeout_s, trace, memory)
+        answer = profile_of_cell(cell, plan.place, plan.settings.cell_timeout_s, extra.trace, extra.memory)
     except GlabenchError as problem:
         shown.messages.say(f"error: {problem}")
         return False
-    found = answer.profile
+    found, failures = answer.profile, [answer.failure] if answer.failure is not None else []
+    if extra.counters:
+        request, variables = Request(cell, plan.place.device, plan.place.plugins), _variables(plan.place, cell)
+        try:
+            found = with_counters(found, request, variables, plan.settings.cell_timeout_s)
+        except GlabenchError as problem:
+            failures.append(str(problem))
     folder.add_profile(cell, found)
-    if answer.failure is not None:
-        shown.messages.say(f"error: {answer.failure}")
+    for failure in failures:
+        shown.messages.say(f"error: {failure}")
     if not shown.quiet:
         _show_profile(record, found, shown)
-    return answer.failure is None
+    return not failures
 
 
 def _show_profile(record: Record, found: Profile, shown: _Shown) -> None:

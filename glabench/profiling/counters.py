@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from glabench.errors import GlabenchError, UsageError
 from glabench.measure.outcome import one_line
 from glabench.profiling.profile import short_name
 from glabench.profiling.request import Request
-from glabench.records.profile import Kernel, Profile
+from glabench.records.profile import STALL, Kernel, Profile
 
 # Our names, and Nsight Compute's for them. Which of these a GPU has is asked first, as it differs between generations.
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
@@ -31,7 +30,6 @@ _STALLS = (
     "math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected",
     "short_scoreboard", "sleeping", "tex_throttle", "wait", "warpgroup_arrive",
 )  # fmt: skip
-STALL = "stall_"
 METRICS: Mapping[str, str] = {
     "dram_pct": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "dram_bytes": "dram__bytes.sum",
@@ -149,15 +147,3 @@ def _number(text: str) -> float | None:
 def _grid(text: str) -> tuple[int, ...]:
     """`(32, 16, 1)` as numbers."""
     return tuple(int(word) for word in text.strip("() ").split(",") if word.strip().isdigit())
-
-
-def main_stall(counters: Mapping[str, float | None]) -> str | None:
-    """Why a kernel's warps wait, most of all, with its share of all waiting; None if that was not counted."""
-    waits = Counter(
-        {name.removeprefix(STALL): value for name, value in counters.items() if name.startswith(STALL) and value}
-    )
-    waits.pop("selected", None)
-    if not waits:
-        return None
-    name, value = waits.most_common(1)[0]
-    return f"{name.replace('_', ' ')} ({value / waits.total():.0%})"

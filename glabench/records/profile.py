@@ -11,6 +11,11 @@ from typing import Any
 from glabench.plain import Amount, Count, Name, Natural, NotNegative, Number, read_as, read_json, read_text
 from glabench.sweeps.model import Cell
 
+# Counters, and how tables show them: a share of a peak, or of all accesses, in percent.
+COUNTERS: Mapping[str, str] = {
+    "dram_pct": "DRAM, %", "l2_pct": "L2, %", "l2_hit_pct": "L2 hits, %", "tensor_pct": "tensor cores, %"
+}  # fmt: skip
+STALL, _ISSUING = "stall_", "selected"
 # The share of a call's busy time that makes a kernel its only one.
 _SOLE = 0.95
 # By how much a busy time may be beyond the span, as a factor: a sum of medians may be a little.
@@ -32,7 +37,8 @@ class Kernel:
     `added_ms`: how much longer the device is busy for it, beyond what began before it: a kernel may begin early and
     wait. All together are `Profile.busy_ms`. `gap_ms`: how long the device was idle before it. `registers` are a
     thread's, `shared_bytes` a program's.
-    `programs`: how many a multiprocessor holds, and `limit` what allows no more. `counters`: those of the hardware.
+    `programs`: how many a multiprocessor holds, and `limit` what allows no more. `counters`: those of the hardware, by
+    the names of `COUNTERS` and, for why warps wait, by names that begin with `STALL`.
     """
 
     name: Name
@@ -49,6 +55,19 @@ class Kernel:
     programs: Natural | None = None
     limit: Name | None = None
     counters: Mapping[Name, Number | None] | None = None
+
+
+def main_stall(counters: Mapping[str, float | None]) -> str | None:
+    """Why a kernel's warps wait, most of all, with its share of all waiting; None if that was not counted."""
+    waits = {
+        name.removeprefix(STALL): value
+        for name, value in counters.items()
+        if name.startswith(STALL) and name != STALL + _ISSUING and value
+    }
+    if not waits:
+        return None
+    name = max(waits, key=lambda each: waits[each])
+    return f"{name.replace('_', ' ')} ({waits[name] / sum(waits.values()):.0%})"
 
 
 @dataclass(frozen=True)

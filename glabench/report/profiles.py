@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from glabench.records import Record, Run
 from glabench.records.metrics import significant
-from glabench.records.profile import Kernel, Profile
+from glabench.records.profile import COUNTERS, Kernel, Profile, main_stall
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.grid import Grid
 from glabench.report.text import shorten
@@ -43,6 +43,8 @@ _PLAIN_TEXT: Any = {"text.parse_math": False}
 def profile_table(found: Profile, all_kernels: bool = False) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Head and rows: a row per kernel, on a CPU per operator. Those of little time are one row, unless asked for."""
     of_rows = _OF_KERNELS if found.on_device else _OF_OPERATORS
+    if any(kernel.counters for kernel in found.kernels):
+        of_rows = (*of_rows, *COUNTERS.values(), "warps wait for")
     head = ("kernel" if found.on_device else "operator", *of_rows)
     least = 0.0 if all_kernels else LEAST_SHARE * found.span_ms
     rows = [_row(kernel, found) for kernel in found.kernels if kernel.added_ms >= least]
@@ -71,7 +73,14 @@ def _row(kernel: Kernel, found: Profile) -> Sequence[str]:
         "-" if kernel.programs is None else f"{kernel.programs} ({kernel.limit})",
         _rate(kernel.bytes, kernel.ms, 1e6),
         _rate(kernel.flops, kernel.ms, 1e9),
+        *(_counters(kernel) if any(each.counters for each in found.kernels) else ()),
     ]
+
+
+def _counters(kernel: Kernel) -> Sequence[str]:
+    counters = kernel.counters or {}
+    values = (counters.get(name) for name in COUNTERS)
+    return [*("-" if value is None else significant(value) for value in values), main_stall(counters) or "-"]
 
 
 def _share(ms: float, of_ms: float) -> str:
@@ -132,7 +141,7 @@ def profiles_markdown(run: Run) -> str:
     parts = ["## Where the time goes", "![where the time goes](profile.png)"]
     for cell, found in run.profiles.items():
         head, rows = profile_table(found)
-        grid = Grid(f"{cell}", "", head, rows, words=("grid", "programs per SM"))
+        grid = Grid(f"{cell}", "", head, rows, words=("grid", "programs per SM", "warps wait for"))
         parts += [grid.to_markdown().rstrip("\n"), " ".join(describe_profile(found, records.get(cell)))]
     return "\n\n".join(parts)
 

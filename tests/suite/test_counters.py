@@ -11,9 +11,10 @@ import pytest
 from glabench.errors import GlabenchError, UsageError
 from glabench.measure.workload import Steps
 from glabench.profiling import counters, worker
-from glabench.profiling.counters import find_program, main_stall, read_counters, with_counters
+from glabench.profiling.counters import METRICS, find_program, read_counters, with_counters
 from glabench.profiling.request import Request
-from glabench.records.profile import Host, Kernel, Profile
+from glabench.records.profile import COUNTERS, STALL, Host, Kernel, Profile, main_stall
+from glabench.report.profiles import profile_table
 from glabench.sweeps.model import Cell, Parameters
 
 CELL = Cell("gla-triton", "gla", "fwd", 1, 64, "bf16", Parameters({"heads": 1, "key_dim": 16, "value_dim": 16}), "cuda")
@@ -64,6 +65,34 @@ def test_the_main_stall_is_what_warps_wait_for_the_longest():
     )
     assert main_stall({"stall_long_scoreboard": 2.0, "stall_wait": None}) == "long scoreboard (100%)"
     assert main_stall({"dram_pct": 80.0, "stall_wait": 0.0}) is None
+
+
+def test_the_table_of_kernels_shows_what_was_counted():
+    counted = replace(
+        KERNELS[0], counters={"dram_pct": 81.5, "l2_hit_pct": 40.0, "tensor_pct": 3.25, "stall_wait": 2.0}
+    )
+    head, rows = profile_table(replace(PROFILE, kernels=(counted, *KERNELS[1:])))
+    assert list(head[-5:]) == ["DRAM, %", "L2, %", "L2 hits, %", "tensor cores, %", "warps wait for"]
+    assert list(rows[0][-5:]) == ["81.5", "-", "40", "3.25", "wait (100%)"]
+    assert list(rows[1][-5:]) == ["-"] * 5
+    assert profile_table(PROFILE)[0][-1] == "TFLOP/s"
+
+
+def test_every_counter_has_a_place():
+    assert {name for name in METRICS if not name.startswith(STALL)} == {*COUNTERS, "dram_bytes"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ncu", "--device", "cpu"], "--ncu: counters are a GPU's; leave it out"),
+        (["--ncu", "--rev", "HEAD..HEAD"], "--ncu: counts no revisions; leave out --rev"),
+    ],
+)
+def test_where_there_are_no_counters_the_command_says_so(run, words, said):
+    code, _, error = run("profile", "linear-torch", *words)
+    assert code == 2
+    assert said in error
 
 
 @pytest.fixture
