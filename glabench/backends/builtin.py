@@ -49,6 +49,15 @@ from glabench.backends.papers.backends import (
     LinearParallelTorch,
     LinearTwoPass,
 )  # fmt: skip
+from glabench.backends.recall import (
+    GlaRecall,
+    LinearRecall,
+    Mamba1Recall,
+    Mamba2Recall,
+    RetNetRecall,
+    SimpleGlaRecall,
+    TransformerRecall,
+)
 from glabench.backends.sdpa import Flex, SdpaCudnn, SdpaFlash, SdpaMath
 
 BACKENDS: list[Backend] = [
@@ -102,4 +111,11 @@ BACKENDS: list[Backend] = [
     TransformerModel(),
     Mamba1Model(),
     Mamba2Model(),
+    GlaRecall(),
+    LinearRecall(),
+    SimpleGlaRecall(),
+    RetNetRecall(),
+    TransformerRecall(),
+    Mamba1Recall(),
+    Mamba2Recall(),
 ]

@@ -27,9 +27,12 @@ def _kernels(text: str) -> tuple[str | None, ...]:
     return tuple(None if name == AUTO else name for name in parse_names(text))
 
 
+KERNEL = Parameter(
+    "kernel", "Backend that computes the mixers' op; `reference` is the op's own.", _kernels,
+    f"{AUTO}, or names of backends",
+)  # fmt: skip
 _PARAMETERS = (
-    Parameter("kernel", "Backend that computes the mixers' op; `reference` is the op's own.", _kernels,
-              f"{AUTO}, or names of backends"),
+    KERNEL,
     choices("weights", "Type of the weights: fp32 with autocast to the dtype, or the dtype itself.",
             ("fp32", "pure"), "fp32"),
     extra("compile", "Whether torch.compile compiles the model.", "off", ("on",)),
@@ -41,14 +44,9 @@ _MATERIALIZE = aliased(
 )  # fmt: skip
 
 
-class Model(Backend):
-    """A language model with one kind of mixer; a call is a step of training on the tokens that its inputs then hold.
+class MixerModel(Backend):
+    """A model with one kind of mixer, whose op some backend computes."""
 
-    Weights are drawn from the cell's seed. The optimizer is AdamW (fused on a GPU), gradients are clipped at 1.
-    """
-
-    op, work = "training", "training"
-    parameters: ClassVar[tuple[Parameter, ...]] = _PARAMETERS
     packages: ClassVar[tuple[str, ...]] = ("torch", "triton")
     # A row of `glabench.models.MIXERS`, its op, and the kernel that computes it by default, by the kind of device.
     mixer: ClassVar[str]
@@ -60,8 +58,6 @@ class Model(Backend):
         return str(cell.get("kernel") or self.kernels.get(cell.device, REFERENCE))
 
     def limits(self, cell: Cell) -> str | None:
-        if cell.pass_ != "fwd+bwd":
-            return "a step has a forward and a backward; use --pass fwd+bwd"
         from glabench.backends.registry import load_registry
 
         name, registry = self.kernel_of(cell), load_registry()
@@ -72,6 +68,21 @@ class Model(Backend):
             return f"the kernel '{name}' does not compute {self.mixer_op} ({allowed_names(known, name)})"
         why = registry.unavailable(name, cell.device)
         return None if why is None else f"{name}: {why}; name another with --kernel"
+
+
+class Model(MixerModel):
+    """A language model; a call is a step of training on the tokens that its inputs then hold.
+
+    Weights are drawn from the cell's seed. The optimizer is AdamW (fused on a GPU), gradients are clipped at 1.
+    """
+
+    op, work = "training", "training"
+    parameters: ClassVar[tuple[Parameter, ...]] = _PARAMETERS
+
+    def limits(self, cell: Cell) -> str | None:
+        if cell.pass_ != "fwd+bwd":
+            return "a step has a forward and a backward; use --pass fwd+bwd"
+        return super().limits(cell)
 
     def config(self, cell: Cell) -> ModelConfig:
         """What the cell's model is made of. Raises UsageError for sizes that the mixer does not have."""

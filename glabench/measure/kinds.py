@@ -1,7 +1,7 @@
 """Kinds of work: how the cells of a backend are measured, and how one is made ready to be profiled.
 
-An op computed by a backend is one kind, a step of training a model another. Sweeps, run folders, records, reports and
-verdicts are the same for all.
+An op computed by a backend is one kind, a step of training a model another, a model that learns to recall a third.
+Sweeps, run folders, records, reports and verdicts are the same for all.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from glabench.backends import Backend
 from glabench.devices.nvml import Nvml
 from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
+from glabench.measure.recall import RecallMeter
 from glabench.measure.timer import timer_for
 from glabench.measure.training import StepMeter
 from glabench.measure.work import OpWork
@@ -59,5 +60,13 @@ def _ready_step(op: Op, backend: Backend, cell: Cell) -> tuple[Mapping[str, Tens
     return inputs, Steps(None, backend.bind(inputs, cell), None)
 
 
+def _recall_meter(op: Op, backend: Backend, job: Job, device: str, nvml: Nvml | None) -> Meter:  # noqa: ARG001
+    return RecallMeter(op, backend, job)
+
+
 # By the name that a backend gives as its `work`.
-KINDS: Mapping[str, Kind] = {"op": Kind(_cell_meter, _ready_cell), "training": Kind(_step_meter, _ready_step)}
+KINDS: Mapping[str, Kind] = {
+    "op": Kind(_cell_meter, _ready_cell),
+    "training": Kind(_step_meter, _ready_step),
+    "recall": Kind(_recall_meter, _ready_step),
+}

@@ -70,7 +70,8 @@ class ModelConfig:
     """A language model. `layers` counts pairs of a mixer and an MLP; of a mixer without an MLP there are twice as many.
 
     `sizes` replace those that the mixer's authors use for the width. `kernel`: a backend of the mixer's op, or
-    `reference`. `options`: the kernel's, such as `materialize`. Raises UsageError.
+    `reference`. `options`: the kernel's, such as `materialize`. Without MLPs, there are as many blocks of any mixer as
+    `layers`. If it is tied, the head has the embedding's weights. Raises UsageError.
     """
 
     mixer: str
@@ -80,6 +81,8 @@ class ModelConfig:
     kernel: str = REFERENCE
     sizes: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Value] = field(default_factory=dict)
+    has_mlps: bool = True
+    is_tied: bool = False
 
     def __post_init__(self) -> None:
         if self.mixer not in MIXERS:
@@ -103,12 +106,12 @@ class ModelConfig:
     @property
     def blocks(self) -> int:
         """How many mixers there are."""
-        return self.layers if self.kind.ratio is not None else 2 * self.layers
+        return 2 * self.layers if self.has_mlps and self.kind.ratio is None else self.layers
 
     @property
     def hidden(self) -> int | None:
         """The inner width of the MLPs; None without."""
-        return None if self.kind.ratio is None else hidden_width(self.width, self.kind.ratio)
+        return hidden_width(self.width, self.kind.ratio) if self.has_mlps and self.kind.ratio is not None else None
 
     def mixer_cell(self, cell: Cell) -> Cell:
         """A cell of the mixers' op, with the sequences, tokens, dtype and device of a model's cell, and their sizes."""

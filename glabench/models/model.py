@@ -33,9 +33,10 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Logits of the next token. Embedding and head have their own weights. Raises UsageError for what there is not.
+    """Logits of the next token. Raises UsageError for what there is not.
 
-    Parameters: 2 V d for a vocabulary of V, d for the last norm, and per block d, the mixer's and 3 d h + d of an MLP.
+    Parameters: 2 V d for a vocabulary of V (V d if it is tied), d for the last norm, and per block d, the mixer's and
+    3 d h + d of an MLP.
     `recompute`: keep only the blocks' inputs for the backward.
     """
 
@@ -47,17 +48,21 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config, registry) for _ in range(config.blocks))
         self.norm = Norm(config.width, eps=_EPS)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        if config.is_tied:
+            self.head.weight = self.embedding.weight
         self.apply(_initialize)
         for module in self.modules():
             if isinstance(module, Mamba1):
                 module.reset()
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [B, T], whole numbers, to logits [B, T, vocabulary]."""
+    def forward(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
+        """tokens [B, T], whole numbers, to logits [B, T, vocabulary]; of some places [B, n], to [B, n, vocabulary]."""
         x = self.embedding(tokens)
         for block in self.blocks:
             recomputed = self._recompute and torch.is_grad_enabled()
             x = checkpoint(block, x, use_reentrant=False) if recomputed else block(x)
+        if places is not None:
+            x = x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
         y: Tensor = self.head(self.norm(x))
         return y
 

@@ -8,16 +8,17 @@ from glabench.ops.linear import LINEAR
 from glabench.ops.mamba1 import MAMBA1
 from glabench.ops.mamba2 import MAMBA2
 from glabench.ops.mlstm import MLSTM
+from glabench.ops.recall import RECALL
 from glabench.ops.simple_gla import LIGHTNING, RETENTION, SIMPLE_GLA
 from glabench.ops.softmax import SOFTMAX
 from glabench.ops.training import TRAINING
 
 BUILTIN: tuple[Op, ...] = (
     GLA, LINEAR, SOFTMAX, MAMBA1, MAMBA2, SIMPLE_GLA, RETENTION, LIGHTNING, GLA_BOTH, GLA_VALUES, GATED_DELTA, KDA,
-    MLSTM, TRAINING,
+    MLSTM, TRAINING, RECALL,
 )  # fmt: skip
 
 __all__ = [
     "BUILTIN", "BYTES", "GATED_DELTA", "GLA", "GLA_BOTH", "GLA_VALUES", "KDA", "LIGHTNING", "LINEAR", "MAMBA1",
-    "MAMBA2", "MLSTM", "RETENTION", "SIMPLE_GLA", "SOFTMAX", "TRAINING", "Op", "Spec",
+    "MAMBA2", "MLSTM", "RECALL", "RETENTION", "SIMPLE_GLA", "SOFTMAX", "TRAINING", "Op", "Spec",
 ]  # fmt: skip

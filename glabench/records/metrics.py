@@ -112,6 +112,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("energy_tokens", "energy_mtoken_j", "energy per million tokens", "J", "lower", _whole, timed=False),
     Metric("power", "power_w", "power", "W", None, _whole),
     Metric("clock", "sm_clock_mhz", "SM clock", "MHz", None, _whole),
+    Metric("accuracy", "accuracy", "values recalled", "%", "higher", scale=100, timed=False),
+    Metric("training", "train_s", "training", "s", "lower"),
     Metric(
         "error", "error", "largest relative error", "", "lower", _scientific,
         limit=0.5, slack=1e-6, option="--max-error", help="How much the error of a tensor may grow.",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from glabench.errors import count_of
 from glabench.plain import Amount, Name, Number, Whole, read_as, read_json, read_text
 from glabench.records.metrics import significant
 from glabench.sweeps.model import Cell
@@ -65,6 +66,10 @@ class Measured:
     layer_parameters: int | None = None
     # Milliseconds of a training step that its mixers' kernels take, each timed alone.
     mixer_ms: Amount | None = None
+    # Of a model that learns to recall: the share of values that it names in the end, epochs, and seconds of training.
+    accuracy: Number | None = None
+    epochs_trained: Whole | None = None
+    train_s: Amount | None = None
     # GB/s and TFLOP/s, the device's ceilings: a large copy and a large bf16 product, measured in the same run.
     copy_gbps: Amount | None = None
     product_tflops: Amount | None = None
@@ -103,6 +108,8 @@ class Record(Measured):
 
     def __str__(self) -> str:
         result = self.status if self.time_ms is None else f"{significant(self.time_ms)} ms"
+        if self.accuracy is not None:
+            result = f"{100 * self.accuracy:.1f} % after {count_of(self.epochs_trained or 0, 'epoch')}"
         return f"{self.cell}: {result}{f' ({self.reason})' if self.reason else ''}"
 
     def to_json(self) -> dict[str, Any]:

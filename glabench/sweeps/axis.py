@@ -5,6 +5,7 @@ or a range `LOW..HIGH`, which doubles from LOW up to HIGH, or `LOW..HIGH:+STEP`,
 the range if the steps reach it. The order is kept; repeats are dropped.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -33,6 +34,20 @@ def parse_number(text: str) -> int:
     if value > _LARGEST:
         raise ValueError(f"'{text.strip()}' is too large; the largest number is {format_number(_LARGEST)}")
     return value
+
+
+def parse_amounts(text: str) -> tuple[float, ...]:
+    """`1e-3,0.01` -> 0.001, 0.01. Raises ValueError for what is no number above 0."""
+    values = []
+    for item in text.split(","):
+        try:
+            value = float(item)
+        except ValueError:
+            raise ValueError(f"'{item.strip()}' is not a number") from None
+        if not 0 < value < math.inf:
+            raise ValueError(f"'{item.strip()}' is not a number above 0")
+        values.append(value)
+    return tuple(dict.fromkeys(values))
 
 
 def format_number(value: int) -> str:

@@ -131,7 +131,7 @@ def completed(command, option, text, *before):
     ("command", "option", "text", "words"),
     [
         ("run", "sweep", "", [*preset_names(), "deep/", "mine.toml", "one", "runs/"]),
-        ("run", "sweep", "m", ["mine.toml"]),
+        ("run", "sweep", "mi", ["mine.toml"]),
         ("run", "sweep", "runs/", ["runs/a", "runs/b"]),
         ("run", "sweep", "ru", ["runs/a", "runs/b"]),
         ("run", "sweep", "deep", ["deep/er/run"]),

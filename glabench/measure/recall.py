@@ -1,0 +1,123 @@
+"""Trains a small model on rows of keys and values, and measures how many values it then names."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from glabench.backends import Backend
+from glabench.backends.models import REFERENCE
+from glabench.backends.recall import Learner
+from glabench.measure.accuracy import relative_error
+from glabench.measure.job import Job
+from glabench.ops import Op
+from glabench.ops.recall import Recall
+from glabench.records import Record
+from glabench.sweeps.model import Cell, Parameters
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glabench.models import LanguageModel
+    from glabench.ops.mqar import Rows
+
+# As Arora et al. train: AdamW with this decay, a cosine from epoch to epoch, no warm-up; rows come in one order.
+_DECAY, _ENOUGH, _TEST_ROWS = 0.1, 0.99, 3000
+# Rows that the first logits are compared on, and their largest relative error by type.
+_COMPARED = 2
+_BOUNDS = {"fp64": 1e-9, "fp32": 1e-4, "fp16": 2e-2, "bf16": 3e-2}
+
+
+class RecallMeter:
+    """Trains models until they name 99 % of the values of rows that they have not seen, or for all epochs."""
+
+    def __init__(self, op: Op, backend: Backend, job: Job) -> None:
+        if not isinstance(op, Recall) or not isinstance(backend, Learner):
+            raise TypeError(f"{backend.name}: its work is recall, so it has to be a Learner of the op recall")
+        self._op, self._backend, self._job = op, backend, job
+
+    def measure(self, cell: Cell) -> Record:
+        """The record of a cell that the backend supports. Whatever the backend raises goes through."""
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
+        error = self._error(cell)
+        record = replace(record, rel_error={"logits": error}, accuracy_reference=self._op.reference_name)
+        if not error <= _BOUNDS[cell.dtype]:
+            reason = f"relative error beyond {_BOUNDS[cell.dtype]:.0e} against {self._op.reference_name}: {error:.1e}"
+            return replace(record, status="inaccurate", reason=reason)
+        return self._trained(record)
+
+    def _error(self, cell: Cell) -> float:
+        """The error of an untrained model's logits against the same model's with the op's reference, in float64."""
+        import torch
+
+        few = replace(cell, batch=min(cell.batch, _COMPARED))
+        inputs = self._op.make_inputs(few)
+        exact = replace(few, dtype="fp64", parameters=Parameters({**few.parameters, "kernel": REFERENCE}))
+        with torch.no_grad():
+            return relative_error(self._backend.bind(inputs, few)(), self._backend.bind(inputs, exact)())
+
+    def _trained(self, record: Record) -> Record:
+        import torch
+
+        cell = record.cell
+        pairs, vocabulary, count, epochs = cell.sizes("pairs", "vocabulary", "rows", "epochs")
+        rows = _rows(cell, count, pairs, vocabulary, 0)
+        unseen = _rows(cell, min(count, _TEST_ROWS), pairs, vocabulary, 1)
+        model = self._backend.build(cell)
+        rate = float(cell.parameters["rate"])
+        optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=_DECAY, fused=cell.device == "cuda")
+        course: list[float] = []
+        start = time.perf_counter()
+        for epoch in range(epochs):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * (1 + math.cos(math.pi * epoch / epochs)) / 2
+            for first in range(0, count, cell.batch):
+                optimizer.zero_grad(set_to_none=True)
+                _loss(model, cell, rows, slice(first, first + cell.batch)).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            course.append(_accuracy(model, cell, unseen))
+            if course[-1] >= _ENOUGH:
+                break
+        seconds = time.perf_counter() - start
+        return replace(record, accuracy=course[-1], epochs_trained=len(course), train_s=seconds)
+
+
+def _rows(cell: Cell, count: int, pairs: int, vocabulary: int, stream: int) -> Rows:
+    import torch
+
+    from glabench.ops.mqar import Rows, make_rows
+
+    generator = torch.Generator().manual_seed(2 * cell.seed + stream)
+    return Rows(*(x.to(cell.device) for x in make_rows(count, cell.seqlen, pairs, vocabulary, generator)))
+
+
+def _logits(model: LanguageModel, cell: Cell, rows: Rows, some: slice) -> Tensor:
+    import torch
+
+    from glabench.ops.base import torch_dtype
+
+    with torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=cell.dtype in ("bf16", "fp16")):
+        logits: Tensor = model(rows.tokens[some], rows.places[some])
+    return logits.float() if cell.dtype != "fp64" else logits
+
+
+def _loss(model: LanguageModel, cell: Cell, rows: Rows, some: slice) -> Tensor:
+    import torch.nn.functional as F
+
+    return F.cross_entropy(_logits(model, cell, rows, some).flatten(0, 1), rows.values[some].flatten())
+
+
+def _accuracy(model: LanguageModel, cell: Cell, rows: Rows) -> float:
+    """The share of values that the model names."""
+    import torch
+
+    right = 0
+    with torch.no_grad():
+        for first in range(0, len(rows.tokens), cell.batch):
+            some = slice(first, first + cell.batch)
+            right += int((_logits(model, cell, rows, some).argmax(-1) == rows.values[some]).sum())
+    return right / rows.values.numel()
