@@ -85,6 +85,9 @@ class Backend(ABC):
     # Whether `parts` gives any.
     has_parts: ClassVar[bool] = False
 
+    def join(self, registry: Mapping[str, Backend]) -> None:  # noqa: B027 - most need no others
+        """Called with the registry that the backend is added to, for one that needs others of it."""
+
     def unavailable(self, device: str) -> str | None:
         """One sentence that says why the backend cannot run on this machine and what to do; None if it can."""
         reasons = []

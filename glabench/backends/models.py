@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Counts
 from glabench.errors import allowed_names
-from glabench.ops.base import torch_dtype
+from glabench.ops.base import BYTES, check_width, torch_dtype
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import AUTO, Parameter, aliased, choices, extra, parse_names
 from glabench.sweeps.words import MATERIALIZE
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from glabench.backends.registry import Registry
     from glabench.models import LanguageModel, ModelConfig
 
 # The op's own reference, in place of a backend.
@@ -53,14 +55,27 @@ class MixerModel(Backend):
     mixer_op: ClassVar[str]
     kernels: ClassVar[Mapping[str, str]]
 
+    # Widths are multiples of this, so that heads are whole.
+    step: ClassVar[int] = 8
+    registry: Registry
+
+    def join(self, registry: Mapping[str, Backend]) -> None:
+        """Keeps the registry, whose backends are the kernels that there are."""
+        self.registry = registry  # type: ignore[assignment]
+
     def kernel_of(self, cell: Cell) -> str:
         """The backend of the mixers' op, or `reference`."""
         return str(cell.get("kernel") or self.kernels.get(cell.device, REFERENCE))
 
     def limits(self, cell: Cell) -> str | None:
-        from glabench.backends.registry import load_registry
-
-        name, registry = self.kernel_of(cell), load_registry()
+        width, vocabulary = cell.sizes("model_width", "vocabulary")
+        if vocabulary < 2:
+            return "a vocabulary has 2 tokens at least"
+        try:
+            check_width(width, self.step)
+        except ValueError as problem:
+            return f"width {width}: {problem}"
+        name, registry = self.kernel_of(cell), self.registry
         if name == REFERENCE:
             return None
         known = [REFERENCE, *(each for each, backend in registry.items() if backend.op == self.mixer_op)]
@@ -84,6 +99,12 @@ class Model(MixerModel):
             return "a step has a forward and a backward; use --pass fwd+bwd"
         return super().limits(cell)
 
+    def working_bytes(self, cell: Cell) -> int:
+        """About: logits and their gradient, and per layer 17 numbers per channel, besides what the mixer keeps."""
+        d, layers, vocabulary = cell.sizes("model_width", "layers", "vocabulary")
+        kept = 1 if cell.get("recompute") else 17
+        return cell.tokens * (8 * vocabulary + kept * layers * d * BYTES[cell.dtype])
+
     def config(self, cell: Cell) -> ModelConfig:
         """What the cell's model is made of. Raises UsageError for sizes that the mixer does not have."""
         from glabench.models import ModelConfig
@@ -96,13 +117,12 @@ class Model(MixerModel):
         """The cell's model, on its device."""
         import torch
 
-        from glabench.backends.registry import load_registry
         from glabench.models import LanguageModel
 
         torch.manual_seed(cell.seed)
         wanted = cell.dtype if cell.get("weights") == "pure" or cell.dtype == "fp64" else "fp32"
         with torch.device(cell.device):
-            model = LanguageModel(self.config(cell), load_registry(), recompute=bool(cell.get("recompute")))
+            model = LanguageModel(self.config(cell), self.registry, recompute=bool(cell.get("recompute")))
         return model.to(torch_dtype(wanted))
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
@@ -114,8 +134,7 @@ class Model(MixerModel):
         on_gpu = cell.device == "cuda"
         optimizer = torch.optim.AdamW(weights, _RATE, _BETAS, weight_decay=_DECAY, fused=on_gpu)
         loss_of = torch.compile(model.loss) if cell.get("compile") else model.loss
-        casts = cell.dtype in ("bf16", "fp16") and cell.get("weights") != "pure"
-        autocast = torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=casts)
+        autocast = self.autocast(cell)
 
         def step() -> Tensor:
             optimizer.zero_grad(set_to_none=True)
@@ -128,15 +147,31 @@ class Model(MixerModel):
 
         return step
 
+    def autocast(self, cell: Cell) -> torch.autocast:
+        """The context of a forward: it casts to the cell's dtype, unless that is the weights' own."""
+        import torch
+
+        casts = cell.dtype in ("bf16", "fp16") and cell.get("weights") != "pure"
+        return torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=casts)
+
+    def gradients(self, batch: Mapping[str, Tensor], cell: Cell) -> dict[str, Tensor]:
+        """The gradients of all parameters of a new model, by name, for one batch."""
+        import torch
+
+        model = self.build(cell)
+        parameters = dict(model.named_parameters())
+        with self.autocast(cell):
+            loss = model.loss(batch["tokens"], batch["targets"])
+        return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+
     def executes(self, cell: Cell) -> Counts:
         """Three times the forward's operations: two per weight of a matrix and token, and the mixers' equations'."""
         import torch
         from torch import nn
 
-        from glabench.backends.registry import load_registry
         from glabench.models import LanguageModel
 
-        registry, config = load_registry(), self.config(cell)
+        registry, config = self.registry, self.config(cell)
         with torch.device("meta"):
             model = LanguageModel(config, registry)
         matrices = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
@@ -152,8 +187,9 @@ class PlainModel(Model):
     name, title = "plain-model", "a language model"
     kernels: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, mixer: str, mixer_op: str) -> None:
-        self.mixer, self.mixer_op = mixer, mixer_op  # type: ignore[misc]  # of the class in all others
+    def __init__(self, like: MixerModel) -> None:
+        self.mixer, self.mixer_op = like.mixer, like.mixer_op  # type: ignore[misc]  # of the class in all others
+        self.registry = like.registry
 
 
 class GlaModel(Model):
@@ -184,7 +220,7 @@ class RetNetModel(Model):
     """RetNet with a SwiGLU, as in the final paper, section 5.2."""
 
     name, title, mixer = "retnet-model", "RetNet, a language model", "retnet"
-    mixer_op, kernels = "retention", {"cuda": "retention-triton"}
+    mixer_op, kernels, step = "retention", {"cuda": "retention-triton"}, 16
     parameters = (*_PARAMETERS, _MATERIALIZE)
 
 
@@ -192,7 +228,7 @@ class TransformerModel(Model):
     """Transformer++ (final paper, section 5.2)."""
 
     name, title, mixer = "transformer-model", "Transformer++, a language model", "transformer"
-    mixer_op, kernels = "softmax", {"cuda": "sdpa-flash", "cpu": "sdpa-math"}
+    mixer_op, kernels, step = "softmax", {"cuda": "sdpa-flash", "cpu": "sdpa-math"}, 64
 
 
 class Mamba1Model(Model):
@@ -206,4 +242,4 @@ class Mamba2Model(Model):
     """Mamba-2, whose blocks have no MLP."""
 
     name, title, mixer = "mamba2-model", "Mamba-2, a language model", "mamba2"
-    mixer_op, kernels = "mamba2", {"cuda": "mamba2"}
+    mixer_op, kernels, step = "mamba2", {"cuda": "mamba2"}, 32

@@ -41,7 +41,6 @@ class Learner(MixerModel):
         """The cell's model, on its device, in float32 or float64."""
         import torch
 
-        from glabench.backends.registry import load_registry
         from glabench.models import LanguageModel, ModelConfig
 
         torch.manual_seed(cell.seed)
@@ -50,7 +49,7 @@ class Learner(MixerModel):
             self.mixer, width, layers, vocabulary, self.kernel_of(cell), self.heads(width), has_mlps=False, is_tied=True
         )
         with torch.device(cell.device):
-            model = LanguageModel(config, load_registry())
+            model = LanguageModel(config, self.registry)
         return model.to(torch_dtype("fp64" if cell.dtype == "fp64" else "fp32"))
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:

@@ -91,6 +91,7 @@ class Registry(Mapping[str, Backend]):
         op = self._ops[backend.op]
         _parameter_names(backend, origin, {each.name for each in op.parameters} | set(op.aliases))
         self._backends[backend.name] = backend
+        backend.join(self)
 
     def __getitem__(self, name: str) -> Backend:
         return self._backends[name]

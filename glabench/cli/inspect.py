@@ -66,8 +66,8 @@ def inspect(
     for option, value, known in given:
         if value not in known:
             raise UsageError(f"{option}: '{value}' is unknown ({allowed_names(known, value)})")
-    if sass and ptx:
-        raise UsageError("--sass, --ptx: give one of them")
+    if (sass or ptx) + sass * ptx + compile_time > 1:
+        raise UsageError("--sass, --ptx, --compile-time: give one of them")
     if rev is not None and (sass or ptx or compile_time):
         raise UsageError("--rev: shows what differs; leave out --sass, --ptx and --compile-time")
     archs = parse_archs(arch)

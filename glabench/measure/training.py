@@ -30,13 +30,18 @@ from glabench.sweeps.model import Cell, Parameters
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The small model: as many sequences and tokens at most, and steps that are compared.
-_SMALL_BATCH, _SMALL_TOKENS, _COMPARED = 2, 64, 10
+# The small model: as many sequences and tokens at most (over three chunks of 64), and steps that are compared.
+_SMALL_BATCH, _SMALL_TOKENS, _COMPARED = 2, 200, 10
 # Their largest relative error, by type; weights that are kept in a type of 8 bits lose the smallest changes.
 _BOUNDS: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4, "fp16": 5e-3, "bf16": 5e-3}
 _PURE_BOUND = 5e-2
-# How far the first loss may be from that of a guess: weights are small, and tokens have nothing to learn.
-_MOST_OFF = 0.1
+# The largest relative error of a parameter's gradient in the first step, by type.
+_GRADIENT_BOUNDS: Mapping[str, float] = {"fp64": 1e-6, "fp32": 1e-2, "fp16": 0.1, "bf16": 0.1}
+# How far the first loss may be from that of a guess: weights are small, and tokens have nothing to learn. A head whose
+# weights have this deviation makes it longer.
+_MOST_OFF, _DEVIATION = 0.1, 0.02
+# The share of a large product's speed that no step can exceed.
+_MOST_MFU = 1.05
 # Steps are taken until the last ones are as alike as this, and so many at most.
 _ALIKE, _LAST, _MOST_STEPS = 0.02, 3, 30
 _BATCHES = 8
@@ -75,21 +80,40 @@ class StepMeter:
         return self._with_kernels(record) if record.status == "ok" else record
 
     def _compared(self, record: Record) -> Record:
-        """With the error of a small model's losses; inaccurate if it is too large."""
-        cell, bound = small_step(self._op, record.cell), _BOUNDS[record.cell.dtype]
-        if cell.get("weights") == "pure" and cell.dtype in ("bf16", "fp16"):
-            bound = _PURE_BOUND
-        own = Parameters({**cell.parameters, "kernel": REFERENCE, "weights": "fp32", "compile": None})
-        # By a class of the suite, because a plugin's may override anything.
-        plain = PlainModel(self._backend.mixer, self._backend.mixer_op)
-        found = self._losses(self._backend, cell)
-        expected = self._losses(plain, replace(cell, dtype="fp64", parameters=own))
-        error = max(abs(a - b) / b for a, b in zip(found, expected, strict=True))
-        record = replace(record, rel_error={"loss": error}, accuracy_reference=self._op.reference_name)
-        if error <= bound:
+        """With the errors of a small model's gradients and losses; inaccurate if one is too large."""
+        cell = small_step(self._op, record.cell)
+        exact = Parameters({**cell.parameters, "kernel": REFERENCE, "weights": "fp32", "compile": None})
+        reference = replace(cell, dtype="fp64", parameters=exact)
+        plain = PlainModel(self._backend)  # by a class of the suite, because a plugin's may override anything
+        is_pure = cell.get("weights") == "pure" and cell.dtype in ("bf16", "fp16")
+        bounds = {
+            "gradient": _GRADIENT_BOUNDS[cell.dtype] * (2 if is_pure else 1),
+            "loss": _PURE_BOUND if is_pure else _BOUNDS[cell.dtype],
+        }
+        worst, gradient = self._gradient_error(cell, plain, reference)
+        found, expected = self._losses(self._backend, cell), self._losses(plain, reference)
+        loss = max((abs(a - b) / b if math.isfinite(a) else math.inf) for a, b in zip(found, expected, strict=True))
+        errors = {"gradient": gradient, "loss": loss}
+        record = replace(record, rel_error=errors, accuracy_reference=self._op.reference_name)
+        wrong = [f"{name} {x:.1e} (allowed {bounds[name]:.0e})" for name, x in errors.items() if not x <= bounds[name]]
+        if not wrong:
             return record
-        reason = f"relative error beyond {bound:.0e} against {self._op.reference_name}: loss {error:.1e}"
+        said = f"{', '.join(wrong)}; the worst gradient is {worst}'s"
+        reason = f"relative error against {self._op.reference_name}: {said}"
         return replace(record, status="inaccurate", reason=reason)
+
+    def _gradient_error(self, cell: Cell, plain: Model, reference: Cell) -> tuple[str, float]:
+        """The parameter whose gradient in the first step is the most wrong, and its relative error."""
+        import torch
+
+        batch = self._op.make_inputs(cell)
+        own, exact = self._backend.gradients(batch, cell), plain.gradients(batch, reference)
+        errors = {
+            name: float((own[name].double() - x).norm() / x.norm().clamp_min(torch.finfo(x.dtype).tiny))
+            for name, x in exact.items()
+        }
+        worst = max(errors, key=lambda name: errors[name] if math.isfinite(errors[name]) else math.inf)
+        return worst, errors[worst]
 
     def _losses(self, backend: Model, cell: Cell) -> list[float]:
         """The losses of some steps on the same tokens, which the model soon knows, so that every step shows."""
@@ -104,8 +128,10 @@ class StepMeter:
         start = time.perf_counter()
         first = float(step())
         record = replace(record, first_call_s=time.perf_counter() - start)
-        guess = math.log(cell.sizes("vocabulary")[0])
-        if not abs(first - guess) <= _MOST_OFF * guess:
+        vocabulary, width = cell.sizes("vocabulary", "model_width")
+        guess = math.log(vocabulary) + width * _DEVIATION**2 / 2
+        allowed = _MOST_OFF * guess + 4 * _DEVIATION * math.sqrt(width / cell.tokens)
+        if not abs(first - guess) <= allowed:
             reason = f"the first loss is {first:.3g}; a guess among the tokens has {guess:.3g}"
             return replace(record, status="inaccurate", reason=reason)
         _settle(step, timer.synchronize)
@@ -134,11 +160,15 @@ class StepMeter:
 
     def _with_kernels(self, record: Record) -> Record:
         """With rates, and with the time that the mixers' kernels take alone in a step."""
-        counts, ceilings = self._backend.executes(record.cell), self._job.ceilings
+        counts, ceilings = PlainModel(self._backend).executes(record.cell), self._job.ceilings
         assert record.time_ms is not None
+        tflops = counts.flops / record.time_ms / 1e9
+        if ceilings.product_tflops is not None and tflops > _MOST_MFU * ceilings.product_tflops:
+            reason = f"{tflops:.3g} TFLOP/s, but a large product reaches {ceilings.product_tflops:.3g} TFLOP/s"
+            return replace(record, status="suspicious", reason=reason, time_ms=None, samples_ms=None)
         return replace(
             record,
-            tflops=counts.flops / record.time_ms / 1e9,
+            tflops=tflops,
             copy_gbps=ceilings.copy_gbps,
             product_tflops=ceilings.product_tflops,
             mixer_ms=self._mixer_ms(record.cell),

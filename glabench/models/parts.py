@@ -53,14 +53,15 @@ class Rotary(nn.Module):
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
-        rates = _BASE ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-        self.register_buffer("rates", rates.float(), persistent=False)
+        if head_dim % 2:
+            raise ValueError(f"rotary positions need an even head dim; got {head_dim}")
+        self._head_dim = head_dim
 
     def forward(self, *heads: Tensor) -> tuple[Tensor, ...]:
         """Each [B, T, H, D], in its own type; angles are in float32."""
-        rates: Tensor = self.rates  # type: ignore[assignment]
-        T = heads[0].shape[1]
-        angles = torch.arange(T, device=rates.device, dtype=torch.float32)[:, None, None] * rates.float()
+        T, on = heads[0].shape[1], {"device": heads[0].device, "dtype": torch.float32}
+        rates = _BASE ** -(torch.arange(0, self._head_dim, 2, **on) / self._head_dim)  # type: ignore[call-overload]
+        angles = torch.arange(T, **on)[:, None, None] * rates  # type: ignore[call-overload]
         cos, sin = angles.cos(), angles.sin()
         return tuple(_turned(x, cos, sin) for x in heads)
 

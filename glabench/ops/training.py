@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.ops.base import Op, Spec
+from glabench.ops.base import BYTES, Op, Spec
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Bytes per parameter: a weight, its gradient and both of AdamW's moments, in float32.
-_BYTES_PER_PARAMETER = 16
+# A weight, its gradient and both of AdamW's moments.
+_NUMBERS_PER_PARAMETER = 4
 
 
 class Training(Op):
@@ -28,7 +28,7 @@ class Training(Op):
     )
     independent = ()
     small: ClassVar[Mapping[str, int]] = {"model_width": 128, "layers": 2, "vocabulary": 64}
-    reference_name = "the losses of the same model in float64"
+    reference_name = "the same model in float64"
 
     def published(self, width: int) -> dict[str, Value]:
         """The width itself."""
@@ -63,7 +63,8 @@ class Training(Op):
 
     def least_bytes(self, cell: Cell) -> int:
         """Weights, gradients and AdamW's moments, without what the backward needs."""
-        return _BYTES_PER_PARAMETER * self.parameters_about(cell)
+        kind = cell.dtype if cell.get("weights") == "pure" or cell.dtype == "fp64" else "fp32"
+        return _NUMBERS_PER_PARAMETER * BYTES[kind] * self.parameters_about(cell)
 
     def forward_flops(self, cell: Cell) -> int:
         """Two per weight of a matrix and token, without the mixers' own operations; a backend's counts have these."""

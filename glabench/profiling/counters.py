@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -85,23 +86,28 @@ def _count(
             sys.executable, "-P", "-m", "glabench.profiling.worker",
             json.dumps(replace(request, counted=True).to_json()),
         ]  # fmt: skip
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=environment, timeout=timeout_s, check=False
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise GlabenchError(f"{request.cell}: no counters within {timeout_s:g} s (--cell-timeout)") from None
+        # Nsight Compute has a group of its own, because it does not end the process that it looks at.
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
+            try:
+                said = "".join(process.communicate(timeout=timeout_s))
+            except BaseException as problem:  # also an interruption
+                os.killpg(process.pid, signal.SIGKILL)
+                if isinstance(problem, subprocess.TimeoutExpired):
+                    late = f"{request.cell}: no counters within {timeout_s:g} s (--cell-timeout)"
+                    raise GlabenchError(late) from None
+                raise
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    if _REFUSED in text + done.stdout + done.stderr:
+    if _REFUSED in text + said:
         raise GlabenchError(
             f"{request.cell}: the driver keeps counters for administrators ({_REFUSED}); ask for the module option "
             "NVreg_RestrictProfilingToAdminUsers=0 of the NVIDIA driver, or for the capability CAP_SYS_ADMIN"
         )
     found = read_counters(text.splitlines())
     if not found:
-        said = [line for line in [*text.splitlines(), *done.stderr.splitlines()] if line.strip()]
-        why = f": {one_line(said[-1])}" if said else ""
-        raise GlabenchError(f"{request.cell}: Nsight Compute counted nothing (exit code {done.returncode}){why}")
+        lines = [line for line in [*text.splitlines(), *said.splitlines()] if line.strip()]
+        why = f": {one_line(lines[-1])}" if lines else ""
+        raise GlabenchError(f"{request.cell}: Nsight Compute counted nothing (exit code {process.returncode}){why}")
     return found
 
 

@@ -36,6 +36,17 @@ def command(tmp_path):
 
 
 @pytest.fixture
+def one_thread():
+    """Small models are slower with more threads, all the more beside other tests."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def run(tmp_path, monkeypatch):
     """Runs a command in a folder with a plugin, in this process; gives (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,10 +108,27 @@ def ncu(tmp_path, monkeypatch):
             return SimpleNamespace(
                 stdout="\n".join(f"{name}  # of something" for name in names), stderr="", returncode=0
             )
-        Path(command[command.index("--log-file") + 1]).write_text("\n".join(program.table))
-        return SimpleNamespace(stdout="", stderr=program.says, returncode=9 if program.says else 0)
+        raise AssertionError(command)
+
+    class Started(SimpleNamespace):
+        """Writes the log at once."""
+
+        def __init__(self, command, **options):
+            program.commands.append(command)
+            Path(command[command.index("--log-file") + 1]).write_text("\n".join(program.table))
+            super().__init__(pid=0, returncode=9 if program.says else 0)
+
+        def communicate(self, timeout):
+            return "", program.says
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *problem):
+            pass
 
     monkeypatch.setattr(counters.subprocess, "run", run)
+    monkeypatch.setattr(counters.subprocess, "Popen", Started)
     monkeypatch.setattr(counters.shutil, "which", lambda name: f"/bin/{name}")
     return program
 
@@ -145,6 +163,34 @@ def test_counters_that_cannot_be_had_are_an_error(ncu, changes, said):
     vars(ncu).update(changes)
     with pytest.raises(GlabenchError, match=said):
         with_counters(PROFILE, Request(CELL, "cuda:0"), {}, 60)
+
+
+SLOW_NCU = """#!/bin/sh
+[ $1 = --query-metrics ] && echo dram__bytes && exit
+sleep 60 & echo $! > {folder}/pid
+wait
+"""
+
+
+def is_running(number):
+    """Whether a process is there and is more than a name that nobody has asked about."""
+    try:
+        return "Z" not in Path(f"/proc/{number}/stat").read_text().split()[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
+    program = tmp_path / "ncu"
+    program.write_text(SLOW_NCU.format(folder=tmp_path))
+    program.chmod(0o755)
+    monkeypatch.setattr(counters.shutil, "which", lambda name: str(program))
+    with pytest.raises(GlabenchError, match="no counters within 1 s"):
+        with_counters(PROFILE, Request(CELL, "cuda:0"), {}, 1)
+    started, end = int((tmp_path / "pid").read_text()), time.monotonic() + 10
+    while is_running(started) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not is_running(started)
 
 
 def test_without_nsight_compute_the_error_says_how_to_get_it(monkeypatch):

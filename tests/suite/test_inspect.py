@@ -148,7 +148,8 @@ def test_what_differs_between_two_revisions_is_shown(run, compiled, monkeypatch)
         (["--chunk", "48"], "--chunk: '48' is unknown"),
         (["--gates", "fp8"], "--gates: 'fp8' is unknown"),
         (["--family", "wide"], "--family: 'wide' is unknown"),
-        (["--sass", "--ptx"], "--sass, --ptx: give one of them"),
+        (["--sass", "--ptx"], "--sass, --ptx, --compile-time: give one of them"),
+        (["--ptx", "--compile-time"], "--sass, --ptx, --compile-time: give one of them"),
         (["--sass", "--rev", "HEAD..WORKTREE"], "--rev: shows what differs; leave out --sass, --ptx"),
     ],
 )

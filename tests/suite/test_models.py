@@ -13,6 +13,7 @@ from glabench.models import MIXERS, LanguageModel, ModelConfig
 from glabench.models.parts import Rotary
 
 REGISTRY = load_registry()
+pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {
     "gla": {"heads": 2, "key_dim": 8, "value_dim": 16},
     "linear": {"heads": 2, "key_dim": 8, "value_dim": 16},

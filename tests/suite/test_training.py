@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from glabench.backends import load_registry
-from glabench.backends.models import GlaModel, TransformerModel
+from glabench.backends.gla import GlaTorch
+from glabench.backends.models import GlaModel
 from glabench.measure.job import Job
 from glabench.measure.kinds import KINDS
 from glabench.measure.settings import Settings
@@ -24,6 +25,7 @@ OP = REGISTRY.ops["training"]
 SIZES = {"model_width": 128, "layers": 2, "vocabulary": 64, "weights": "fp32"}
 SETTINGS = Settings(time_limit_s=0.05, max_samples=5, warm_up_s=0.0, least_time_s=0.0)
 JOB = Job("gla-model", "run", "cpu", SETTINGS, ceilings=Ceilings(product_tflops=2.0))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def cell_of(backend="gla-model", batch=2, seqlen=64, dtype="fp32", **parameters):
@@ -39,6 +41,7 @@ def test_a_step_of_every_model_is_measured(backend):
     record = measured(cell_of(backend, seqlen=16))
     assert record.status == "ok", record.reason
     assert record.rel_error["loss"] < 1e-5
+    assert record.rel_error["gradient"] < 1e-4
     assert record.timing == "eager, calls back to back, wall clock"
     assert min(record.time_ms, record.first_call_s, record.tflops, record.peak_resident_mib) > 0
     assert (record.mixer_ms is None) == (REGISTRY[backend].kernel_of(record.cell) == "reference")
@@ -92,6 +95,52 @@ class Loud(GlaModel):
         return step if cell == small_step(OP, cell) else lambda: 2 * step()
 
 
+class Flipped(GlaModel):
+    """The gradients of its gates have the wrong sign."""
+
+    name = "flipped-model"
+
+    def build(self, cell):
+        model = super().build(cell)
+        for name, parameter in model.named_parameters():
+            if "mixer.gate" in name:
+                parameter.register_hook(lambda gradient: -gradient)
+        return model
+
+
+class Lapsing(GlaModel):
+    """Loses its loss for some steps."""
+
+    name = "lapsing-model"
+
+    def bind(self, inputs, cell):
+        step, count = super().bind(inputs, cell), iter(range(10**6))
+        return lambda: step() * (math.nan if 2 < next(count) < 9 else 1.0)
+
+
+class ForgetfulKernel(GlaTorch):
+    """Loses its state every 64 tokens."""
+
+    name = "forgetful"
+
+    def bind(self, inputs, cell):
+        def forward():
+            pieces = [{name: x[:, at : at + 64] for name, x in inputs.items()} for at in range(0, cell.seqlen, 64)]
+            calls = [super(ForgetfulKernel, self).bind(each, cell) for each in pieces]
+            return torch.cat([call() for call in calls], dim=1)
+
+        return forward
+
+
+class Forgetful(GlaModel):
+    """Has a kernel that errs after 64 tokens."""
+
+    name = "forgetful-model"
+
+    def kernel_of(self, cell):
+        return super().kernel_of(cell) if cell.get("kernel") else "forgetful"
+
+
 class Diverging(GlaModel):
     """Ends in NaN after some steps."""
 
@@ -105,24 +154,37 @@ class Diverging(GlaModel):
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
-        (Lazy, "relative error beyond 1e-04 against the losses of the same model in float64: loss"),
-        (Frozen, "relative error beyond 1e-04"),
-        (Loud, r"the first loss is 8.\d+; a guess among the tokens has 4.16"),
+        (Lazy, r"relative error against the same model in float64: loss .* \(allowed 1e-04\)"),
+        (Frozen, r"float64: loss .* \(allowed 1e-04\)"),
+        (Flipped, r"float64: gradient 2.0e\+00 \(allowed 1e-02\).*; the worst gradient is blocks.\d.mixer.gate"),
+        (Lapsing, r"float64: loss inf \(allowed 1e-04\)"),
+        (Forgetful, r"float64: gradient .*, loss .*; the worst gradient is"),
+        (Loud, r"the first loss is 8.\d+; a guess among the tokens has 4.18"),
         (Diverging, "the loss is nan after some steps"),
     ],
 )
 def test_a_model_that_does_not_train_as_it_should_has_no_time(backend, said):
-    record = measured(replace(cell_of(seqlen=80), backend=backend.name), backend())
+    registry = load_registry()
+    registry.add(ForgetfulKernel(), "a test")
+    registry.add(made := backend(), "a test")
+    record = measured(replace(cell_of(seqlen=240), backend=backend.name), made)
     assert record.status == "inaccurate"
     assert re.search(said, record.reason)
 
 
+def test_a_step_that_is_faster_than_products_can_be_is_suspicious():
+    slow = replace(JOB, ceilings=Ceilings(product_tflops=1e-6))
+    record = StepMeter(OP, REGISTRY["gla-model"], slow).measure(cell_of(seqlen=16))
+    assert (record.status, record.time_ms) == ("suspicious", None)
+    assert "but a large product reaches 1e-06 TFLOP/s" in record.reason
+
+
 def test_operations_are_six_per_weight_of_a_matrix_and_token_and_the_mixers_own():
     cell = cell_of("transformer-model", batch=2, seqlen=64)
-    model = LanguageModel(TransformerModel().config(cell), REGISTRY)
+    model = LanguageModel(REGISTRY["transformer-model"].config(cell), REGISTRY)
     matrices = sum(x.numel() for name, x in model.named_parameters() if x.ndim == 2 and "embedding" not in name)
     attention = 2 * 2 * 2 * (64 * 65 // 2) * 4 * 64  # layers, sequences, heads, pairs, products of 64
-    assert TransformerModel().executes(cell).flops == 6 * matrices * 128 + 3 * attention
+    assert REGISTRY["transformer-model"].executes(cell).flops == 6 * matrices * 128 + 3 * attention
 
 
 @pytest.mark.parametrize(
@@ -131,11 +193,13 @@ def test_operations_are_six_per_weight_of_a_matrix_and_token_and_the_mixers_own(
         ({"kernel": "gla-triton"}, "gla-triton: needs a GPU; none is used here; name another with --kernel"),
         ({"kernel": "linear-torch"}, "the kernel 'linear-torch' does not compute gla"),
         ({"kernel": "reference"}, None),
+        ({"model_width": 100}, "width 100: whole heads need a multiple of 8; use 96 or 104"),
+        ({"vocabulary": 1}, "a vocabulary has 2 tokens at least"),
         ({}, None),
     ],
 )
 def test_kernels_that_cannot_run_are_refused_before(changes, said):
-    found = GlaModel().limits(cell_of(**changes))
+    found = REGISTRY["gla-model"].limits(cell_of(**changes))
     assert found is None if said is None else found.startswith(said)
 
 
