@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Counts
 from glabench.errors import allowed_names
-from glabench.ops.base import BYTES, check_width, torch_dtype
+from glabench.ops.base import BYTES, REFERENCE, check_width, torch_dtype
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import AUTO, Parameter, aliased, choices, extra, parse_names
 from glabench.sweeps.words import MATERIALIZE
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from glabench.backends.registry import Registry
     from glabench.models import LanguageModel, ModelConfig
 
-# The op's own reference, in place of a backend.
-REFERENCE = "reference"
 # GLA's own settings (final paper, section 5.2), but for the rate's course.
 _RATE, _BETAS, _DECAY, _MOST_NORM = 3e-4, (0.9, 0.95), 0.01, 1.0
 
@@ -67,7 +65,16 @@ class MixerModel(Backend):
         """The backend of the mixers' op, or `reference`."""
         return str(cell.get("kernel") or self.kernels.get(cell.device, REFERENCE))
 
+    def autocast(self, cell: Cell) -> torch.autocast:
+        """The context of a forward: it casts to the cell's dtype, unless that is the weights' own."""
+        import torch
+
+        casts = cell.dtype in ("bf16", "fp16") and cell.get("weights") != "pure"
+        return torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=casts)
+
     def limits(self, cell: Cell) -> str | None:
+        if cell.pass_ != "fwd+bwd":
+            return "training has a forward and a backward; use --pass fwd+bwd"
         width, vocabulary = cell.sizes("model_width", "vocabulary")
         if vocabulary < 2:
             return "a vocabulary has 2 tokens at least"
@@ -93,11 +100,6 @@ class Model(MixerModel):
 
     op, work = "training", "training"
     parameters: ClassVar[tuple[Parameter, ...]] = _PARAMETERS
-
-    def limits(self, cell: Cell) -> str | None:
-        if cell.pass_ != "fwd+bwd":
-            return "a step has a forward and a backward; use --pass fwd+bwd"
-        return super().limits(cell)
 
     def working_bytes(self, cell: Cell) -> int:
         """About: logits and their gradient, and per layer 17 numbers per channel, besides what the mixer keeps."""
@@ -146,13 +148,6 @@ class Model(MixerModel):
             return loss.detach()
 
         return step
-
-    def autocast(self, cell: Cell) -> torch.autocast:
-        """The context of a forward: it casts to the cell's dtype, unless that is the weights' own."""
-        import torch
-
-        casts = cell.dtype in ("bf16", "fp16") and cell.get("weights") != "pure"
-        return torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=casts)
 
     def gradients(self, batch: Mapping[str, Tensor], cell: Cell) -> dict[str, Tensor]:
         """The gradients of all parameters of a new model, by name, for one batch."""

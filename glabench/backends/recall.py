@@ -25,8 +25,6 @@ class Learner(MixerModel):
     def limits(self, cell: Cell) -> str | None:
         from glabench.ops.mqar import check_sizes
 
-        if cell.pass_ != "fwd+bwd":
-            return "a model learns by a forward and a backward; use --pass fwd+bwd"
         try:
             check_sizes(cell.seqlen, *cell.sizes("pairs", "vocabulary"))
         except ValueError as problem:
@@ -54,12 +52,10 @@ class Learner(MixerModel):
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         """A forward of an untrained model, under autocast to the cell's dtype."""
-        import torch
-
-        model, half = self.build(cell), cell.dtype in ("bf16", "fp16")
+        model, autocast = self.build(cell), self.autocast(cell)
 
         def forward() -> Tensor:
-            with torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=half):
+            with autocast:
                 logits: Tensor = model(inputs["tokens"], inputs["places"])
             return logits
 

@@ -66,7 +66,7 @@ def inspect(
     for option, value, known in given:
         if value not in known:
             raise UsageError(f"{option}: '{value}' is unknown ({allowed_names(known, value)})")
-    if (sass or ptx) + sass * ptx + compile_time > 1:
+    if sum((sass, ptx, compile_time)) > 1:
         raise UsageError("--sass, --ptx, --compile-time: give one of them")
     if rev is not None and (sass or ptx or compile_time):
         raise UsageError("--rev: shows what differs; leave out --sass, --ptx and --compile-time")

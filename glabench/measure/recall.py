@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
-from glabench.backends.models import REFERENCE
 from glabench.backends.recall import Learner
 from glabench.measure.accuracy import relative_error
 from glabench.measure.job import Job
 from glabench.ops import Op
+from glabench.ops.base import REFERENCE
 from glabench.ops.recall import Recall
 from glabench.records import Record
 from glabench.sweeps.model import Cell, Parameters
@@ -77,9 +77,9 @@ class RecallMeter:
                 group["lr"] = rate * (1 + math.cos(math.pi * epoch / epochs)) / 2
             for first in range(0, count, cell.batch):
                 optimizer.zero_grad(set_to_none=True)
-                _loss(model, cell, rows, slice(first, first + cell.batch)).backward()  # type: ignore[no-untyped-call]
+                _loss(self._backend, model, cell, rows, slice(first, first + cell.batch)).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-            course.append(_accuracy(model, cell, unseen))
+            course.append(_accuracy(self._backend, model, cell, unseen))
             if course[-1] >= _ENOUGH:
                 break
         seconds = time.perf_counter() - start
@@ -95,23 +95,21 @@ def _rows(cell: Cell, count: int, pairs: int, vocabulary: int, stream: int) -> R
     return Rows(*(x.to(cell.device) for x in make_rows(count, cell.seqlen, pairs, vocabulary, generator)))
 
 
-def _logits(model: LanguageModel, cell: Cell, rows: Rows, some: slice) -> Tensor:
-    import torch
-
-    from glabench.ops.base import torch_dtype
-
-    with torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=cell.dtype in ("bf16", "fp16")):
+def _logits(backend: Learner, model: LanguageModel, cell: Cell, rows: Rows, some: slice) -> Tensor:
+    with backend.autocast(cell):
         logits: Tensor = model(rows.tokens[some], rows.places[some])
-    return logits.float() if cell.dtype != "fp64" else logits
+    from glabench.models.parts import widened
+
+    return widened(logits)
 
 
-def _loss(model: LanguageModel, cell: Cell, rows: Rows, some: slice) -> Tensor:
+def _loss(backend: Learner, model: LanguageModel, cell: Cell, rows: Rows, some: slice) -> Tensor:
     import torch.nn.functional as F
 
-    return F.cross_entropy(_logits(model, cell, rows, some).flatten(0, 1), rows.values[some].flatten())
+    return F.cross_entropy(_logits(backend, model, cell, rows, some).flatten(0, 1), rows.values[some].flatten())
 
 
-def _accuracy(model: LanguageModel, cell: Cell, rows: Rows) -> float:
+def _accuracy(backend: Learner, model: LanguageModel, cell: Cell, rows: Rows) -> float:
     """The share of values that the model names."""
     import torch
 
@@ -119,5 +117,5 @@ def _accuracy(model: LanguageModel, cell: Cell, rows: Rows) -> float:
     with torch.no_grad():
         for first in range(0, len(rows.tokens), cell.batch):
             some = slice(first, first + cell.batch)
-            right += int((_logits(model, cell, rows, some).argmax(-1) == rows.values[some]).sum())
+            right += int((_logits(backend, model, cell, rows, some).argmax(-1) == rows.values[some]).sum())
     return right / rows.values.numel()

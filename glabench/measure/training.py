@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from glabench.backends import Backend, load_registry
+from glabench.backends import Backend
 from glabench.backends.base import refusal
 from glabench.backends.models import Model, PlainModel
 from glabench.devices.nvml import Nvml
@@ -21,8 +21,8 @@ from glabench.measure.sampling import collect_samples
 from glabench.measure.timer import Between, EagerTimer, Sample, median_ms
 from glabench.measure.watch import Watch
 from glabench.measure.workload import Steps, prepare, steps_of
-from glabench.models.kernels import REFERENCE
 from glabench.ops import Op
+from glabench.ops.base import REFERENCE
 from glabench.ops.training import Training
 from glabench.records import Record
 from glabench.sweeps.model import Cell, Parameters
@@ -176,7 +176,7 @@ class StepMeter:
 
     def _mixer_ms(self, cell: Cell) -> float | None:
         """Milliseconds of all mixers' kernels in a step, each timed alone; None if the kernel does not run so."""
-        registry, config = load_registry(self._job.plugins), self._backend.config(cell)
+        registry, config = self._backend.registry, self._backend.config(cell)
         if config.kernel == REFERENCE:
             return None
         kernel, op = registry[config.kernel], registry.op_of(config.kernel)

@@ -10,8 +10,9 @@ from torch import nn
 
 from glabench.errors import UsageError, allowed_names
 from glabench.models import mamba, recurrent, softmax
-from glabench.models.kernels import REFERENCE, Kernel, Kernels
+from glabench.models.kernels import Kernel, Kernels
 from glabench.models.parts import hidden_width
+from glabench.ops.base import REFERENCE
 from glabench.sweeps.model import Cell, Parameters
 from glabench.sweeps.parameters import Value
 

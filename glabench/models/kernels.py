@@ -11,12 +11,10 @@ from torch.compiler import is_compiling
 
 from glabench.errors import UsageError, allowed_names
 from glabench.ops import Op
-from glabench.ops.base import as_tuple
+from glabench.ops.base import REFERENCE, as_tuple
 from glabench.sweeps.model import Cell, Parameters
 from glabench.sweeps.parameters import DeviceKind, Dtype, Parameter, Pass, Value
 
-# In place of a backend: the op's own reference, in the type of its inputs.
-REFERENCE = "reference"
 _DTYPES: Mapping[str, Dtype] = {
     "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.float64": "fp64"
 }  # fmt: skip

@@ -18,6 +18,8 @@ from glabench.sweeps.parameters import Parameter, Value
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+# In place of a backend, where a model names one: the op's own reference.
+REFERENCE = "reference"
 BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "int64": 8}
 
 

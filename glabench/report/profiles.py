@@ -43,11 +43,11 @@ _PLAIN_TEXT: Any = {"text.parse_math": False}
 def profile_table(found: Profile, all_kernels: bool = False) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Head and rows: a row per kernel, on a CPU per operator. Those of little time are one row, unless asked for."""
     of_rows = _OF_KERNELS if found.on_device else _OF_OPERATORS
-    if any(kernel.counters for kernel in found.kernels):
+    if counted := any(kernel.counters for kernel in found.kernels):
         of_rows = (*of_rows, *COUNTERS.values(), "warps wait for")
     head = ("kernel" if found.on_device else "operator", *of_rows)
     least = 0.0 if all_kernels else LEAST_SHARE * found.span_ms
-    rows = [_row(kernel, found) for kernel in found.kernels if kernel.added_ms >= least]
+    rows = [_row(kernel, found, counted) for kernel in found.kernels if kernel.added_ms >= least]
     if hidden := [kernel for kernel in found.kernels if kernel.added_ms < least]:
         ms, added = (sum(getattr(kernel, name) for kernel in hidden) for name in ("ms", "added_ms"))
         times = [ms, added] if found.on_device else [ms]
@@ -57,7 +57,7 @@ def profile_table(found: Profile, all_kernels: bool = False) -> tuple[Sequence[s
     return head, rows
 
 
-def _row(kernel: Kernel, found: Profile) -> Sequence[str]:
+def _row(kernel: Kernel, found: Profile, counted: bool) -> Sequence[str]:
     start, share = [kernel.name, str(kernel.calls), significant(kernel.ms)], _share(kernel.added_ms, found.span_ms)
     if not found.on_device:
         return [*start, share]
@@ -73,7 +73,7 @@ def _row(kernel: Kernel, found: Profile) -> Sequence[str]:
         "-" if kernel.programs is None else f"{kernel.programs} ({kernel.limit})",
         _rate(kernel.bytes, kernel.ms, 1e6),
         _rate(kernel.flops, kernel.ms, 1e9),
-        *(_counters(kernel) if any(each.counters for each in found.kernels) else ()),
+        *(_counters(kernel) if counted else ()),
     ]
 
 
