@@ -5,7 +5,10 @@ import torch
 from copy_task import copying_model, losses_of
 
 from glabench.backends import load_registry
+from glabench.measure.job import Job
+from glabench.measure.recall import RecallMeter
 from glabench.models import LanguageModel, ModelConfig
+from glabench.sweeps.model import Cell, Parameters
 
 REGISTRY = load_registry()
 WIDTH, B, T = 256, 2, 200
@@ -70,3 +73,15 @@ def test_a_model_learns_to_copy_as_with_the_reference_in_float64(kernel):
     assert found[:50] == pytest.approx(expected[:50], rel=0.02)
     assert sum(found[-10:]) == pytest.approx(sum(expected[-10:]), rel=0.02)
     assert sum(expected[-10:]) < sum(expected[:10])
+
+
+@pytest.mark.parametrize("width", [64, 128])  # Mamba-2's rows then begin at no eighth number
+@pytest.mark.parametrize("name", [name for name, each in REGISTRY.items() if each.work == "recall"])
+def test_a_small_model_learns_to_recall(name, width):
+    if (why := REGISTRY[name].unavailable("cuda")) is not None:
+        pytest.skip(why)
+    sizes = {"model_width": width, "layers": 2, "vocabulary": 64, "pairs": 4, "rate": 3e-3, "rows": 2048, "epochs": 2}
+    cell = Cell(name, "recall", "fwd+bwd", 64, 64, "bf16", Parameters(sizes), "cuda")
+    record = RecallMeter(REGISTRY.op_of(name), REGISTRY[name], Job(name, "run", "cuda")).measure(cell)
+    assert record.status == "ok", record.reason
+    assert record.epochs_trained == 2
