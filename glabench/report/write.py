@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from glabench.report.figures import check_figure, draw, explain_figure, save_fig
 from glabench.report.kernel_roof import draw_kernel_roof, kernel_roof, kernel_roof_markdown
 from glabench.report.parts import bars_of, draw_parts, parts_markdown
 from glabench.report.profiles import draw_profiles, profiles_markdown
+from glabench.report.rates import draw_rates, has_rates, rates_markdown
 from glabench.report.series import View, check_metrics, make_view
 from glabench.report.tables import make_markdown
 from glabench.report.text import escape
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _WRITTEN = ("records.csv", "report.md", "figure.png", "figure.svg")
 # If the run has profiles, if these have parts, and if the work of kernels is known.
 _PROFILE, _PARTS, _ROOF = "profile.png", "parts.png", "roof.png"
+# If models were trained with several learning rates or seeds.
+_RATES = "rates.png"
 # The metrics that a figure shows by default.
 _DRAWN = ("time", "host", "peak")
 # What a formula begins with in spreadsheets. Text of records holds no tabs or line ends, which may come before.
@@ -38,7 +42,8 @@ def write_report(
 ) -> list[Path]:
     """Writes `records.csv`, `report.md`, `figure.png` and `figure.svg` into a folder. Returns the paths of all files.
 
-    If there is one run and it has profiles, these are in the page too, and in figures of their own.
+    If there is one run and it has profiles, these are in the page too, and in figures of their own; so are learning
+    rates, of any number of runs.
 
     `against` is the backend that ratios refer to; None stands for that of the first run's sweep. `figure` is one more
     file for the figure. Raises UsageError, before anything is written, if no record has any of the metrics, or if a
@@ -49,7 +54,7 @@ def write_report(
         check_figure(figure)
     folder.mkdir(parents=True, exist_ok=True)
     csv, page, *figures = paths = [folder / name for name in _WRITTEN]
-    extra = _drawn_of_profiles(runs)
+    extra = _drawn_besides(runs)
     _make_way([*paths, *(folder / name for name in extra)])
     view = make_view(runs)
     drawn = choose_drawn(metrics)
@@ -59,20 +64,25 @@ def write_report(
     for path in (*figures, *more):
         save_figure(made, path)
     for name, drawing in extra.items():
-        save_figure(drawing(runs[0]), folder / name)
+        save_figure(drawing(runs), folder / name)
     return [*paths, *(folder / name for name in extra), *more]
 
 
-def _drawn_of_profiles(runs: Sequence[Run]) -> dict[str, Callable[[Run], Figure]]:
-    """The figures of a single run's profiles, by their files' names."""
+def _drawn_besides(runs: Sequence[Run]) -> dict[str, Callable[[Sequence[Run]], Figure]]:
+    """The figures of learning rates, and of a single run's profiles, by their files' names."""
+    found: dict[str, Callable[[Sequence[Run]], Figure]] = {_RATES: draw_rates} if has_rates(runs) else {}
     if len(runs) > 1 or not runs[0].profiles:
-        return {}
-    found: dict[str, Callable[[Run], Figure]] = {_PROFILE: draw_profiles}
+        return found
+    of_run = {_PROFILE: draw_profiles}
     if bars_of(runs[0]):
-        found[_PARTS] = draw_parts
+        of_run[_PARTS] = draw_parts
     if kernel_roof(runs[0]) is not None:
-        found[_ROOF] = draw_kernel_roof
-    return found
+        of_run[_ROOF] = draw_kernel_roof
+    return found | {name: partial(_of_one, draw) for name, draw in of_run.items()}
+
+
+def _of_one(draw: Callable[[Run], Figure], runs: Sequence[Run]) -> Figure:
+    return draw(runs[0])
 
 
 def _make_way(paths: Sequence[Path]) -> None:
@@ -135,5 +145,6 @@ def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], ag
     of_profiles = [parts_markdown, profiles_markdown, kernel_roof_markdown] if len(view.runs) == 1 else []
     profiles = [section(view.runs[0]) for section in of_profiles]
     choice = [escape(line) for run in view.runs if run.sweep.x == CHUNK for line in recommend(run)]
-    parts = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, *choice, tables, *profiles]
+    rates = rates_markdown(view.runs)
+    parts = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, *choice, rates, tables, *profiles]
     return "\n\n".join(filter(None, parts))
