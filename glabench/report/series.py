@@ -216,13 +216,13 @@ def name_values(values: Mapping[str, Any]) -> list[str]:
 
 
 def find_base(panel: Panel, row: Row, x: Any, against: str | None) -> tuple[Series, Row] | None:
-    """The series and row of the backend `against` to compare a row with: same x, batch, sequence length and dtype.
+    """The series and row of the backend `against` to compare a row with: same x, batch, length, dtype and GPUs.
 
     Among several, prefers the same run, then the same heads and head dims. None if there is none.
     """
     of_backend = [(each, base) for each in panel.series if each.backend == against and (base := each.at(x))]
-    found = [(each, base) for each, base in of_backend if all(base[name] == row[name] for name in _COMMON)]
-    alike = ("run", "heads", "key_dim", "value_dim")
+    found = [(each, base) for each, base in of_backend if all(base.get(n) == row.get(n) for n in (*_COMMON, "gpus"))]
+    alike = ("run", "parallel", "heads", "key_dim", "value_dim")
     return max(found, key=lambda pair: [pair[1].get(name) == row.get(name) for name in alike], default=None)
 
 
@@ -270,8 +270,9 @@ def _varying(rows: Sequence[Row], hidden: Iterable[str] = ()) -> list[str]:
 
 
 def _all_numbers(rows: Sequence[Row], name: str) -> bool:
-    """Whether an axis has several values, all of them numbers. None (the backend chose) does not count."""
-    values = {row.get(name) for row in rows} - {None}
+    """Whether an axis has several values, all of them numbers. None does not count, unless it stands for a number."""
+    none = value_or_word(name, None)
+    values = {none if row.get(name) is None and is_number(none) else row.get(name) for row in rows} - {None}
     return len(values) > 1 and all(is_number(value) for value in values)
 
 

@@ -206,8 +206,14 @@ def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep:
         parameters = {name: value for setting in chosen for name, value in setting.items()}
         names = ("dtype", "batch", "seqlen", "pass", "seed")
         for dtype, batch, seqlen, pass_, seed in product(*(common[name] for name in names)):
-            kept = {n: v for n, v in parameters.items() if pass_ != "infer" or not traits.parameters[n].for_training}
+            kept = {n: v for n, v in parameters.items() if _counts(traits.parameters[n], pass_, parameters)}
             yield Cell(backend, traits.op, pass_, batch, seqlen, dtype, Parameters(kept), device, seed)
+
+
+def _counts(kind: Parameter, pass_: str, parameters: Mapping[str, Any]) -> bool:
+    """Whether a parameter has an effect in a pass, with the values of the others."""
+    is_alone = kind.needs is not None and parameters.get(kind.needs) is None
+    return not is_alone and (pass_ != "infer" or not kind.for_training)
 
 
 def _settings(axes: Mapping[str, str], traits: Traits, sweep: str) -> list[list[dict[str, Any]]]:

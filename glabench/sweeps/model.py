@@ -12,6 +12,8 @@ from glabench.sweeps.parameters import DeviceKind, Dtype, Pass, Value
 from glabench.sweeps.words import MATERIALIZE, WORDS, is_usual, show_value, symbol_of
 
 _MOST_PARAMETERS = 100
+# The parameters that say how many GPUs share a cell's work, and how.
+GPUS, PARALLEL = "gpus", "parallel"
 # Fields that every record has, because scripts read them; null if the op does not have them.
 _ALWAYS = ("heads", "key_dim", "value_dim", "chunk", "materialize", "gate")
 
@@ -69,6 +71,17 @@ class Cell:
     def tokens(self) -> int:
         """The number of tokens in all sequences."""
         return self.batch * self.seqlen
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs share the work; on a CPU, how many processes."""
+        found = self.parameters.get(GPUS)
+        return found if isinstance(found, int) and found > 1 else 1  # a stored record may say anything
+
+    @property
+    def alone(self) -> "Cell":
+        """The same cell on one GPU."""
+        return replace(self, parameters=Parameters({**self.parameters, GPUS: None, PARALLEL: None}))
 
     def get(self, name: str) -> Any:
         """The value of a parameter; None if the implementation chooses it or the cell does not have it."""

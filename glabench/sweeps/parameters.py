@@ -43,6 +43,8 @@ class Parameter:
     for_training: bool = False
     # Whether a backend has to name it among its `features` to be measured with a value other than None.
     is_feature: bool = False
+    # Another parameter without which it has no effect: a cell in which that is None has no entry for it.
+    needs: str | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -104,9 +106,12 @@ def choices(name: str, help_text: str, allowed: tuple[str, ...], default: str | 
     return _of_words(name, help_text, {word: word for word in allowed}, default)
 
 
-def extra(name: str, help_text: str, off: str, others: tuple[str, ...], is_feature: bool = False) -> Parameter:
+def extra(
+    name: str, help_text: str, off: str, others: tuple[str, ...], is_feature: bool = False, needs: str | None = None
+) -> Parameter:
     """A parameter of names, of which `off` stands for None, the default."""
-    return _of_words(name, help_text, {off: None, **{word: word for word in others}}, is_feature=is_feature)
+    values = {off: None, **{word: word for word in others}}
+    return _of_words(name, help_text, values, is_feature=is_feature, needs=needs)
 
 
 def switch(name: str, help_text: str, default: bool, for_training: bool = False) -> Parameter:
@@ -131,7 +136,7 @@ def aliased(
 
 
 def _of_words(
-    name: str, help_text: str, values: Mapping[str, Value | None], default: Value | None = None, **kind: bool
+    name: str, help_text: str, values: Mapping[str, Value | None], default: Value | None = None, **kind: Any
 ) -> Parameter:
     """A parameter whose values are written as words."""
     words = tuple(values)

@@ -15,8 +15,8 @@ class Words:
     title: str
     is_size: bool = False
     usual: Any = None
-    # The word for None, if it is a value as others are and not the implementation's choice.
-    none: str | None = None
+    # The word or number for None, if it is a value as others are and not the implementation's choice.
+    none: str | int | None = None
 
 
 # In the order in which labels show them.
@@ -41,6 +41,8 @@ WORDS: Mapping[str, Words] = {
     "weights": Words("weights", "weights", usual="fp32"),
     "compile": Words("compile", "compiled", none="off"),
     "recompute": Words("recompute", "blocks computed again", none="off"),
+    "gpus": Words("gpus", "GPUs", none=1),
+    "parallel": Words("", "parallel", none="ddp"),
     "chunk": Words("C", "chunk size C"),
     "subchunk": Words("c", "subchunk size c"),
     "gate": Words("gate", "gate", usual="logsigmoid/16"),
@@ -95,7 +97,7 @@ def show_x(value: Any) -> str:
 
 def label_of(name: str, value: Any) -> str:
     """A parameter with its value, for labels: `T=4k`, `H=4`, `bf16`, `states kept`."""
-    if name == "dtype":
+    if name in ("dtype", "parallel"):
         return str(value)
     if name == "materialize":
         return _KEPT.get(value, f"materialize={show_value(value)}")
