@@ -89,6 +89,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("roof", "roofline_pct", "share of the nearer roof", "%", "higher", _whole),
     Metric("floor", "floor_pct", "share of the memory's floor", "%", "higher", _whole),
     Metric("tokens", "tokens_per_s", "tokens per second", "million/s", "higher", scale=1e-6),
+    Metric("tokens_gpu", "tokens_per_s_gpu", "tokens per second and GPU", "million/s", "higher", scale=1e-6),
+    Metric("efficiency", "efficiency_pct", "of one GPU's tokens per second, per GPU", "%", "higher", _whole),
     Metric("tflops", "tflops", "the equation's operations", "TFLOP/s", "higher"),
     Metric("gbps", "gbps", "the equation's bytes", "GB/s", "higher", _whole),
     Metric("executed_tflops", "executed_tflops", "operations executed", "TFLOP/s", "higher"),
@@ -163,18 +165,25 @@ def parse_compared(text: str | None) -> tuple[Metric, ...] | None:
     return metrics
 
 
-def derived(row: Row) -> dict[str, Any]:
-    """The columns that are computed from a record's fields; None if unknown."""
+def derived(row: Row, gpus: int = 1, alone_ms: float | None = None) -> dict[str, Any]:
+    """The columns that are computed from a record's fields; None if unknown.
+
+    `gpus` share the cell's work; `alone_ms` is the time of the same cell on one of them, in the same run.
+    """
     time_ms, gbps, ceiling = row["time_ms"], row["gbps"], row["copy_gbps"]
+    tflops, product = row["tflops"], row["product_tflops"]
+    tokens_per_s = 1e3 * row["batch"] * row["seqlen"] / time_ms if time_ms else None
     allocated = row["peak_allocated_mib"]
     errors = [error for error in (row["rel_error"] or {}).values() if error is not None]
     return {
         "peak_mib": allocated if allocated is not None else _whole_mib(row["peak_resident_mib"]),
         "floor_pct": 100 * gbps / ceiling if gbps and ceiling else None,
-        "mfu_pct": 100 * row["tflops"] / row["product_tflops"] if row["tflops"] and row["product_tflops"] else None,
+        "mfu_pct": 100 * tflops / gpus / product if tflops and product else None,
         "mixer_pct": 100 * row["mixer_ms"] / time_ms if row["mixer_ms"] and time_ms else None,
         "energy_mtoken_j": 1e6 * row["energy_j"] / row["batch"] / row["seqlen"] if row["energy_j"] else None,
-        "tokens_per_s": 1e3 * row["batch"] * row["seqlen"] / time_ms if time_ms else None,
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_gpu": tokens_per_s / gpus if tokens_per_s else None,
+        "efficiency_pct": 100 * alone_ms / time_ms / gpus if time_ms and alone_ms else None,
         "error": max(errors, default=None),
     }
 

@@ -23,10 +23,12 @@ def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
 
     `samples` is the number of samples, `cell` the cell as text. Every report is made from these rows.
     """
-    rows = []
-    for record in records:
+    rows, known = [], list(records)
+    alone_ms = {record.cell: record.time_ms for record in known if record.cell.gpus == 1}
+    for record in known:
         row = record.to_json()
-        row |= derived(row)
+        gpus = record.cell.gpus
+        row |= derived(row, gpus, alone_ms.get(record.cell.alone) if gpus > 1 else None)
         row["samples"] = len(row.pop("samples_ms") or ()) or None
         row["parameters"] = ",".join(row["parameters"])
         row |= {f"rel_error_{name}": error for name, error in (row.pop("rel_error") or {}).items()}
