@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from glabench.backends.base import Backend, Counts
 from glabench.errors import allowed_names
 from glabench.ops.base import BYTES, REFERENCE, check_width, torch_dtype
-from glabench.sweeps.model import Cell
+from glabench.sweeps.model import GPUS, PARALLEL, Cell
 from glabench.sweeps.parameters import AUTO, Parameter, aliased, choices, extra, parse_names
 from glabench.sweeps.words import MATERIALIZE
 
@@ -33,6 +33,8 @@ KERNEL = Parameter(
 )  # fmt: skip
 _PARAMETERS = (
     KERNEL,
+    extra(PARALLEL, "How GPUs share a step: DDP, or FSDP2, which shards weights, gradients and moments.", "ddp",
+          ("fsdp",), needs=GPUS),
     choices("weights", "Type of the weights: fp32 with autocast to the dtype, or the dtype itself.",
             ("fp32", "pure"), "fp32"),
     extra("compile", "Whether torch.compile compiles the model.", "off", ("on",)),
@@ -95,17 +97,24 @@ class MixerModel(Backend):
 class Model(MixerModel):
     """A language model; a call is a step of training on the tokens that its inputs then hold.
 
-    Weights are drawn from the cell's seed. The optimizer is AdamW (fused on a GPU), gradients are clipped at 1.
+    Weights are drawn from the cell's seed. The optimizer is AdamW (fused on a GPU), gradients are clipped at 1. If GPUs
+    share a step, each of their processes makes the same calls, its inputs are its own rows of the batch, and so is the
+    loss; gradients are those of the whole batch.
     """
 
     op, work = "training", "training"
     parameters: ClassVar[tuple[Parameter, ...]] = _PARAMETERS
 
+    def limits(self, cell: Cell) -> str | None:
+        if cell.batch % cell.gpus:
+            return f"{cell.gpus} GPUs need a batch that is a multiple of {cell.gpus}; it is {cell.batch} (--batch)"
+        return super().limits(cell)
+
     def working_bytes(self, cell: Cell) -> int:
         """About: logits and their gradient, and per layer 17 numbers per channel, besides what the mixer keeps."""
         d, layers, vocabulary = cell.sizes("model_width", "layers", "vocabulary")
         kept = 1 if cell.get("recompute") else 17
-        return cell.tokens * (8 * vocabulary + kept * layers * d * BYTES[cell.dtype])
+        return cell.tokens // cell.gpus * (8 * vocabulary + kept * layers * d * BYTES[cell.dtype])
 
     def config(self, cell: Cell) -> ModelConfig:
         """What the cell's model is made of. Raises UsageError for sizes that the mixer does not have."""
@@ -127,15 +136,24 @@ class Model(MixerModel):
             model = LanguageModel(self.config(cell), self.registry, recompute=bool(cell.get("recompute")))
         return model.to(torch_dtype(wanted))
 
+    def loss_of(self, model: LanguageModel, cell: Cell) -> Callable[[Tensor, Tensor], Tensor]:
+        """The model's loss as a function of tokens and targets; if GPUs share it, each holds its part from here on."""
+        if cell.gpus == 1:
+            return model.loss
+        from glabench.models.parallel import loss_by_ddp, loss_by_fsdp
+
+        return loss_by_fsdp(model, cell.gpus) if cell.get(PARALLEL) == "fsdp" else loss_by_ddp(model)
+
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         """A step of training; it returns the loss before the step."""
         import torch
 
         model = self.build(cell)
+        loss_of = self.loss_of(model, cell)
         weights = list(model.parameters())
         on_gpu = cell.device == "cuda"
         optimizer = torch.optim.AdamW(weights, _RATE, _BETAS, weight_decay=_DECAY, fused=on_gpu)
-        loss_of = torch.compile(model.loss) if cell.get("compile") else model.loss
+        loss_of = torch.compile(loss_of) if cell.get("compile") else loss_of
         autocast = self.autocast(cell)
 
         def step() -> Tensor:
@@ -150,14 +168,20 @@ class Model(MixerModel):
         return step
 
     def gradients(self, batch: Mapping[str, Tensor], cell: Cell) -> dict[str, Tensor]:
-        """The gradients of all parameters of a new model, by name, for one batch."""
+        """The gradients of all parameters of a new model, by name, for one batch; whole ones if GPUs share them."""
         import torch
 
         model = self.build(cell)
-        parameters = dict(model.named_parameters())
+        loss_of = self.loss_of(model, cell)
         with self.autocast(cell):
-            loss = model.loss(batch["tokens"], batch["targets"])
-        return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+            loss = loss_of(batch["tokens"], batch["targets"])
+        loss.backward()  # type: ignore[no-untyped-call]
+        found = {n: torch.zeros_like(x) if x.grad is None else x.grad for n, x in model.named_parameters()}
+        if cell.gpus == 1:
+            return found
+        from glabench.models.parallel import whole
+
+        return {name: whole(x) for name, x in found.items()}
 
     def executes(self, cell: Cell) -> Counts:
         """Three times the forward's operations: two per weight of a matrix and token, and the mixers' equations'."""

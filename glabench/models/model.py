@@ -67,9 +67,13 @@ class LanguageModel(nn.Module):
         return y
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy of targets [B, T], in float32 or wider; those of -100 do not count."""
-        logits = self(tokens).flatten(0, -2)
-        return F.cross_entropy(widened(logits), targets.flatten())
+        """`mean_loss` of its logits for tokens [B, T]."""
+        return mean_loss(self(tokens), targets)
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross-entropy of targets [B, T], in float32 or wider; those of -100 do not count."""
+    return F.cross_entropy(widened(logits.flatten(0, -2)), targets.flatten())
 
 
 def _initialize(module: nn.Module) -> None:

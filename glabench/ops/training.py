@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec
-from glabench.sweeps.model import Cell
-from glabench.sweeps.parameters import Value, integers
+from glabench.sweeps.axis import INTEGER_FORM, parse_integers
+from glabench.sweeps.model import GPUS, PARALLEL, Cell
+from glabench.sweeps.parameters import Parameter, Value, integers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,8 +17,15 @@ if TYPE_CHECKING:
 _NUMBERS_PER_PARAMETER = 4
 
 
+def _gpus(text: str) -> tuple[int | None, ...]:
+    return tuple(None if number == 1 else number for number in parse_integers(text))
+
+
 class Training(Op):
-    """tokens and targets [B, T], whole numbers, to the loss, a number. Backends are models; see `glabench.models`."""
+    """tokens and targets [B, T], whole numbers, to the loss, a number. Backends are models; see `glabench.models`.
+
+    The batch is that of all GPUs together.
+    """
 
     name = "training"
     equation = "loss = cross_entropy(model(tokens), targets); weights -= AdamW(clip(d loss / d weights))"
@@ -25,6 +33,7 @@ class Training(Op):
         integers("model_width", "Width d of the model.", 1024),
         integers("layers", "Layers; twice as many blocks of a mixer without an MLP.", 24),
         integers("vocabulary", "Tokens that there are.", 32_000),
+        Parameter(GPUS, "GPUs that share the batch of a step; 1 if it is not given.", _gpus, INTEGER_FORM),
     )
     independent = ()
     small: ClassVar[Mapping[str, int]] = {"model_width": 128, "layers": 2, "vocabulary": 64}
@@ -62,9 +71,10 @@ class Training(Op):
         return 12 * d * d * layers + 2 * vocabulary * d
 
     def least_bytes(self, cell: Cell) -> int:
-        """Weights, gradients and AdamW's moments, without what the backward needs."""
+        """Weights, gradients and AdamW's moments of one GPU, without what the backward needs."""
         kind = cell.dtype if cell.get("weights") == "pure" or cell.dtype == "fp64" else "fp32"
-        return _NUMBERS_PER_PARAMETER * BYTES[kind] * self.parameters_about(cell)
+        whole = _NUMBERS_PER_PARAMETER * BYTES[kind] * self.parameters_about(cell)
+        return whole // cell.gpus if cell.get(PARALLEL) == "fsdp" else whole
 
     def forward_flops(self, cell: Cell) -> int:
         """Two per weight of a matrix and token, without the mixers' own operations; a backend's counts have these."""
