@@ -25,7 +25,7 @@ _ELSEWHERE = sys.stdlib_module_names | {"glabench", "gla_kernels"}
 # Prefixes of environment variables that change what is measured.
 _RELEVANT = (
     *("TRITON_", "CUDA_", "TORCH", "PYTORCH_", "GLA_", "CUBLAS", "CUDNN", "FLA_", "MAMBA_"),
-    *("NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
 )
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]*")
 _LONGEST_VALUE = 100

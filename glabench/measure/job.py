@@ -11,7 +11,10 @@ from glabench.records.environment import Ceilings
 
 @dataclass(frozen=True)
 class Job:
-    """The arguments of one worker. `device` is text such as `cuda:1`; `plugins` are paths of plugin files."""
+    """The arguments of one worker. `device` is text such as `cuda:1`; `plugins` are paths of plugin files.
+
+    Of several GPUs, `device` is the first.
+    """
 
     backend: str
     run_id: str
@@ -21,6 +24,8 @@ class Job:
     ceilings: Ceilings = field(default_factory=Ceilings)
     # Hash of the measured code, for the records.
     code: str | None = None
+    # How many GPUs share a cell; for more than one, torchrun starts as many workers, for one cell alone.
+    gpus: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain data."""

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from glabench.backends import Backend
 from glabench.devices.nvml import Nvml
+from glabench.errors import UsageError
 from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
+from glabench.measure.ranks import known_ranks
 from glabench.measure.recall import RecallMeter
 from glabench.measure.timer import timer_for
 from glabench.measure.training import StepMeter
@@ -52,10 +54,12 @@ def _ready_cell(op: Op, backend: Backend, cell: Cell) -> tuple[Mapping[str, Tens
 
 
 def _step_meter(op: Op, backend: Backend, job: Job, device: str, nvml: Nvml | None) -> Meter:  # noqa: ARG001
-    return StepMeter(op, backend, job, nvml)
+    return StepMeter(op, backend, job, nvml, known_ranks(job.gpus))
 
 
 def _ready_step(op: Op, backend: Backend, cell: Cell) -> tuple[Mapping[str, Tensor], Steps]:
+    if cell.gpus > 1:
+        raise UsageError("--gpus: a profile is of one GPU; leave out --gpus, and give --batch what one of them takes")
     inputs = op.make_inputs(cell)
     return inputs, Steps(None, backend.bind(inputs, cell), None)
 

@@ -12,6 +12,7 @@ from operator import call as ask
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
+from glabench.measure.ranks import ALONE, Ranks
 from glabench.measure.settings import Timing
 
 if TYPE_CHECKING:
@@ -224,12 +225,14 @@ class EagerTimer:
     """Times calls back to back with the host's clock, as an uncompiled loop makes them; the last one is waited for.
 
     The time of a sample is that of its calls divided by their number, so it includes the host's work if that takes
-    longer than the device's. Before each sample one call is timed alone.
+    longer than the device's. Before each sample one call is timed alone. Ranks begin together, and the time is that of
+    the slowest.
     """
 
     name = "eager, calls back to back, wall clock"
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, ranks: Ranks = ALONE) -> None:
+        self._ranks = ranks
         self._alone = CudaTimer("hot") if device == "cuda" else WallTimer("hot")
         self.synchronize = self._alone.synchronize
         self.mark = self._alone.mark
@@ -239,13 +242,15 @@ class EagerTimer:
         start = time.perf_counter()
         call()
         self.synchronize()
-        count = max(1, min(_MOST_CALLS, round(_LEAST_BATCH_S / (time.perf_counter() - start))))
+        seconds = self._ranks.most(time.perf_counter() - start)
+        count = max(1, min(_MOST_CALLS, round(_LEAST_BATCH_S / seconds)))
         return partial(self._sample, self._alone.bind(None, call, between), call, between, count)
 
     def _sample(self, alone: Callable[[], Sample], call: Step, between: Between, count: int) -> Sample:
         single = alone()
         looked_at = secrets.randbelow(count)  # not `random`, whose state a backend can read
         self.synchronize()
+        self._ranks.wait()
         start = time.perf_counter()
         for number in range(count):
             result = call()
@@ -256,7 +261,8 @@ class EagerTimer:
         left = tuple(map(ask, between.signs))
         between.keep(kept, left)
         between.look(kept)
-        return Sample(1e3 * elapsed / count, host_ms=single.host_ms, alone_ms=single.ms)
+        ms = 1e3 * self._ranks.most(elapsed) / count
+        return Sample(ms, host_ms=single.host_ms, alone_ms=single.ms)
 
 
 def nothing(*_: object) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from glabench.backends import Backend
 from glabench.backends.base import refusal
@@ -17,6 +17,7 @@ from glabench.measure.cell import with_samples
 from glabench.measure.energy import energy_per_call
 from glabench.measure.job import Job
 from glabench.measure.memory import MIB, measure_memory
+from glabench.measure.ranks import ALONE, Ranks
 from glabench.measure.sampling import collect_samples
 from glabench.measure.timer import Between, EagerTimer, Sample, median_ms
 from glabench.measure.watch import Watch
@@ -25,12 +26,13 @@ from glabench.ops import Op
 from glabench.ops.base import REFERENCE
 from glabench.ops.training import Training
 from glabench.records import Record
-from glabench.sweeps.model import Cell, Parameters
+from glabench.sweeps.model import GPUS, PARALLEL, Cell, Parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The small model: as many sequences and tokens at most (over three chunks of 64), and steps that are compared.
+# The small model: as many sequences (or one per GPU) and tokens at most (over three chunks of 64), and steps that are
+# compared.
 _SMALL_BATCH, _SMALL_TOKENS, _COMPARED = 2, 200, 10
 # Their largest relative error, by type; weights that are kept in a type of 8 bits lose the smallest changes.
 _BOUNDS: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4, "fp16": 5e-3, "bf16": 5e-3}
@@ -51,24 +53,26 @@ _KERNEL_CALLS, _KERNEL_SAMPLES = 3, 10
 class _Batches(Between):
     """Gives each sample other tokens, outside of the timing."""
 
-    def __init__(self, op: Training, cell: Cell, inputs: Mapping[str, Tensor]) -> None:
-        self._inputs = inputs
-        self._batches = [op.make_batch(cell, number) for number in range(_BATCHES)]
+    def __init__(self, inputs: Mapping[str, Tensor], batches: Sequence[Mapping[str, Tensor]]) -> None:
+        self._inputs, self._batches = inputs, batches
         self._next = 0
 
     def renew(self, delay: Callable[[bool], object]) -> None:  # noqa: ARG002
-        for name, x in self._batches[self._next % _BATCHES].items():
+        for name, x in self._batches[self._next % len(self._batches)].items():
             self._inputs[name].copy_(x)
         self._next += 1
 
 
 class StepMeter:
-    """Measures steps of models. They are timed back to back by the host's clock, as a training loop makes them."""
+    """Measures steps of models. They are timed back to back by the host's clock, as a training loop makes them.
 
-    def __init__(self, op: Op, backend: Backend, job: Job, nvml: Nvml | None = None) -> None:
+    Of several ranks, each does all of it with its rows of every batch; what they decide by is the same in all.
+    """
+
+    def __init__(self, op: Op, backend: Backend, job: Job, nvml: Nvml | None = None, ranks: Ranks = ALONE) -> None:
         if not isinstance(op, Training) or not isinstance(backend, Model):
             raise TypeError(f"{backend.name}: its work is training, so it has to be a Model of the op training")
-        self._op, self._backend, self._job, self._nvml = op, backend, job, nvml
+        self._op, self._backend, self._job, self._nvml, self._ranks = op, backend, job, nvml, ranks
 
     def measure(self, cell: Cell) -> Record:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
@@ -82,7 +86,8 @@ class StepMeter:
     def _compared(self, record: Record) -> Record:
         """With the errors of a small model's gradients and losses; inaccurate if one is too large."""
         cell = small_step(self._op, record.cell)
-        exact = Parameters({**cell.parameters, "kernel": REFERENCE, "weights": "fp32", "compile": None})
+        one = {GPUS: None, PARALLEL: None}  # a rank computes what is expected by itself, of the whole batch
+        exact = Parameters({**cell.parameters, **one, "kernel": REFERENCE, "weights": "fp32", "compile": None})
         reference = replace(cell, dtype="fp64", parameters=exact)
         plain = PlainModel(self._backend)  # by a class of the suite, because a plugin's may override anything
         is_pure = cell.get("weights") == "pure" and cell.dtype in ("bf16", "fp16")
@@ -91,9 +96,9 @@ class StepMeter:
             "loss": _PURE_BOUND if is_pure else _BOUNDS[cell.dtype],
         }
         worst, gradient = self._gradient_error(cell, plain, reference)
-        found, expected = self._losses(self._backend, cell), self._losses(plain, reference)
+        found, expected = self._losses(self._backend, cell, self._ranks), self._losses(plain, reference, ALONE)
         loss = max((abs(a - b) / b if math.isfinite(a) else math.inf) for a, b in zip(found, expected, strict=True))
-        errors = {"gradient": gradient, "loss": loss}
+        errors = {"gradient": self._ranks.most(gradient), "loss": self._ranks.most(loss)}
         record = replace(record, rel_error=errors, accuracy_reference=self._op.reference_name)
         wrong = [f"{name} {x:.1e} (allowed {bounds[name]:.0e})" for name, x in errors.items() if not x <= bounds[name]]
         if not wrong:
@@ -107,7 +112,7 @@ class StepMeter:
         import torch
 
         batch = self._op.make_inputs(cell)
-        own, exact = self._backend.gradients(batch, cell), plain.gradients(batch, reference)
+        own, exact = self._backend.gradients(self._ranks.share(batch), cell), plain.gradients(batch, reference)
         errors = {
             name: float((own[name].double() - x).norm() / x.norm().clamp_min(torch.finfo(x.dtype).tiny))
             for name, x in exact.items()
@@ -115,18 +120,19 @@ class StepMeter:
         worst = max(errors, key=lambda name: errors[name] if math.isfinite(errors[name]) else math.inf)
         return worst, errors[worst]
 
-    def _losses(self, backend: Model, cell: Cell) -> list[float]:
+    def _losses(self, backend: Model, cell: Cell, ranks: Ranks) -> list[float]:
         """The losses of some steps on the same tokens, which the model soon knows, so that every step shows."""
-        step = backend.bind(self._op.make_inputs(cell), cell)
-        return [float(step()) for _ in range(_COMPARED)]
+        step = backend.bind(ranks.share(self._op.make_inputs(cell)), cell)
+        return [ranks.mean(float(step())) for _ in range(_COMPARED)]
 
     def _timed(self, record: Record) -> Record:
-        cell = record.cell
-        inputs = self._op.make_inputs(cell)
-        timer = EagerTimer(cell.device)
-        step, batches = self._backend.bind(inputs, cell), _Batches(self._op, cell, inputs)
+        cell, ranks = record.cell, self._ranks
+        shares = [ranks.share(self._op.make_batch(cell, number)) for number in range(_BATCHES)]
+        inputs = {name: x.clone() for name, x in shares[0].items()}
+        timer = EagerTimer(cell.device, ranks)
+        step, batches = self._backend.bind(inputs, cell), _Batches(inputs, shares)
         start = time.perf_counter()
-        first = float(step())
+        first = ranks.mean(float(step()))
         record = replace(record, first_call_s=time.perf_counter() - start)
         vocabulary, width = cell.sizes("vocabulary", "model_width")
         guess = math.log(vocabulary) + width * _DEVIATION**2 / 2
@@ -134,10 +140,12 @@ class StepMeter:
         if not abs(first - guess) <= allowed:
             reason = f"the first loss is {first:.3g}; a guess among the tokens has {guess:.3g}"
             return replace(record, status="inaccurate", reason=reason)
-        _settle(step, timer.synchronize)
-        record = replace(record, **asdict(measure_memory(Steps(None, step, None), cell.device)))
+        _settle(step, timer.synchronize, ranks)
+        memory = measure_memory(Steps(None, step, None), cell.device)
         if cell.device == "cuda":
-            record = replace(record, peak_allocated_mib=_peak_mib(step))
+            memory = replace(memory, peak_allocated_mib=_peak_mib(step))
+        most: dict[str, Any] = {name: x if x is None else ranks.most(x) for name, x in asdict(memory).items()}
+        record = replace(record, **most)
         sample, watch = timer.bind(None, step, batches), Watch(self._nvml)
 
         def watched() -> Sample:
@@ -145,15 +153,18 @@ class StepMeter:
             watch.look()
             return taken
 
-        record = with_samples(record, collect_samples(watched, self._job.settings), timer.name)
+        # By one clock, so that all ranks stop after the same sample.
+        samples = collect_samples(watched, self._job.settings, clock=lambda: ranks.first(time.monotonic()))
+        record = with_samples(record, samples, timer.name)
         record = replace(record, **asdict(watch.summary()))
         if self._nvml is not None:
             record = replace(record, other_processes=self._nvml.processes().others)
-            if self._job.settings.energy and record.time_ms:
+            # Of one GPU alone: the counters of several do not step together.
+            if self._job.settings.energy and record.time_ms and ranks.size == 1:
                 energy = energy_per_call(step, record.time_ms / 1e3, timer.mark, self._nvml.energy_j)
                 if energy is not None:
                     record = replace(record, energy_j=energy.call_j, energy_call_ms=energy.call_ms)
-        last = float(step())
+        last = ranks.mean(float(step()))
         if not math.isfinite(last):
             return replace(record, status="inaccurate", reason=f"the loss is {last} after some steps")
         return record
@@ -163,8 +174,9 @@ class StepMeter:
         counts, ceilings = PlainModel(self._backend).executes(record.cell), self._job.ceilings
         assert record.time_ms is not None
         tflops = counts.flops / record.time_ms / 1e9
-        if ceilings.product_tflops is not None and tflops > _MOST_MFU * ceilings.product_tflops:
-            reason = f"{tflops:.3g} TFLOP/s, but a large product reaches {ceilings.product_tflops:.3g} TFLOP/s"
+        of_one = tflops / record.cell.gpus
+        if ceilings.product_tflops is not None and of_one > _MOST_MFU * ceilings.product_tflops:
+            reason = f"{of_one:.3g} TFLOP/s, but a large product reaches {ceilings.product_tflops:.3g} TFLOP/s"
             return replace(record, status="suspicious", reason=reason, time_ms=None, samples_ms=None)
         return replace(
             record,
@@ -181,7 +193,7 @@ class StepMeter:
             return None
         kernel, op = registry[config.kernel], registry.op_of(config.kernel)
         known = {each.name: each.default for each in (*op.parameters, *kernel.parameters)}
-        own = config.mixer_cell(cell)
+        own = config.mixer_cell(replace(cell, batch=cell.batch // cell.gpus))
         given = {key: value for key, value in config.options.items() if key in known}
         own = replace(own, parameters=Parameters({**known, **own.parameters, **given}))
         if refusal(kernel, op, own) is not None:
@@ -201,19 +213,19 @@ def small_step(op: Op, cell: Cell) -> Cell:
     """The cell whose losses are compared with the reference's: the same kind of model, at a small size."""
     fewer = {name: min(size, int(cell.parameters[name])) for name, size in op.small.items()}
     return replace(
-        cell, batch=min(cell.batch, _SMALL_BATCH), seqlen=min(cell.seqlen, _SMALL_TOKENS),
+        cell, batch=min(cell.batch, max(_SMALL_BATCH, cell.gpus)), seqlen=min(cell.seqlen, _SMALL_TOKENS),
         parameters=Parameters({**cell.parameters, **fewer}),
     )  # fmt: skip
 
 
-def _settle(step: Callable[[], object], synchronize: Callable[[], None]) -> None:
+def _settle(step: Callable[[], object], synchronize: Callable[[], None], ranks: Ranks) -> None:
     """Steps until the last ones take equally long: the clock has settled, and everything is compiled."""
     times: list[float] = []
     for _ in range(_MOST_STEPS):
         start = time.perf_counter()
         step()
         synchronize()
-        times.append(time.perf_counter() - start)
+        times.append(ranks.most(time.perf_counter() - start))
         last = times[-_LAST:]
         if len(last) == _LAST and max(last) <= (1 + _ALIKE) * min(last):
             return

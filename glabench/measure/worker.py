@@ -1,9 +1,10 @@
 """The worker process: measures cells of one backend.
 
-    python -m glabench.measure.worker JOB_JSON
+    python -m glabench.measure.worker JOB_JSON [CELL_JSON]
 
 Reads cells from stdin and writes records to stdout, each as one line of JSON. What a backend prints goes to stderr, so
-that it cannot be taken for a record.
+that it cannot be taken for a record. If GPUs share the cell, it is an argument, and this process is one of the ranks:
+the first writes the record, or whichever fails.
 """
 
 import ctypes
@@ -11,9 +12,11 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import IO
 
 from glabench.backends import Registry, load_registry
@@ -22,10 +25,14 @@ from glabench.devices.nvml import open_nvml
 from glabench.measure.job import Job
 from glabench.measure.kinds import KINDS, Meter
 from glabench.measure.memory import free_memory_bytes
-from glabench.measure.outcome import failure, failure_of
+from glabench.measure.outcome import failure, failure_of, one_line
+from glabench.measure.ranks import join_ranks, known_ranks
 from glabench.measure.timer import timer_refuses
 from glabench.records import Record
 from glabench.sweeps.model import Cell
+
+# Seconds before a rank says that it has failed: torchrun ends it within them if the reason is that another one died.
+_GRACE_S = 1.0
 
 
 @contextmanager
@@ -57,8 +64,10 @@ class _Cells:
         self._op = registry.op_of(job.backend)
         self._job = job
         self._meter: Meter | None = None
+        self._ranks = known_ranks(job.gpus)
 
-    def record(self, cell: Cell) -> Record:
+    def record(self, cell: Cell) -> Record | None:
+        """The record of a cell; None if another rank has it."""
         try:
             reason = refusal(self._backend, self._op, cell) or timer_refuses(self._job.settings.timing, cell.pass_)
             if reason is not None:
@@ -69,23 +78,31 @@ class _Cells:
             if free is not None and needed > free:
                 reason = f"its tensors alone take {needed / 2**30:.1f} GiB; {free / 2**30:.1f} GiB are free"
                 return failure(self._job, cell, "oom", reason)
-            return self._meter.measure(cell)
+            record = self._meter.measure(cell)
+            return record if self._ranks.rank == 0 else None
         except Exception as problem:
             traceback.print_exc()  # to stderr, which --verbose shows
-            return failure_of(self._job, cell, problem)
+            record = failure_of(self._job, cell, problem)
+            if self._ranks.size == 1:
+                return record
+            time.sleep(_GRACE_S)
+            return replace(record, reason=one_line(f"rank {self._ranks.rank}: {record.reason}"))
 
     def _make_meter(self, cell: Cell) -> Meter:
         nvml = None
+        if self._ranks.size > 1:
+            join_ranks(self._ranks, self._job.device, self._job.settings.cell_timeout_s)
         if cell.device == "cuda":
             import torch
 
-            torch.cuda.set_device(self._job.device)
+            if self._ranks.size == 1:
+                torch.cuda.set_device(self._job.device)
             nvml = open_nvml()
         return KINDS[self._backend.work].make_meter(self._op, self._backend, self._job, cell.device, nvml)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures requested cells until stdin ends."""
+    """Measures the cell that is given, or requested cells until stdin ends."""
     end_with_parent()
     _die_first()
     job = Job.from_json(json.loads(arguments[0]))
@@ -93,9 +110,10 @@ def main(arguments: Sequence[str]) -> None:
         os.environ["GLA_AUTOTUNE"] = "1"
     with private_stdout() as channel:
         cells = _Cells(load_registry(job.plugins), job)
-        for line in sys.stdin:
+        for line in arguments[1:] or sys.stdin:
             record = cells.record(Cell.from_json(json.loads(line)))
-            print(record.to_line(), file=channel, flush=True)
+            if record is not None:
+                print(record.to_line(), file=channel, flush=True)
 
 
 if __name__ == "__main__":
