@@ -7,7 +7,7 @@ handled in one place.
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import groupby
 from typing import Any
@@ -112,7 +112,10 @@ def missing_cells(folder: RunFolder, cells: Iterable[Cell], retry_failed: bool =
 def _measure_group(
     backend: str, cells: Sequence[Cell], lane: Lane, plan: Plan, observer: Observer, start_worker: StartWorker
 ) -> None:
-    """Measures cells of one backend. After a crash, time-out, out-of-memory or error, a fresh worker continues."""
+    """Measures cells of one backend. After a crash, time-out, out-of-memory or error, a fresh worker continues.
+
+    A cell that GPUs share has a worker of its own, and there is no other meanwhile.
+    """
     ceilings = read_as(Ceilings, lane.folder.environment().get("ceilings") or {})
     job = Job(
         backend, lane.folder.run_id, plan.place.device, plan.settings, lane.version.plugins, ceilings, lane.version.hash
@@ -121,12 +124,17 @@ def _measure_group(
     worker: Worker | None = None
     try:
         for cell in cells:
-            worker = worker or start_worker(job, variables)
+            if worker is not None and cell.gpus > 1:
+                worker.close()
+                worker = None
+            lacking = plan.place.lacks_gpus(cell)
+            if worker is None and lacking is None:
+                worker = start_worker(replace(job, gpus=cell.gpus), variables)
             observer.start(cell, lane.name)
-            record = _measure(worker, cell, job)
+            record = _measure(worker, cell, job) if worker else failure(job, cell, "unsupported", lacking or "")
             lane.folder.append(record)
             observer.record(record, lane.name)
-            if record.status in _NEEDS_FRESH_WORKER:
+            if worker is not None and (record.status in _NEEDS_FRESH_WORKER or cell.gpus > 1):
                 worker.close()
                 worker = None
     finally:

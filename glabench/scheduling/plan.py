@@ -49,6 +49,21 @@ class Place:
         """The device for workers, `cuda:1` or `cpu`."""
         return device_number(self.environment)
 
+    def lacks_gpus(self, cell: Cell) -> str | None:
+        """Why there are too few GPUs for a cell, from the chosen one on; None if there are enough.
+
+        On a CPU processes stand for GPUs: as many as it has cores, but two on any.
+        """
+        wanted, known = cell.gpus, self.environment
+        if self.kind == "cpu":
+            most = max(2, known.get("cpu_cores") or 1)
+            why = f"on a CPU these are processes, at most {most} here"
+        else:
+            first = (known.get("gpu") or {}).get("index") or 0
+            most = max(1, (known.get("gpus") or 1) - first)
+            why = f"torch sees {count_of(most, 'GPU')} here{f' from {self.device} on' if first else ''}"
+        return f"--gpus {wanted}: {why}" if wanted > most else None
+
     def unavailable(self, backend: str) -> str | None:
         """Why a backend cannot run here with its own site; None if it can."""
         with on_path(self.sites.get(backend)):
@@ -162,7 +177,7 @@ def _estimate(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> Estimate:
     try:
         with faults_of(), on_path(plan.place.sites.get(cell.backend)):
             least, working = float(op.least_bytes(cell)), float(backend.working_bytes(cell))
-            reason = refusal(backend, op, cell)
+            reason = refusal(backend, op, cell) or plan.place.lacks_gpus(cell)
     except UsageError as problem:  # a faulty plugin affects only its own cells
         return Estimate(cell, 0.0, 0.0, 0.0, one_line(str(problem)))
     seconds = 0.0 if reason else _bound_seconds(cell, plan, stored)

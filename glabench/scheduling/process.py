@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 from glabench.measure.job import Job
@@ -38,6 +39,20 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
+def _started_by(pid: int) -> list[int]:
+    """The processes that a process has started, those that they have, and so on; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # of a process that has ended
+            # `PID (NAME) STATE PARENT ...`, where the name may be anything
+            parent = int(path.read_bytes().rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found = [pid]
+    for each in found:  # which grows meanwhile
+        found += children.get(each, [])
+    return found[1:]
+
+
 class Worker(Protocol):
     """Measures cells of one backend."""
 
@@ -54,6 +69,7 @@ class Worker(Protocol):
 class ProcessWorker:
     """A worker in its own process and process group. Closing it kills the whole group.
 
+    If GPUs share a cell, the worker is torchrun with a process per GPU, each of which leads a group; all are killed.
     The worker's stderr is kept for the reason of a crash, and printed at the end if `show_errors`. `variables` are
     added to its environment.
     """
@@ -61,9 +77,11 @@ class ProcessWorker:
     def __init__(self, job: Job, variables: Mapping[str, str], show_errors: bool = False) -> None:
         self._show_errors = show_errors
         self._timeout_s = job.settings.cell_timeout_s
+        self._has_ranks = job.gpus > 1
+        module = "launch" if self._has_ranks else "worker"
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "glabench.measure.worker", json.dumps(job.to_json())],
+            [sys.executable, "-P", "-m", f"glabench.measure.{module}", json.dumps(job.to_json())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -119,8 +137,13 @@ class ProcessWorker:
         return self._errors.read().decode(errors="replace").strip()
 
     def close(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        groups = [self._process.pid]
+        if self._has_ranks:
+            self._process.send_signal(signal.SIGSTOP)  # so that it starts no rank while they are looked for
+            groups += _started_by(self._process.pid)
+        for group in groups:
+            with suppress(ProcessLookupError):  # also of a process that leads no group
+                os.killpg(group, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # stuck in the driver; the system has to end it
             self._process.wait(timeout=_LAST_WAIT_S)
         if self._show_errors and (said := self._stderr()):
