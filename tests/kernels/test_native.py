@@ -1,7 +1,9 @@
 """The functions in C: how they describe tensors, and what becomes of calls without them."""
 
 import ctypes
+import os
 import struct
+import subprocess
 import sys
 
 import pytest
@@ -67,6 +69,15 @@ def test_more_tensors_than_there_is_room_for_are_not_described():
 
 def test_the_plan_has_the_layout_of_the_c_structure():
     assert [Plan.cells.offset, Plan.launch.offset, ctypes.sizeof(Plan)] == [64, 112, struct.calcsize("8q9P")]
+
+
+def test_processes_may_build_the_functions_at_the_same_time(tmp_path):
+    code = "from gla_kernels.launching.native import functions; assert functions() is not None"
+    variables = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    started = [subprocess.Popen([sys.executable, "-c", code], env=variables) for _ in range(2)]
+    assert [each.wait(timeout=60) for each in started] == [0, 0]
+    (built,) = (path for path in tmp_path.rglob("*") if path.is_file())  # nothing is left beside it
+    assert built.name.startswith("gla_kernels_native")
 
 
 @pytest.mark.parametrize("missing", ["compiler", "functions of tensors", "known functions"])

@@ -118,7 +118,7 @@ def test_tokens_per_second_are_kept_as_such_and_shown_in_millions():
 
 def test_metrics_that_no_row_has_are_not_shown():
     rows = [row(time_ms=1.0), row(peak_allocated_mib=0.0)]
-    assert [metric.name for metric in known(METRICS, rows)] == ["time", "peak", "tokens"]
+    assert [metric.name for metric in known(METRICS, rows)] == ["time", "peak", "tokens", "tokens_gpu"]
     assert known(METRICS, []) == []
 
 
