@@ -205,7 +205,7 @@ def expected_seconds(plan: Plan) -> float:
     """
     stored, backends = _stored_seconds(plan), dict.fromkeys(cell.backend for cell in plan.cells)
     can_run = {name for name in backends if not plan.place.unavailable(name)}
-    there = [cell for cell in plan.cells if cell.backend in can_run]
+    there = [cell for cell in plan.cells if cell.backend in can_run and not plan.place.lacks_gpus(cell)]
     return sum(_bound_seconds(cell, plan, stored) for cell in there)
 
 
