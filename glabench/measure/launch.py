@@ -29,11 +29,10 @@ def main(arguments: Sequence[str]) -> int:
         torchrun(["--standalone", f"--nproc-per-node={gpus}", "-m", "glabench.measure.worker", job_text, cell_text])
     except ChildFailedError as problem:
         rank, failed = problem.get_first_failure()
-        killed = f"was killed by signal {failed.signal_name()}"
-        print(
-            f"rank {rank} {killed if failed.exitcode < 0 else f'ended with exit code {failed.exitcode}'}",
-            file=sys.stderr,
-        )
+        end = f"ended with exit code {failed.exitcode}"
+        if failed.exitcode < 0:
+            end = f"was killed by signal {failed.signal_name()}"
+        print(f"rank {rank} {end}", file=sys.stderr)
         return 1
     return 0
 
