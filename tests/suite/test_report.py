@@ -226,7 +226,9 @@ def test_crashes_with_different_exit_codes_take_a_line_each():
 
 def test_metrics_that_no_record_has_are_refused_before_anything_is_written(tmp_path):
     run = made_up("gla-340m")
-    words = r"^--metric: no record has these metrics: energy, power \(there are: time, peak, tokens, tokens_gpu, error\)$"
+    words = (
+        r"^--metric: no record has these metrics: energy, power \(there are: time, peak, tokens, tokens_gpu, error\)$"
+    )
     for make in (lambda asked: shown([run], asked), lambda asked: write_report([run], tmp_path, asked, None)):
         with pytest.raises(UsageError, match=words):
             make(parse_metrics("energy,power"))
