@@ -122,13 +122,11 @@ def test_a_rank_that_is_killed_is_named(odd):
 
 
 def test_ranks_that_hang_are_killed_with_their_children(odd, lives):  # noqa: F811
-    began = time.monotonic()
     with pytest.raises(WorkerTimeoutError, match=r"no result within 6 s \(--cell-timeout\)"):
         odd(48, timeout_s=6.0)
-    assert lives()  # the child of rank 1, and both ranks, whose arguments name the plugin
+    assert lives()  # the child of rank 1, and torchrun and its ranks, whose arguments name the plugin
     odd.close()
     assert ends(lives)
-    assert time.monotonic() - began < 12
 
 
 # What they agree on
