@@ -59,6 +59,7 @@ from glabench.backends.recall import (
     TransformerRecall,
 )
 from glabench.backends.sdpa import Flex, SdpaCudnn, SdpaFlash, SdpaMath
+from glabench.backends.text import FixedText, GlaBothText, GlaText, GlaValuesText, LinearText, SimpleGlaText
 
 BACKENDS: list[Backend] = [
     GlaTriton(),
@@ -118,4 +119,10 @@ BACKENDS: list[Backend] = [
     TransformerRecall(),
     Mamba1Recall(),
     Mamba2Recall(),
+    LinearText(),
+    FixedText(),
+    SimpleGlaText(),
+    GlaValuesText(),
+    GlaText(),
+    GlaBothText(),
 ]

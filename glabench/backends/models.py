@@ -77,8 +77,8 @@ class MixerModel(Backend):
     def limits(self, cell: Cell) -> str | None:
         if cell.pass_ != "fwd+bwd":
             return "training has a forward and a backward; use --pass fwd+bwd"
-        width, vocabulary = cell.sizes("model_width", "vocabulary")
-        if vocabulary < 2:
+        (width,) = cell.sizes("model_width")
+        if "vocabulary" in cell.parameters and cell.sizes("vocabulary") < (2,):
             return "a vocabulary has 2 tokens at least"
         try:
             check_width(width, self.step)

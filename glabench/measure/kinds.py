@@ -1,6 +1,7 @@
 """Kinds of work: how the cells of a backend are measured, and how one is made ready to be profiled.
 
-An op computed by a backend is one kind, a step of training a model another, a model that learns to recall a third.
+An op computed by a backend is one kind, a step of training a model another, a model that learns to recall or
+to predict text a third and a fourth.
 Sweeps, run folders, records, reports and verdicts are the same for all.
 """
 
@@ -17,6 +18,7 @@ from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
 from glabench.measure.ranks import known_ranks
 from glabench.measure.recall import RecallMeter
+from glabench.measure.text import TextMeter
 from glabench.measure.timer import timer_for
 from glabench.measure.training import StepMeter
 from glabench.measure.work import OpWork
@@ -68,9 +70,14 @@ def _recall_meter(op: Op, backend: Backend, job: Job, device: str, nvml: Nvml | 
     return RecallMeter(op, backend, job)
 
 
+def _text_meter(op: Op, backend: Backend, job: Job, device: str, nvml: Nvml | None) -> Meter:  # noqa: ARG001
+    return TextMeter(op, backend, job)
+
+
 # By the name that a backend gives as its `work`.
 KINDS: Mapping[str, Kind] = {
     "op": Kind(_cell_meter, _ready_cell),
     "training": Kind(_step_meter, _ready_step),
     "recall": Kind(_recall_meter, _ready_step),
+    "text": Kind(_text_meter, _ready_step),
 }

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
 from glabench.backends.recall import Learner
-from glabench.measure.accuracy import relative_error
 from glabench.measure.job import Job
+from glabench.measure.untrained import with_logits
 from glabench.ops import Op
-from glabench.ops.base import REFERENCE
 from glabench.ops.recall import Recall
 from glabench.records import Record
-from glabench.sweeps.model import Cell, Parameters
+from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
 # As Arora et al. train: AdamW with this decay, a cosine from epoch to epoch, no warm-up; rows come in one order.
 _DECAY, _ENOUGH, _TEST_ROWS = 0.1, 0.99, 3000
-# Rows that the first logits are compared on, and their largest relative error by type.
-_COMPARED = 2
-_BOUNDS = {"fp64": 1e-9, "fp32": 1e-4, "fp16": 2e-2, "bf16": 3e-2}
 
 
 class RecallMeter:
@@ -43,22 +39,8 @@ class RecallMeter:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
-        error = self._error(cell)
-        record = replace(record, rel_error={"logits": error}, accuracy_reference=self._op.reference_name)
-        if not error <= _BOUNDS[cell.dtype]:
-            reason = f"relative error beyond {_BOUNDS[cell.dtype]:.0e} against {self._op.reference_name}: {error:.1e}"
-            return replace(record, status="inaccurate", reason=reason)
-        return self._trained(record)
-
-    def _error(self, cell: Cell) -> float:
-        """The error of an untrained model's logits against the same model's with the op's reference, in float64."""
-        import torch
-
-        few = replace(cell, batch=min(cell.batch, _COMPARED))
-        inputs = self._op.make_inputs(few)
-        exact = replace(few, dtype="fp64", parameters=Parameters({**few.parameters, "kernel": REFERENCE}))
-        with torch.no_grad():
-            return relative_error(self._backend.bind(inputs, few)(), self._backend.bind(inputs, exact)())
+        record = with_logits(record, self._op, self._backend, cell)
+        return self._trained(record) if record.status == "ok" else record
 
     def _trained(self, record: Record) -> Record:
         import torch

@@ -68,6 +68,45 @@ class Gla(Linear):
         return {"g": F.logsigmoid(self.gate(x).unflatten(-1, self._keys)) / _TAU}
 
 
+class GlaValues(Linear):
+    """S_t = S_{t-1} diag(exp gv_t) + k_t^T v_t with gv_t as the gate of `Gla`, of values (version 3, section 3.3).
+
+    Parameters: those of `Linear`, and 16 (d + H V) + H V.
+    """
+
+    op = "gla-values"
+
+    def __init__(self, width: int, heads: int, key_dim: int, value_dim: int, kernel: Kernel) -> None:
+        super().__init__(width, heads, key_dim, value_dim, kernel)
+        self.value_gate = nn.Sequential(nn.Linear(width, _RANK, bias=False), nn.Linear(_RANK, heads * value_dim))
+
+    def gates(self, x: Tensor) -> Mapping[str, Tensor]:
+        """gv [B, T, H, V]."""
+        return {"gv": F.logsigmoid(self.value_gate(x).unflatten(-1, self._values)) / _TAU}
+
+
+class GlaBoth(Gla, GlaValues):
+    """S_t = diag(exp g_t) S_{t-1} diag(exp gv_t) + k_t^T v_t, with both gates (version 3, eq. 12 to 17).
+
+    Parameters: those of `Gla`, and 16 (d + H V) + H V.
+    """
+
+    op = "gla-both"
+
+    def gates(self, x: Tensor) -> Mapping[str, Tensor]:
+        """g [B, T, H, K] and gv [B, T, H, V]."""
+        return {**Gla.gates(self, x), **GlaValues.gates(self, x)}
+
+
+class FixedGate(Linear):
+    """S_t = (1 - 2^(-5-h)) S_{t-1} + k_t^T v_t in head h: RetNet's decay alone, without its positions.
+
+    Parameters: those of `Linear`.
+    """
+
+    op = "retention"
+
+
 class SimpleGla(Linear):
     """S_t = exp(g_t) S_{t-1} + k_t^T v_t, g_t = log sigmoid(W x_t + b) / 16, one per head (final paper, Table 2).
 

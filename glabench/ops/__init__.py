@@ -11,14 +11,15 @@ from glabench.ops.mlstm import MLSTM
 from glabench.ops.recall import RECALL
 from glabench.ops.simple_gla import LIGHTNING, RETENTION, SIMPLE_GLA
 from glabench.ops.softmax import SOFTMAX
+from glabench.ops.text import TEXT
 from glabench.ops.training import TRAINING
 
 BUILTIN: tuple[Op, ...] = (
     GLA, LINEAR, SOFTMAX, MAMBA1, MAMBA2, SIMPLE_GLA, RETENTION, LIGHTNING, GLA_BOTH, GLA_VALUES, GATED_DELTA, KDA,
-    MLSTM, TRAINING, RECALL,
+    MLSTM, TRAINING, RECALL, TEXT,
 )  # fmt: skip
 
 __all__ = [
     "BUILTIN", "BYTES", "GATED_DELTA", "GLA", "GLA_BOTH", "GLA_VALUES", "KDA", "LIGHTNING", "LINEAR", "MAMBA1",
-    "MAMBA2", "MLSTM", "RECALL", "RETENTION", "SIMPLE_GLA", "SOFTMAX", "TRAINING", "Op", "Spec",
+    "MAMBA2", "MLSTM", "RECALL", "RETENTION", "SIMPLE_GLA", "SOFTMAX", "TEXT", "TRAINING", "Op", "Spec",
 ]  # fmt: skip

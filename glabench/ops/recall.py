@@ -13,6 +13,8 @@ from glabench.sweeps.parameters import Parameter, Value, integers
 if TYPE_CHECKING:
     from torch import Tensor
 
+RATE = Parameter("rate", "Highest learning rate; it falls as a cosine.", parse_amounts, "numbers (1e-3,3e-3)", 1e-3)
+
 
 class Recall(Op):
     """tokens [B, T] to logits [B, n, vocabulary] at the n places where a row asks for a value; see `ops.mqar`."""
@@ -24,7 +26,7 @@ class Recall(Op):
         integers("layers", "Layers, of a mixer without an MLP each.", 2),
         integers("vocabulary", "Tokens that there are.", 8192),
         integers("pairs", "Pairs of a key and a value in a row.", 4),
-        Parameter("rate", "Highest learning rate; it falls as a cosine.", parse_amounts, "numbers (1e-3,3e-3)", 1e-3),
+        RATE,
         integers("rows", "Rows to learn from.", 100_000),
         integers("epochs", "Times that these are gone through, at most.", 64),
     )

@@ -116,6 +116,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("clock", "sm_clock_mhz", "SM clock", "MHz", None, _whole),
     Metric("accuracy", "accuracy", "values recalled", "%", "higher", scale=100, timed=False),
     Metric("training", "train_s", "training", "s", "lower"),
+    Metric("bits", "bits_per_byte", "bits per byte of unseen text", "", "lower", lambda x: f"{x:.3f}", timed=False),
     Metric(
         "error", "error", "largest relative error", "", "lower", _scientific,
         limit=0.5, slack=1e-6, option="--max-error", help="How much the error of a tensor may grow.",

@@ -70,6 +70,9 @@ class Measured:
     accuracy: Number | None = None
     epochs_trained: Whole | None = None
     train_s: Amount | None = None
+    # Of a model that learned text: bits per byte of files that it has not seen, and what the text is.
+    bits_per_byte: Number | None = None
+    text: Name | None = None
     # GB/s and TFLOP/s, the device's ceilings: a large copy and a large bf16 product, measured in the same run.
     copy_gbps: Amount | None = None
     product_tflops: Amount | None = None
@@ -110,6 +113,8 @@ class Record(Measured):
         result = self.status if self.time_ms is None else f"{significant(self.time_ms)} ms"
         if self.accuracy is not None:
             result = f"{100 * self.accuracy:.1f} % after {count_of(self.epochs_trained or 0, 'epoch')}"
+        if self.bits_per_byte is not None:
+            result = f"{self.bits_per_byte:.3f} bits per byte, {result} per step"
         return f"{self.cell}: {result}{f' ({self.reason})' if self.reason else ''}"
 
     def to_json(self) -> dict[str, Any]:

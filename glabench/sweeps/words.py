@@ -34,6 +34,7 @@ WORDS: Mapping[str, Words] = {
     "rate": Words("lr", "learning rate"),
     "rows": Words("rows", "rows to learn from", usual=100_000),
     "epochs": Words("epochs", "epochs", usual=64),
+    "steps": Words("steps", "steps of training"),
     "inner": Words("inner", "inner width"),
     "state_size": Words("N", "states N per channel", is_size=True),
     "dtype": Words("", "dtype"),

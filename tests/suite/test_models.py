@@ -18,6 +18,9 @@ SMALL = {
     "gla": {"heads": 2, "key_dim": 8, "value_dim": 16},
     "linear": {"heads": 2, "key_dim": 8, "value_dim": 16},
     "simple-gla": {"heads": 2, "key_dim": 8, "value_dim": 16},
+    "fixed-gate": {"heads": 2, "key_dim": 8, "value_dim": 16},
+    "gla-values": {"heads": 2, "key_dim": 8, "value_dim": 16},
+    "gla-both": {"heads": 2, "key_dim": 8, "value_dim": 16},
     "retnet": {"heads": 2, "key_dim": 8, "value_dim": 16},
     "transformer": {"heads": 2, "head_dim": 16},
     "mamba1": {"inner": 64, "state_size": 4},
@@ -39,9 +42,13 @@ def tokens_of(B, T, seed=1):
 def parameters_of(mixer, d, H=0, K=0, V=0, E=0, N=0):
     """As the docstrings of the layers say."""
     linear = d * H * (2 * K + 3 * V) + V
+    gate, value_gate = (16 * (d + H * D) + H * D for D in (K, V))
     return {
         "linear": linear,
-        "gla": linear + 16 * (d + H * K) + H * K,
+        "gla": linear + gate,
+        "gla-values": linear + value_gate,
+        "gla-both": linear + gate + value_gate,
+        "fixed-gate": linear,
         "simple-gla": linear + (d + 1) * H,
         "retnet": linear,
         "transformer": 4 * d * H * K,
@@ -100,12 +107,12 @@ def heads(x, H):
 
 
 def recurrent(layer, x, decay):
-    """The equation of a gated linear layer, token by token; `decay` gives the factors of the state's rows."""
+    """The equation of a gated linear layer, token by token; `decay` gives the factors of the state."""
     q, k = layer.queries_and_keys(x)
     v, swish = heads(layer.v(x), 2), heads(layer.swish(x), 2)
     S, outputs = torch.zeros(*q.shape[:1], 2, q.shape[-1], v.shape[-1], dtype=x.dtype), []
     for t in range(x.shape[1]):
-        S = decay(x[:, t])[..., None] * S + k[:, t, :, :, None] * v[:, t, :, None]
+        S = decay(x[:, t]) * S + k[:, t, :, :, None] * v[:, t, :, None]
         outputs.append((q[:, t, :, None] @ S)[:, :, 0] / math.sqrt(q.shape[-1]))
     o = torch.stack(outputs, dim=1)
     o = o / (o.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.norm.weight
@@ -113,15 +120,26 @@ def recurrent(layer, x, decay):
 
 
 def decay_of(mixer, layer):
+    """Factors [B, H, K, V] of the state, or 1 in place of K or V, from x [B, d]."""
+
+    def gate(of, *shape):
+        return lambda x: of(x).reshape(len(x), 2, *shape).sigmoid() ** (1 / 16)
+
     if mixer == "gla":
-        return lambda x: heads(layer.gate(x), 2).sigmoid() ** (1 / 16)
+        return gate(layer.gate, 8, 1)
+    if mixer == "gla-values":
+        return gate(layer.value_gate, 1, 16)
+    if mixer == "gla-both":
+        keys, values = gate(layer.gate, 8, 1), gate(layer.value_gate, 1, 16)
+        return lambda x: keys(x) * values(x)
     if mixer == "simple-gla":
-        return lambda x: (layer.gate(x).sigmoid() ** (1 / 16))[..., None]
-    fixed = 1 - 2.0 ** (-5 - torch.arange(2, dtype=torch.float64)) if mixer == "retnet" else torch.ones(2)
-    return lambda x: fixed.to(x.dtype)[None, :, None]
+        return gate(layer.gate, 1, 1)
+    is_fixed = mixer in ("retnet", "fixed-gate")
+    fixed = 1 - 2.0 ** (-5 - torch.arange(2, dtype=torch.float64)) if is_fixed else torch.ones(2)
+    return lambda x: fixed.to(x.dtype)[None, :, None, None]
 
 
-@pytest.mark.parametrize("mixer", ["gla", "linear", "simple-gla", "retnet"])
+@pytest.mark.parametrize("mixer", ["gla", "linear", "simple-gla", "fixed-gate", "gla-values", "gla-both", "retnet"])
 def test_layers_with_a_matrix_as_state_compute_their_equation(mixer):
     layer, x = model_of(mixer).blocks[0].mixer, torch.randn(2, 20, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(layer(x), recurrent(layer, x, decay_of(mixer, layer)), rtol=1e-6, atol=1e-9)

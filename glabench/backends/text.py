@@ -1,0 +1,90 @@
+"""Small models that learn text, alike but for the gate of their mixer: what each kind of gate is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from glabench.backends.models import KERNEL, MixerModel
+from glabench.ops.base import torch_dtype
+from glabench.ops.text import BYTES_THAT_THERE_ARE
+from glabench.sweeps.model import Cell
+from glabench.sweeps.parameters import Parameter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glabench.models import LanguageModel
+
+
+class Reader(MixerModel):
+    """A language model over bytes; weights are drawn from the cell's seed."""
+
+    op, work = "text", "text"
+    parameters: ClassVar[tuple[Parameter, ...]] = (KERNEL,)
+
+    def build(self, cell: Cell) -> LanguageModel:
+        """The cell's model, on its device, in float32 or float64."""
+        import torch
+
+        from glabench.models import LanguageModel, ModelConfig
+
+        torch.manual_seed(cell.seed)
+        width, layers = cell.sizes("model_width", "layers")
+        config = ModelConfig(self.mixer, width, layers, BYTES_THAT_THERE_ARE, self.kernel_of(cell))
+        with torch.device(cell.device):
+            model = LanguageModel(config, self.registry)
+        return model.to(torch_dtype("fp64" if cell.dtype == "fp64" else "fp32"))
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+        """A forward of an untrained model, under autocast to the cell's dtype."""
+        model, autocast = self.build(cell), self.autocast(cell)
+
+        def forward() -> Tensor:
+            with autocast:
+                logits: Tensor = model(inputs["tokens"])
+            return logits
+
+        return forward
+
+
+class LinearText(Reader):
+    """No gate."""
+
+    name, title, mixer, mixer_op = "linear-text", "no gate, learning text", "linear", "linear"
+    kernels: ClassVar[Mapping[str, str]] = {"cuda": "linear-triton", "cpu": "linear-torch"}
+
+
+class FixedText(Reader):
+    """A fixed decay per head."""
+
+    name, title, mixer, mixer_op = "fixed-gate-text", "a fixed gate per head, learning text", "fixed-gate", "retention"
+    kernels: ClassVar[Mapping[str, str]] = {"cuda": "retention-triton"}
+
+
+class SimpleGlaText(Reader):
+    """A gate per head."""
+
+    name, title, mixer = "simple-gla-text", "a scalar gate per head, learning text", "simple-gla"
+    mixer_op, kernels = "simple-gla", {"cuda": "simple-gla-triton"}
+
+
+class GlaText(Reader):
+    """A gate per key channel."""
+
+    name, title, mixer, mixer_op = "gla-text", "gates of keys, learning text", "gla", "gla"
+    kernels: ClassVar[Mapping[str, str]] = {"cuda": "gla-triton", "cpu": "gla-torch"}
+
+
+class GlaValuesText(Reader):
+    """A gate per value channel."""
+
+    name, title, mixer = "gla-values-text", "gates of values, learning text", "gla-values"
+    mixer_op, kernels = "gla-values", {"cuda": "gla-values-triton"}
+
+
+class GlaBothText(Reader):
+    """A gate per key channel and one per value channel."""
+
+    name, title, mixer = "gla-both-text", "gates of keys and values, learning text", "gla-both"
+    mixer_op, kernels = "gla-both", {"cuda": "gla-both-triton"}

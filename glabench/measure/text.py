@@ -1,0 +1,138 @@
+"""Trains a small model on a text, and measures how well it then predicts other files, and how fast it learned."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from glabench.backends import Backend
+from glabench.backends.text import Reader
+from glabench.measure.cell import with_samples
+from glabench.measure.job import Job
+from glabench.measure.memory import MIB
+from glabench.measure.sampling import Samples
+from glabench.measure.timer import Sample
+from glabench.measure.training import small_step
+from glabench.measure.untrained import with_logits
+from glabench.ops import Op
+from glabench.ops.text import Text
+from glabench.records import Record
+from glabench.sweeps.model import Cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glabench.models import LanguageModel
+    from glabench.ops.corpus import Corpus
+
+# AdamW as GLA was trained with (final paper, section 5.2): a warm-up over this share of the steps, then a cosine to
+# this share of the highest rate.
+_BETAS, _DECAY, _MOST_NORM = (0.9, 0.95), 0.01, 1.0
+_WARM_UP, _LEAST_RATE = 0.1, 0.1
+# Steps between two looks at the clock, and rows of the held-out files that are predicted, at most.
+_BLOCK, _TESTED_ROWS = 25, 512
+
+
+class TextMeter:
+    """Trains models for a number of steps on the same text in the same order, then tests them on other files."""
+
+    def __init__(self, op: Op, backend: Backend, job: Job) -> None:
+        if not isinstance(op, Text) or not isinstance(backend, Reader):
+            raise TypeError(f"{backend.name}: its work is text, so it has to be a Reader of the op text")
+        self._op, self._backend, self._job = op, backend, job
+
+    def measure(self, cell: Cell) -> Record:
+        """The record of a cell that the backend supports. Whatever the backend raises goes through."""
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
+        record = with_logits(record, self._op, self._backend, small_step(self._op, cell))
+        return self._trained(record) if record.status == "ok" else record
+
+    def _trained(self, record: Record) -> Record:
+        import torch
+
+        from glabench.ops.corpus import python_source
+
+        cell, corpus = record.cell, python_source()
+        on_gpu = cell.device == "cuda"
+        model = self._backend.build(cell)
+        weights = list(model.parameters())
+        rate, (steps,) = float(cell.parameters["rate"]), cell.sizes("steps")
+        optimizer = torch.optim.AdamW(weights, rate, _BETAS, weight_decay=_DECAY, fused=on_gpu)
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        samples: list[Sample] = []
+        begin = start = time.perf_counter()
+        for step, rows in enumerate(_batches(corpus, cell)):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * _share_of_rate(step, steps)
+            optimizer.zero_grad(set_to_none=True)
+            _bits(self._backend, model, cell, rows).backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(weights, _MOST_NORM)
+            optimizer.step()
+            if (step + 1) % _BLOCK == 0 or step + 1 == steps:
+                if on_gpu:
+                    torch.cuda.synchronize()
+                now = time.perf_counter()
+                samples.append(Sample(1e3 * (now - start) / (step % _BLOCK + 1)))
+                start = now
+        seconds = time.perf_counter() - begin
+        peak = torch.cuda.max_memory_allocated() / MIB if on_gpu else None
+        kept = samples[1:] or samples  # the first ones compile
+        timing = f"{_BLOCK} steps of training, by the host's clock"
+        record = with_samples(record, Samples(tuple(kept), (), "all steps"), timing)
+        bits = self._tested(model, corpus, cell)
+        if not math.isfinite(bits):
+            return replace(record, status="inaccurate", reason=f"the loss is {bits} after {steps} steps", time_ms=None)
+        return replace(record, bits_per_byte=bits, text=corpus.name, train_s=seconds, peak_allocated_mib=peak)
+
+    def _tested(self, model: LanguageModel, corpus: Corpus, cell: Cell) -> float:
+        """Bits per byte of the held-out files, in rows of as many bytes as it has learned from."""
+        import torch
+
+        text = _on_device(corpus.held_out, cell)
+        length = cell.seqlen + 1
+        rows = text[: len(text) // length * length].view(-1, length)[:_TESTED_ROWS].long()
+        parts = [rows[first : first + cell.batch] for first in range(0, len(rows), cell.batch)]
+        with torch.no_grad():
+            return sum(float(_bits(self._backend, model, cell, some)) * len(some) for some in parts) / len(rows)
+
+
+def _share_of_rate(step: int, steps: int) -> float:
+    """The rate of a step, of the highest: it rises in a line, then falls as a cosine."""
+    rising = max(1, round(_WARM_UP * steps))
+    if step < rising:
+        return (step + 1) / rising
+    falling = (step - rising) / max(1, steps - rising)
+    return _LEAST_RATE + (1 - _LEAST_RATE) * (1 + math.cos(math.pi * falling)) / 2
+
+
+def _batches(corpus: Corpus, cell: Cell) -> Iterator[Tensor]:
+    """Rows of bytes [B, T + 1] from places that the seed draws, a batch per step; the same for every model."""
+    import torch
+
+    text, (steps,) = _on_device(corpus.learned, cell), cell.sizes("steps")
+    generator = torch.Generator().manual_seed(cell.seed)
+    if len(text) <= cell.seqlen + 1:
+        raise ValueError(f"the text has {len(text)} bytes, which is too few for rows of {cell.seqlen}")
+    places = torch.randint(len(text) - cell.seqlen, (steps, cell.batch, 1), generator=generator).to(cell.device)
+    within = torch.arange(cell.seqlen + 1, device=cell.device)
+    for own in places:
+        yield text[own + within].long()
+
+
+def _on_device(text: bytes, cell: Cell) -> Tensor:
+    import torch
+
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(cell.device)
+
+
+def _bits(backend: Reader, model: LanguageModel, cell: Cell, rows: Tensor) -> Tensor:
+    """The mean bits of every byte of rows but their first ones."""
+    with backend.autocast(cell):
+        loss: Tensor = model.loss(rows[:, :-1], rows[:, 1:])
+    return loss / math.log(2)
