@@ -126,6 +126,13 @@ class Backend(ABC):
         """How the implementation launches the cell (kernels, tile sizes), in one line; None if unknown."""
         return None
 
+    def bind_step(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor] | None:  # noqa: ARG002
+        """A function for one token of each sequence that moves the states `initial` on in place and returns the output.
+
+        None if the implementation has no such form; who needs it then copies the final states of `bind`.
+        """
+        return None
+
     @abstractmethod
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         """A function without arguments that computes the op's outputs from `inputs`, as specified by `Op.outputs`.

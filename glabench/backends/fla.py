@@ -54,6 +54,17 @@ class FlaGla(_Fla):
 
         return chunk_gla  # type: ignore[no-any-return]
 
+    def bind_step(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+        """By fla's function for single tokens, whose final states are copied, since it writes them elsewhere."""
+        go_on = call_on(FlaGlaRecurrent.function(), inputs, cell)
+
+        def forward() -> Tensor:
+            o, final = go_on()
+            inputs["initial"].copy_(final)
+            return o
+
+        return forward
+
 
 class FlaGlaRecurrent(_Fla):
     """`fla.ops.gla.fused_recurrent_gla`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gla_kernels.limits import MAX_KEY_DIM, MAX_VALUE_DIM, WALKED_KEYS, fitting_chunks
@@ -12,13 +12,14 @@ from gla_kernels.limits import MAX_KEY_DIM, MAX_VALUE_DIM, WALKED_KEYS, fitting_
 from glabench.backends.base import Backend, Counts, Requirement
 from glabench.ops import BYTES
 from glabench.ops.base import wide
-from glabench.ops.linear import returns_states
-from glabench.ops.simple_gla import LIGHTNING
+from glabench.ops.simple_gla import LIGHTNING, RETENTION, Retention
+from glabench.ops.softmax import returns_states
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter, aliased, integers
 from glabench.sweeps.words import MATERIALIZE
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _TRITON = Requirement("triton", "pip install triton")
@@ -82,6 +83,18 @@ class _Ours(Backend):
 
         return chunk_gla if "g" in inputs else chunk_linear_attn
 
+    def bind_step(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor] | None:  # noqa: ARG002
+        step = partial(
+            self.recurrent(inputs), initial_state=inputs["initial"], output_final_state=True, inplace_final_state=True
+        )
+        return lambda: step(inputs["q"], inputs["k"], inputs["v"])[0]
+
+    def recurrent(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """The function of q, k and v that goes token by token."""
+        from gla_kernels import fused_recurrent_gla
+
+        return partial(fused_recurrent_gla, gk=inputs.get("g"), gv=inputs.get("gv"))
+
     def kernel_counts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Counts] | None:
         """Only if all states are kept, or nothing is needed: other calls go over their inputs in slices."""
         if cell.pass_ != "infer" and _kept(cell) != "states":
@@ -143,6 +156,23 @@ class SimpleGlaTriton(_OnePerHead):
 
         return chunk_simple_gla
 
+    def recurrent(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from gla_kernels import fused_recurrent_simple_gla
+
+        return partial(fused_recurrent_simple_gla, g=inputs["g"])
+
+
+@cache
+def _made_decays(op: Retention, heads: int, device: torch.device) -> Tensor:
+    import torch
+
+    return op.gates(torch.arange(heads, device=device, dtype=torch.float32))
+
+
+def _decays(op: Retention, q: Tensor) -> Tensor:
+    """An op's constant gates of q's heads, [H]. They are kept, so that no step of a model makes them again."""
+    return _made_decays(op, q.shape[2], q.device)
+
 
 class _Constant(_OnePerHead):
     """Gates that are no inputs."""
@@ -165,6 +195,12 @@ class RetentionTriton(_Constant):
 
         return chunk_retention
 
+    def recurrent(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """With gates that are there already: `fused_recurrent_retention` makes them anew in a CUDA graph."""
+        from gla_kernels import fused_recurrent_simple_gla
+
+        return partial(fused_recurrent_simple_gla, g_gamma=_decays(RETENTION, inputs["q"]))
+
 
 class LightningTriton(_Constant):
     """`gla_kernels.chunk_simple_gla` with constant gates."""
@@ -172,12 +208,14 @@ class LightningTriton(_Constant):
     name, op, title = "lightning-triton", "lightning", "Lightning Attention-2, our Triton kernels"
 
     def function(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        import torch
         from gla_kernels import chunk_simple_gla
 
-        H = inputs["q"].shape[2]
-        gates = LIGHTNING.gates(torch.arange(H, device=inputs["q"].device, dtype=torch.float32))
-        return partial(chunk_simple_gla, g_gamma=gates)
+        return partial(chunk_simple_gla, g_gamma=_decays(LIGHTNING, inputs["q"]))
+
+    def recurrent(self, inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from gla_kernels import fused_recurrent_simple_gla
+
+        return partial(fused_recurrent_simple_gla, g_gamma=_decays(LIGHTNING, inputs["q"]))
 
 
 class _ValueGated(_Ours):

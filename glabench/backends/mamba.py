@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Requirement
 from glabench.backends.sdpa import prefix_limits
+from glabench.ops.softmax import returns_states
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import integers
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # The chunk size of the package's Mamba-2 layer.
@@ -30,21 +33,33 @@ class Mamba1(_MambaSsm):
     """`selective_scan_fn`. It takes the op's inputs as they are: u and delta [B, D, T], B and C [B, N, T]."""
 
     name, op, title = "mamba1", "mamba1", "Mamba-1 selective scan, the mamba-ssm package"
+    features = frozenset({"state"})
 
     def limits(self, cell: Cell) -> str | None:
         (N,) = cell.sizes("state_size")
-        return f"the state size goes up to 256; got {N}" if N > 256 else None
+        if N > 256:
+            return f"the state size goes up to 256; got {N}"
+        if cell.get("state") in ("in", "both") and cell.seqlen > 1:
+            return "starts without states; use --state out"
+        if cell.get("state") is not None and cell.pass_ != "infer":
+            return f"final states have no gradients; use --pass infer, not {cell.pass_}"
+        return None
 
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
-        def forward() -> Tensor:
+        options = {"return_last_state": True} if returns_states(cell) else {}
+
+        def forward() -> Tensor | tuple[Tensor, ...]:
             x = inputs
             return selective_scan_fn(  # type: ignore[no-any-return]
-                x["u"], x["delta"], x["A"], x["B"], x["C"], x["D"], delta_softplus=True
+                x["u"], x["delta"], x["A"], x["B"], x["C"], x["D"], delta_softplus=True, **options
             )
 
         return forward
+
+    def bind_step(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+        return Mamba1Step().bind_step(inputs, cell)
 
 
 class Mamba2(_MambaSsm):
@@ -52,6 +67,7 @@ class Mamba2(_MambaSsm):
 
     name, op, title = "mamba2", "mamba2", "Mamba-2 chunked scan, the mamba-ssm package"
     packages = ("mamba-ssm", "triton")
+    features = frozenset({"state"})
     parameters = (integers("chunk", "Chunk length C, or auto.", auto=True),)
 
     def working_bytes(self, cell: Cell) -> int:
@@ -61,18 +77,32 @@ class Mamba2(_MambaSsm):
         chunks = -(-cell.seqlen // C)
         return cell.batch * chunks * (2 * H * P * N * 4 + C * C * 4)
 
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
         x, chunk = inputs, cell.get("chunk") or _CHUNK
         B, C = x["B"][:, :, None], x["C"][:, :, None]
+        options: dict[str, object] = {"initial_states": x["initial"]} if "initial" in x else {}
+        if returns_states(cell):
+            options["return_final_states"] = True
 
-        def forward() -> Tensor:
+        def forward() -> Tensor | tuple[Tensor, ...]:
             return mamba_chunk_scan_combined(  # type: ignore[no-any-return]
-                x["x"], x["delta"], x["A"], B, C, chunk, D=x["D"], dt_softplus=True
+                x["x"], x["delta"], x["A"], B, C, chunk, D=x["D"], dt_softplus=True, **options
             )
 
         return forward
+
+    def bind_step(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+        return Mamba2Step().bind_step(inputs, cell)
+
+
+@cache
+def _zero(device: torch.device) -> Tensor:
+    """A step's bias, which the package does not do without. Kept, so that no step of a model fills it again."""
+    import torch
+
+    return torch.zeros(1, device=device)
 
 
 class _MambaStep(_MambaSsm):
@@ -87,17 +117,29 @@ class _MambaStep(_MambaSsm):
         return prefix_limits(cell, 1)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], tuple[Tensor, ...]]:  # noqa: ARG002
-        from mamba_ssm.ops.triton.selective_state_update import selective_state_update
-
-        arguments, shape = self.arguments(inputs), self.token(inputs).shape
-        bias = inputs["D"].new_zeros(1).expand(arguments["D"].shape)  # the package does not do without one
+        update = self.bind_update(inputs)
 
         def forward() -> tuple[Tensor, ...]:
             state = inputs["initial"].clone()
-            out = selective_state_update(state, **arguments, dt_bias=bias, dt_softplus=True)
-            return out.view(shape), state
+            return update(state), state
 
         return forward
+
+    def bind_step(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+        return partial(self.bind_update(inputs), inputs["initial"])
+
+    def bind_update(self, inputs: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
+        """A function that moves states on in place and returns the output."""
+        from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+
+        arguments, shape = self.arguments(inputs), self.token(inputs).shape
+        bias = _zero(inputs["D"].device).expand(arguments["D"].shape)
+
+        def update(state: Tensor) -> Tensor:
+            out: Tensor = selective_state_update(state, **arguments, dt_bias=bias, dt_softplus=True)
+            return out.view(shape)
+
+        return update
 
     @abstractmethod
     def arguments(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec, check_width, wide
-from glabench.ops.softmax import PREFIX
+from glabench.ops.softmax import PREFIX, STATE, returns_states, takes_states
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter, Value, extra, integers
 
@@ -27,19 +27,9 @@ SIZES = (
 KINDS = (
     extra("inputs", "Kind of q, k, v and of the output's gradient.", "normal", ("correlated", "orthogonal")),
     extra("packed", "All tokens of the batch in one row, as documents of 700 on average.", "off", ("on",), True),
-    extra("state", "Whether a call takes initial states and returns final ones.", "none", ("in", "out", "both"), True),
+    STATE,
     PREFIX,
 )
-
-
-def takes_states(cell: Cell) -> bool:
-    """Whether a call is given initial states; those of a prefix are such."""
-    return cell.get("state") in ("in", "both") or cell.get("prefix") is not None
-
-
-def returns_states(cell: Cell) -> bool:
-    """Whether a call returns final states, with which it can go on."""
-    return cell.get("state") in ("out", "both") or cell.get("prefix") is not None
 
 
 def projections(width: int, H: int, K: int, V: int, outputs: int) -> int:

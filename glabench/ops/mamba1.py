@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec, wide
-from glabench.ops.softmax import PREFIX
+from glabench.ops.softmax import PREFIX, STATE, returns_states, takes_states
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
 
@@ -18,6 +18,7 @@ class Mamba1(Op):
     """N states per channel. The channels of a sequence share B and C; all sequences share A and D.
 
     With a prefix, a call is given the states after it, `initial` [B, D, N], and returns those after its own tokens.
+    `state` asks for either.
     """
 
     name = "mamba1"
@@ -25,6 +26,7 @@ class Mamba1(Op):
     parameters = (
         integers("inner", "Inner width: channels of the scan.", 2048),
         integers("state_size", "States N per channel.", 16),
+        STATE,
         PREFIX,
     )
     independent = ("batch", "inner")
@@ -47,10 +49,10 @@ class Mamba1(Op):
             "C": shared,
             "D": Spec(("inner",), (D,), wide(cell)),
         }
-        return tensors | ({"initial": self._states(cell)} if cell.get("prefix") else {})
+        return tensors | ({"initial": self._states(cell)} if takes_states(cell) else {})
 
     def outputs(self, cell: Cell) -> dict[str, Spec]:
-        return super().outputs(cell) | ({"final": self._states(cell)} if cell.get("prefix") else {})
+        return super().outputs(cell) | ({"final": self._states(cell)} if returns_states(cell) else {})
 
     def _states(self, cell: Cell) -> Spec:
         D, N = cell.sizes("inner", "state_size")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec, check_width, wide
-from glabench.ops.softmax import PREFIX
+from glabench.ops.softmax import PREFIX, STATE, returns_states, takes_states
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
 
@@ -21,6 +21,7 @@ class Mamba2(Op):
     """A matrix-valued state per head that decays by one number per token. The heads of a sequence share B and C.
 
     With a prefix, a call is given the states after it, `initial` [B, H, P, N], and returns those after its own tokens.
+    `state` asks for either.
     """
 
     name = "mamba2"
@@ -29,6 +30,7 @@ class Mamba2(Op):
         integers("heads", "Heads H.", 32),
         integers("head_dim", "Head dim P.", _HEAD_DIM),
         integers("state_size", "States N per channel.", 128),
+        STATE,
         PREFIX,
     )
     independent = ("batch", "heads")
@@ -53,10 +55,10 @@ class Mamba2(Op):
             "C": shared,
             "D": per_head,
         }
-        return tensors | ({"initial": self._states(cell)} if cell.get("prefix") else {})
+        return tensors | ({"initial": self._states(cell)} if takes_states(cell) else {})
 
     def outputs(self, cell: Cell) -> dict[str, Spec]:
-        return super().outputs(cell) | ({"final": self._states(cell)} if cell.get("prefix") else {})
+        return super().outputs(cell) | ({"final": self._states(cell)} if returns_states(cell) else {})
 
     def _states(self, cell: Cell) -> Spec:
         H, P, N = cell.sizes("heads", "head_dim", "state_size")

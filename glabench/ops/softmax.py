@@ -8,13 +8,26 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec, check_width
 from glabench.sweeps.model import Cell
-from glabench.sweeps.parameters import Value, count_or, integers
+from glabench.sweeps.parameters import Value, count_or, extra, integers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _ROWS_AT_ONCE = 512
 PREFIX = count_or("prefix", "Tokens before the call, whose keys and values, or whose state, it is given.", "none", True)
+STATE = extra(
+    "state", "Whether a call takes initial states and returns final ones.", "none", ("in", "out", "both"), True
+)  # fmt: skip
+
+
+def takes_states(cell: Cell) -> bool:
+    """Whether a call is given initial states; those of a prefix are such."""
+    return cell.get("state") in ("in", "both") or cell.get("prefix") is not None
+
+
+def returns_states(cell: Cell) -> bool:
+    """Whether a call returns final states, with which it can go on."""
+    return cell.get("state") in ("out", "both") or cell.get("prefix") is not None
 
 
 def keys_of(cell: Cell) -> int:

@@ -112,7 +112,7 @@ def test_traits_are_the_parameters_of_op_and_backend():
         "state",
         "prefix",
     ]
-    assert list(traits["mamba1"].parameters) == ["inner", "state_size", "prefix"]
+    assert list(traits["mamba1"].parameters) == ["inner", "state_size", "state", "prefix"]
     assert traits["gla-torch"].targets("head_dim") == ("key_dim", "value_dim")
     assert traits["sdpa-math"].targets("head_dim") == ("head_dim",)
 

@@ -263,9 +263,10 @@ def test_a_reference_works_on_the_inputs_that_its_op_makes(op):
 
 
 @pytest.mark.parametrize("op", ["mamba1", "mamba2"])
+@pytest.mark.parametrize("given", [{"prefix": 64}, {"state": "both"}])
 @pytest.mark.parametrize("tokens", [1, 17])
-def test_mamba_goes_on_from_the_states_after_a_prefix(op, tokens):
-    cell = replace(cell_of(op, "infer", prefix=64), seqlen=tokens)
+def test_mamba_goes_on_from_the_states_that_it_is_given(op, given, tokens):
+    cell = replace(cell_of(op, "infer", **given), seqlen=tokens)
     inputs = OPS[op].make_inputs(cell)
     found = values_and_gradients(OPS[op].reference, inputs, count=2)
     assert [found[name].shape for name in ("o", "final")] == [s.shape for s in OPS[op].outputs(cell).values()]

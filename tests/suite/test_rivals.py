@@ -1,6 +1,7 @@
 """Adapters of other libraries, with stand-ins that have the signatures and layouts of the real functions."""
 
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -18,10 +19,13 @@ OPS = {op.name: op for op in BUILTIN}
 HEADS = {"heads": 3, "key_dim": 8, "value_dim": 4, "gate": "logsigmoid/16"}
 
 
-def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False):
+def selective_scan_fn(
+    u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False
+):
     """As of mamba-ssm 2.3: tensors [B, D, T] and [B, N, T]."""
     assert (z, delta_bias, delta_softplus) == (None, None, True)
-    return MAMBA1.reference({"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D})[0]
+    o, final = MAMBA1.reference({"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D})
+    return (o, final) if return_last_state else o
 
 
 def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False):
@@ -34,18 +38,24 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
     return (state * of_c).sum(-1) + D * x
 
 
-def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, dt_softplus=False):
-    """As of mamba-ssm 2.3: x [B, T, H, P], dt [B, T, H], B and C [B, T, groups, N]."""
+def mamba_chunk_scan_combined(
+    x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, dt_softplus=False,
+    return_final_states=False,
+):  # fmt: skip
+    """As of mamba-ssm 2.3: x [B, T, H, P], dt [B, T, H], B and C [B, T, groups, N]; states [B, H, P, N]."""
     assert (z, dt_bias, dt_softplus) == (None, None, True)
     assert x.shape[1] % chunk_size == 0
     step, state = F.softplus(dt), x.new_zeros((x.shape[0], x.shape[2], B.shape[-1], x.shape[3]))
+    if initial_states is not None:
+        state = initial_states.mT
     groups, outputs = x.shape[2] // B.shape[2], []
     for t in range(x.shape[1]):
         of_b, of_c = (y[:, t].repeat_interleave(groups, 1) for y in (B, C))
         state = (step[:, t] * A).exp()[..., None, None] * state
         state = state + of_b[..., None] * (step[:, t][..., None] * x[:, t])[..., None, :]
         outputs.append((of_c[..., None] * state).sum(-2))
-    return torch.stack(outputs, 1) + D[:, None] * x
+    o = torch.stack(outputs, 1) + D[:, None] * x
+    return (o, state.mT) if return_final_states else o
 
 
 def recurrence(q, k, v, g, initial_state, output_final_state, cu_seqlens, gv=None):
@@ -211,13 +221,51 @@ def test_an_adapter_computes_its_op(name, monkeypatch):
 
 @pytest.mark.parametrize("state", ["none", "both"])
 @pytest.mark.parametrize("packed", ["off", "on"])
-@pytest.mark.parametrize("name", [name for name in ADAPTERS if "state" in REGISTRY[name].features])
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if "packed" in REGISTRY[name].features])
 def test_an_adapter_takes_packed_rows_and_states(name, packed, state, monkeypatch):
     module, function, sizes = ADAPTERS[name]
     install(monkeypatch, module, function)
     assert isinstance(REGISTRY[name], _Fla)
     others = {"packed": None if packed == "off" else packed, "state": None if state == "none" else state}
     assert_computes_its_op(REGISTRY[name], sizes | others)
+
+
+@pytest.mark.parametrize(
+    ("name", "state"), [("mamba1", "out"), ("mamba2", "in"), ("mamba2", "out"), ("mamba2", "both")]
+)
+def test_scans_of_mamba_take_and_return_states(name, state, monkeypatch):
+    module, function, sizes = ADAPTERS[name]
+    install(monkeypatch, module, function)
+    backend = REGISTRY[name]
+    cell = Cell(name, backend.op, "infer", 2, 32, "fp64", Parameters(sizes | {"state": state}), "cpu")
+    inputs = OPS[name].make_inputs(cell)
+    assert ("initial" in inputs) == (state != "out")
+    found, wanted = backend.bind(inputs, cell)(), OPS[name].reference(inputs)
+    if state == "in":
+        found, wanted = (found,), wanted[:1]
+    assert len(found) == len(OPS[name].outputs(cell))
+    assert all(torch.allclose(x, y, rtol=1e-9, atol=1e-11) for x, y in zip(found, wanted, strict=True))
+
+
+def test_the_scan_of_mamba_1_starts_without_states_and_gives_none_their_gradients():
+    sizes = ADAPTERS["mamba1"][2]
+    cell = Cell("mamba1", "mamba1", "infer", 2, 32, "fp32", Parameters(sizes | {"state": "both"}), "cuda")
+    assert REGISTRY["mamba1"].limits(cell) == "starts without states; use --state out"
+    trains = replace(cell, pass_="fwd+bwd", parameters=Parameters(sizes | {"state": "out"}))
+    assert REGISTRY["mamba1"].limits(trains) == "final states have no gradients; use --pass infer, not fwd+bwd"
+
+
+@pytest.mark.parametrize("name", ["mamba1", "mamba2", "mamba1-step", "mamba2-step", "fla-gla"])
+def test_a_step_of_a_model_moves_the_states_on_in_place(name, monkeypatch):
+    module, function, sizes = STEPS.get(f"{name.removesuffix('-step')}-step") or ADAPTERS["fla-gla-recurrent"]
+    install(monkeypatch, module, function)
+    backend = REGISTRY[name]
+    op, own = OPS[backend.op], Parameters(sizes | {"state": "both"})
+    cell = Cell(name, op.name, "infer", 2, 1, "fp64", own, "cpu")
+    inputs = op.make_inputs(cell)
+    wanted, final = op.reference({each: x.clone() for each, x in inputs.items()})
+    assert torch.allclose(backend.bind_step(inputs, cell)(), wanted, rtol=1e-9, atol=1e-11)
+    assert torch.allclose(inputs["initial"], final, rtol=1e-9, atol=1e-11)
 
 
 def test_every_adapter_has_a_stand_in():
