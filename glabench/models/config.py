@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
-
 from glabench.errors import UsageError, allowed_names
 from glabench.models import mamba, recurrent, softmax
 from glabench.models.kernels import Kernel, Kernels
 from glabench.models.parts import hidden_width
+from glabench.models.states import MixerLayer
 from glabench.ops.base import REFERENCE
 from glabench.sweeps.model import Cell, Parameters
 from glabench.sweeps.parameters import Value
@@ -25,7 +24,7 @@ class Mixer:
     without an MLP, and then a model has twice as many blocks.
     """
 
-    layer: Callable[..., nn.Module]
+    layer: Callable[..., MixerLayer]
     sizes: Callable[[int], Mapping[str, int]]
     ratio: float | None = 4.0
 
@@ -122,7 +121,7 @@ class ModelConfig:
         sizes = Parameters(self.layer_sizes)
         return replace(cell, backend=self.kernel, op=self.kind.op, parameters=sizes)
 
-    def make_mixer(self, registry: Kernels) -> nn.Module:
+    def make_mixer(self, registry: Kernels) -> MixerLayer:
         """A mixer, with parameters that are drawn at random. Raises UsageError for a kernel that there is not."""
         kernel = Kernel(registry, self.kind.op, self.kernel, self.layer_sizes, self.options)
         sizes: dict[str, Any] = self.layer_sizes

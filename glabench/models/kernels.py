@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from typing import Protocol
 
-from torch import Tensor, is_grad_enabled, promote_types
+from torch import Tensor, float32, is_grad_enabled, promote_types
 from torch.compiler import is_compiling
 
 from glabench.errors import UsageError, allowed_names
@@ -32,11 +32,16 @@ class Implementation(Protocol):
     @property
     def parameters(self) -> tuple[Parameter, ...]: ...
 
+    @property
+    def features(self) -> frozenset[str]: ...
+
     def unavailable(self, device: str) -> str | None: ...
 
     def supports(self, cell: Cell) -> str | None: ...
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]: ...
+
+    def bind_step(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor] | None: ...
 
 
 class Kernels(Protocol):
@@ -76,29 +81,53 @@ class Kernel:
     def __call__(self, inputs: Mapping[str, Tensor], batch: int, seqlen: int) -> Tensor:
         """The op's output for its inputs by name, whose shapes the op says."""
         if self._backend is None:
-            return _reference(self.op, inputs)
-        return as_tuple(self._backend.bind(inputs, self._known(next(iter(inputs.values())), batch, seqlen))())[0]
+            return _reference(self.op, inputs)[0]
+        cell = self._known(next(iter(inputs.values())), batch, seqlen)
+        return as_tuple(self._backend.bind(inputs, cell)())[0]
 
-    def _known(self, like: Tensor, batch: int, seqlen: int) -> Cell:
+    def with_states(self, inputs: Mapping[str, Tensor], batch: int, seqlen: int) -> tuple[Tensor, Tensor]:
+        """The output and the states after the last token; the inputs may have those before the first as `initial`."""
+        if self._backend is None:
+            o, final = _reference(self.op, inputs)
+        else:
+            state = "both" if "initial" in inputs else "out"
+            cell = self._known(next(iter(inputs.values())), batch, seqlen, state)
+            o, final = self._backend.bind(inputs, cell)()
+        return o, final
+
+    def step(self, inputs: Mapping[str, Tensor], batch: int) -> Tensor:
+        """The output for one token of each sequence. The states after it replace those before it, `initial`."""
+        if self._backend is not None:
+            cell = self._known(next(iter(inputs.values())), batch, 1, "both")
+            if (step := self._backend.bind_step(inputs, cell)) is not None:
+                return step()
+        o, final = self.with_states(inputs, batch, 1)
+        inputs["initial"].copy_(final)
+        return o
+
+    def _known(self, like: Tensor, batch: int, seqlen: int, state: str | None = None) -> Cell:
         if is_compiling():  # a graph must not change what it reads
-            return self._cell(like, batch, seqlen)
-        key = (batch, seqlen, like.dtype, like.device.type, is_grad_enabled())
+            return self._cell(like, batch, seqlen, state)
+        key = (batch, seqlen, like.dtype, like.device.type, is_grad_enabled(), state)
         if key not in self._cells:
-            self._cells[key] = self._cell(like, batch, seqlen)
+            self._cells[key] = self._cell(like, batch, seqlen, state)
         return self._cells[key]
 
-    def _cell(self, like: Tensor, batch: int, seqlen: int) -> Cell:
+    def _cell(self, like: Tensor, batch: int, seqlen: int, state: str | None) -> Cell:
         assert self._backend is not None
         device: DeviceKind = "cpu" if like.device.type == "cpu" else "cuda"
         pass_: Pass = "fwd+bwd" if is_grad_enabled() else "infer"
         dtype = _DTYPES[str(like.dtype)]
-        cell = Cell(self._backend.name, self.op.name, pass_, batch, seqlen, dtype, self._parameters, device)
-        if (why := self._backend.unavailable(cell.device) or self._backend.supports(cell)) is not None:
+        own = self._parameters if state is None else Parameters({**self._parameters, "state": state})
+        cell = Cell(self._backend.name, self.op.name, pass_, batch, seqlen, dtype, own, device)
+        lacks = None if state is None or "state" in self._backend.features else "returns no states"
+        if (why := self._backend.unavailable(cell.device) or lacks or self._backend.supports(cell)) is not None:
             raise UsageError(f"kernel: {self._backend.name}: {why}")
         return cell
 
 
-def _reference(op: Op, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The op's reference in the widest type of its inputs; the output is in the first one's."""
-    widest, own = reduce(promote_types, (x.dtype for x in inputs.values())), next(iter(inputs.values())).dtype
-    return as_tuple(op.reference({name: x.to(widest) for name, x in inputs.items()}))[0].to(own)
+def _reference(op: Op, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """The op's reference in the widest type of its inputs, float32 at least; the output is in the first one's."""
+    widest, own = reduce(promote_types, (x.dtype for x in inputs.values()), float32), next(iter(inputs.values())).dtype
+    o, *states = as_tuple(op.reference({name: x.to(widest) for name, x in inputs.items()}))
+    return o.to(own), *states

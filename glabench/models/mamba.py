@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from glabench.models.kernels import Kernel
 from glabench.models.parts import CausalConv, Norm, widened
+from glabench.models.states import LayerStates, MixerLayer
 
 _EPS = 1e-5
 # Steps after softplus are drawn from this range, evenly in their logarithms.
@@ -17,7 +18,7 @@ _LEAST_STEP, _MOST_STEP = 1e-3, 1e-1
 _MOST_DECAY = 16.0
 
 
-class Mamba1(nn.Module):
+class Mamba1(MixerLayer):
     """x, z = W_in u; x = conv(x); D, B, C from W_x x; y = scan(x, D, A, B, C) + D x; W_out (y * Swish(z)).
 
     Steps D_t come through d / 16 channels (Mamba, section 3.6). With inner width E, N states, R = d / 16 channels and
@@ -47,10 +48,37 @@ class Mamba1(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """u [B, T, d] to [B, T, d]."""
+        x, z = self._enter(u)
+        return self._project(self._kernel(self._inputs(self.conv(x)), *u.shape[:2]), z)
+
+    def make_states(self, batch: int, room: int) -> LayerStates:  # noqa: ARG002
+        """States [B, E, N] in float32 or wider, and the convolution's last tokens; zeros, whatever `room` is."""
+        return LayerStates(fixed=(widened(self.A_log).new_zeros(batch, *self.A_log.shape), self.conv.make_tail(batch)))
+
+    def prefill(self, u: Tensor, states: LayerStates) -> Tensor:
+        """As `forward`; keeps the states after the last token."""
+        x, z = self._enter(u)
+        S, tail = states.fixed
+        self.conv.keep_tail(x, tail)
+        y, final = self._kernel.with_states(self._inputs(self.conv(x)), *u.shape[:2])
+        S.copy_(final)
+        return self._project(y, z)
+
+    def decode(self, u: Tensor, states: LayerStates, place: Tensor) -> Tensor:  # noqa: ARG002
+        """The next token of each sequence, u [B, 1, d] to the same; moves the states on."""
+        x, z = self._enter(u)
+        S, tail = states.fixed
+        inputs = self._inputs(self.conv.step(x, tail))
+        return self._project(self._kernel.step({**inputs, "initial": S}, len(u)), z)
+
+    def _enter(self, u: Tensor) -> tuple[Tensor, Tensor]:
         x, z = self.enter(u).transpose(1, 2).chunk(2, dim=1)
-        x = self.conv(x)
+        return x, z
+
+    def _inputs(self, x: Tensor) -> dict[str, Tensor]:
+        """The op's inputs from x [B, E, T] behind the convolution."""
         step, B, C = self.data(x.transpose(1, 2)).split(self._sizes, dim=-1)
-        inputs = {
+        return {
             "u": x,
             "delta": self.step(step).transpose(1, 2).contiguous(),
             "A": -widened(self.A_log).exp(),
@@ -58,11 +86,13 @@ class Mamba1(nn.Module):
             "C": C.transpose(1, 2).contiguous(),
             "D": widened(self.D),
         }
-        y: Tensor = self.out((self._kernel(inputs, *u.shape[:2]) * F.silu(z)).transpose(1, 2))
-        return y
+
+    def _project(self, y: Tensor, z: Tensor) -> Tensor:
+        projected: Tensor = self.out((y * F.silu(z)).transpose(1, 2))
+        return projected
 
 
-class Mamba2(nn.Module):
+class Mamba2(MixerLayer):
     """z, x, B, C, D = W_in u; x, B, C = conv(x, B, C); y = scan(x, D, A, B, C) + D x; W_out RMSNorm(y * Swish(z)).
 
     With H heads of P channels, E = H P, N states and 4 tokens of the convolution, parameters: 3 d E + 2 d N + d H
@@ -86,9 +116,39 @@ class Mamba2(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """u [B, T, d] to [B, T, d]."""
-        z, xBC, step = self.enter(u).split(self._sizes, dim=-1)
-        x, B, C = self.conv(xBC.transpose(1, 2)).transpose(1, 2).split(self._parts, dim=-1)
-        inputs = {
+        z, xBC, step = self._enter(u)
+        return self._project(self._kernel(self._inputs(self.conv(xBC), step), *u.shape[:2]), z)
+
+    def make_states(self, batch: int, room: int) -> LayerStates:  # noqa: ARG002
+        """States [B, H, P, N] in float32 or wider, and the convolution's last tokens; zeros, whatever `room` is."""
+        S = widened(self.A_log).new_zeros(batch, *self._heads, self._parts[1])
+        return LayerStates(fixed=(S, self.conv.make_tail(batch)))
+
+    def prefill(self, u: Tensor, states: LayerStates) -> Tensor:
+        """As `forward`; keeps the states after the last token."""
+        z, xBC, step = self._enter(u)
+        S, tail = states.fixed
+        self.conv.keep_tail(xBC, tail)
+        y, final = self._kernel.with_states(self._inputs(self.conv(xBC), step), *u.shape[:2])
+        S.copy_(final)
+        return self._project(y, z)
+
+    def decode(self, u: Tensor, states: LayerStates, place: Tensor) -> Tensor:  # noqa: ARG002
+        """The next token of each sequence, u [B, 1, d] to the same; moves the states on."""
+        z, xBC, step = self._enter(u)
+        S, tail = states.fixed
+        inputs = self._inputs(self.conv.step(xBC, tail), step)
+        return self._project(self._kernel.step({**inputs, "initial": S}, len(u)), z)
+
+    def _enter(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        entered: Tensor = self.enter(u)
+        z, xBC, step = entered.split(self._sizes, dim=-1)  # type: ignore[no-untyped-call]
+        return z, xBC.transpose(1, 2), step
+
+    def _inputs(self, xBC: Tensor, step: Tensor) -> dict[str, Tensor]:
+        """The op's inputs from x, B and C [B, E + 2 N, T] behind the convolution."""
+        x, B, C = xBC.transpose(1, 2).split(self._parts, dim=-1)  # type: ignore[no-untyped-call]
+        return {
             "x": x.unflatten(-1, self._heads).contiguous(),
             "delta": step + self.step.to(step.dtype),
             "A": -widened(self.A_log).exp(),
@@ -96,8 +156,10 @@ class Mamba2(nn.Module):
             "C": C.contiguous(),
             "D": widened(self.D),
         }
-        y: Tensor = self.out(self.norm(self._kernel(inputs, *u.shape[:2]).flatten(-2) * F.silu(z)))
-        return y
+
+    def _project(self, y: Tensor, z: Tensor) -> Tensor:
+        projected: Tensor = self.out(self.norm(y.flatten(-2) * F.silu(z)))
+        return projected
 
 
 def _steps(count: int) -> Tensor:

@@ -7,10 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from glabench.errors import UsageError
 from glabench.models.config import ModelConfig
 from glabench.models.kernels import Kernels
 from glabench.models.mamba import Mamba1
 from glabench.models.parts import Norm, SwiGlu, widened
+from glabench.models.states import LayerStates, States
 
 _EPS, _DEVIATION = 1e-6, 0.02
 
@@ -28,7 +30,17 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, d] to [B, T, d]."""
-        x = x + self.mixer(self.norm(x))
+        return self._mix_channels(x + self.mixer(self.norm(x)))
+
+    def prefill(self, x: Tensor, states: LayerStates) -> Tensor:
+        """As `forward`; keeps what the mixer needs to go on."""
+        return self._mix_channels(x + self.mixer.prefill(self.norm(x), states))
+
+    def decode(self, x: Tensor, states: LayerStates, place: Tensor) -> Tensor:
+        """The next token of each sequence, x [B, 1, d] to the same, at its place [B]."""
+        return self._mix_channels(x + self.mixer.decode(self.norm(x), states, place))
+
+    def _mix_channels(self, x: Tensor) -> Tensor:
         return x if self.mlp is None else x + self.mlp(x)
 
 
@@ -64,6 +76,38 @@ class LanguageModel(nn.Module):
         if places is not None:
             x = x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
         y: Tensor = self.head(self.norm(x))
+        return y
+
+    def make_states(self, batch: int, room: int) -> States:
+        """What a batch of sequences of up to `room` tokens needs: states and caches, in place for all steps."""
+        layers = tuple(block.mixer.make_states(batch, room) for block in self._blocks)
+        place = torch.zeros(batch, dtype=torch.int32, device=self.embedding.weight.device)
+        return States(layers, place, room)
+
+    def prefill(self, tokens: Tensor, states: States) -> Tensor:
+        """The logits [B, vocabulary] after the tokens [B, T], which begin all sequences; keeps what steps need."""
+        if tokens.shape[1] > states.room:
+            raise UsageError(f"{tokens.shape[1]} tokens: there is room for {states.room}; make states with more room")
+        x = self.embedding(tokens)
+        for block, own in zip(self._blocks, states.layers, strict=True):
+            x = block.prefill(x, own)
+        states.place.fill_(tokens.shape[1])
+        return self._last(x)
+
+    def decode(self, tokens: Tensor, states: States) -> Tensor:
+        """The logits [B, vocabulary] after one more token of each sequence [B, 1]; moves states and places on."""
+        x = self.embedding(tokens)
+        for block, own in zip(self._blocks, states.layers, strict=True):
+            x = block.decode(x, own, states.place)
+        states.place.add_(1)
+        return self._last(x)
+
+    @property
+    def _blocks(self) -> tuple[Block, ...]:
+        return tuple(self.blocks)  # type: ignore[arg-type]  # a ModuleList says nothing of its kind
+
+    def _last(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.norm(x[:, -1]))
         return y
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:

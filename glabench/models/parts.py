@@ -57,11 +57,12 @@ class Rotary(nn.Module):
             raise ValueError(f"rotary positions need an even head dim; got {head_dim}")
         self._head_dim = head_dim
 
-    def forward(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Each [B, T, H, D], in its own type; angles are in float32."""
+    def forward(self, *heads: Tensor, start: Tensor | int = 0) -> tuple[Tensor, ...]:
+        """Each [B, T, H, D], in its own type; angles are in float32. `start`: the first token, of each sequence [B]."""
         T, on = heads[0].shape[1], {"device": heads[0].device, "dtype": torch.float32}
         rates = _BASE ** -(torch.arange(0, self._head_dim, 2, **on) / self._head_dim)  # type: ignore[call-overload]
-        angles = torch.arange(T, **on)[:, None, None] * rates  # type: ignore[call-overload]
+        places = torch.arange(T, **on) + (start[:, None] if isinstance(start, Tensor) else start)  # type: ignore[call-overload]
+        angles = places[..., None, None] * rates
         cos, sin = angles.cos(), angles.sin()
         return tuple(_turned(x, cos, sin) for x in heads)
 
@@ -94,11 +95,29 @@ class CausalConv(nn.Module):
         padded = F.pad(x, (weight.shape[1] - 1, 0))
         return F.silu(F.conv1d(padded, weight[:, None], bias, groups=x.shape[1]))
 
+    def make_tail(self, batch: int) -> Tensor:
+        """Room for the last tokens [B, channels, 4], which steps need, in the weights' type."""
+        return self.weight.new_zeros(batch, *self.weight.shape)
+
+    def keep_tail(self, x: Tensor, tail: Tensor) -> None:
+        """Keeps the last tokens of x [B, channels, T]; zeros before the first."""
+        width = tail.shape[-1]
+        tail.copy_(F.pad(x[..., -width:], (max(0, width - x.shape[-1]), 0)))
+
+    def step(self, x: Tensor, tail: Tensor) -> Tensor:
+        """The next token, x [B, channels, 1] to the same; it becomes the tail's last one."""
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        if x.device.type == "cuda" and (fused := _fused_conv("causal_conv1d_update")) is not None:
+            return fused(x[..., 0], tail, weight, bias, activation="silu")[..., None]  # type: ignore[no-any-return]
+        tail.copy_(torch.cat((tail[..., 1:], x), -1))
+        y = (widened(tail) * widened(weight)).sum(-1, keepdim=True) + widened(bias)[:, None]
+        return F.silu(y).to(x.dtype)
+
 
 @cache
-def _fused_conv() -> Callable[..., Any] | None:
+def _fused_conv(name: str = "causal_conv1d_fn") -> Callable[..., Any] | None:
     if find_spec("causal_conv1d") is None:
         return None
-    from causal_conv1d import causal_conv1d_fn
+    import causal_conv1d
 
-    return causal_conv1d_fn  # type: ignore[no-any-return]
+    return getattr(causal_conv1d, name)  # type: ignore[no-any-return]

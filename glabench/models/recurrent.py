@@ -8,14 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glabench.models.kernels import Kernel
-from glabench.models.parts import Norm, Rotary
+from glabench.models.parts import Norm, Rotary, widened
+from glabench.models.states import LayerStates, MixerLayer
 
 _EPS = 1e-5
 # Gates are sigmoids to the power of 1/16, so that they forget slowly, and come through 16 channels.
 _TAU, _RANK = 16, 16
 
 
-class Linear(nn.Module):
+class Linear(MixerLayer):
     """S_t = S_{t-1} + k_t^T v_t, o_t = q_t S_t / sqrt(K), y = W_o (RMSNorm(o) * Swish(W_s x)), the norm per head.
 
     The layer of GLA (final paper, section 4.4) without its gate. Parameters: d H (2 K + 3 V) + V.
@@ -37,15 +38,41 @@ class Linear(nn.Module):
         """The op's inputs besides q, k and v."""
         return {}
 
-    def queries_and_keys(self, x: Tensor) -> tuple[Tensor, ...]:
-        """q and k, [B, T, H, K] each."""
+    def queries_and_keys(self, x: Tensor, start: Tensor | int = 0) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """q and k, [B, T, H, K] each. `start`: the first token's place, of each sequence [B]."""
         return self.q(x).unflatten(-1, self._keys), self.k(x).unflatten(-1, self._keys)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, d] to [B, T, d]."""
-        q, k = self.queries_and_keys(x)
-        v = self.v(x).unflatten(-1, self._values)
-        o = self._kernel({"q": q, "k": k, "v": v, **self.gates(x)}, *x.shape[:2])
+        return self._project(x, self._kernel(self._inputs(x), *x.shape[:2]))
+
+    def segment(self, x: Tensor, initial: Tensor | None = None, start: int = 0) -> tuple[Tensor, Tensor]:
+        """x [B, T, d] to [B, T, d], and the states [B, H, K, V] after it, from those before it; zeros if None."""
+        given = {} if initial is None else {"initial": initial}
+        o, final = self._kernel.with_states({**self._inputs(x, start), **given}, *x.shape[:2])
+        return self._project(x, o), final
+
+    def make_states(self, batch: int, room: int) -> LayerStates:  # noqa: ARG002
+        """Zeros [B, H, K, V], in float32 or wider, whatever `room` is."""
+        sizes = (batch, *self._keys, self._values[1])
+        return LayerStates(fixed=(widened(self.q.weight.new_zeros(1)).new_zeros(sizes),))
+
+    def prefill(self, x: Tensor, states: LayerStates) -> Tensor:
+        """As `forward`; keeps the states after the last token."""
+        y, final = self.segment(x)
+        states.fixed[0].copy_(final)
+        return y
+
+    def decode(self, x: Tensor, states: LayerStates, place: Tensor) -> Tensor:
+        """The next token of each sequence, x [B, 1, d] to the same, at its place [B]; moves the states on."""
+        inputs = {**self._inputs(x, place), "initial": states.fixed[0]}
+        return self._project(x, self._kernel.step(inputs, len(x)))
+
+    def _inputs(self, x: Tensor, start: Tensor | int = 0) -> dict[str, Tensor]:
+        q, k = self.queries_and_keys(x, start)
+        return {"q": q, "k": k, "v": self.v(x).unflatten(-1, self._values), **self.gates(x)}
+
+    def _project(self, x: Tensor, o: Tensor) -> Tensor:
         gated = self.norm(o) * F.silu(self.swish(x).unflatten(-1, self._values))
         y: Tensor = self.out(gated.flatten(-2))
         return y
@@ -136,6 +163,6 @@ class Retention(Linear):
         super().__init__(width, heads, key_dim, value_dim, kernel)
         self.rotary = Rotary(key_dim)
 
-    def queries_and_keys(self, x: Tensor) -> tuple[Tensor, ...]:
+    def queries_and_keys(self, x: Tensor, start: Tensor | int = 0) -> tuple[Tensor, ...]:
         """q and k, [B, T, H, K] each."""
-        return self.rotary(*super().queries_and_keys(x))  # type: ignore[no-any-return]
+        return self.rotary(*super().queries_and_keys(x), start=start)  # type: ignore[no-any-return]

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import distributions
+from typing import Any
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glabench.models.kernels import Kernel
 from glabench.models.parts import Rotary
+from glabench.models.states import LayerStates, MixerLayer
 
 
-class Softmax(nn.Module):
+class Softmax(MixerLayer):
     """o = softmax(q k^T / sqrt(D), causal) v with rotary positions of q and k, y = W_o o. Parameters: 4 d H D."""
 
     op = "softmax"
@@ -24,7 +32,58 @@ class Softmax(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, d] to [B, T, d]."""
-        q, k, v = (project(x).unflatten(-1, self._heads) for project in (self.q, self.k, self.v))
-        q, k = self.rotary(q, k)
-        y: Tensor = self.out(self._kernel({"q": q, "k": k, "v": v}, *x.shape[:2]).flatten(-2))
+        return self._attend(x, self._inputs(x))
+
+    def make_states(self, batch: int, room: int) -> LayerStates:
+        """Caches of keys and values, [B, room, H, D] each, in the weights' type."""
+        return LayerStates(caches=(self._make_cache(batch, room), self._make_cache(batch, room)))
+
+    def prefill(self, x: Tensor, states: LayerStates) -> Tensor:
+        """As `forward`; keeps keys and values."""
+        inputs = self._inputs(x)
+        for own, name in zip(states.caches, "kv", strict=True):
+            own[:, : x.shape[1]] = inputs[name]
+        return self._attend(x, inputs)
+
+    def decode(self, x: Tensor, states: LayerStates, place: Tensor) -> Tensor:
+        """The next token of each sequence, x [B, 1, d] to the same, at its place [B]; keeps its key and value there."""
+        (keys, values), new = states.caches, self._inputs(x, place)
+        y: Tensor = self.out(attend_to_cache(new["q"], new["k"], new["v"], keys, values, place).flatten(-2))
         return y
+
+    def _inputs(self, x: Tensor, start: Tensor | int = 0) -> dict[str, Tensor]:
+        q, k, v = (project(x).unflatten(-1, self._heads) for project in (self.q, self.k, self.v))
+        q, k = self.rotary(q, k, start=start)
+        return {"q": q, "k": k, "v": v}
+
+    def _attend(self, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        y: Tensor = self.out(self._kernel(inputs, *x.shape[:2]).flatten(-2))
+        return y
+
+    def _make_cache(self, batch: int, room: int) -> Tensor:
+        return self.k.weight.new_zeros(batch, room, *self._heads)
+
+
+def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> Tensor:
+    """o [B, 1, H, D] of one token of each sequence, q, k and v [B, 1, H, D], whose k and v go to their place [B].
+
+    `keys` and `values`: caches [B, room, H, D], of which what is behind a sequence's place is not read. By the package
+    flash-attn on a GPU in half precision, if it is installed; otherwise by torch with a mask over the whole cache.
+    """
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and (fused := fused_attention()) is not None:
+        return fused(q, keys, values, k, v, cache_seqlens=place, causal=True)  # type: ignore[no-any-return]
+    rows = torch.arange(len(q), device=q.device)
+    keys[rows, place], values[rows, place] = k[:, 0], v[:, 0]
+    is_there = torch.arange(keys.shape[1], device=q.device) <= place[:, None]
+    q, k, v = (x.transpose(1, 2) for x in (q, keys, values))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=is_there[:, None, None]).transpose(1, 2)
+
+
+@cache
+def fused_attention() -> Callable[..., Any] | None:
+    """`flash_attn_with_kvcache`, if flash-attn is installed; FlashAttention-4 has the same import name."""
+    if not any(distributions(name="flash-attn")):
+        return None
+    from flash_attn import flash_attn_with_kvcache
+
+    return flash_attn_with_kvcache  # type: ignore[no-any-return]
