@@ -1,6 +1,15 @@
 """The backends that come with glabench."""
 
 from glabench.backends.base import Backend
+from glabench.backends.decoding import (
+    GlaDecode,
+    LinearDecode,
+    Mamba1Decode,
+    Mamba2Decode,
+    RetNetDecode,
+    SimpleGlaDecode,
+    TransformerDecode,
+)
 from glabench.backends.fla import (
     FlaBothRecurrent,
     FlaGatedDelta,
@@ -119,6 +128,13 @@ BACKENDS: list[Backend] = [
     TransformerRecall(),
     Mamba1Recall(),
     Mamba2Recall(),
+    GlaDecode(),
+    LinearDecode(),
+    SimpleGlaDecode(),
+    RetNetDecode(),
+    TransformerDecode(),
+    Mamba1Decode(),
+    Mamba2Decode(),
     LinearText(),
     FixedText(),
     SimpleGlaText(),

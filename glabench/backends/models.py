@@ -9,7 +9,7 @@ from glabench.backends.base import Backend, Counts
 from glabench.errors import allowed_names
 from glabench.ops.base import BYTES, REFERENCE, check_width, torch_dtype
 from glabench.sweeps.model import GPUS, PARALLEL, Cell
-from glabench.sweeps.parameters import AUTO, Parameter, aliased, choices, extra, parse_names
+from glabench.sweeps.parameters import AUTO, Parameter, Pass, aliased, choices, extra, parse_names
 from glabench.sweeps.words import MATERIALIZE
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class MixerModel(Backend):
 
     # Widths are multiples of this, so that heads are whole.
     step: ClassVar[int] = 8
+    # The pass of its cells, and why there is no other.
+    only_pass: ClassVar[tuple[Pass, str]] = ("fwd+bwd", "training has a forward and a backward")
     registry: Registry
 
     def join(self, registry: Mapping[str, Backend]) -> None:
@@ -75,8 +77,9 @@ class MixerModel(Backend):
         return torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=casts)
 
     def limits(self, cell: Cell) -> str | None:
-        if cell.pass_ != "fwd+bwd":
-            return "training has a forward and a backward; use --pass fwd+bwd"
+        pass_, why_only = self.only_pass
+        if cell.pass_ != pass_:
+            return f"{why_only}; use --pass {pass_}"
         (width,) = cell.sizes("model_width")
         if "vocabulary" in cell.parameters and cell.sizes("vocabulary") < (2,):
             return "a vocabulary has 2 tokens at least"

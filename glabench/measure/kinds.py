@@ -1,7 +1,7 @@
 """Kinds of work: how the cells of a backend are measured, and how one is made ready to be profiled.
 
-An op computed by a backend is one kind, a step of training a model another, a model that learns to recall or
-to predict text a third and a fourth.
+An op computed by a backend is one kind, a step of training a model another; then there are models that learn to recall,
+models that learn text, and models that decode.
 Sweeps, run folders, records, reports and verdicts are the same for all.
 """
 
@@ -15,6 +15,7 @@ from glabench.backends import Backend
 from glabench.devices.nvml import Nvml
 from glabench.errors import UsageError
 from glabench.measure.cell import CellMeter
+from glabench.measure.decoding import DecodeMeter
 from glabench.measure.job import Job
 from glabench.measure.ranks import known_ranks
 from glabench.measure.recall import RecallMeter
@@ -74,10 +75,15 @@ def _text_meter(op: Op, backend: Backend, job: Job, device: str, nvml: Nvml | No
     return TextMeter(op, backend, job)
 
 
+def _decode_meter(op: Op, backend: Backend, job: Job, device: str, nvml: Nvml | None) -> Meter:  # noqa: ARG001
+    return DecodeMeter(op, backend, job, nvml)
+
+
 # By the name that a backend gives as its `work`.
 KINDS: Mapping[str, Kind] = {
     "op": Kind(_cell_meter, _ready_cell),
     "training": Kind(_step_meter, _ready_step),
     "recall": Kind(_recall_meter, _ready_step),
     "text": Kind(_text_meter, _ready_step),
+    "decode": Kind(_decode_meter, _ready_step),
 }

@@ -5,23 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
 from glabench.backends.base import refusal
 from glabench.backends.models import Model, PlainModel
 from glabench.devices.nvml import Nvml
-from glabench.measure.cell import with_samples
-from glabench.measure.energy import energy_per_call
 from glabench.measure.job import Job
-from glabench.measure.memory import MIB, measure_memory
+from glabench.measure.loop import settle, with_memory, with_times
 from glabench.measure.ranks import ALONE, Ranks
-from glabench.measure.sampling import collect_samples
-from glabench.measure.timer import Between, EagerTimer, Sample, median_ms
-from glabench.measure.watch import Watch
-from glabench.measure.workload import Steps, prepare, steps_of
+from glabench.measure.timer import Between, EagerTimer, median_ms
+from glabench.measure.workload import prepare, steps_of
 from glabench.ops import Op
 from glabench.ops.base import REFERENCE
 from glabench.ops.training import Training
@@ -44,8 +40,6 @@ _GRADIENT_BOUNDS: Mapping[str, float] = {"fp64": 1e-6, "fp32": 1e-2, "fp16": 0.1
 _MOST_OFF, _DEVIATION = 0.1, 0.02
 # The share of a large product's speed that no step can exceed.
 _MOST_MFU = 1.05
-# Steps are taken until the last ones are as alike as this, and so many at most.
-_ALIKE, _LAST, _MOST_STEPS = 0.02, 3, 30
 _BATCHES = 8
 _KERNEL_CALLS, _KERNEL_SAMPLES = 3, 10
 
@@ -140,30 +134,9 @@ class StepMeter:
         if not abs(first - guess) <= allowed:
             reason = f"the first loss is {first:.3g}; a guess among the tokens has {guess:.3g}"
             return replace(record, status="inaccurate", reason=reason)
-        _settle(step, timer.synchronize, ranks)
-        memory = measure_memory(Steps(None, step, None), cell.device)
-        if cell.device == "cuda":
-            memory = replace(memory, peak_allocated_mib=_peak_mib(step))
-        most: dict[str, Any] = {name: x if x is None else ranks.most(x) for name, x in asdict(memory).items()}
-        record = replace(record, **most)
-        sample, watch = timer.bind(None, step, batches), Watch(self._nvml)
-
-        def watched() -> Sample:
-            taken = sample()
-            watch.look()
-            return taken
-
-        # By one clock, so that all ranks stop after the same sample.
-        samples = collect_samples(watched, self._job.settings, clock=lambda: ranks.first(time.monotonic()))
-        record = with_samples(record, samples, timer.name)
-        record = replace(record, **asdict(watch.summary()))
-        if self._nvml is not None:
-            record = replace(record, other_processes=self._nvml.processes().others)
-            # Of one GPU alone: the counters of several do not step together.
-            if self._job.settings.energy and record.time_ms and ranks.size == 1:
-                energy = energy_per_call(step, record.time_ms / 1e3, timer.mark, self._nvml.energy_j)
-                if energy is not None:
-                    record = replace(record, energy_j=energy.call_j, energy_call_ms=energy.call_ms)
+        settle(step, timer.synchronize, ranks)
+        record = with_memory(record, step, ranks)
+        record = with_times(record, step, batches, timer, self._job.settings, self._nvml, ranks=ranks)
         last = ranks.mean(float(step()))
         if not math.isfinite(last):
             return replace(record, status="inaccurate", reason=f"the loss is {last} after some steps")
@@ -216,26 +189,3 @@ def small_step(op: Op, cell: Cell) -> Cell:
         cell, batch=min(cell.batch, max(_SMALL_BATCH, cell.gpus)), seqlen=min(cell.seqlen, _SMALL_TOKENS),
         parameters=Parameters({**cell.parameters, **fewer}),
     )  # fmt: skip
-
-
-def _settle(step: Callable[[], object], synchronize: Callable[[], None], ranks: Ranks) -> None:
-    """Steps until the last ones take equally long: the clock has settled, and everything is compiled."""
-    times: list[float] = []
-    for _ in range(_MOST_STEPS):
-        start = time.perf_counter()
-        step()
-        synchronize()
-        times.append(ranks.most(time.perf_counter() - start))
-        last = times[-_LAST:]
-        if len(last) == _LAST and max(last) <= (1 + _ALIKE) * min(last):
-            return
-
-
-def _peak_mib(step: Callable[[], object]) -> float:
-    """The most that torch holds during a step: weights, gradients, AdamW's moments, what the backward needs."""
-    import torch
-
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / MIB

@@ -2,6 +2,7 @@
 
 from glabench.ops.base import BYTES, Op, Spec
 from glabench.ops.both_gates import GLA_BOTH, GLA_VALUES
+from glabench.ops.decoding import DECODING
 from glabench.ops.delta import GATED_DELTA, KDA
 from glabench.ops.gla import GLA
 from glabench.ops.linear import LINEAR
@@ -16,10 +17,10 @@ from glabench.ops.training import TRAINING
 
 BUILTIN: tuple[Op, ...] = (
     GLA, LINEAR, SOFTMAX, MAMBA1, MAMBA2, SIMPLE_GLA, RETENTION, LIGHTNING, GLA_BOTH, GLA_VALUES, GATED_DELTA, KDA,
-    MLSTM, TRAINING, RECALL, TEXT,
+    MLSTM, TRAINING, RECALL, TEXT, DECODING,
 )  # fmt: skip
 
 __all__ = [
-    "BUILTIN", "BYTES", "GATED_DELTA", "GLA", "GLA_BOTH", "GLA_VALUES", "KDA", "LIGHTNING", "LINEAR", "MAMBA1",
-    "MAMBA2", "MLSTM", "RECALL", "RETENTION", "SIMPLE_GLA", "SOFTMAX", "TEXT", "TRAINING", "Op", "Spec",
+    "BUILTIN", "BYTES", "DECODING", "GATED_DELTA", "GLA", "GLA_BOTH", "GLA_VALUES", "KDA", "LIGHTNING", "LINEAR",
+    "MAMBA1", "MAMBA2", "MLSTM", "RECALL", "RETENTION", "SIMPLE_GLA", "SOFTMAX", "TEXT", "TRAINING", "Op", "Spec",
 ]  # fmt: skip

@@ -13,12 +13,23 @@ from glabench.sweeps.parameters import Parameter, Value, integers
 if TYPE_CHECKING:
     from torch import Tensor
 
+MODEL_SIZES = (
+    integers("model_width", "Width d of the model.", 1024),
+    integers("layers", "Layers; twice as many blocks of a mixer without an MLP.", 24),
+    integers("vocabulary", "Tokens that there are.", 32_000),
+)
 # A weight, its gradient and both of AdamW's moments.
 _NUMBERS_PER_PARAMETER = 4
 
 
 def _gpus(text: str) -> tuple[int | None, ...]:
     return tuple(None if number == 1 else number for number in parse_integers(text))
+
+
+def parameters_about(cell: Cell) -> int:
+    """Parameters of a language model of the cell's size, about: 12 d^2 per layer, embedding and head."""
+    d, layers, vocabulary = cell.sizes("model_width", "layers", "vocabulary")
+    return 12 * d * d * layers + 2 * vocabulary * d
 
 
 class Training(Op):
@@ -30,9 +41,7 @@ class Training(Op):
     name = "training"
     equation = "loss = cross_entropy(model(tokens), targets); weights -= AdamW(clip(d loss / d weights))"
     parameters = (
-        integers("model_width", "Width d of the model.", 1024),
-        integers("layers", "Layers; twice as many blocks of a mixer without an MLP.", 24),
-        integers("vocabulary", "Tokens that there are.", 32_000),
+        *MODEL_SIZES,
         Parameter(GPUS, "GPUs that share the batch of a step; 1 if it is not given.", _gpus, INTEGER_FORM),
     )
     independent = ()
@@ -65,15 +74,10 @@ class Training(Op):
     def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
         raise NotImplementedError("a step is compared with one of the same model in float64, which its backend makes")
 
-    def parameters_about(self, cell: Cell) -> int:
-        """Parameters of a model of this size, about: 12 d^2 per layer, embedding and head."""
-        d, layers, vocabulary = cell.sizes("model_width", "layers", "vocabulary")
-        return 12 * d * d * layers + 2 * vocabulary * d
-
     def least_bytes(self, cell: Cell) -> int:
         """Weights, gradients and AdamW's moments of one GPU, without what the backward needs."""
         kind = cell.dtype if cell.get("weights") == "pure" or cell.dtype == "fp64" else "fp32"
-        whole = _NUMBERS_PER_PARAMETER * BYTES[kind] * self.parameters_about(cell)
+        whole = _NUMBERS_PER_PARAMETER * BYTES[kind] * parameters_about(cell)
         return whole // cell.gpus if cell.get(PARALLEL) == "fsdp" else whole
 
     def forward_flops(self, cell: Cell) -> int:

@@ -97,6 +97,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("executed_gbps", "executed_gbps", "bytes moved", "GB/s", "higher", _whole),
     Metric("mfu", "mfu_pct", "the equation's operations, of a large product's", "%", "higher", _whole),
     Metric("mixer", "mixer_pct", "mixers' kernels, of a step", "%", None, _whole),
+    Metric("prefill", "prefill_ms", "prefill", "ms", "lower"),
     Metric(
         "first_call", "first_call_s", "first call", "s", "lower",
         limit=0.5, slack=1.0, option="--max-first-call", worse="slower",
@@ -105,6 +106,8 @@ METRICS: tuple[Metric, ...] = (
         timed=False,
     ),
     Metric("state", "state_kib", "state of a sequence", "KiB", "lower", _whole, of_pass=False, timed=False),
+    Metric("allocated", "allocated_state_kib", "memory there for a sequence", "KiB", "lower", _whole,
+           of_pass=False, timed=False),
     Metric("parameters", "layer_parameters", "parameters of a layer", "million", None, scale=1e-6,
            of_pass=False, timed=False),
     Metric("saved", "saved_mib", "held between forward and backward", "MiB", "lower", _whole, timed=False),

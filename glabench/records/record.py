@@ -60,8 +60,13 @@ class Measured:
     # TFLOP/s and GB/s from what the implementation says that it executes and moves, if it does.
     executed_tflops: Number | None = None
     executed_gbps: Number | None = None
-    # KiB that one sequence needs to go on after its last token, in one layer: states, or attention's keys and values.
+    # KiB that one sequence needs to go on after its last token: states, or attention's keys and values. In one layer;
+    # in all of them, and with what convolutions need, of a model that decodes.
     state_kib: Number | None = None
+    # KiB that a model which decodes has allocated for a sequence.
+    allocated_state_kib: Number | None = None
+    # Milliseconds of the forward over the prefix that leaves a model's states; `time_ms` is that of a step.
+    prefill_ms: Amount | None = None
     # Of the layer in which the op's authors use it.
     layer_parameters: int | None = None
     # Milliseconds of a training step that its mixers' kernels take, each timed alone.

@@ -41,6 +41,7 @@ WORDS: Mapping[str, Words] = {
     "kernel": Words("kernel", "kernel of the mixers"),
     "weights": Words("weights", "weights", usual="fp32"),
     "compile": Words("compile", "compiled", none="off"),
+    "graphs": Words("graphs", "CUDA graphs"),
     "recompute": Words("recompute", "blocks computed again", none="off"),
     "gpus": Words("gpus", "GPUs", none=1),
     "parallel": Words("", "parallel", none="ddp"),
