@@ -6,37 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from copy_task import copying_model, losses_of
+from small_models import REGISTRY, SMALL, VOCABULARY, WIDTH, model_of, tokens_of
 
-from glabench.backends import load_registry
 from glabench.errors import UsageError
 from glabench.models import MIXERS, LanguageModel, ModelConfig
 from glabench.models.parts import Rotary
 
-REGISTRY = load_registry()
 pytestmark = pytest.mark.usefixtures("one_thread")
-SMALL = {
-    "gla": {"heads": 2, "key_dim": 8, "value_dim": 16},
-    "linear": {"heads": 2, "key_dim": 8, "value_dim": 16},
-    "simple-gla": {"heads": 2, "key_dim": 8, "value_dim": 16},
-    "fixed-gate": {"heads": 2, "key_dim": 8, "value_dim": 16},
-    "gla-values": {"heads": 2, "key_dim": 8, "value_dim": 16},
-    "gla-both": {"heads": 2, "key_dim": 8, "value_dim": 16},
-    "retnet": {"heads": 2, "key_dim": 8, "value_dim": 16},
-    "transformer": {"heads": 2, "head_dim": 16},
-    "mamba1": {"inner": 64, "state_size": 4},
-    "mamba2": {"heads": 4, "head_dim": 16, "state_size": 8},
-}
-WIDTH, VOCABULARY = 32, 17
-
-
-def model_of(mixer, kernel="reference", layers=1, recompute=False, dtype=torch.float64, seed=0, **options):
-    torch.manual_seed(seed)
-    config = ModelConfig(mixer, WIDTH, layers, VOCABULARY, kernel, SMALL[mixer], options)
-    return LanguageModel(config, REGISTRY, recompute).to(dtype)
-
-
-def tokens_of(B, T, seed=1):
-    return torch.randint(VOCABULARY, (B, T), generator=torch.Generator().manual_seed(seed))
 
 
 def parameters_of(mixer, d, H=0, K=0, V=0, E=0, N=0):

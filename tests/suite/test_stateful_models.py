@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from test_models import SMALL, VOCABULARY, WIDTH, model_of, tokens_of
+from small_models import REGISTRY, SMALL, VOCABULARY, WIDTH, model_of, tokens_of
 
-from glabench.backends import load_registry
 from glabench.errors import UsageError
 from glabench.models import MIXERS, LanguageModel, ModelConfig
 from glabench.models.kernels import Kernel
@@ -118,7 +117,7 @@ def test_a_convolution_token_by_token_is_that_of_all():
 
 
 def test_a_kernel_without_states_is_named():
-    kernel = Kernel(load_registry(), "gla", "gla-scan-torch", {"heads": 2, "key_dim": 8, "value_dim": 16})
+    kernel = Kernel(REGISTRY, "gla", "gla-scan-torch", {"heads": 2, "key_dim": 8, "value_dim": 16})
     x = torch.zeros(1, 4, 2, 8)
     with pytest.raises(UsageError, match="kernel: gla-scan-torch: returns no states"):
         kernel.with_states({"q": x, "k": x, "v": torch.zeros(1, 4, 2, 16), "g": x}, 1, 4)
@@ -127,5 +126,5 @@ def test_a_kernel_without_states_is_named():
 def test_all_of_it_is_made_without_memory():
     config = ModelConfig("transformer", WIDTH, 2, VOCABULARY, sizes=SMALL["transformer"])
     with torch.device("meta"):
-        states = LanguageModel(config, load_registry()).make_states(4, 2**20)
+        states = LanguageModel(config, REGISTRY).make_states(4, 2**20)
     assert states.allocated_bytes == 2**20 * 2 * 256
