@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from glabench.backends.base import Counts
 from glabench.backends.models import KERNEL, MixerModel
 from glabench.backends.sdpa import HALF
-from glabench.ops.base import BYTES, REFERENCE, torch_dtype
+from glabench.ops.base import BYTES, torch_dtype
 from glabench.sweeps.model import Cell, Parameters
 from glabench.sweeps.parameters import Parameter, choices
 
@@ -92,14 +92,9 @@ class DecodingModel(MixerModel):
             return "a step goes on after a prefix: give --prefix"
         if cell.get("graphs") == "on" and cell.device != "cuda":
             return "CUDA graphs need a GPU; use --graphs off"
-        return super().limits(cell) or self._lacks(self.kernel_of(cell))
-
-    def _lacks(self, kernel: str) -> str | None:
-        """Why a kernel cannot compute a prefix; of attention, what is kept is no matter of the kernel."""
-        if kernel == REFERENCE or self.mixer_op == "softmax" or "state" in self.registry[kernel].features:
-            return None
-        able = [name for name, each in self.registry.items() if each.op == self.mixer_op and "state" in each.features]
-        return f"the kernel '{kernel}' returns no states (allowed: {', '.join([REFERENCE, *able])})"
+        # What attention keeps is no matter of the kernel.
+        keeps_itself = self.mixer_op == "softmax"
+        return super().limits(cell) or (None if keeps_itself else self.without_states(self.kernel_of(cell)))
 
     def uses_graph(self, cell: Cell) -> bool:
         """Whether steps are replayed from a CUDA graph."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Counts
 from glabench.errors import allowed_names
 from glabench.ops.base import BYTES, REFERENCE, check_width, torch_dtype
-from glabench.sweeps.model import GPUS, PARALLEL, Cell
-from glabench.sweeps.parameters import AUTO, Parameter, Pass, aliased, choices, extra, parse_names
+from glabench.sweeps.model import GPUS, PARALLEL, Cell, Parameters
+from glabench.sweeps.parameters import AUTO, Parameter, Pass, aliased, choices, count_or, extra, parse_names
 from glabench.sweeps.words import MATERIALIZE
 
 if TYPE_CHECKING:
@@ -38,12 +39,22 @@ _PARAMETERS = (
     choices("weights", "Type of the weights: fp32 with autocast to the dtype, or the dtype itself.",
             ("fp32", "pure"), "fp32"),
     extra("compile", "Whether torch.compile compiles the model.", "off", ("on",)),
+    count_or("segments", "Segments that sequences are trained in, with states carried but no gradients.", "1"),
     extra("recompute", "Whether blocks are computed again in the backward (activation checkpointing).", "off", ("on",)),
 )  # fmt: skip
 _MATERIALIZE = aliased(
     "materialize", "What the forward of our kernels keeps for the backward.", ("states", "checkpoints", "nothing"),
     MATERIALIZE,
 )  # fmt: skip
+
+
+# Ops whose state is a matrix per head, which layers can begin with.
+_CARRYING = frozenset({"gla", "linear", "simple-gla", "retention"})
+
+
+def segments_of(cell: Cell) -> int:
+    """How many segments a sequence is trained in."""
+    return int(cell.get("segments") or 1)
 
 
 class MixerModel(Backend):
@@ -75,6 +86,13 @@ class MixerModel(Backend):
 
         casts = cell.dtype in ("bf16", "fp16") and cell.get("weights") != "pure"
         return torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=casts)
+
+    def without_states(self, kernel: str) -> str | None:
+        """That a kernel returns no states, with those that do; None if it does."""
+        if kernel == REFERENCE or "state" in self.registry[kernel].features:
+            return None
+        able = [name for name, each in self.registry.items() if each.op == self.mixer_op and "state" in each.features]
+        return f"the kernel '{kernel}' returns no states (allowed: {', '.join([REFERENCE, *able])})"
 
     def limits(self, cell: Cell) -> str | None:
         pass_, why_only = self.only_pass
@@ -111,13 +129,22 @@ class Model(MixerModel):
     def limits(self, cell: Cell) -> str | None:
         if cell.batch % cell.gpus:
             return f"{cell.gpus} GPUs need a batch that is a multiple of {cell.gpus}; it is {cell.batch} (--batch)"
-        return super().limits(cell)
+        return super().limits(cell) or (self._refused_segments(cell) if segments_of(cell) > 1 else None)
+
+    def _refused_segments(self, cell: Cell) -> str | None:
+        if cell.gpus > 1:
+            return "segments are trained on one GPU; use --gpus 1 or --segments 1"
+        if self.mixer_op not in _CARRYING:
+            return "carries no state from segment to segment; use --segments 1, or a model with a matrix as state"
+        if cell.seqlen % segments_of(cell):
+            return f"{cell.seqlen} tokens are not whole segments of one length; {segments_of(cell)} have to divide them"
+        return self.without_states(self.kernel_of(cell))
 
     def working_bytes(self, cell: Cell) -> int:
         """About: logits and their gradient, and per layer 17 numbers per channel, besides what the mixer keeps."""
         d, layers, vocabulary = cell.sizes("model_width", "layers", "vocabulary")
         kept = 1 if cell.get("recompute") else 17
-        return cell.tokens // cell.gpus * (8 * vocabulary + kept * layers * d * BYTES[cell.dtype])
+        return cell.tokens // cell.gpus // segments_of(cell) * (8 * vocabulary + kept * layers * d * BYTES[cell.dtype])
 
     def config(self, cell: Cell) -> ModelConfig:
         """What the cell's model is made of. Raises UsageError for sizes that the mixer does not have."""
@@ -156,19 +183,46 @@ class Model(MixerModel):
         weights = list(model.parameters())
         on_gpu = cell.device == "cuda"
         optimizer = torch.optim.AdamW(weights, _RATE, _BETAS, weight_decay=_DECAY, fused=on_gpu)
-        loss_of = torch.compile(loss_of) if cell.get("compile") else loss_of
-        autocast = self.autocast(cell)
+        backward = self._bind_backward(model, loss_of, cell)
 
         def step() -> Tensor:
             optimizer.zero_grad(set_to_none=True)
-            with autocast:
-                loss: Tensor = loss_of(inputs["tokens"], inputs["targets"])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss = backward(inputs)
             torch.nn.utils.clip_grad_norm_(weights, _MOST_NORM)
             optimizer.step()
-            return loss.detach()
+            return loss
 
         return step
+
+    def _bind_backward(
+        self, model: LanguageModel, loss_of: Callable[[Tensor, Tensor], Tensor], cell: Cell
+    ) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        """A function that adds the gradients of a batch's loss to the weights' own, and returns the loss."""
+        import torch
+
+        count, autocast = segments_of(cell), self.autocast(cell)
+        whole, of_segment = loss_of, model.segment_loss
+        if cell.get("compile"):
+            whole, of_segment = torch.compile(whole), torch.compile(of_segment)
+
+        def backward(batch: Mapping[str, Tensor]) -> Tensor:
+            with autocast:
+                loss: Tensor = whole(batch["tokens"], batch["targets"])
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach()
+
+        def backward_in_segments(batch: Mapping[str, Tensor]) -> Tensor:
+            length, states, losses = cell.seqlen // count, None, []
+            for start in range(0, cell.seqlen, length):
+                tokens, targets = (batch[name][:, start : start + length] for name in ("tokens", "targets"))
+                with autocast:
+                    loss, states = of_segment(tokens, targets, states, start)
+                # Before the next segment, so that no more than one is in memory.
+                (loss / count).backward()  # type: ignore[no-untyped-call]
+                losses.append(loss.detach())
+            return torch.stack(losses).mean()
+
+        return backward if count == 1 else backward_in_segments
 
     def gradients(self, batch: Mapping[str, Tensor], cell: Cell) -> dict[str, Tensor]:
         """The gradients of all parameters of a new model, by name, for one batch; whole ones if GPUs share them."""
@@ -176,9 +230,8 @@ class Model(MixerModel):
 
         model = self.build(cell)
         loss_of = self.loss_of(model, cell)
-        with self.autocast(cell):
-            loss = loss_of(batch["tokens"], batch["targets"])
-        loss.backward()  # type: ignore[no-untyped-call]
+        plain = replace(cell, parameters=Parameters({**cell.parameters, "compile": None}))
+        self._bind_backward(model, loss_of, plain)(batch)
         found = {n: torch.zeros_like(x) if x.grad is None else x.grad for n, x in model.named_parameters()}
         if cell.gpus == 1:
             return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
 from glabench.backends.base import refusal
-from glabench.backends.models import Model, PlainModel
+from glabench.backends.models import Model, PlainModel, segments_of
 from glabench.devices.nvml import Nvml
 from glabench.measure.job import Job
 from glabench.measure.loop import settle, with_memory, with_times
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # The small model: as many sequences (or one per GPU) and tokens at most (over three chunks of 64), and steps that are
 # compared.
 _SMALL_BATCH, _SMALL_TOKENS, _COMPARED = 2, 200, 10
+# In segments of more than a chunk, if there are any.
+_SMALL_SEGMENTS = 3
 # Their largest relative error, by type; weights that are kept in a type of 8 bits lose the smallest changes.
 _BOUNDS: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4, "fp16": 5e-3, "bf16": 5e-3}
 _PURE_BOUND = 5e-2
@@ -168,6 +170,9 @@ class StepMeter:
         known = {each.name: each.default for each in (*op.parameters, *kernel.parameters)}
         own = config.mixer_cell(replace(cell, batch=cell.batch // cell.gpus))
         given = {key: value for key, value in config.options.items() if key in known}
+        count = segments_of(cell)
+        if count > 1:
+            own, given = replace(own, seqlen=cell.seqlen // count), given | {"state": "both"}
         own = replace(own, parameters=Parameters({**known, **own.parameters, **given}))
         if refusal(kernel, op, own) is not None:
             return None
@@ -179,13 +184,15 @@ class StepMeter:
         ms = median_ms(timer, steps.call, _KERNEL_CALLS, _KERNEL_SAMPLES)
         if cell.get("recompute") and steps.forward is not None:
             ms += median_ms(timer, steps.forward, _KERNEL_CALLS, _KERNEL_SAMPLES)
-        return config.blocks * ms
+        return config.blocks * count * ms
 
 
 def small_step(op: Op, cell: Cell) -> Cell:
     """The cell whose losses are compared with the reference's: the same kind of model, at a small size."""
     fewer = {name: min(size, int(cell.parameters[name])) for name, size in op.small.items()}
+    segments = min(segments_of(cell), _SMALL_SEGMENTS)
+    seqlen = min(cell.seqlen, _SMALL_TOKENS)
     return replace(
-        cell, batch=min(cell.batch, max(_SMALL_BATCH, cell.gpus)), seqlen=min(cell.seqlen, _SMALL_TOKENS),
-        parameters=Parameters({**cell.parameters, **fewer}),
+        cell, batch=min(cell.batch, max(_SMALL_BATCH, cell.gpus)), seqlen=seqlen - seqlen % segments,
+        parameters=Parameters({**cell.parameters, **fewer, "segments": segments if segments > 1 else None}),
     )  # fmt: skip

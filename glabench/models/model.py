@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +15,7 @@ from glabench.models.config import ModelConfig
 from glabench.models.kernels import Kernels
 from glabench.models.mamba import Mamba1
 from glabench.models.parts import Norm, SwiGlu, widened
+from glabench.models.recurrent import Linear
 from glabench.models.states import LayerStates, States
 
 _EPS, _DEVIATION = 1e-6, 0.02
@@ -39,6 +43,12 @@ class Block(nn.Module):
     def decode(self, x: Tensor, states: LayerStates, place: Tensor) -> Tensor:
         """The next token of each sequence, x [B, 1, d] to the same, at its place [B]."""
         return self._mix_channels(x + self.mixer.decode(self.norm(x), states, place))
+
+    def segment(self, x: Tensor, initial: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
+        """As `forward` from the mixer's states before x; and those after it. Only for mixers with a matrix as state."""
+        assert isinstance(self.mixer, Linear)
+        mixed, final = self.mixer.segment(self.norm(x), initial, start)
+        return self._mix_channels(x + mixed), final
 
     def _mix_channels(self, x: Tensor) -> Tensor:
         return x if self.mlp is None else x + self.mlp(x)
@@ -71,8 +81,7 @@ class LanguageModel(nn.Module):
         """tokens [B, T], whole numbers, to logits [B, T, vocabulary]; of some places [B, n], to [B, n, vocabulary]."""
         x = self.embedding(tokens)
         for block in self.blocks:
-            recomputed = self._recompute and torch.is_grad_enabled()
-            x = checkpoint(block, x, use_reentrant=False) if recomputed else block(x)
+            x = self._run(block, x)
         if places is not None:
             x = x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
         y: Tensor = self.head(self.norm(x))
@@ -101,6 +110,25 @@ class LanguageModel(nn.Module):
             x = block.decode(x, own, states.place)
         states.place.add_(1)
         return self._last(x)
+
+    def segment_loss(
+        self, tokens: Tensor, targets: Tensor, initial: Sequence[Tensor] | None, start: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`loss` of a segment of sequences that begins at the token `start`, and the states after it, by block.
+
+        `initial`: those before it, None for zeros. No gradient goes through states that are returned.
+        """
+        x, finals = self.embedding(tokens), []
+        for number, block in enumerate(self._blocks):
+            x, final = self._run(block.segment, x, None if initial is None else initial[number], start)
+            finals.append(final.detach())
+        logits = self.head(self.norm(x)).flatten(0, -2)
+        return F.cross_entropy(widened(logits), targets.flatten()), finals
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A block's function; computed again in the backward, if asked for."""
+        recomputed = self._recompute and torch.is_grad_enabled()
+        return checkpoint(function, *arguments, use_reentrant=False) if recomputed else function(*arguments)
 
     @property
     def _blocks(self) -> tuple[Block, ...]:

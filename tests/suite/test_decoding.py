@@ -180,12 +180,10 @@ def test_sequences_never_walk_off_the_end_of_their_cache(monkeypatch):
             return super().step()
 
     monkeypatch.setattr("glabench.backends.decoding.Decoder", Watched)
-    record = measured(
-        cell_of("transformer-decode", batch=1, prefix=4), job=replace(JOB, settings=replace(SETTINGS, max_samples=9))
-    )
+    monkeypatch.setattr("glabench.measure.timer._LEAST_BATCH_S", 1e3)  # as many steps in a sample as there can be
+    record = measured(cell_of("transformer-decode", batch=1, prefix=4))
     assert record.status == "ok", record.reason
-    assert len(places) > 50
-    assert max(places) <= 0
+    assert -30 < max(places) <= 0
 
 
 def test_a_step_that_is_faster_than_products_or_copies_can_be_is_suspicious(monkeypatch):

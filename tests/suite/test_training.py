@@ -65,6 +65,37 @@ def test_a_steps_rates_are_shares_of_the_devices_and_of_the_step():
     assert found["tokens_per_s"] == pytest.approx(1e3 * 128 / record.time_ms)
 
 
+CARRYING = ["gla-model", "linear-model", "simple-gla-model", "retnet-model"]
+
+
+@pytest.mark.parametrize("backend", CARRYING)
+def test_a_sequence_in_segments_is_measured_and_right(backend):
+    record = measured(cell_of(backend, seqlen=48, segments=3))
+    assert record.status == "ok", record.reason
+    assert max(record.rel_error.values()) < 1e-4
+
+
+@pytest.mark.parametrize("options", [{}, {"recompute": "on"}])
+@pytest.mark.parametrize("backend", CARRYING)
+def test_segments_are_the_whole_sequence_without_gradients_through_their_states(backend, options):
+    """The loss is that of the whole sequence; gradients are not, but for a head, which no state lies behind."""
+    cell = cell_of(backend, seqlen=48, dtype="fp64", kernel="reference", **options)
+    batch, model = OP.make_inputs(cell), REGISTRY[backend]
+    cut = replace(cell, parameters=Parameters({**cell.parameters, "segments": 3}))
+    losses = [float(model.bind(batch, each)()) for each in (cell, cut)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    whole, in_segments = (model.gradients(batch, each) for each in (cell, cut))
+    torch.testing.assert_close(in_segments["head.weight"], whole["head.weight"], rtol=1e-7, atol=1e-12)
+    behind = "blocks.0.mixer.k.weight"
+    assert 1e-4 < float((in_segments[behind] - whole[behind]).norm() / whole[behind].norm()) < 1
+
+
+def test_the_small_model_has_segments_of_more_than_a_chunk():
+    small = small_step(OP, cell_of(seqlen=2400, segments=12))
+    assert (small.seqlen, small.get("segments")) == (198, 3)
+    assert small_step(OP, cell_of(seqlen=2400)).get("segments") is None
+
+
 class Lazy(GlaModel):
     """Looks at the first half of the tokens alone."""
 
@@ -105,6 +136,18 @@ class Flipped(GlaModel):
         for name, parameter in model.named_parameters():
             if "mixer.gate" in name:
                 parameter.register_hook(lambda gradient: -gradient)
+        return model
+
+
+class Stateless(GlaModel):
+    """Every segment begins without a state."""
+
+    name = "stateless-model"
+
+    def build(self, cell):
+        model = super().build(cell)
+        segment_loss = model.segment_loss
+        model.segment_loss = lambda tokens, targets, initial, start: segment_loss(tokens, targets, None, start)
         return model
 
 
@@ -172,6 +215,14 @@ def test_a_model_that_does_not_train_as_it_should_has_no_time(backend, said):
     assert re.search(said, record.reason)
 
 
+def test_segments_without_a_state_are_found():
+    registry = load_registry()
+    registry.add(made := Stateless(), "a test")
+    record = measured(replace(cell_of(seqlen=198, segments=3), backend=made.name), made)
+    assert record.status == "inaccurate"
+    assert re.search(r"float64: gradient \S+ \(allowed 1e-02\)", record.reason)
+
+
 def test_a_step_that_is_faster_than_products_can_be_is_suspicious():
     slow = replace(JOB, ceilings=Ceilings(product_tflops=1e-6))
     record = StepMeter(OP, REGISTRY["gla-model"], slow).measure(cell_of(seqlen=16))
@@ -195,12 +246,21 @@ def test_operations_are_six_per_weight_of_a_matrix_and_token_and_the_mixers_own(
         ({"kernel": "reference"}, None),
         ({"model_width": 100}, "width 100: whole heads need a multiple of 8; use 96 or 104"),
         ({"vocabulary": 1}, "a vocabulary has 2 tokens at least"),
+        ({"segments": 5}, "64 tokens are not whole segments of one length; 5 have to divide them"),
+        ({"segments": 4, "kernel": "gla-scan-torch"}, "the kernel 'gla-scan-torch' returns no states (allowed: ref"),
+        ({"segments": 4}, None),
         ({}, None),
     ],
 )
 def test_kernels_that_cannot_run_are_refused_before(changes, said):
     found = REGISTRY["gla-model"].limits(cell_of(**changes))
     assert found is None if said is None else found.startswith(said)
+
+
+@pytest.mark.parametrize("backend", ["transformer-model", "mamba1-model", "mamba2-model"])
+def test_models_that_carry_no_state_refuse_segments(backend):
+    said = "carries no state from segment to segment; use --segments 1, or a model with a matrix as state"
+    assert REGISTRY[backend].limits(cell_of(backend, segments=2)) == said
 
 
 def test_other_passes_are_refused():
