@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from glabench.models.kernels import Kernel
 from glabench.models.parts import CausalConv, Norm, widened
-from glabench.models.states import LayerStates, MixerLayer
+from glabench.models.states import LayerStates, MixerLayer, Place
 
 _EPS = 1e-5
 # Steps after softplus are drawn from this range, evenly in their logarithms.
@@ -64,7 +64,7 @@ class Mamba1(MixerLayer):
         S.copy_(final)
         return self._project(y, z)
 
-    def decode(self, u: Tensor, states: LayerStates, place: Tensor) -> Tensor:  # noqa: ARG002
+    def decode(self, u: Tensor, states: LayerStates, place: Place) -> Tensor:  # noqa: ARG002
         """The next token of each sequence, u [B, 1, d] to the same; moves the states on."""
         x, z = self._enter(u)
         S, tail = states.fixed
@@ -133,7 +133,7 @@ class Mamba2(MixerLayer):
         S.copy_(final)
         return self._project(y, z)
 
-    def decode(self, u: Tensor, states: LayerStates, place: Tensor) -> Tensor:  # noqa: ARG002
+    def decode(self, u: Tensor, states: LayerStates, place: Place) -> Tensor:  # noqa: ARG002
         """The next token of each sequence, u [B, 1, d] to the same; moves the states on."""
         z, xBC, step = self._enter(u)
         S, tail = states.fixed

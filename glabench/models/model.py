@@ -16,7 +16,7 @@ from glabench.models.kernels import Kernels
 from glabench.models.mamba import Mamba1
 from glabench.models.parts import Norm, SwiGlu, widened
 from glabench.models.recurrent import Linear
-from glabench.models.states import LayerStates, States
+from glabench.models.states import LayerStates, Place, States
 
 _EPS, _DEVIATION = 1e-6, 0.02
 
@@ -40,8 +40,8 @@ class Block(nn.Module):
         """As `forward`; keeps what the mixer needs to go on."""
         return self._mix_channels(x + self.mixer.prefill(self.norm(x), states))
 
-    def decode(self, x: Tensor, states: LayerStates, place: Tensor) -> Tensor:
-        """The next token of each sequence, x [B, 1, d] to the same, at its place [B]."""
+    def decode(self, x: Tensor, states: LayerStates, place: Place) -> Tensor:
+        """The next token of each sequence, x [B, 1, d] to the same, at its place."""
         return self._mix_channels(x + self.mixer.decode(self.norm(x), states, place))
 
     def segment(self, x: Tensor, initial: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
@@ -105,9 +105,9 @@ class LanguageModel(nn.Module):
 
     def decode(self, tokens: Tensor, states: States) -> Tensor:
         """The logits [B, vocabulary] after one more token of each sequence [B, 1]; moves states and places on."""
-        x = self.embedding(tokens)
+        x, place = self.embedding(tokens), Place(states.place)
         for block, own in zip(self._blocks, states.layers, strict=True):
-            x = block.decode(x, own, states.place)
+            x = block.decode(x, own, place)
         states.place.add_(1)
         return self._last(x)
 

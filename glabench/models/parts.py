@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glabench.models.states import Place
+
 _BASE = 10_000.0
 _MULTIPLE = 256
 
@@ -57,19 +59,23 @@ class Rotary(nn.Module):
             raise ValueError(f"rotary positions need an even head dim; got {head_dim}")
         self._head_dim = head_dim
 
-    def forward(self, *heads: Tensor, start: Tensor | int = 0) -> tuple[Tensor, ...]:
-        """Each [B, T, H, D], in its own type; angles are in float32. `start`: the first token, of each sequence [B]."""
-        T, on = heads[0].shape[1], {"device": heads[0].device, "dtype": torch.float32}
-        rates = _BASE ** -(torch.arange(0, self._head_dim, 2, **on) / self._head_dim)  # type: ignore[call-overload]
-        places = torch.arange(T, **on) + (start[:, None] if isinstance(start, Tensor) else start)  # type: ignore[call-overload]
-        angles = places[..., None, None] * rates
+    def forward(self, *heads: Tensor, start: Place | int = 0) -> tuple[Tensor, ...]:
+        """Each [B, T, H, D] of one shape, in its own type; angles are in float32. `start`: the first token's place."""
+        if isinstance(start, Place):
+            cos, sin = start.once((Rotary, self._head_dim), lambda: self._turns(start.tokens[:, None]))
+        else:
+            cos, sin = self._turns(torch.arange(start, start + heads[0].shape[1], device=heads[0].device))
+        # All at once and in few operations, which count in a step of one token.
+        x = torch.stack(heads)
+        turned = torch.addcmul(x * cos, x.roll(self._head_dim // 2, -1), sin)
+        return turned.to(x.dtype).unbind()
+
+    def _turns(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [..., 1, D] of places [...]; what comes from the other half of the channels has sin's sign."""
+        evens = torch.arange(0, self._head_dim, 2, device=places.device, dtype=torch.float32)
+        angles = places[..., None, None] * _BASE ** -(evens / self._head_dim)
         cos, sin = angles.cos(), angles.sin()
-        return tuple(_turned(x, cos, sin) for x in heads)
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = widened(x).chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
+        return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 class CausalConv(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from glabench.models.kernels import Kernel
 from glabench.models.parts import Norm, Rotary, widened
-from glabench.models.states import LayerStates, MixerLayer
+from glabench.models.states import LayerStates, MixerLayer, Place
 
 _EPS = 1e-5
 # Gates are sigmoids to the power of 1/16, so that they forget slowly, and come through 16 channels.
@@ -38,8 +38,8 @@ class Linear(MixerLayer):
         """The op's inputs besides q, k and v."""
         return {}
 
-    def queries_and_keys(self, x: Tensor, start: Tensor | int = 0) -> tuple[Tensor, ...]:  # noqa: ARG002
-        """q and k, [B, T, H, K] each. `start`: the first token's place, of each sequence [B]."""
+    def queries_and_keys(self, x: Tensor, start: Place | int = 0) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """q and k, [B, T, H, K] each. `start`: the first token's place."""
         return self.q(x).unflatten(-1, self._keys), self.k(x).unflatten(-1, self._keys)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,12 +63,12 @@ class Linear(MixerLayer):
         states.fixed[0].copy_(final)
         return y
 
-    def decode(self, x: Tensor, states: LayerStates, place: Tensor) -> Tensor:
-        """The next token of each sequence, x [B, 1, d] to the same, at its place [B]; moves the states on."""
+    def decode(self, x: Tensor, states: LayerStates, place: Place) -> Tensor:
+        """The next token of each sequence, x [B, 1, d] to the same, at its place; moves the states on."""
         inputs = {**self._inputs(x, place), "initial": states.fixed[0]}
         return self._project(x, self._kernel.step(inputs, len(x)))
 
-    def _inputs(self, x: Tensor, start: Tensor | int = 0) -> dict[str, Tensor]:
+    def _inputs(self, x: Tensor, start: Place | int = 0) -> dict[str, Tensor]:
         q, k = self.queries_and_keys(x, start)
         return {"q": q, "k": k, "v": self.v(x).unflatten(-1, self._values), **self.gates(x)}
 
@@ -163,6 +163,6 @@ class Retention(Linear):
         super().__init__(width, heads, key_dim, value_dim, kernel)
         self.rotary = Rotary(key_dim)
 
-    def queries_and_keys(self, x: Tensor, start: Tensor | int = 0) -> tuple[Tensor, ...]:
+    def queries_and_keys(self, x: Tensor, start: Place | int = 0) -> tuple[Tensor, ...]:
         """q and k, [B, T, H, K] each."""
         return self.rotary(*super().queries_and_keys(x), start=start)  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from glabench.models.kernels import Kernel
 from glabench.models.parts import Rotary
-from glabench.models.states import LayerStates, MixerLayer
+from glabench.models.states import LayerStates, MixerLayer, Place
 
 
 class Softmax(MixerLayer):
@@ -45,13 +45,13 @@ class Softmax(MixerLayer):
             own[:, : x.shape[1]] = inputs[name]
         return self._attend(x, inputs)
 
-    def decode(self, x: Tensor, states: LayerStates, place: Tensor) -> Tensor:
-        """The next token of each sequence, x [B, 1, d] to the same, at its place [B]; keeps its key and value there."""
+    def decode(self, x: Tensor, states: LayerStates, place: Place) -> Tensor:
+        """The next token of each sequence, x [B, 1, d] to the same, at its place; keeps its key and value there."""
         (keys, values), new = states.caches, self._inputs(x, place)
-        y: Tensor = self.out(attend_to_cache(new["q"], new["k"], new["v"], keys, values, place).flatten(-2))
+        y: Tensor = self.out(attend_to_cache(new["q"], new["k"], new["v"], keys, values, place.tokens).flatten(-2))
         return y
 
-    def _inputs(self, x: Tensor, start: Tensor | int = 0) -> dict[str, Tensor]:
+    def _inputs(self, x: Tensor, start: Place | int = 0) -> dict[str, Tensor]:
         q, k, v = (project(x).unflatten(-1, self._heads) for project in (self.q, self.k, self.v))
         q, k = self.rotary(q, k, start=start)
         return {"q": q, "k": k, "v": v}

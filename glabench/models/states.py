@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,20 @@ class States:
         return self.needed_bytes(self.room)
 
 
+class Place:
+    """Where the next token of each sequence goes, `tokens` [B], and what layers compute of that once in a step."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens = tokens
+        self._made: dict[object, Any] = {}
+
+    def once(self, key: object, make: Callable[[], Made]) -> Made:
+        """What `make` returns; a later layer that asks for the same key gets the first one's."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]  # type: ignore[no-any-return]
+
+
 class MixerLayer(nn.Module):
     """A mixer: x [B, T, d] to [B, T, d], all tokens at once, or the first ones and then one by one."""
 
@@ -63,8 +79,8 @@ class MixerLayer(nn.Module):
         """As a call for the first tokens of all sequences; keeps what the next ones need."""
 
     @abstractmethod
-    def decode(self, x: Tensor, states: LayerStates, place: Tensor) -> Tensor:
-        """The next token of each sequence, x [B, 1, d] to the same, at its place [B]; moves the states on."""
+    def decode(self, x: Tensor, states: LayerStates, place: Place) -> Tensor:
+        """The next token of each sequence, x [B, 1, d] to the same, at its place; moves the states on."""
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

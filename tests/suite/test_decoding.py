@@ -1,6 +1,7 @@
 """Decoding by models: what is recorded, how wrong steps are found, what is refused, what a step counts."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -265,3 +266,27 @@ def test_the_command_measures_a_preset(run, tmp_path):
     assert [(record.cell.backend, record.status) for record in records] == [
         ("gla-decode", "ok"), ("transformer-decode", "ok")
     ]  # fmt: skip
+
+
+def test_a_captured_step_goes_on_from_a_prefix_that_follows(monkeypatch):
+    """With a stand-in for CUDA's graphs: what is captured runs again, and writes where it wrote before."""
+    cell = cell_of("transformer-decode")
+    rows = OP.make_rows(cell, 2)
+    decoder = REGISTRY["transformer-decode"].decoder({"tokens": rows[:, :1].clone()}, cell)
+    eager, outputs = decoder._eager, []
+
+    class Graph:
+        def replay(self):
+            outputs[-1].copy_(eager())
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda _: nullcontext())
+    monkeypatch.setattr(decoder, "_eager", lambda: outputs.append(eager()) or outputs[-1])
+    decoder.capture()
+    assert len(outputs) == 4
+    decoder.prefill(rows[:, :24])
+    for place in (24, 25):
+        decoder.tokens.copy_(rows[:, place : place + 1])
+        assert decoder.step() is outputs[-1]
+        torch.testing.assert_close(outputs[-1], decoder.model(rows)[:, place], rtol=1e-4, atol=1e-5)
