@@ -3,8 +3,8 @@
 from glabench import ops
 from glabench.sweeps import Cell, Parameters
 
-# Models have no reference of their own: see test_training.py, test_recall.py and test_decoding.py.
-OPS = {op.name: op for op in ops.BUILTIN if op not in (ops.TRAINING, ops.RECALL, ops.DECODING)}
+# Models have no reference of their own: see test_training.py, test_recall.py, test_text.py and test_decoding.py.
+OPS = {op.name: op for op in ops.BUILTIN if op not in (ops.TRAINING, ops.RECALL, ops.TEXT, ops.DECODING)}
 HEADS = {"heads": 3, "key_dim": 16, "value_dim": 32}
 SIZES = {
     "gla": HEADS | {"gate": "resets"},

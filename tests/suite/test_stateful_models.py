@@ -66,7 +66,8 @@ def test_states_stay_in_their_place_in_memory_and_a_prefix_begins_anew(mixer):
 
 # Bytes per sequence of one layer in float32: two heads of 8 times 16; 64 channels of 4 states and 4 tokens; 4 heads of
 # 16 times 8, and 4 tokens of 80 channels.
-BYTES = {"gla": 1024, "linear": 1024, "simple-gla": 1024, "retnet": 1024, "mamba1": 2 * 1024, "mamba2": 2048 + 1280}
+MATRICES = ("gla", "linear", "simple-gla", "fixed-gate", "gla-values", "gla-both", "retnet")
+BYTES = dict.fromkeys(MATRICES, 1024) | {"mamba1": 2 * 1024, "mamba2": 2048 + 1280}
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
