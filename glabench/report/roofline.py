@@ -114,8 +114,8 @@ def draw_roof(axes: Axes, roof: Roof, dots: Sequence[Dot], small_print: float) -
     for look in _roofs(roof):
         ends = [lowest, look.roof.ridge, highest]
         axes.plot(ends, [look.roof.at(x) for x in ends], label=look.label, **look.line)
-    # Few cells have many operations per byte and a low rate.
-    axes.legend(loc="lower right", frameon=False, fontsize=small_print)
+    # Few cells have many operations per byte and a low rate; lines go on behind it.
+    axes.legend(loc="lower right", facecolor="white", framealpha=1.0, edgecolor="none", fontsize=small_print)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter(lambda value, _: significant(value))
