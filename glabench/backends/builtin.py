@@ -21,6 +21,7 @@ from glabench.backends.fla import (
     FlaRetention,
     FlaSimpleGla,
 )  # fmt: skip
+from glabench.backends.fla_models import FlaGlaModel
 from glabench.backends.flash import FlashAttn, FlashAttn3, FlashAttn4, FlashAttnCache
 from glabench.backends.gla import (
     GlaBothTriton,
@@ -121,6 +122,7 @@ BACKENDS: list[Backend] = [
     TransformerModel(),
     Mamba1Model(),
     Mamba2Model(),
+    FlaGlaModel(),
     GlaRecall(),
     LinearRecall(),
     SimpleGlaRecall(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from glabench.backends.base import Backend, Counts
 from glabench.errors import allowed_names
@@ -32,13 +32,16 @@ KERNEL = Parameter(
     "kernel", "Backend that computes the mixers' op; `reference` is the op's own.", _kernels,
     f"{AUTO}, or names of backends",
 )  # fmt: skip
+WEIGHTS = choices(
+    "weights", "Type of the weights: fp32 with autocast to the dtype, or the dtype itself.", ("fp32", "pure"), "fp32"
+)
+COMPILE = extra("compile", "Whether torch.compile compiles the model.", "off", ("on",))
 _PARAMETERS = (
     KERNEL,
     extra(PARALLEL, "How GPUs share a step: DDP, or FSDP2, which shards weights, gradients and moments.", "ddp",
           ("fsdp",), needs=GPUS),
-    choices("weights", "Type of the weights: fp32 with autocast to the dtype, or the dtype itself.",
-            ("fp32", "pure"), "fp32"),
-    extra("compile", "Whether torch.compile compiles the model.", "off", ("on",)),
+    WEIGHTS,
+    COMPILE,
     count_or("segments", "Segments that sequences are trained in, with states carried but no gradients.", "1"),
     extra("recompute", "Whether blocks are computed again in the backward (activation checkpointing).", "off", ("on",)),
 )  # fmt: skip
@@ -201,15 +204,18 @@ class Model(MixerModel):
         import torch
 
         count, autocast = segments_of(cell), self.autocast(cell)
-        whole, of_segment = loss_of, model.segment_loss
-        if cell.get("compile"):
-            whole, of_segment = torch.compile(whole), torch.compile(of_segment)
+        compiled: Callable[[Any], Any] = torch.compile if cell.get("compile") else lambda function: function
+        if count == 1:
+            whole = compiled(loss_of)
 
-        def backward(batch: Mapping[str, Tensor]) -> Tensor:
-            with autocast:
-                loss: Tensor = whole(batch["tokens"], batch["targets"])
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss.detach()
+            def backward(batch: Mapping[str, Tensor]) -> Tensor:
+                with autocast:
+                    loss: Tensor = whole(batch["tokens"], batch["targets"])
+                loss.backward()  # type: ignore[no-untyped-call]
+                return loss.detach()
+
+            return backward
+        of_segment = compiled(model.segment_loss)
 
         def backward_in_segments(batch: Mapping[str, Tensor]) -> Tensor:
             length, states, losses = cell.seqlen // count, None, []
@@ -218,11 +224,11 @@ class Model(MixerModel):
                 with autocast:
                     loss, states = of_segment(tokens, targets, states, start)
                 # Before the next segment, so that no more than one is in memory.
-                (loss / count).backward()  # type: ignore[no-untyped-call]
+                (loss / count).backward()
                 losses.append(loss.detach())
             return torch.stack(losses).mean()
 
-        return backward if count == 1 else backward_in_segments
+        return backward_in_segments
 
     def gradients(self, batch: Mapping[str, Tensor], cell: Cell) -> dict[str, Tensor]:
         """The gradients of all parameters of a new model, by name, for one batch; whole ones if GPUs share them."""

@@ -53,6 +53,7 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "fla-gated-delta": ("#CB181D", "D"),
     "fla-kda": ("#FB6A4A", "H"),
     "mlstm-kernels": ("#3182BD", "^"),
+    "fla-gla-model": ("#F0722A", "s"),
     "gla-recall": ("#1A86CC", "o"),
     "linear-recall": ("#33B28F", "^"),
     "simple-gla-recall": ("#5DB7E2", "D"),

@@ -7,6 +7,7 @@ from copy_task import copying_model, losses_of
 from glabench.backends import load_registry
 from glabench.measure.job import Job
 from glabench.measure.recall import RecallMeter
+from glabench.measure.training import StepMeter
 from glabench.models import LanguageModel, ModelConfig
 from glabench.sweeps.model import Cell, Parameters
 
@@ -85,3 +86,15 @@ def test_a_small_model_learns_to_recall(name, width):
     record = RecallMeter(REGISTRY.op_of(name), REGISTRY[name], Job(name, "run", "cuda")).measure(cell)
     assert record.status == "ok", record.reason
     assert record.epochs_trained == 2
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_flas_own_model_trains_as_ours(dtype):
+    name = "fla-gla-model"
+    if (why := REGISTRY[name].unavailable("cuda")) is not None:
+        pytest.skip(why)
+    sizes = {"model_width": 256, "layers": 2, "vocabulary": 1000, "weights": "fp32"}
+    cell = Cell(name, "training", "fwd+bwd", 4, 512, dtype, Parameters(sizes), "cuda")
+    record = StepMeter(REGISTRY.op_of(name), REGISTRY[name], Job(name, "run", "cuda")).measure(cell)
+    assert record.status == "ok", record.reason
+    assert record.mixer_ms > 0

@@ -10,6 +10,7 @@ from small_models import REGISTRY, SMALL, VOCABULARY, WIDTH, model_of, tokens_of
 
 from glabench.errors import UsageError
 from glabench.models import MIXERS, LanguageModel, ModelConfig
+from glabench.models.fla import their_name
 from glabench.models.parts import Rotary
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -223,3 +224,17 @@ def test_what_there_is_not_is_named(changes, said):
     given = {"mixer": "gla", "width": WIDTH, "layers": 1, "vocabulary": VOCABULARY, "sizes": SMALL["gla"], **changes}
     with pytest.raises(UsageError, match=said):
         LanguageModel(ModelConfig(**given), REGISTRY)(tokens_of(1, 8))
+
+
+def test_parameters_of_flas_model_have_other_names():
+    ours = dict(model_of("gla", layers=2).named_parameters())
+    theirs = [their_name(name) for name in ours]
+    assert len(set(theirs)) == len(ours)
+    assert [name for name in theirs if "layers" not in name] == [
+        "model.embeddings.weight", "model.norm.weight", "lm_head.weight"
+    ]  # fmt: skip
+    second = {name.removeprefix("model.layers.1.") for name in theirs if name.startswith("model.layers.1.")}
+    attention = ["q_proj.weight", "k_proj.weight", "v_proj.weight", "g_proj.weight", "o_proj.weight",
+                 "gk_proj.0.weight", "gk_proj.1.weight", "gk_proj.1.bias", "g_norm_swish_gate.weight"]  # fmt: skip
+    mlp = ["attn_norm.weight", "mlp_norm.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"]
+    assert second == {*(f"attn.{name}" for name in attention), *mlp}
