@@ -17,11 +17,11 @@ from glabench.measure.at_size import (
 )
 from glabench.measure.usual import Usual
 from glabench.measure.workload import Workload
-from glabench.ops import BUILTIN, DECODING, RECALL, TRAINING
+from glabench.ops import BUILTIN, DECODING, RECALL, TEXT, TRAINING
 from glabench.ops.base import as_tuple
 from glabench.sweeps import Cell, Parameters
 
-OPS = {op.name: op for op in BUILTIN if op not in (TRAINING, RECALL, DECODING)}
+OPS = {op.name: op for op in BUILTIN if op not in (TRAINING, RECALL, TEXT, DECODING)}
 HEADS = {"heads": 3, "key_dim": 8, "value_dim": 8}
 GATED = HEADS | {"gate": "logsigmoid/16"}
 SIZES = {

@@ -14,7 +14,7 @@ from glabench.sweeps.parameters import Parameter
 
 
 def test_a_backend_of_a_sweep_that_is_not_there_is_a_mistake():
-    with pytest.raises(UsageError, match=r"sweep test: 'gone' is not a backend \(allowed: fla-both-recurrent, "):
+    with pytest.raises(UsageError, match=r"sweep test: 'gone' is not a backend \(allowed: fixed-gate-text, "):
         resolve(sweep("gone"), "cuda", {}, TRAITS)
 
 
@@ -23,7 +23,7 @@ def test_a_backend_of_a_sweep_that_is_not_there_is_a_mistake():
     [
         (
             {"backend": "nope"},
-            r"--backend: 'nope' is not a backend \(allowed: fla-both-recurrent, .*\); a plugin's",
+            r"--backend: 'nope' is not a backend \(allowed: fixed-gate-text, .*\); a plugin's",
         ),
         ({"backend": "gla-tritn"}, r"did you mean 'gla-triton'\?\); a plugin's needs --plugin FILE$"),
         ({"backend": "gla-triton,,"}, "--backend: 'gla-triton,,' has an empty name"),
@@ -203,7 +203,7 @@ def test_a_mistake_in_an_axis_names_the_sweep_and_what_was_written(axes, message
 
 
 def test_an_unknown_preset_lists_the_presets_and_the_nearest(tmp_path):
-    with pytest.raises(UsageError, match=r"'nope' is neither a preset \(batch-1, .*\) nor the path of a .toml file$"):
+    with pytest.raises(UsageError, match=r"'nope' is neither a preset \(ablation, .*\) nor the path of a .toml file$"):
         load_sweep("nope")
     with pytest.raises(UsageError, match=r"did you mean 'cpu-smoke'\?"):
         load_sweep("cpu-smok")
