@@ -62,6 +62,20 @@ class Learner(MixerModel):
         return forward
 
 
+class PlainLearner(Learner):
+    """A model with any mixer, by its row of `glabench.models.MIXERS`: what others are compared with."""
+
+    name, title = "plain-recall", "a model that learns to recall"
+    kernels: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, like: Learner) -> None:
+        self.mixer, self.mixer_op = like.mixer, like.mixer_op  # type: ignore[misc]  # of the class in all others
+        self.registry, self._like = like.registry, like
+
+    def heads(self, width: int) -> Mapping[str, int]:
+        return self._like.heads(width)
+
+
 class GlaRecall(Learner):
     """Gated linear attention."""
 

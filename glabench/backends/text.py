@@ -48,6 +48,17 @@ class Reader(MixerModel):
         return forward
 
 
+class PlainReader(Reader):
+    """A model with any mixer, by its row of `glabench.models.MIXERS`: what others are compared with."""
+
+    name, title = "plain-text", "a language model over bytes"
+    kernels: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, like: MixerModel) -> None:
+        self.mixer, self.mixer_op = like.mixer, like.mixer_op  # type: ignore[misc]  # of the class in all others
+        self.registry = like.registry
+
+
 class LinearText(Reader):
     """No gate."""
 

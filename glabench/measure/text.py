@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
-from glabench.backends.text import Reader
+from glabench.backends.text import PlainReader, Reader
 from glabench.measure.cell import with_samples
 from glabench.measure.job import Job
 from glabench.measure.memory import MIB
@@ -49,7 +49,8 @@ class TextMeter:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
-        record = with_logits(record, self._op, self._backend, small_step(self._op, cell))
+        small, plain = small_step(self._op, cell), PlainReader(self._backend)
+        record = with_logits(record, self._op, self._backend, plain, small)
         return self._trained(record) if record.status == "ok" else record
 
     def _trained(self, record: Record) -> Record:

@@ -20,11 +20,12 @@ _ROWS = 2
 _BOUNDS = {"fp64": 1e-9, "fp32": 1e-4, "fp16": 2e-2, "bf16": 3e-2}
 
 
-def with_logits(record: Record, op: Op, backend: Backend, cell: Cell) -> Record:
+def with_logits(record: Record, op: Op, backend: Backend, plain: Backend, cell: Cell) -> Record:
     """The record with the error of the backend's logits for a cell, `inaccurate` if it is too large.
 
     A call of the backend is a forward of an untrained model from the cell's seed. The expected logits are those of the
-    same model in float64, with the reference of its mixers' op.
+    same model in float64, with the reference of its mixers' op. `plain` makes it, by a class of the suite, because a
+    plugin's may override anything.
     """
     import torch
 
@@ -32,13 +33,13 @@ def with_logits(record: Record, op: Op, backend: Backend, cell: Cell) -> Record:
     inputs = op.make_inputs(few)
     exact = replace(few, dtype="fp64", parameters=Parameters({**few.parameters, "kernel": REFERENCE}))
 
-    def logits(of: Cell) -> Tensor:
-        result = backend.bind(inputs, of)()
+    def logits(model: Backend, of: Cell) -> Tensor:
+        result = model.bind(inputs, of)()
         assert isinstance(result, torch.Tensor)
         return result
 
     with torch.no_grad():
-        error = relative_error(logits(few), logits(exact))
+        error = relative_error(logits(backend, few), logits(plain, exact))
     record = replace(record, rel_error={"logits": error}, accuracy_reference=op.reference_name)
     if error <= _BOUNDS[cell.dtype]:
         return record

@@ -77,6 +77,25 @@ def test_a_model_whose_logits_are_wrong_is_not_trained():
     assert re.search("relative error beyond 1e-04 against the same model's logits in float64", record.reason)
 
 
+class AlwaysDeaf(TransformerRecall):
+    """The same, and so does its model in float64."""
+
+    name = "always-deaf-recall"
+
+    def build(self, cell):
+        model = super().build(cell)
+        model.register_forward_pre_hook(lambda module, given: (given[0] * (given[0] % 3 > 0), *given[1:]))
+        return model
+
+
+def test_what_a_model_is_compared_with_is_not_its_own_doing():
+    registry = load_registry()
+    registry.add(deaf := AlwaysDeaf(), "a test")
+    record = measured(replace(cell_of(), backend="always-deaf-recall"), deaf)
+    assert record.status == "inaccurate"
+    assert record.accuracy is None
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

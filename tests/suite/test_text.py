@@ -90,6 +90,25 @@ def test_a_model_that_sees_what_comes_is_not_trained():
     assert re.search("relative error beyond 1e-04 against the same model's logits in float64", record.reason)
 
 
+class AlwaysSeesWhatComes(GlaText):
+    """The same, and so does its model in float64."""
+
+    name = "sees-always-text"
+
+    def build(self, cell):
+        model = super().build(cell)
+        model.embedding.register_forward_hook(lambda module, tokens, known: known + known.roll(-1, 1))
+        return model
+
+
+def test_what_a_model_is_compared_with_is_not_its_own_doing():
+    registry = load_registry()
+    registry.add(seeing := AlwaysSeesWhatComes(), "a test")
+    record = measured(replace(cell_of(), backend="sees-always-text"), seeing)
+    assert record.status == "inaccurate"
+    assert record.bits_per_byte is None
+
+
 @pytest.mark.usefixtures("alphabet")
 def test_a_loss_that_is_not_finite_is_no_result():
     record = measured(cell_of(rate=1e30))
