@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
 from glabench.backends.text import PlainReader, Reader
+from glabench.measure.accuracy import relative_error
 from glabench.measure.cell import with_samples
 from glabench.measure.job import Job
 from glabench.measure.memory import MIB
@@ -19,9 +20,10 @@ from glabench.measure.timer import Sample
 from glabench.measure.training import small_step
 from glabench.measure.untrained import with_logits
 from glabench.ops import Op
+from glabench.ops.base import REFERENCE
 from glabench.ops.text import Text
 from glabench.records import Record
-from glabench.sweeps.model import Cell
+from glabench.sweeps.model import Cell, Parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +37,8 @@ _BETAS, _DECAY, _MOST_NORM = (0.9, 0.95), 0.01, 1.0
 _WARM_UP, _LEAST_RATE = 0.1, 0.1
 # Steps between two looks at the clock, and rows of the held-out files that are predicted, at most.
 _BLOCK, _TESTED_ROWS = 25, 512
+# The largest relative errors of the trained model's logits, by type: many layers with large weights round a lot.
+_TRAINED_BOUNDS = {"fp64": 1e-6, "fp32": 1e-2, "fp16": 0.1, "bf16": 0.1}
 
 
 class TextMeter:
@@ -89,15 +93,33 @@ class TextMeter:
         bits = self._tested(model, corpus, cell)
         if not math.isfinite(bits):
             return replace(record, status="inaccurate", reason=f"the loss is {bits} after {steps} steps", time_ms=None)
+        error = self._trained_error(model, corpus, cell)
+        record = replace(record, rel_error={**(record.rel_error or {}), "trained": error})
+        if not error <= _TRAINED_BOUNDS[cell.dtype]:
+            bound, reference = _TRAINED_BOUNDS[cell.dtype], self._op.reference_name
+            reason = f"relative error of the trained model beyond {bound:.0e} against {reference}: {error:.1e}"
+            return replace(record, status="inaccurate", reason=reason, time_ms=None, samples_ms=None)
         return replace(record, bits_per_byte=bits, text=corpus.name, train_s=seconds, peak_allocated_mib=peak)
+
+    def _trained_error(self, model: LanguageModel, corpus: Corpus, cell: Cell) -> float:
+        """The error of its logits for the first and the last row of a batch, against the same weights in float64."""
+        import torch
+
+        tokens = _held_out_rows(corpus, cell)[: cell.batch, :-1]
+        some = sorted({0, len(tokens) - 1})
+        exact = replace(cell, dtype="fp64", parameters=Parameters({**cell.parameters, "kernel": REFERENCE}))
+        reference = PlainReader(self._backend).build(exact)
+        reference.load_state_dict(model.state_dict())
+        with torch.no_grad(), self._backend.autocast(cell):
+            logits = model(tokens)
+        with torch.no_grad():
+            return relative_error(logits[some], reference(tokens[some]))
 
     def _tested(self, model: LanguageModel, corpus: Corpus, cell: Cell) -> float:
         """Bits per byte of the held-out files, in rows of as many bytes as it has learned from."""
         import torch
 
-        text = _on_device(corpus.held_out, cell)
-        length = cell.seqlen + 1
-        rows = text[: len(text) // length * length].view(-1, length)[:_TESTED_ROWS].long()
+        rows = _held_out_rows(corpus, cell)
         parts = [rows[first : first + cell.batch] for first in range(0, len(rows), cell.batch)]
         with torch.no_grad():
             return sum(float(_bits(self._backend, model, cell, some)) * len(some) for some in parts) / len(rows)
@@ -124,6 +146,12 @@ def _batches(corpus: Corpus, cell: Cell) -> Iterator[Tensor]:
     within = torch.arange(cell.seqlen + 1, device=cell.device)
     for own in places:
         yield text[own + within].long()
+
+
+def _held_out_rows(corpus: Corpus, cell: Cell) -> Tensor:
+    """Rows of bytes [N, T + 1], one behind the other."""
+    text, length = _on_device(corpus.held_out, cell), cell.seqlen + 1
+    return text[: len(text) // length * length].view(-1, length)[:_TESTED_ROWS].long()
 
 
 def _on_device(text: bytes, cell: Cell) -> Tensor:
