@@ -131,23 +131,19 @@ class DecodeMeter:
         record = with_times(record, decoder.step, tokens, timer, self._job.settings, self._nvml, rewound)
         if self._backend.uses_graph(cell):
             record = replace(record, timing=f"steps from a CUDA graph, {timer.name}")
-        decoder.tokens.copy_(inputs["tokens"])
-        decoder.prefill(inputs["before"])
-        error = relative_error(decoder.step(), first)
-        return _judged(record, {"steps": error}, _COARSE_BOUNDS[cell.dtype], "after the timing, against before it")
+        # Of other tokens, so that no step remembers what its logits have to be.
+        others = self._op.make_indices(replace(cell, seed=cell.seed + _BATCHES))
+        decoder.tokens.copy_(others["tokens"])
+        decoder.prefill(others["before"])
+        error = _error_at_once(decoder, others, decoder.step())
+        against = "after the timing, against all tokens at once"
+        return _judged(record, {"steps": error}, _COARSE_BOUNDS[cell.dtype], against)
 
     def _compared_at_size(
         self, record: Record, decoder: Decoder, inputs: Mapping[str, Tensor], first: Tensor
     ) -> Record:
         """With the error of a first step's logits against those of all tokens at once, by the same model."""
-        import torch
-
-        prefix = inputs["before"].shape[1]
-        some = sorted({0, len(first) - 1})[:_AT_SIZE]
-        rows = torch.cat((inputs["before"][some], inputs["tokens"][some]), 1)
-        with torch.no_grad():
-            at_once = decoder.model(rows, torch.full((len(some), 1), prefix, device=rows.device))[:, 0]
-        errors = {"steps_at_size": relative_error(first[some], at_once)}
+        errors = {"steps_at_size": _error_at_once(decoder, inputs, first)}
         record = replace(record, rel_error={**(record.rel_error or {}), **errors})
         return _judged(record, errors, _COARSE_BOUNDS[record.cell.dtype], "against all tokens at once")
 
@@ -167,6 +163,18 @@ class DecodeMeter:
         is_known = product is not None and copy is not None
         roof = 100 * max(tflops / product, gbps / copy) if is_known else None  # type: ignore[operator]
         return replace(record, tflops=tflops, gbps=gbps, copy_gbps=copy, product_tflops=product, roofline_pct=roof)
+
+
+def _error_at_once(decoder: Decoder, inputs: Mapping[str, Tensor], logits: Tensor) -> float:
+    """The error of the logits after a step for some sequences, against those of all their tokens at once."""
+    import torch
+
+    prefix = inputs["before"].shape[1]
+    some = sorted({0, len(logits) - 1})[:_AT_SIZE]
+    rows = torch.cat((inputs["before"][some], inputs["tokens"][some]), 1)
+    with torch.no_grad():
+        at_once = decoder.model(rows, torch.full((len(some), 1), prefix, device=rows.device))[:, 0]
+    return relative_error(logits[some], at_once)
 
 
 def _judged(record: Record, errors: Mapping[str, float], bound: float, against: str) -> Record:
