@@ -53,16 +53,18 @@ class TextMeter:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
+        try:
+            corpus = _corpus_for(cell)
+        except ValueError as problem:
+            return replace(record, status="unsupported", reason=str(problem))
         small, plain = small_step(self._op, cell), PlainReader(self._backend)
         record = with_logits(record, self._op, self._backend, plain, small)
-        return self._trained(record) if record.status == "ok" else record
+        return self._trained(record, corpus) if record.status == "ok" else record
 
-    def _trained(self, record: Record) -> Record:
+    def _trained(self, record: Record, corpus: Corpus) -> Record:
         import torch
 
-        from glabench.ops.corpus import python_source
-
-        cell, corpus = record.cell, python_source()
+        cell = record.cell
         on_gpu = cell.device == "cuda"
         model = self._backend.build(cell)
         weights = list(model.parameters())
@@ -125,6 +127,17 @@ class TextMeter:
             return sum(float(_bits(self._backend, model, cell, some)) * len(some) for some in parts) / len(rows)
 
 
+def _corpus_for(cell: Cell) -> Corpus:
+    """The text. Raises ValueError if there is none, or if a part of it is too short for a row."""
+    from glabench.ops.corpus import python_source
+
+    corpus = python_source()
+    most = min(len(corpus.learned), len(corpus.held_out)) - 1
+    if cell.seqlen > most:
+        raise ValueError(f"rows of {cell.seqlen} bytes are longer than the held-out files, {most} bytes; use --seqlen")
+    return corpus
+
+
 def _share_of_rate(step: int, steps: int) -> float:
     """The rate of a step, of the highest: it rises in a line, then falls as a cosine."""
     rising = max(1, round(_WARM_UP * steps))
@@ -140,8 +153,6 @@ def _batches(corpus: Corpus, cell: Cell) -> Iterator[Tensor]:
 
     text, (steps,) = _on_device(corpus.learned, cell), cell.sizes("steps")
     generator = torch.Generator().manual_seed(cell.seed)
-    if len(text) <= cell.seqlen + 1:
-        raise ValueError(f"the text has {len(text)} bytes, which is too few for rows of {cell.seqlen}")
     places = torch.randint(len(text) - cell.seqlen, (steps, cell.batch, 1), generator=generator).to(cell.device)
     within = torch.arange(cell.seqlen + 1, device=cell.device)
     for own in places:

@@ -134,6 +134,22 @@ def test_what_a_model_is_compared_with_is_not_its_own_doing():
 
 
 @pytest.mark.usefixtures("alphabet")
+def test_rows_that_are_longer_than_the_text_are_refused_before_training():
+    record = measured(replace(cell_of(), seqlen=4096))
+    assert record.status == "unsupported"
+    assert record.reason == "rows of 4096 bytes are longer than the held-out files, 1039 bytes; use --seqlen"
+
+
+def test_a_python_without_its_source_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr("glabench.ops.corpus.sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
+    python_source.cache_clear()
+    record = measured(cell_of())
+    python_source.cache_clear()
+    assert record.status == "unsupported"
+    assert record.reason == "this Python has no source of its standard library; install it"
+
+
+@pytest.mark.usefixtures("alphabet")
 def test_a_loss_that_is_not_finite_is_no_result():
     record = measured(cell_of(rate=1e30))
     assert record.status == "inaccurate"
