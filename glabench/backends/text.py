@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.models import KERNEL, MixerModel
-from glabench.ops.base import torch_dtype
+from glabench.ops.base import BYTES, torch_dtype
 from glabench.ops.text import BYTES_THAT_THERE_ARE
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter
@@ -22,6 +22,11 @@ class Reader(MixerModel):
 
     op, work = "text", "text"
     parameters: ClassVar[tuple[Parameter, ...]] = (KERNEL,)
+
+    def working_bytes(self, cell: Cell) -> int:
+        """About: logits and their gradient, and per layer 17 numbers per channel, besides what the mixer keeps."""
+        width, layers = cell.sizes("model_width", "layers")
+        return cell.tokens * (8 * BYTES_THAT_THERE_ARE + 17 * layers * width * BYTES[cell.dtype])
 
     def build(self, cell: Cell) -> LanguageModel:
         """The cell's model, on its device, in float32 or float64."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.ops.base import Op, Spec
+from glabench.ops.base import BYTES, Op, Spec
 from glabench.ops.recall import RATE
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BYTES_THAT_THERE_ARE = 256
+# A weight, its gradient and both of AdamW's moments.
+_NUMBERS_PER_PARAMETER = 4
 
 
 class Text(Op):
@@ -52,13 +54,19 @@ class Text(Op):
         raise NotImplementedError("a model is compared with the same model in float64, which its backend makes")
 
     def least_bytes(self, cell: Cell) -> int:
-        """The text that a step learns from."""
-        return cell.tokens
+        """Weights, gradients and AdamW's moments."""
+        return _NUMBERS_PER_PARAMETER * BYTES["fp64" if cell.dtype == "fp64" else "fp32"] * _parameters_about(cell)
 
     def forward_flops(self, cell: Cell) -> int:
-        """Two per weight of a matrix and token, without the mixers' own."""
-        d, layers = cell.sizes("model_width", "layers")
-        return 2 * cell.tokens * (12 * d * d * layers + BYTES_THAT_THERE_ARE * d)
+        """Two per weight of a matrix and token of all steps, without the mixers' own."""
+        (steps,) = cell.sizes("steps")
+        return 2 * cell.tokens * steps * _parameters_about(cell)
+
+
+def _parameters_about(cell: Cell) -> int:
+    """Weights of a model's matrices: 12 d^2 per layer, and the head's."""
+    d, layers = cell.sizes("model_width", "layers")
+    return 12 * d * d * layers + BYTES_THAT_THERE_ARE * d
 
 
 TEXT = Text()

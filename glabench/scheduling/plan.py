@@ -227,7 +227,11 @@ def _stored_seconds(plan: Plan) -> dict[Cell, float]:
         except (UsageError, OSError):
             continue
         if device_name(run.environment) == device_name(plan.place.environment):
-            found |= {record.cell: _seconds(record, plan.settings) for record in run.records if record.samples_ms}
+            found |= {
+                record.cell: _seconds(record, plan.settings)
+                for record in run.records
+                if record.samples_ms or record.train_s
+            }
     return found
 
 
@@ -240,5 +244,7 @@ def changed_at(run: Path) -> float:
 
 
 def _seconds(record: Record, settings: Settings) -> float:
+    if record.train_s is not None:  # samples are of some of a training's steps
+        return record.train_s + _BESIDES_S[record.cell.device]
     sampled = sum(record.samples_ms or ()) / 1e3
     return (record.first_call_s or 0.0) + 2 * sampled + settings.warm_up_s + 1.0

@@ -22,7 +22,7 @@ from glabench.errors import (
 )
 from glabench.measure.job import Job
 from glabench.measure.settings import Settings
-from glabench.records import RunFolder
+from glabench.records import Record, RunFolder
 from glabench.scheduling.folders import lanes_of_rounds, latest_run, rounds_in
 from glabench.scheduling.loop import Lane, Version, measure_lanes
 from glabench.scheduling.observer import Observer
@@ -352,6 +352,14 @@ def test_a_cell_that_was_measured_is_estimated_by_that_and_an_unsupported_one_ta
         (True, None),
         (False, "32 tokens are too many"),
     ]
+
+
+def test_a_training_that_was_measured_is_estimated_by_all_of_its_steps(place, plan, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.create(tmp_path / "runs/small-20260101-000000", plan.sweep, plan.environment())
+    folder.append(replace(measured(Job("linear-torch", "run", "cpu"), plan.cells[0]), train_s=3.0))
+    folder.append(Record(run_id="run", cell=plan.cells[1], status="ok", accuracy=0.5, train_s=2.0))
+    assert [round(each.seconds, 1) for each in estimate_cells(plan.on(plan.cells[:2]))] == [7.0, 6.0]
 
 
 def test_a_cell_without_its_ops_parameters_is_expected_to_take_its_samples_time(plan):

@@ -172,6 +172,14 @@ def test_the_text_is_pythons_source_without_its_tests_and_files_are_held_out_who
     assert re.fullmatch(r"standard library of Python 3\.\d+\.\d+, \d+\.\d MB, sha256 [0-9a-f]{12}", corpus.name)
 
 
+def test_what_a_training_takes_is_estimated_from_its_weights_tokens_and_steps():
+    cell, backend = cell_of(model_width=64, layers=2, steps=30), REGISTRY["gla-text"]
+    weights = 12 * 64 * 64 * 2 + 256 * 64
+    assert OP.least_bytes(cell) == 4 * 4 * weights
+    assert OP.forward_flops(cell) == 30 * 2 * cell.tokens * weights
+    assert backend.working_bytes(cell) > 4 * cell.tokens * 256
+
+
 def test_the_preset_has_every_gate_once_at_the_same_sizes():
     traits = REGISTRY.traits()
     cells = list(expand(resolve(load_sweep("ablation"), "cuda", {}, traits), traits, "cuda"))
