@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from glabench.backends import Backend
+from glabench.backends.text import Reader
 from glabench.devices.nvml import Nvml
 from glabench.errors import UsageError
 from glabench.measure.cell import CellMeter
@@ -19,12 +20,13 @@ from glabench.measure.decoding import DecodeMeter
 from glabench.measure.job import Job
 from glabench.measure.ranks import known_ranks
 from glabench.measure.recall import RecallMeter
-from glabench.measure.text import TextMeter
+from glabench.measure.text import TextMeter, ready_step
 from glabench.measure.timer import timer_for
 from glabench.measure.training import StepMeter
 from glabench.measure.work import OpWork
 from glabench.measure.workload import Steps, prepare, steps_of
 from glabench.ops import Op
+from glabench.ops.text import Text
 from glabench.records import Record
 from glabench.sweeps.model import Cell
 
@@ -75,6 +77,13 @@ def _text_meter(op: Op, backend: Backend, job: Job, device: str, nvml: Nvml | No
     return TextMeter(op, backend, job)
 
 
+def _ready_text(op: Op, backend: Backend, cell: Cell) -> tuple[Mapping[str, Tensor], Steps]:
+    if not isinstance(op, Text) or not isinstance(backend, Reader):
+        raise TypeError(f"{backend.name}: its work is text, so it has to be a Reader of the op text")
+    inputs, step = ready_step(op, backend, cell)
+    return inputs, Steps(None, step, None)
+
+
 def _decode_meter(op: Op, backend: Backend, job: Job, device: str, nvml: Nvml | None) -> Meter:  # noqa: ARG001
     return DecodeMeter(op, backend, job, nvml)
 
@@ -84,6 +93,6 @@ KINDS: Mapping[str, Kind] = {
     "op": Kind(_cell_meter, _ready_cell),
     "training": Kind(_step_meter, _ready_step),
     "recall": Kind(_recall_meter, _ready_step),
-    "text": Kind(_text_meter, _ready_step),
+    "text": Kind(_text_meter, _ready_text),
     "decode": Kind(_decode_meter, _ready_step),
 }

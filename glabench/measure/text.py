@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from glabench.sweeps.model import Cell, Parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Optimizer
 
     from glabench.models import LanguageModel
     from glabench.ops.corpus import Corpus
@@ -67,9 +68,8 @@ class TextMeter:
         cell = record.cell
         on_gpu = cell.device == "cuda"
         model = self._backend.build(cell)
-        weights = list(model.parameters())
         rate, (steps,) = float(cell.parameters["rate"]), cell.sizes("steps")
-        optimizer = torch.optim.AdamW(weights, rate, _BETAS, weight_decay=_DECAY, fused=on_gpu)
+        optimizer = _optimizer_of(model, cell)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         samples: list[Sample] = []
@@ -77,10 +77,7 @@ class TextMeter:
         for step, rows in enumerate(_batches(corpus, cell)):
             for group in optimizer.param_groups:
                 group["lr"] = rate * _share_of_rate(step, steps)
-            optimizer.zero_grad(set_to_none=True)
-            _bits(self._backend, model, cell, rows).backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(weights, _MOST_NORM)
-            optimizer.step()
+            _learn(self._backend, model, optimizer, cell, rows)
             if (step + 1) % _BLOCK == 0 or step + 1 == steps:
                 if on_gpu:
                     torch.cuda.synchronize()
@@ -125,6 +122,30 @@ class TextMeter:
         parts = [rows[first : first + cell.batch] for first in range(0, len(rows), cell.batch)]
         with torch.no_grad():
             return sum(float(_bits(self._backend, model, cell, some)) * len(some) for some in parts) / len(rows)
+
+
+def ready_step(op: Text, backend: Reader, cell: Cell) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+    """A step of training on one batch at the highest rate, and the batch: bytes drawn at random."""
+    model, inputs = backend.build(cell), op.make_indices(replace(cell, seqlen=cell.seqlen + 1))
+    optimizer = _optimizer_of(model, cell)
+    return inputs, lambda: _learn(backend, model, optimizer, cell, inputs["tokens"])
+
+
+def _optimizer_of(model: LanguageModel, cell: Cell) -> Optimizer:
+    import torch
+
+    rate, on_gpu = float(cell.parameters["rate"]), cell.device == "cuda"
+    return torch.optim.AdamW(model.parameters(), rate, _BETAS, weight_decay=_DECAY, fused=on_gpu)
+
+
+def _learn(backend: Reader, model: LanguageModel, optimizer: Optimizer, cell: Cell, rows: Tensor) -> None:
+    """A step of training on rows [B, T + 1]."""
+    import torch
+
+    optimizer.zero_grad(set_to_none=True)
+    _bits(backend, model, cell, rows).backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), _MOST_NORM)
+    optimizer.step()
 
 
 def _corpus_for(cell: Cell) -> Corpus:

@@ -11,6 +11,7 @@ import torch
 from glabench.backends import load_registry
 from glabench.backends.text import GlaText
 from glabench.measure.job import Job
+from glabench.measure.kinds import KINDS
 from glabench.measure.text import TextMeter
 from glabench.ops.corpus import Corpus, python_source
 from glabench.sweeps import load_sweep
@@ -178,6 +179,16 @@ def test_what_a_training_takes_is_estimated_from_its_weights_tokens_and_steps():
     assert OP.least_bytes(cell) == 4 * 4 * weights
     assert OP.forward_flops(cell) == 30 * 2 * cell.tokens * weights
     assert backend.working_bytes(cell) > 4 * cell.tokens * 256
+
+
+def test_a_profile_is_of_a_step_with_its_backward_and_optimizer(monkeypatch):
+    made = []
+    build = GlaText.build
+    monkeypatch.setattr(GlaText, "build", lambda self, cell: made.append(build(self, cell)) or made[-1])
+    _, steps = KINDS["text"].make_ready(OP, REGISTRY["gla-text"], cell_of())
+    before = [x.detach().clone() for x in made[0].parameters()]
+    steps.call()
+    assert all((x != old).any() for x, old in zip(made[0].parameters(), before, strict=True))
 
 
 def test_the_preset_has_every_gate_once_at_the_same_sizes():
