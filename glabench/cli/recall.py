@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 
 from glabench.cli.measuring import measure
@@ -14,8 +15,8 @@ from glabench.scheduling.runs import Request
 from glabench.sweeps import Sweep, Variant
 from glabench.sweeps.load import dump_sweep
 
-# The file in a run folder that repeats the best learning rates, and the seeds that it has.
-_BEST, _SEEDS = "best.toml", "1,2"
+# The file in a run folder that repeats the best learning rates, and how many other seeds it has.
+_BEST, _MORE_SEEDS = "best.toml", 2
 
 
 def recall(options: SweepOptions, folder: ResumedRun = None) -> None:
@@ -35,13 +36,15 @@ def name_best(run: Run, request: Request, messages: Messages) -> tuple[Run, bool
     learners = learners_of([run])
     if any(len(each.by_rate) > 1 for each in learners):
         path = Path(run.path, _BEST)
-        path.write_text(dump_sweep(_again(run.sweep, learners)), encoding="utf-8")
-        messages.say(f"the best rates with seeds {_SEEDS}: glabench run {path}")
+        known = {seed for each in learners for own in each.by_rate.values() for seed in own}
+        seeds = ",".join(map(str, islice((seed for seed in count(1) if seed not in known), _MORE_SEEDS)))
+        path.write_text(dump_sweep(_again(run.sweep, learners, seeds)), encoding="utf-8")
+        messages.say(f"the best rates with seeds {seeds}: glabench run {path}")
     return run, True
 
 
-def _again(sweep: Sweep, learners: Sequence[Learner]) -> Sweep:
-    """Every model with its best rate and other seeds."""
+def _again(sweep: Sweep, learners: Sequence[Learner], seeds: str) -> Sweep:
+    """Every model with its best rate and these seeds."""
     variants = [
         Variant(
             each.cell.backend,
@@ -54,5 +57,5 @@ def _again(sweep: Sweep, learners: Sequence[Learner]) -> Sweep:
     title = f"{sweep.title}: the best rates with other seeds"
     backends = {each.backend for each in variants}
     against = sweep.against if sweep.against in backends else None
-    axes = {"pass": "fwd+bwd", "seed": _SEEDS}
+    axes = {"pass": "fwd+bwd", "seed": seeds}
     return replace(sweep, title=title, axes=axes, variants=tuple(variants), against=against, on_cpu={})

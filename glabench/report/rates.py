@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -24,6 +25,8 @@ RATE, WIDTH = "rate", "model_width"
 _TASK = ("pairs", "seqlen")
 _PANEL_WIDTH, _PANEL_HEIGHT, _MOST_PANELS = 3.9, 3.4, 4
 _SMALL_PRINT = 8.5
+# Characters of a title in an inch.
+_IN_TITLE = 10
 _EXPLAINED = (
     "A model's best learning rate is the one of the highest mean accuracy over the seeds that all its rates have. Its "
     "accuracy is the mean over all seeds at that rate, with the least and the most."
@@ -133,11 +136,11 @@ def draw_rates(runs: Sequence[Run]) -> Figure:
     of_rate = of_rate[: max(0, _MOST_PANELS - len(of_width))]
     styles = choose_styles({each.label: each.cell.backend for each in learners})
     count = len(of_width) + len(of_rate) or 1
+    inches = _PANEL_WIDTH * max(1.4, count)
+    title = textwrap.wrap(title_of(runs), int(_IN_TITLE * inches))
     with mpl.rc_context({"text.parse_math": False}):
-        figure = Figure(
-            figsize=(_PANEL_WIDTH * max(1.4, count) + 1.6, _PANEL_HEIGHT + 0.7), layout="constrained", dpi=160
-        )
-        figure.suptitle(title_of(runs), x=0.01, ha="left", fontsize=12, fontweight="bold")
+        figure = Figure(figsize=(inches + 1.6, _PANEL_HEIGHT + 0.5 + 0.2 * len(title)), layout="constrained", dpi=160)
+        figure.suptitle("\n".join(title), x=0.01, ha="left", fontsize=12, fontweight="bold")
         all_axes = figure.subplots(1, count, sharey=True, squeeze=False)[0]
         for axes, (task, own) in zip(all_axes, of_width, strict=False):
             for label in dict.fromkeys(each.label for each in own):

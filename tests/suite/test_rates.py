@@ -87,6 +87,24 @@ def test_the_sweep_of_the_best_rates_repeats_them_with_other_seeds(make_run, cap
     assert list(cells) == [replace(learner.cell, parameters=best, seed=seed) for seed in (1, 2)]
 
 
+def test_seeds_that_there_are_already_are_not_repeated(make_run, capsys):
+    run = make_run(*records_of("gla-recall", {(rate, seed): 0.5 for rate in (1e-3, 3e-3) for seed in (1, 3)}))
+    name_best(run, None, Messages(quiet=False, verbose=False))
+    assert "the best rates with seeds 2,4: glabench run" in capsys.readouterr().err
+    cells = expand(resolve(load_sweep(str(run.path / "best.toml")), "cpu", {}, TRAITS), TRAITS, "cpu")
+    assert [cell.seed for cell in cells] == [2, 4]
+
+
+def test_a_long_title_does_not_run_into_the_legend(make_run):
+    made = list(records_of("gla-recall", {(1e-3, 0): 0.5, (3e-3, 0): 0.9}))
+    runs = [make_run(*made), make_run(*records_of("gla-recall", {(3e-3, 1): 0.9}), name="again")]
+    runs[1] = replace(runs[1], sweep=replace(runs[1].sweep, title=f"{runs[1].sweep.title}: the best rates again"))
+    figure = draw_rates(runs)
+    figure.draw_without_rendering()
+    title, legend = (x.get_window_extent() for x in (figure._suptitle, figure.legends[0]))
+    assert not title.overlaps(legend)
+
+
 def test_one_rate_leaves_no_sweep(make_run):
     run = make_run(*records_of("gla-recall", {(1e-3, 0): 0.5, (1e-3, 1): 0.9}))
     name_best(run, None, Messages(quiet=False, verbose=False))
