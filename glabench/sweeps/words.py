@@ -41,7 +41,7 @@ WORDS: Mapping[str, Words] = {
     "kernel": Words("kernel", "kernel of the mixers"),
     "weights": Words("weights", "weights", usual="fp32"),
     "compile": Words("compile", "compiled", none="off"),
-    "segments": Words("segments", "segments of a sequence", none="1"),
+    "segments": Words("segments", "segments of a sequence", none=1),
     "graphs": Words("graphs", "CUDA graphs"),
     "recompute": Words("recompute", "blocks computed again", none="off"),
     "gpus": Words("gpus", "GPUs", none=1),

@@ -15,9 +15,11 @@ from glabench.measure.kinds import KINDS
 from glabench.measure.settings import Settings
 from glabench.measure.training import StepMeter, small_step
 from glabench.models import LanguageModel
-from glabench.records import RunFolder
+from glabench.records import Record, RunFolder
 from glabench.records.environment import Ceilings
 from glabench.records.metrics import derived
+from glabench.report.series import make_view
+from glabench.sweeps import load_sweep
 from glabench.sweeps.model import Cell, Parameters
 
 REGISTRY = load_registry()
@@ -294,3 +296,11 @@ def test_the_command_measures_a_preset(run, tmp_path):
     records = RunFolder.open(out).load().records
     assert {record.status for record in records} == {"ok", "unsupported"}
     assert {record.cell.get("kernel") for record in records} == {None, "fla-gla", "flash-attn"}
+
+
+def test_a_table_has_whole_sequences_before_segments(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", load_sweep("train-340m"), {})
+    for segments in (4, None, 2):
+        folder.append(Record(run_id="run", cell=cell_of(segments=segments), status="ok", time_ms=1.0))
+    view = make_view([folder.load()])
+    assert (view.x_name, view.panels[0].x_values) == ("segments", [1, 2, 4])
