@@ -54,6 +54,18 @@ class Accuracy:
         return describe(self.at_size, "relative error at the cell's own size")
 
 
+def worst_gradient(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[str, float]:
+    """The parameter whose gradient is the most wrong, by name, and its relative error."""
+    import torch
+
+    errors = {
+        name: float((found[name].double() - x).norm() / x.norm().clamp_min(torch.finfo(x.dtype).tiny))
+        for name, x in expected.items()
+    }
+    worst = max(errors, key=lambda name: errors[name] if math.isfinite(errors[name]) else math.inf)
+    return worst, errors[worst]
+
+
 def small_cell(op: Op, cell: Cell) -> Cell:
     """The cell that is compared with the reference for `cell`: the same kind of inputs, at a small size."""
     fewer = {name: min(size, int(cell.parameters[name])) for name, size in op.small.items() if name in cell.parameters}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from glabench.backends import Backend
 from glabench.backends.recall import Learner, PlainLearner
 from glabench.measure.job import Job
-from glabench.measure.untrained import with_logits
+from glabench.measure.untrained import compared
 from glabench.ops import Op
 from glabench.ops.recall import Recall
 from glabench.records import Record
@@ -39,7 +39,7 @@ class RecallMeter:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
-        record = with_logits(record, self._op, self._backend, PlainLearner(self._backend), cell)
+        record = compared(record, self._op, self._backend, PlainLearner(self._backend), cell)
         return self._trained(record) if record.status == "ok" else record
 
     def _trained(self, record: Record) -> Record:

@@ -18,7 +18,7 @@ from glabench.measure.memory import MIB
 from glabench.measure.sampling import Samples
 from glabench.measure.timer import Sample
 from glabench.measure.training import small_step
-from glabench.measure.untrained import with_logits
+from glabench.measure.untrained import compared
 from glabench.ops import Op
 from glabench.ops.base import REFERENCE
 from glabench.ops.text import Text
@@ -59,7 +59,7 @@ class TextMeter:
         except ValueError as problem:
             return replace(record, status="unsupported", reason=str(problem))
         small, plain = small_step(self._op, cell), PlainReader(self._backend)
-        record = with_logits(record, self._op, self._backend, plain, small)
+        record = compared(record, self._op, self._backend, plain, small)
         return self._trained(record, corpus) if record.status == "ok" else record
 
     def _trained(self, record: Record, corpus: Corpus) -> Record:

@@ -13,6 +13,7 @@ from glabench.backends import Backend
 from glabench.backends.base import refusal
 from glabench.backends.models import Model, PlainModel, segments_of
 from glabench.devices.nvml import Nvml
+from glabench.measure.accuracy import worst_gradient
 from glabench.measure.job import Job
 from glabench.measure.loop import settle, with_memory, with_times
 from glabench.measure.ranks import ALONE, Ranks
@@ -105,16 +106,10 @@ class StepMeter:
 
     def _gradient_error(self, cell: Cell, plain: Model, reference: Cell) -> tuple[str, float]:
         """The parameter whose gradient in the first step is the most wrong, and its relative error."""
-        import torch
 
         batch = self._op.make_inputs(cell)
         own, exact = self._backend.gradients(self._ranks.share(batch), cell), plain.gradients(batch, reference)
-        errors = {
-            name: float((own[name].double() - x).norm() / x.norm().clamp_min(torch.finfo(x.dtype).tiny))
-            for name, x in exact.items()
-        }
-        worst = max(errors, key=lambda name: errors[name] if math.isfinite(errors[name]) else math.inf)
-        return worst, errors[worst]
+        return worst_gradient(own, exact)
 
     def _losses(self, backend: Model, cell: Cell, ranks: Ranks) -> list[float]:
         """The losses of some steps on the same tokens, which the model soon knows, so that every step shows."""

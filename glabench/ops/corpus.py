@@ -9,10 +9,15 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-# Folders whose files differ between installations, or that distributions leave out.
-_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
+# Folders whose files differ between installations, or that distributions leave out, and tables of character sets, which
+# repeat each other, so that a model would know much of those that are held out.
+_LEFT_OUT = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "encodings", "__pycache__"}
+)
+# What a build writes begins so.
+_BUILT = ("config-", "_sysconfigdata")
 # One file of so many is not learned from.
-_HELD_OUT = 20
+_HELD_OUT = 10
 
 
 @dataclass(frozen=True)
@@ -26,13 +31,13 @@ class Corpus:
 
 @cache
 def python_source() -> Corpus:
-    """The .py files of the standard library without its tests, in the order of their paths; every 20th is held out.
+    """The .py files of the standard library without its tests, in the order of their paths; every tenth is held out.
 
     Another version of Python has another text, so its name has the version and the beginning of the text's SHA-256.
     Raises OSError if a file cannot be read, and ValueError if there are too few.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = sorted(path for path in root.rglob("*.py") if not _LEFT_OUT.intersection(path.relative_to(root).parts))
+    paths = sorted(path for path in root.rglob("*.py") if _is_source(path.relative_to(root).parts))
     if len(paths) < 2 * _HELD_OUT:
         raise ValueError("this Python has no source of its standard library; install it")
     texts = [path.read_bytes() for path in paths]
@@ -42,3 +47,7 @@ def python_source() -> Corpus:
     size = (len(learned) + len(held_out)) / 1e6
     name = f"standard library of Python {platform.python_version()}, {size:.1f} MB, sha256 {digest}"
     return Corpus(learned, held_out, name)
+
+
+def _is_source(parts: tuple[str, ...]) -> bool:
+    return not _LEFT_OUT.intersection(parts) and not any(part.startswith(_BUILT) for part in parts)

@@ -32,7 +32,7 @@ class Recall(Op):
     )
     independent = ()
     small: ClassVar[Mapping[str, int]] = {"vocabulary": 256}
-    reference_name = "the same model's logits in float64"
+    reference_name = "the same model in float64"
 
     def published(self, width: int) -> dict[str, Value]:
         """The width itself."""

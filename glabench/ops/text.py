@@ -31,7 +31,7 @@ class Text(Op):
     )
     independent = ()
     small: ClassVar[Mapping[str, int]] = {"model_width": 128, "layers": 2}
-    reference_name = "the same model's logits in float64"
+    reference_name = "the same model in float64"
 
     def published(self, width: int) -> dict[str, Value]:
         """The width itself."""

@@ -57,7 +57,7 @@ def test_a_model_learns_what_comes_next():
 def test_every_model_is_trained_and_right(backend):
     record = measured(cell_of(backend, steps=2))
     assert record.status == "ok", record.reason
-    assert record.rel_error.keys() == {"logits", "trained"}
+    assert record.rel_error.keys() == {"logits", "gradient", "trained"}
     assert max(record.rel_error.values()) < 1e-5
     assert record.time_ms > 0
     assert record.train_s > 0
@@ -89,7 +89,7 @@ def test_a_model_that_sees_what_comes_is_not_trained():
     record = measured(replace(cell_of(), backend="sees-text"), seeing)
     assert record.status == "inaccurate"
     assert record.bits_per_byte is None
-    assert re.search("relative error beyond 1e-04 against the same model's logits in float64", record.reason)
+    assert re.search("relative error against the same model in float64: logits", record.reason)
 
 
 class SeesWhatComesInBatches(GlaText):
@@ -112,7 +112,7 @@ def test_a_model_that_is_wrong_at_its_own_size_has_no_bits():
     assert record.status == "inaccurate"
     assert record.bits_per_byte is None
     assert record.time_ms is None
-    assert re.search("trained model beyond 1e-02 against the same model's logits in float64", record.reason)
+    assert re.search("trained model beyond 1e-02 against the same model in float64", record.reason)
 
 
 class AlwaysSeesWhatComes(GlaText):
@@ -166,7 +166,7 @@ def test_the_text_is_pythons_source_without_its_tests_and_files_are_held_out_who
         + corpus.held_out.count((root / "dataclasses.py").read_bytes())
         == 1
     )
-    assert 10 < len(corpus.learned) / len(corpus.held_out) < 40
+    assert 5 < len(corpus.learned) / len(corpus.held_out) < 20
     tests = root / "test" / "test_dataclasses.py"
     if tests.exists():
         assert tests.read_bytes() not in corpus.learned
