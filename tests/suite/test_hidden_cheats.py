@@ -68,9 +68,13 @@ def test_an_output_that_the_backward_completes_is_seen_as_it_was(monkeypatch):
 
 @pytest.fixture
 def nothing_is_drawn(monkeypatch):
-    """Chance has no sample looked at, as if that took very long; and none is between the samples and the last one."""
+    """Chance has no sample looked at, as if that took very long; and none is between the samples and the last one.
+
+    So nothing would tell a busy machine from a backend that idles, and how long looks take does not count here.
+    """
     monkeypatch.setattr(SpotChecks, "_draws_next", lambda self: False)
     monkeypatch.setattr(cell_module.secrets, "randbelow", lambda most: 0)
+    monkeypatch.setattr(cell_module, "why_idle", lambda *given: None)
 
 
 @pytest.mark.parametrize("pass_", [*FORWARDS, *BACKWARDS])
