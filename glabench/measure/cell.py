@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from itertools import count
 from statistics import median
 from typing import TYPE_CHECKING
@@ -59,8 +58,7 @@ class CellMeter:
 
     def _measure(self, cell: Cell) -> Record:
         """A cell that is refused keeps its errors, but neither time nor memory."""
-        started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
+        record = self._job.begin(cell)
         workload = self._work.prepare(cell)
         record = self._checked(record, workload)
         if record.status != "ok":

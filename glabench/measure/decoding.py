@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
@@ -63,8 +62,7 @@ class DecodeMeter:
 
     def measure(self, cell: Cell) -> Record:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
-        started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
+        record = self._job.begin(cell)
         record = self._compared(record)
         if record.status == "ok":
             record = self._timed(record)

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from glabench.measure.settings import Settings
 from glabench.plain import read_as
+from glabench.records import Record
 from glabench.records.environment import Ceilings
+from glabench.sweeps.model import Cell
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Job:
     code: str | None = None
     # How many GPUs share a cell; for more than one, torchrun starts as many workers, for one cell alone.
     gpus: int = 1
+
+    def begin(self, cell: Cell) -> Record:
+        """The record of a cell whose measurement starts now, to which measurements are added."""
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        return Record(run_id=self.run_id, cell=cell, status="ok", code=self.code, started_at=started_at)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain data."""

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
@@ -52,8 +51,7 @@ class TextMeter:
 
     def measure(self, cell: Cell) -> Record:
         """The record of a cell that the backend supports. Whatever the backend raises goes through."""
-        started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        record = Record(run_id=self._job.run_id, cell=cell, status="ok", code=self._job.code, started_at=started_at)
+        record = self._job.begin(cell)
         try:
             corpus = _corpus_for(cell)
         except ValueError as problem:
