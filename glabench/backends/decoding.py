@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Counts
+from glabench.backends.graphs import GRAPHS, graph_limits, replayed, uses_graph
 from glabench.backends.models import KERNEL, MixerModel
 from glabench.backends.sdpa import HALF
 from glabench.ops.base import BYTES, torch_dtype
 from glabench.sweeps.model import Cell, Parameters
-from glabench.sweeps.parameters import Parameter, choices
+from glabench.sweeps.parameters import Parameter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,21 +52,10 @@ class Decoder:
 
         Raises RuntimeError if a step cannot be captured.
         """
-        import torch
-
         self.rewind(0)
         for _ in range(_CALLS_BEFORE_CAPTURE):
             self._eager()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = self._eager()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return logits
-
-        self._run = replay
+        self._run = replayed(self._eager)
 
     def _eager(self) -> Tensor:
         import torch
@@ -79,10 +69,7 @@ class DecodingModel(MixerModel):
 
     op, work = "decode", "decode"
     features: ClassVar[frozenset[str]] = frozenset({"prefix"})
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        KERNEL,
-        choices("graphs", "Whether steps are replayed from a CUDA graph; by default on a GPU.", ("on", "off")),
-    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (KERNEL, GRAPHS)
     only_pass = ("infer", "decoding has no backward")
 
     def limits(self, cell: Cell) -> str | None:
@@ -90,15 +77,11 @@ class DecodingModel(MixerModel):
             return "a step has one token per sequence; use --seqlen 1, and --prefix for the tokens before it"
         if cell.get("prefix") is None:
             return "a step goes on after a prefix: give --prefix"
-        if cell.get("graphs") == "on" and cell.device != "cuda":
-            return "CUDA graphs need a GPU; use --graphs off"
+        if (why := graph_limits(cell)) is not None:
+            return why
         # What attention keeps is no matter of the kernel.
         keeps_itself = self.mixer_op == "softmax"
         return super().limits(cell) or (None if keeps_itself else self.without_states(self.kernel_of(cell)))
-
-    def uses_graph(self, cell: Cell) -> bool:
-        """Whether steps are replayed from a CUDA graph."""
-        return cell.get("graphs") != "off" and cell.device == "cuda"
 
     def working_bytes(self, cell: Cell) -> int:
         """About: the widest tensors of a prefill in an MLP."""
@@ -130,7 +113,7 @@ class DecodingModel(MixerModel):
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         """Steps after the prefix; more than 128 walk off the end of a cache."""
         decoder = self.decoder(inputs, cell)
-        if self.uses_graph(cell):
+        if uses_graph(cell):
             decoder.capture()
         decoder.prefill(inputs["before"])
         return decoder.step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from glabench.backends.graphs import GRAPHS, graph_limits
 from glabench.backends.models import KERNEL, MixerModel
 from glabench.ops.base import torch_dtype
 from glabench.sweeps.model import Cell
@@ -20,7 +21,7 @@ class Learner(MixerModel):
     """A model whose mixers have two heads, if they have heads; weights are drawn from the cell's seed."""
 
     op, work = "recall", "recall"
-    parameters: ClassVar[tuple[Parameter, ...]] = (KERNEL,)
+    parameters: ClassVar[tuple[Parameter, ...]] = (KERNEL, GRAPHS)
 
     def limits(self, cell: Cell) -> str | None:
         from glabench.ops.mqar import check_sizes
@@ -29,7 +30,7 @@ class Learner(MixerModel):
             check_sizes(cell.seqlen, *cell.sizes("pairs", "vocabulary"))
         except ValueError as problem:
             return str(problem)
-        return super().limits(cell)
+        return graph_limits(cell) or super().limits(cell)
 
     def heads(self, width: int) -> Mapping[str, int]:
         """The mixer's sizes, where they are not those of a model of that width."""

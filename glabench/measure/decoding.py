@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
 from glabench.backends.decoding import Decoder, DecodingModel, PlainDecoder
+from glabench.backends.graphs import uses_graph
 from glabench.devices.nvml import Nvml
 from glabench.measure.accuracy import relative_error
 from glabench.measure.job import Job
@@ -93,7 +94,7 @@ class DecodeMeter:
         return _judged(record, errors, _BOUNDS[cell.dtype], f"against {self._op.reference_name}")
 
     def _capture(self, decoder: Decoder, cell: Cell) -> None:
-        if self._backend.uses_graph(cell):
+        if uses_graph(cell):
             decoder.capture()
 
     def _timed(self, record: Record) -> Record:
@@ -127,7 +128,7 @@ class DecodeMeter:
         record = with_memory(record, rewound)
         tokens = _Tokens(self._op, cell, decoder)
         record = with_times(record, decoder.step, tokens, timer, self._job.settings, self._nvml, rewound)
-        if self._backend.uses_graph(cell):
+        if uses_graph(cell):
             record = replace(record, timing=f"steps from a CUDA graph, {timer.name}")
         # Of other tokens, so that no step remembers what its logits have to be.
         others = self._op.make_indices(replace(cell, seed=cell.seed + _BATCHES))

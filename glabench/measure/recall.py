@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
+from glabench.backends.graphs import replayed, uses_graph
 from glabench.backends.recall import Learner, PlainLearner
 from glabench.measure.job import Job
 from glabench.measure.untrained import compared
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # As Arora et al. train: AdamW with this decay, a cosine from epoch to epoch, no warm-up; rows come in one order.
 _DECAY, _ENOUGH, _TEST_ROWS = 0.1, 0.99, 3000
+# Steps before one is captured in a CUDA graph: they compile, autotune and make the optimizer's moments.
+_STEPS_BEFORE_CAPTURE = 3
 
 
 class RecallMeter:
@@ -41,29 +44,89 @@ class RecallMeter:
         return self._trained(record) if record.status == "ok" else record
 
     def _trained(self, record: Record) -> Record:
-        import torch
-
         cell = record.cell
         pairs, vocabulary, count, epochs = cell.sizes("pairs", "vocabulary", "rows", "epochs")
         rows = _rows(cell, count, pairs, vocabulary, 0)
         unseen = _rows(cell, min(count, _TEST_ROWS), pairs, vocabulary, 1)
         model = self._backend.build(cell)
-        rate = float(cell.parameters["rate"])
-        optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=_DECAY, fused=cell.device == "cuda")
+        lessons, rate = Lessons(self._backend, model, cell), float(cell.parameters["rate"])
         course: list[float] = []
         start = time.perf_counter()
         for epoch in range(epochs):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * (1 + math.cos(math.pi * epoch / epochs)) / 2
+            lessons.set_rate(rate * (1 + math.cos(math.pi * epoch / epochs)) / 2)
             for first in range(0, count, cell.batch):
-                optimizer.zero_grad(set_to_none=True)
-                _loss(self._backend, model, cell, rows, slice(first, first + cell.batch)).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+                lessons.learn(_some(rows, first, cell.batch))
             course.append(_accuracy(self._backend, model, cell, unseen))
             if course[-1] >= _ENOUGH:
                 break
         seconds = time.perf_counter() - start
         return replace(record, accuracy=course[-1], epochs_trained=len(course), train_s=seconds)
+
+
+class Lessons:
+    """Steps of a model on rows. With CUDA graphs, those on whole batches are replayed but for the first ones.
+
+    Two small layers take longer to launch than to compute.
+    """
+
+    def __init__(self, backend: Learner, model: LanguageModel, cell: Cell) -> None:
+        import torch
+
+        self._backend, self._model, self._cell = backend, model, cell
+        on_gpu = cell.device == "cuda"
+        # A graph reads the rate where it is.
+        self._rate = torch.zeros((), device=cell.device)
+        self._optimizer = torch.optim.AdamW(
+            model.parameters(), self._rate if on_gpu else 0.0, weight_decay=_DECAY, fused=on_gpu, capturable=on_gpu
+        )
+        self._left = _STEPS_BEFORE_CAPTURE
+        self._rows: Rows | None = None
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of further steps."""
+        if self._cell.device == "cuda":
+            self._rate.fill_(rate)
+            return
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def learn(self, rows: Rows) -> None:
+        """A step. Raises RuntimeError if it should be captured and cannot be."""
+        if not uses_graph(self._cell) or len(rows.tokens) < self._cell.batch:
+            self._step(rows)
+        elif self._left:
+            self._apart(rows)
+            self._left -= 1
+        else:
+            self._replay(rows)
+
+    def _step(self, rows: Rows) -> None:
+        import torch.nn.functional as F
+
+        self._optimizer.zero_grad(set_to_none=True)
+        logits = _logits(self._backend, self._model, self._cell, rows)
+        F.cross_entropy(logits.flatten(0, 1), rows.values.flatten()).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+
+    def _apart(self, rows: Rows) -> None:
+        """On another stream than the default, as it will be captured: a backward runs where its forward did."""
+        import torch
+
+        stream, own = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(own)
+        with torch.cuda.stream(stream):
+            self._step(rows)
+        own.wait_stream(stream)
+
+    def _replay(self, rows: Rows) -> None:
+        from glabench.ops.mqar import Rows
+
+        if self._rows is None:
+            own = self._rows = Rows(*(x.clone() for x in rows))
+            self._run = replayed(lambda: self._step(own))
+        for x, given in zip(self._rows, rows, strict=True):
+            x.copy_(given)
+        self._run()
 
 
 def _rows(cell: Cell, count: int, pairs: int, vocabulary: int, stream: int) -> Rows:
@@ -75,18 +138,18 @@ def _rows(cell: Cell, count: int, pairs: int, vocabulary: int, stream: int) -> R
     return Rows(*(x.to(cell.device) for x in make_rows(count, cell.seqlen, pairs, vocabulary, generator)))
 
 
-def _logits(backend: Learner, model: LanguageModel, cell: Cell, rows: Rows, some: slice) -> Tensor:
-    with backend.autocast(cell):
-        logits: Tensor = model(rows.tokens[some], rows.places[some])
+def _some(rows: Rows, first: int, count: int) -> Rows:
+    from glabench.ops.mqar import Rows
+
+    return Rows(*(x[first : first + count] for x in rows))
+
+
+def _logits(backend: Learner, model: LanguageModel, cell: Cell, rows: Rows) -> Tensor:
     from glabench.models.parts import widened
 
+    with backend.autocast(cell):
+        logits: Tensor = model(rows.tokens, rows.places)
     return widened(logits)
-
-
-def _loss(backend: Learner, model: LanguageModel, cell: Cell, rows: Rows, some: slice) -> Tensor:
-    import torch.nn.functional as F
-
-    return F.cross_entropy(_logits(backend, model, cell, rows, some).flatten(0, 1), rows.values[some].flatten())
 
 
 def _accuracy(backend: Learner, model: LanguageModel, cell: Cell, rows: Rows) -> float:
@@ -96,6 +159,6 @@ def _accuracy(backend: Learner, model: LanguageModel, cell: Cell, rows: Rows) ->
     right = 0
     with torch.no_grad():
         for first in range(0, len(rows.tokens), cell.batch):
-            some = slice(first, first + cell.batch)
-            right += int((_logits(backend, model, cell, rows, some).argmax(-1) == rows.values[some]).sum())
+            some = _some(rows, first, cell.batch)
+            right += int((_logits(backend, model, cell, some).argmax(-1) == some.values).sum())
     return right / rows.values.numel()

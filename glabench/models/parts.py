@@ -28,11 +28,17 @@ def hidden_width(width: int, ratio: float) -> int:
 
 
 class Norm(nn.RMSNorm):
-    """y = w x / sqrt(mean(x^2) + eps), in x's type: torch's fused kernel takes no weights of another. Parameters: d."""
+    """y = w x / sqrt(mean(x^2) + eps), in x's type, or in autocast's. Parameters: d.
+
+    Weights are taken in x's type, because torch's fused kernel takes no other. Under autocast every product behind the
+    norm would cast y for itself, and keep its own copy for the backward.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., d] to [..., d]."""
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        y = F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        is_cast = torch.is_autocast_enabled(x.device.type)
+        return y.to(torch.get_autocast_dtype(x.device.type)) if is_cast else y
 
 
 class SwiGlu(nn.Module):
@@ -81,7 +87,7 @@ class Rotary(nn.Module):
 class CausalConv(nn.Module):
     """y_t = Swish(sum_i w_i x_{t-i} + b) for every channel, over 4 tokens, as before Mamba's scans.
 
-    By the package causal-conv1d on a GPU, if it is installed. Parameters: 5 per channel.
+    By the package causal-conv1d on a GPU, if it is installed, but for float64. Parameters: 5 per channel.
     """
 
     def __init__(self, channels: int, width: int = 4) -> None:
@@ -94,7 +100,7 @@ class CausalConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [B, channels, T] to the same."""
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-        if x.device.type == "cuda" and (fused := _fused_conv()) is not None:
+        if (fused := _fused_conv(x)) is not None:
             # The package takes channels that lie side by side only if tokens and sequences begin at every eighth.
             x = x if all(stride % 8 == 0 for stride in (x.stride(0), x.stride(2))) else x.contiguous()
             return fused(x, weight, bias, activation="silu")  # type: ignore[no-any-return]
@@ -113,15 +119,20 @@ class CausalConv(nn.Module):
     def step(self, x: Tensor, tail: Tensor) -> Tensor:
         """The next token, x [B, channels, 1] to the same; it becomes the tail's last one."""
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-        if x.device.type == "cuda" and (fused := _fused_conv("causal_conv1d_update")) is not None:
+        if (fused := _fused_conv(x, "causal_conv1d_update")) is not None:
             return fused(x[..., 0], tail, weight, bias, activation="silu")[..., None]  # type: ignore[no-any-return]
         tail.copy_(torch.cat((tail[..., 1:], x), -1))
         y = (widened(tail) * widened(weight)).sum(-1, keepdim=True) + widened(bias)[:, None]
         return F.silu(y).to(x.dtype)
 
 
+def _fused_conv(x: Tensor, name: str = "causal_conv1d_fn") -> Callable[..., Any] | None:
+    """The package's function, if it takes x."""
+    return _of_package(name) if x.is_cuda and x.dtype != torch.float64 else None
+
+
 @cache
-def _fused_conv(name: str = "causal_conv1d_fn") -> Callable[..., Any] | None:
+def _of_package(name: str) -> Callable[..., Any] | None:
     if find_spec("causal_conv1d") is None:
         return None
     import causal_conv1d

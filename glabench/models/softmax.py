@@ -48,7 +48,7 @@ class Softmax(MixerLayer):
     def decode(self, x: Tensor, states: LayerStates, place: Place) -> Tensor:
         """The next token of each sequence, x [B, 1, d] to the same, at its place; keeps its key and value there."""
         (keys, values), new = states.caches, self._inputs(x, place)
-        y: Tensor = self.out(attend_to_cache(new["q"], new["k"], new["v"], keys, values, place.tokens).flatten(-2))
+        y: Tensor = self.out(attend_to_cache(new["q"], new["k"], new["v"], keys, values, place).flatten(-2))
         return y
 
     def _inputs(self, x: Tensor, start: Place | int = 0) -> dict[str, Tensor]:
@@ -64,17 +64,18 @@ class Softmax(MixerLayer):
         return self.k.weight.new_zeros(batch, room, *self._heads)
 
 
-def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> Tensor:
-    """o [B, 1, H, D] of one token of each sequence, q, k and v [B, 1, H, D], whose k and v go to their place [B].
+def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, place: Place) -> Tensor:
+    """o [B, 1, H, D] of one token of each sequence, q, k and v [B, 1, H, D], whose k and v go to their place.
 
     `keys` and `values`: caches [B, room, H, D], of which what is behind a sequence's place is not read. By the package
     flash-attn on a GPU in half precision, if it is installed; otherwise by torch with a mask over the whole cache.
     """
+    rows = place.once("rows", lambda: torch.arange(len(q), device=q.device))
+    keys[rows, place.tokens], values[rows, place.tokens] = k[:, 0], v[:, 0]
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and (fused := fused_attention()) is not None:
-        return fused(q, keys, values, k, v, cache_seqlens=place, causal=True)  # type: ignore[no-any-return]
-    rows = torch.arange(len(q), device=q.device)
-    keys[rows, place], values[rows, place] = k[:, 0], v[:, 0]
-    is_there = torch.arange(keys.shape[1], device=q.device) <= place[:, None]
+        lengths = place.once("lengths", lambda: place.tokens + 1)
+        return fused(q, keys, values, cache_seqlens=lengths, causal=True)  # type: ignore[no-any-return]
+    is_there = torch.arange(keys.shape[1], device=q.device) <= place.tokens[:, None]
     q, k, v = (x.transpose(1, 2) for x in (q, keys, values))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=is_there[:, None, None]).transpose(1, 2)
 

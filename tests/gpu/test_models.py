@@ -1,14 +1,17 @@
 """Models on a GPU: layers as the packages have them, and training with our kernels, fla's and the reference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from copy_task import copying_model, losses_of
 
 from glabench.backends import load_registry
 from glabench.measure.job import Job
-from glabench.measure.recall import RecallMeter
+from glabench.measure.recall import Lessons, RecallMeter
 from glabench.measure.training import StepMeter
 from glabench.models import LanguageModel, ModelConfig
+from glabench.ops.mqar import Rows, make_rows
 from glabench.sweeps.model import Cell, Parameters
 
 REGISTRY = load_registry()
@@ -86,6 +89,30 @@ def test_a_small_model_learns_to_recall(name, width):
     record = RecallMeter(REGISTRY.op_of(name), REGISTRY[name], Job(name, "run", "cuda")).measure(cell)
     assert record.status == "ok", record.reason
     assert record.epochs_trained == 2
+
+
+@pytest.mark.parametrize("name", ["gla-recall", "transformer-recall", "mamba1-recall"])
+def test_replayed_steps_learn_what_steps_of_python_do(name):
+    if (why := REGISTRY[name].unavailable("cuda")) is not None:
+        pytest.skip(why)
+    sizes = {"model_width": 64, "layers": 2, "vocabulary": 64, "pairs": 4}
+    cell = Cell(name, "recall", "fwd+bwd", 32, 64, "bf16", Parameters(sizes), "cuda")
+    generator = torch.Generator().manual_seed(0)
+    batches = [Rows(*(x.cuda() for x in make_rows(n, 64, 4, 64, generator))) for n in (*[32] * 8, 20, 32)]
+    found = []
+    for graphs in ("on", "off"):
+        own = replace(cell, parameters=Parameters(sizes | {"graphs": graphs}))
+        model = REGISTRY[name].build(own)
+        lessons = Lessons(REGISTRY[name], model, own)
+        for number, rows in enumerate(batches):
+            lessons.set_rate(1e-3 / (1 + number))
+            lessons.learn(rows)
+        found.append(torch.cat([x.flatten() for x in model.parameters()]))
+        start = torch.cat([x.flatten() for x in REGISTRY[name].build(own).parameters()])
+    replayed, of_python = (x - start for x in found)
+    assert of_python.norm() > 0
+    # Moments divide gradients by themselves, rounding included; rows or rates of another step would change most of it.
+    assert (replayed - of_python).norm() < 0.2 * of_python.norm()
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -9,6 +9,7 @@ import torch
 
 from glabench.backends import load_registry
 from glabench.backends.decoding import Decoder, GlaDecode, TransformerDecode
+from glabench.backends.graphs import uses_graph
 from glabench.measure import decoding
 from glabench.measure.decoding import DecodeMeter
 from glabench.measure.job import Job
@@ -253,10 +254,9 @@ def test_other_passes_and_more_tokens_are_refused():
 
 
 def test_steps_are_replayed_from_graphs_on_a_gpu_unless_they_are_off():
-    of = REGISTRY["gla-decode"].uses_graph
     on_gpu = [replace(cell_of(graphs=value), device="cuda") for value in (None, "on", "off")]
-    assert [of(cell) for cell in on_gpu] == [True, True, False]
-    assert not of(cell_of())
+    assert [uses_graph(cell) for cell in on_gpu] == [True, True, False]
+    assert not uses_graph(cell_of())
 
 
 def test_a_step_is_made_ready_for_a_profile():

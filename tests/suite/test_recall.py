@@ -55,6 +55,13 @@ def test_the_same_seed_gives_the_same_accuracy_and_another_one_another():
     assert first.accuracy != other.accuracy
 
 
+def test_graphs_need_a_gpu():
+    assert REGISTRY["gla-recall"].limits(cell_of("gla-recall", graphs="on")) == (
+        "CUDA graphs need a GPU; use --graphs off"
+    )
+    assert REGISTRY["gla-recall"].limits(cell_of("gla-recall", graphs="off")) is None
+
+
 class Deaf(TransformerRecall):
     """Its models see only the first half of a row."""
 

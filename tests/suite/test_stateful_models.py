@@ -9,6 +9,7 @@ from glabench.models import MIXERS, LanguageModel, ModelConfig
 from glabench.models.kernels import Kernel
 from glabench.models.parts import CausalConv
 from glabench.models.softmax import attend_to_cache
+from glabench.models.states import Place
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KERNELS = [
@@ -101,7 +102,7 @@ def test_sequences_of_one_batch_may_be_at_different_places():
 def test_attention_does_not_read_what_is_behind_a_token():
     q, k, v = torch.randn(3, 2, 1, 2, 16, dtype=torch.float64)
     keys, values = torch.full((2, 2, 8, 2, 16), 1e6, dtype=torch.float64)
-    o = attend_to_cache(q, k, v, keys, values, torch.zeros(2, dtype=torch.int32))
+    o = attend_to_cache(q, k, v, keys, values, Place(torch.zeros(2, dtype=torch.int32)))
     torch.testing.assert_close(o, v)
     assert torch.equal(keys[:, 0], k[:, 0])
     assert (values[:, 1:] == 1e6).all()
