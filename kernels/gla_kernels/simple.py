@@ -11,13 +11,16 @@ from gla_kernels.recurrent import fused_recurrent_gla
 
 
 def retention_gates(heads: int, device: torch.device | None = None) -> torch.Tensor:
-    """The logarithms of RetNet's decays, `log(1 - 2^(-5 - h))` for each head h, [H] float32 (RetNet, section 3.1)."""
-    return torch.log1p(-(2.0 ** (-5 - torch.arange(heads, dtype=torch.float64)))).float().to(device)
+    """The logarithms of RetNet's decays, `log(1 - 2^(-5 - h))` for each head h, [H] float32 (RetNet, section 3.1).
+
+    They are made on the device: a CUDA graph cannot capture a copy from the host.
+    """
+    return torch.log1p(-torch.exp2(-5 - torch.arange(heads, dtype=torch.float64, device=device))).float()
 
 
 @cache
 def _kept_gates(heads: int, device: torch.device) -> torch.Tensor:
-    """`retention_gates` for eager calls, which would otherwise make them anew and wait for the copy."""
+    """`retention_gates` for eager calls, which would otherwise make them anew."""
     with torch.inference_mode(False):
         return retention_gates(heads, device)
 

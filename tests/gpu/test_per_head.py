@@ -3,7 +3,14 @@
 import pytest
 import torch
 from gla_cases import assert_close, cumulative, make_case, per_head_case, run, run_with_a_tail
-from gla_kernels import chunk_gla, chunk_retention, chunk_simple_gla, fused_recurrent_simple_gla, naive_recurrent_gla
+from gla_kernels import (
+    chunk_gla,
+    chunk_retention,
+    chunk_simple_gla,
+    fused_recurrent_retention,
+    fused_recurrent_simple_gla,
+    naive_recurrent_gla,
+)
 from gla_kernels.simple import retention_gates
 
 BOUNDS = {torch.bfloat16: 5e-3, torch.float16: 2e-3, torch.float32: 5e-6}
@@ -64,6 +71,17 @@ def test_retention_and_its_recurrent_form():
     step, _ = fused_recurrent_simple_gla(*(x[:, 460:] for x in tensors), g_gamma=gates, initial_state=state)
     both = torch.cat([o, step], 1).double()
     assert (both - wide).norm() < BOUNDS[BF16] * wide.norm()
+
+
+@pytest.mark.parametrize("function", [chunk_retention, fused_recurrent_retention])
+def test_constant_gates_are_made_in_a_captured_graph(function):
+    q, k, v = torch.randn(3, 2, 40, 8, 64, device="cuda", dtype=BF16)
+    expected, graph = function(q, k, v)[0], torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = function(q, k, v)[0]
+    captured.fill_(torch.nan)
+    graph.replay()
+    assert torch.equal(captured, expected)
 
 
 @pytest.mark.parametrize("function", [chunk_gla, chunk_simple_gla])

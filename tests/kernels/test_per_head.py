@@ -15,6 +15,7 @@ from gla_kernels import (
 )
 from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.simple import retention_gates
+from torch.utils._python_dispatch import TorchDispatchMode
 from gluon_on_cpu import Kernel, on_hopper, set_multiprocessors
 
 # As on a GPU, most errors in bfloat16 are around 3e-3.
@@ -137,6 +138,26 @@ def test_packed_wide_heads_in_pieces(hopper, monkeypatch, K, V, materialize):
 def test_the_portable_kernels(gate, materialize):
     case = per_head_case(gate, T=70)
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize), case, EXACT)
+
+
+class _Devices(TorchDispatchMode):
+    """Notes the devices of what operations return."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.seen.add(made.device.type)
+        return made
+
+
+def test_constant_gates_are_made_on_the_device():
+    """A copy from the host could not be captured in a CUDA graph."""
+    with _Devices() as devices:
+        assert retention_gates(3, torch.device("meta")).dtype == torch.float32
+    assert devices.seen == {"meta"}
 
 
 def test_constant_gates():
