@@ -15,8 +15,8 @@ from gla_kernels import (
 )
 from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.simple import retention_gates
-from torch.utils._python_dispatch import TorchDispatchMode
 from gluon_on_cpu import Kernel, on_hopper, set_multiprocessors
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # As on a GPU, most errors in bfloat16 are around 3e-3.
 BOUND, EXACT = 5e-3, 2e-5
