@@ -3,8 +3,9 @@
 A new row is all that a new metric needs. With a `limit` it is judged by `check`, with an `option` the limit has one.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from statistics import geometric_mean, median
 from typing import Any, Literal
@@ -30,6 +31,14 @@ def _whole(value: float) -> str:
 
 def _scientific(value: float) -> str:
     return f"{value:.1e}"
+
+
+# The unit to take from a largest value on (below it, if the factor is above 1), and what values are multiplied with.
+_UNITS: Mapping[str, tuple[float, str, float]] = {
+    "KiB": (8192, "MiB", 1 / 1024),
+    "MiB": (8192, "GiB", 1 / 1024),
+    "million/s": (0.5, "thousand/s", 1e3),
+}
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,13 @@ class Metric:
         """A value of the column as text, in `unit`."""
         return self.format(value * self.scale)
 
+    def fitted(self, rows: Iterable[Row], only_finer: bool = False) -> "Metric":
+        """The metric in the unit that fits the largest value of some rows; coarser ones drop digits of values."""
+        most = max((row[self.field] for row in rows if row.get(self.field) is not None), default=0) * self.scale
+        limit, unit, factor = _UNITS.get(self.unit, (math.inf, self.unit, 1.0))
+        fits = (most >= limit or not most) if factor > 1 else (most < limit or only_finer)
+        return self if fits else replace(self, unit=unit, scale=self.scale * factor).fitted(rows)
+
 
 METRICS: tuple[Metric, ...] = (
     Metric(
@@ -90,12 +106,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("floor", "floor_pct", "share of the memory's floor", "%", "higher", _whole),
     Metric("tokens", "tokens_per_s", "tokens per second", "million/s", "higher", scale=1e-6),
     Metric("tokens_gpu", "tokens_per_s_gpu", "tokens per second and GPU", "million/s", "higher", scale=1e-6),
-    Metric("efficiency", "efficiency_pct", "of one GPU's tokens per second, per GPU", "%", "higher", _whole),
+    Metric("efficiency", "efficiency_pct", "efficiency against one GPU", "%", "higher", _whole),
     Metric("tflops", "tflops", "the equation's operations", "TFLOP/s", "higher"),
     Metric("gbps", "gbps", "the equation's bytes", "GB/s", "higher", _whole),
     Metric("executed_tflops", "executed_tflops", "operations executed", "TFLOP/s", "higher"),
     Metric("executed_gbps", "executed_gbps", "bytes moved", "GB/s", "higher", _whole),
-    Metric("mfu", "mfu_pct", "the equation's operations, of a large product's", "%", "higher", _whole),
+    Metric("mfu", "mfu_pct", "MFU", "%", "higher", _whole),
     Metric("mixer", "mixer_pct", "mixers' kernels, of a step", "%", None, _whole),
     Metric("prefill", "prefill_ms", "prefill", "ms", "lower"),
     Metric(

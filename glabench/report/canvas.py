@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from glabench.records import FAILED
-from glabench.records.metrics import Metric, known, significant
+from glabench.records.metrics import Metric, known
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.series import Panel, Row, Series, View
 from glabench.report.styles import Style, choose_styles
-from glabench.report.tables import PASS_TITLES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,8 +37,6 @@ _NARROW_PANEL, _LARGER_PRINT = 3.7, 10.0
 # Of a .png: pixels per inch, and how wide it is at most.
 _DPI, _MOST_PIXELS = 160, 1728
 _MOST_COLUMNS = 3
-# MiB from which an axis is in GiB.
-_LARGE_MIB = 8192
 _LINEAR_UNITS = ("%", "W", "MHz")
 
 
@@ -48,34 +45,28 @@ class Quantity:
     """A metric on an axis, in a unit that fits its values."""
 
     metric: Metric
-    unit: str
-    factor: float = 1.0
 
     @property
     def title(self) -> str:
         """The axis title, with the unit."""
-        return ", ".join(filter(None, [self.metric.title, self.unit]))
+        return ", ".join(filter(None, [self.metric.title, self.metric.unit]))
 
     @property
     def is_linear(self) -> bool:
         """Whether the axis is linear and not logarithmic."""
-        return self.unit in _LINEAR_UNITS
+        return self.metric.unit in _LINEAR_UNITS
 
     def of(self, row: Row) -> float | None:
         """A row's value; None if the axis cannot show one."""
         value = row.get(self.metric.field)
-        return (
-            None
-            if value is None or (value <= 0 and not self.is_linear)
-            else float(value) * self.metric.scale * self.factor
-        )
+        return None if value is None or (value <= 0 and not self.is_linear) else float(value) * self.metric.scale
 
     def text(self, row: Row) -> str:
         """A row's value as text, or its failure."""
         value = row.get(self.metric.field)
         if value is None:
             return FAILURE_MARKS[mark_of(row)][1] if has_failed(row) else ""
-        return self.metric.show(value) if self.factor == 1.0 else significant(value * self.factor)
+        return self.metric.show(value)
 
 
 @dataclass(frozen=True)
@@ -166,7 +157,7 @@ def _rows_of(layout: Layout, panel: Panel, height: float) -> list[tuple[Panel, f
 def frame(plot: Plot) -> None:
     """Adds title and grid to a panel."""
     axes = plot.axes
-    axes.set_title(PASS_TITLES[plot.panel.pass_], fontsize=10)
+    axes.set_title(plot.panel.title, fontsize=10)
     axes.grid(which="major", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -190,9 +181,7 @@ def missing_in(series: Series) -> dict[Any, str]:
 
 
 def _measure(metric: Metric, rows: Sequence[Row]) -> Quantity:
-    most = max((row[metric.field] for row in rows if row.get(metric.field) is not None), default=0)
-    is_large = metric.unit == "MiB" and most >= _LARGE_MIB
-    return Quantity(metric, "GiB", 1 / 1024) if is_large else Quantity(metric, metric.unit)
+    return Quantity(metric.fitted(rows))
 
 
 def _known_in(layout: Layout, panel: Panel) -> Sequence[Quantity]:

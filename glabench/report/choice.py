@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from glabench.records import Run
 from glabench.records.metrics import significant
-from glabench.report.series import Row, name_values, rows_of_runs
-from glabench.report.tables import PASS_TITLES
+from glabench.report.series import PASS_TITLES, Row, name_values, rows_of_runs
 
 CHUNK = "chunk"
 # The axes that are chosen.

@@ -25,6 +25,8 @@ _MOST_TICKS, _MOST_SLANTED, _LETTERS = 8, 24, 48
 _MOST_MARKS, _ROOM, _MARK_WIDTH, _STRIP_LINE = 6, 30, 10, 0.09
 # A logarithmic axis reaches at least from its middle divided by this factor to its middle times this factor.
 _LEAST_RANGE = 1.25
+# How far a linear axis reaches beyond the largest value, so that its mark is whole.
+_OVER_LINEAR = 1.06
 # Inches: the height of a panel and of a row of the legend. Letters: the width of a line in the legend.
 _HEIGHT, _SLANTED_HEIGHT, _LEGEND_ROW, _LEGEND_LINE = 3.5, 4.4, 0.22, 4.0
 # The share of a time that a band must span to be seen.
@@ -138,7 +140,7 @@ def _draw_published(axes: Axes, panel: Panel, quantity: Quantity) -> None:
     """Published ratios times what they are multiples of here."""
     for overlay in overlays_of(panel):
         places = sorted(overlay.ms)
-        axes.plot(places, [overlay.ms[x] * quantity.metric.scale * quantity.factor for x in places], **_PUBLISHED)
+        axes.plot(places, [overlay.ms[x] * quantity.metric.scale for x in places], **_PUBLISHED)
 
 
 def _draw_series(
@@ -232,7 +234,7 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool, slanted: boo
     if not is_scale or len(places) == 1:
         axes.margins(x=0.2 if len(places) <= _MOST_TICKS else 0.05)
     if plot.quantity.is_linear:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, max(axes.get_ylim()[1], _OVER_LINEAR * axes.dataLim.y1))
     else:
         low, high = axes.get_ylim()
         middle = (low * high) ** 0.5

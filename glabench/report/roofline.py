@@ -11,7 +11,6 @@ from glabench.records import Run
 from glabench.records.metrics import BY_NAME, significant
 from glabench.report.canvas import Layout, Plot, frame, lay_out, make_layout
 from glabench.report.series import Panel, Row, Series, View, rows_of_runs
-from glabench.report.tables import PASS_TITLES
 from glabench.sweeps.words import show_x
 
 if TYPE_CHECKING:
@@ -176,4 +175,4 @@ def _of_panel(panel: Panel, roof: Roof) -> Iterator[str]:
         share = f"{shares[best]:.0%}" + (f" at {show_x(best)}" if best is not None else "")
         if shares[best] - shares[worst] >= 0.005:
             share = f"{shares[worst]:.0%} at {show_x(worst)} to {share}"
-        yield f"{PASS_TITLES[panel.pass_]}, {series.label}: the nearer roof is {which}; {share} of it."
+        yield f"{panel.title}, {series.label}: the nearer roof is {which}; {share} of it."

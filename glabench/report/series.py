@@ -22,6 +22,19 @@ _HIDES: Mapping[str, tuple[str, ...]] = {
     "key_dim": ("head_dim",),
     "value_dim": ("head_dim",),
 }
+PASS_TITLES = {
+    "infer": "forward without gradients",
+    "fwd": "forward",
+    "bwd": "backward",
+    "fwd+bwd": "forward + backward",
+}
+# What is timed of models, by their op.
+_STEP_TITLES = {
+    "training": "step of training",
+    "recall": "training",
+    "text": "training",
+    "decode": "step of decoding",
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,13 @@ class Panel:
     def rows(self) -> list[Row]:
         """All rows, series by series."""
         return [row for series in self.series for row in series.rows.values()]
+
+    @property
+    def title(self) -> str:
+        """What its cells time, in words."""
+        ops = {row["op"] for row in self.rows}
+        step = _STEP_TITLES.get(ops.pop()) if len(ops) == 1 else None
+        return step or PASS_TITLES[self.pass_]
 
     @property
     def is_scale(self) -> bool:

@@ -20,12 +20,6 @@ from glabench.sweeps.words import show_x
 if TYPE_CHECKING:
     from rich.text import Text
 
-PASS_TITLES = {
-    "infer": "forward without gradients",
-    "fwd": "forward",
-    "bwd": "backward",
-    "fwd+bwd": "forward + backward",
-}
 _SPREAD_NOTE = "±: from the median to the farther of p20 and p80"
 
 
@@ -106,7 +100,7 @@ def _make_grids(view: View, metrics: Sequence[Metric], form: _Form, width: float
 
 def _known(metrics: Sequence[Metric], panel: Panel) -> list[Metric]:
     """The metrics that have values in a panel; the first one if none has, so that statuses can be shown."""
-    return known(metrics, panel.rows) or list(metrics[:1])
+    return [metric.fitted(panel.rows, only_finer=True) for metric in known(metrics, panel.rows) or metrics[:1]]
 
 
 def _make_wide(view: View, panel: Panel, metrics: Sequence[Metric], form: _Form) -> list[Grid]:
@@ -127,7 +121,7 @@ def _published(panel: Panel) -> list[Grid]:
         ratios = {f"published: {one.name}": one.ratios, **overlay.here}
         rows = [[name, *(_ratio(own.get(x)) for x in places)] for name, own in ratios.items()]
         title = f", time as a multiple of {overlay.base}'s; published: {one.base_name}'s, {one.source} ({one.device})"
-        grids.append(Grid(PASS_TITLES[panel.pass_], title, [panel.x_name, *map(show_x, places)], rows))
+        grids.append(Grid(panel.title, title, [panel.x_name, *map(show_x, places)], rows))
     return grids
 
 
@@ -170,7 +164,7 @@ def _grid(panel: Panel, title: str, head: Sequence[str], rows: Sequence[Sequence
     if any(tags):
         head = [*head, DOUBTS]
         rows = [row if len(row) == 1 else [*row, tag] for row, tag in zip(rows, tags, strict=True)]
-    return Grid(PASS_TITLES[panel.pass_], title, head, rows)
+    return Grid(panel.title, title, head, rows)
 
 
 def _values(panel: Panel, metrics: Sequence[Metric], row: Row | None, x: Any, form: _Form) -> list[str]:

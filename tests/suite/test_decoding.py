@@ -282,7 +282,7 @@ def test_the_command_measures_a_preset(run, tmp_path):
     out = tmp_path / "run"
     code, text, error = run("decode", "--backend", "gla-decode,transformer-decode", *axes, "--out", str(out))
     assert code == 0, error
-    assert "tokens, million/s" in text
+    assert "tokens, thousand/s" in text
     records = RunFolder.open(out).load().records
     assert [(record.cell.backend, record.status) for record in records] == [
         ("gla-decode", "ok"), ("transformer-decode", "ok")

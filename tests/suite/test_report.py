@@ -12,7 +12,7 @@ import pytest
 from reports import H200, OUTCOMES, STORED, USUAL, drawn, made_up, markdown, rows, shown, stored
 
 from glabench.errors import UsageError
-from glabench.records.metrics import METRICS, TIME, choose_metrics, known, parse_metrics, significant
+from glabench.records.metrics import BY_NAME, METRICS, TIME, choose_metrics, known, parse_metrics, significant
 from glabench.records.run import rows_of
 from glabench.report.describe import describe_environment, describe_settings
 from glabench.report.series import choose_x, describe_shape, make_panels, make_view, rows_of_runs
@@ -252,6 +252,23 @@ def test_equal_reasons_of_many_cells_take_one_line():
     assert sum("mamba1" in line for line in lines) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "axis", "table"),
+    [
+        ("peak", 8191.0, "8191 MiB", "8191 MiB"), ("peak", 16384.0, "16 GiB", "16384 MiB"),
+        ("state", 98304.0, "96 MiB", "98304 KiB"), ("state", 2.0**25, "32 GiB", "33554432 KiB"),
+        ("tokens", 45_800.0, "45.8 thousand/s", "45.8 thousand/s"), ("tokens", 7e6, "7 million/s", "7 million/s"),
+        ("time", 1e5, "100000 ms", "100000 ms"),
+    ],
+)  # fmt: skip
+def test_axes_take_the_unit_that_fits_and_tables_keep_every_digit(name, value, axis, table):
+    metric = BY_NAME[name]
+    for words, only_finer in ((axis, False), (table, True)):
+        fitted = metric.fitted([{metric.field: value}, {metric.field: None}], only_finer)
+        assert f"{fitted.show(value)} {fitted.unit}" == words
+    assert metric.fitted([]) is metric
+
+
 def expected_words(runs, metrics):
     """Every value that a report has to show, as often as it has to appear, and every name."""
     view = make_view(runs)
@@ -263,7 +280,7 @@ def expected_words(runs, metrics):
             for row in in_panel:
                 value = row.get(metric.field)
                 absent = [] if row["status"] == "ok" else [row["status"]]
-                values += Counter(absent if value is None else [metric.show(value)])
+                values += Counter(absent if value is None else [metric.fitted(in_panel, True).show(value)])
     return values, {*view.labels, *(show_x(x) for panel in view.panels for x in panel.x_values if view.has_x)}
 
 

@@ -292,7 +292,7 @@ def test_the_command_measures_a_preset(run, tmp_path):
     out = tmp_path / "run"
     code, text, error = run("train", "--backend", "gla-model,transformer-model", *axes, "--out", str(out))
     assert code == 0, error
-    assert "tokens, million/s" in text
+    assert "tokens, thousand/s" in text
     records = RunFolder.open(out).load().records
     assert {record.status for record in records} == {"ok", "unsupported"}
     assert {record.cell.get("kernel") for record in records} == {None, "fla-gla", "flash-attn"}
