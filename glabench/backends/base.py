@@ -133,6 +133,13 @@ class Backend(ABC):
         """
         return None
 
+    def fused_layer(self) -> Callable[..., Tensor] | None:
+        """The package's function for all of a layer behind its first projection; None if it has none.
+
+        Layers of `glabench.models` that know its arguments call it in place of `bind` while they train.
+        """
+        return None
+
     @abstractmethod
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         """A function without arguments that computes the op's outputs from `inputs`, as specified by `Op.outputs`.

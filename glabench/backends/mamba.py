@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Requirement
@@ -61,6 +62,14 @@ class Mamba1(_MambaSsm):
     def bind_step(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         return Mamba1Step().bind_step(inputs, cell)
 
+    def fused_layer(self) -> Callable[..., Tensor] | None:
+        """`mamba_inner_fn`, which needs causal-conv1d and computes much of its forward again in the backward."""
+        if find_spec("causal_conv1d") is None:
+            return None
+        from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn
+
+        return mamba_inner_fn  # type: ignore[no-any-return]
+
 
 class Mamba2(_MambaSsm):
     """`mamba_chunk_scan_combined`, with one group of B and C. It takes chunks of any power of two; its own is 256."""
@@ -95,6 +104,14 @@ class Mamba2(_MambaSsm):
 
     def bind_step(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         return Mamba2Step().bind_step(inputs, cell)
+
+    def fused_layer(self) -> Callable[..., Tensor] | None:
+        """`mamba_split_conv1d_scan_combined` with the package's chunk; as that of Mamba-1."""
+        if find_spec("causal_conv1d") is None:
+            return None
+        from mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined
+
+        return partial(mamba_split_conv1d_scan_combined, chunk_size=_CHUNK)
 
 
 @cache

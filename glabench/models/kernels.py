@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from typing import Protocol
 
-from torch import Tensor, float32, is_grad_enabled, promote_types
+from torch import Tensor, float32, float64, is_grad_enabled, promote_types
 from torch.compiler import is_compiling
 
 from glabench.errors import UsageError, allowed_names
@@ -42,6 +42,8 @@ class Implementation(Protocol):
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]: ...
 
     def bind_step(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor] | None: ...
+
+    def fused_layer(self) -> Callable[..., Tensor] | None: ...
 
 
 class Kernels(Protocol):
@@ -104,6 +106,12 @@ class Kernel:
         o, final = self.with_states(inputs, batch, 1)
         inputs["initial"].copy_(final)
         return o
+
+    def fused_layer(self, like: Tensor) -> Callable[..., Tensor] | None:
+        """The backend's function for all of a layer behind its first projection, if it has one that takes this type."""
+        if self._backend is None or like.dtype == float64:
+            return None
+        return self._backend.fused_layer()
 
     def _known(self, like: Tensor, batch: int, seqlen: int, state: str | None = None) -> Cell:
         if is_compiling():  # a graph must not change what it reads

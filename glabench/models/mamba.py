@@ -1,8 +1,12 @@
-"""The blocks of Mamba-1 and Mamba-2, as the package mamba-ssm has them: their scans are kernels of backends."""
+"""The blocks of Mamba-1 and Mamba-2, as the package mamba-ssm has them: their scans are kernels of backends.
+
+While they train, with the package's kernel, all behind the first projection is one function of the package.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +20,7 @@ _EPS = 1e-5
 # Steps after softplus are drawn from this range, evenly in their logarithms.
 _LEAST_STEP, _MOST_STEP = 1e-3, 1e-1
 _MOST_DECAY = 16.0
+_ALIGNED = 8
 
 
 class Mamba1(MixerLayer):
@@ -48,6 +53,8 @@ class Mamba1(MixerLayer):
 
     def forward(self, u: Tensor) -> Tensor:
         """u [B, T, d] to [B, T, d]."""
+        if (fused := self._kernel.fused_layer(u)) is not None:
+            return self._fused(u, fused)
         x, z = self._enter(u)
         return self._project(self._kernel(self._inputs(self.conv(x)), *u.shape[:2]), z)
 
@@ -70,6 +77,15 @@ class Mamba1(MixerLayer):
         S, tail = states.fixed
         inputs = self._inputs(self.conv.step(x, tail))
         return self._project(self._kernel.step({**inputs, "initial": S}, len(u)), z)
+
+    def _fused(self, u: Tensor, function: Callable[..., Tensor]) -> Tensor:
+        """`function` has the arguments of `mamba_inner_fn`, and takes x and z [B, 2 E, T] with tokens side by side."""
+        xz = (self.enter.weight @ u.flatten(0, 1).t()).view(-1, *u.shape[:2]).transpose(0, 1)
+        return function(
+            xz, self.conv.weight[:, None], self.conv.bias, self.data.weight, self.step.weight, self.out.weight, None,
+            -widened(self.A_log).exp(), None, None, widened(self.D), delta_bias=widened(self.step.bias),
+            delta_softplus=True,
+        )  # fmt: skip
 
     def _enter(self, u: Tensor) -> tuple[Tensor, Tensor]:
         x, z = self.enter(u).transpose(1, 2).chunk(2, dim=1)
@@ -116,6 +132,9 @@ class Mamba2(MixerLayer):
 
     def forward(self, u: Tensor) -> Tensor:
         """u [B, T, d] to [B, T, d]."""
+        # The package's convolution takes rows only if they begin at every eighth number.
+        if sum(self._sizes) % _ALIGNED == 0 and (fused := self._kernel.fused_layer(u)) is not None:
+            return self._fused(u, fused)
         z, xBC, step = self._enter(u)
         return self._project(self._kernel(self._inputs(self.conv(xBC), step), *u.shape[:2]), z)
 
@@ -139,6 +158,14 @@ class Mamba2(MixerLayer):
         S, tail = states.fixed
         inputs = self._inputs(self.conv.step(xBC, tail), step)
         return self._project(self._kernel.step({**inputs, "initial": S}, len(u)), z)
+
+    def _fused(self, u: Tensor, function: Callable[..., Tensor]) -> Tensor:
+        """`function` has the arguments of `mamba_split_conv1d_scan_combined` but for the chunk."""
+        return function(
+            self.enter(u), self.conv.weight, self.conv.bias, widened(self.step), -widened(self.A_log).exp(),
+            D=widened(self.D), activation="silu", rmsnorm_weight=self.norm.weight, rmsnorm_eps=_EPS,
+            outproj_weight=self.out.weight, headdim=self._heads[1], norm_before_gate=False,
+        )  # fmt: skip
 
     def _enter(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         entered: Tensor = self.enter(u)

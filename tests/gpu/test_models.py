@@ -18,9 +18,9 @@ REGISTRY = load_registry()
 WIDTH, B, T = 256, 2, 200
 
 
-def layer_of(mixer, **sizes):
+def layer_of(mixer, kernel="reference"):
     torch.manual_seed(0)
-    return LanguageModel(ModelConfig(mixer, WIDTH, 1, 100, sizes=sizes), REGISTRY).blocks[0].mixer.cuda()
+    return LanguageModel(ModelConfig(mixer, WIDTH, 1, 100, kernel=kernel), REGISTRY).blocks[0].mixer.cuda()
 
 
 def assert_same(ours, theirs, pairs, bound=5e-3):
@@ -48,18 +48,20 @@ def test_the_gla_layer_is_flas():
     assert_same(ours, theirs, [*pairs, (ours.norm.weight, theirs.g_norm_swish_gate.weight)])
 
 
-def test_the_layer_of_mamba_1_is_the_packages():
+@pytest.mark.parametrize("kernel", ["reference", "mamba1"])  # the latter by the package's function for a whole layer
+def test_the_layer_of_mamba_1_is_the_packages(kernel):
     package = pytest.importorskip("mamba_ssm.modules.mamba_simple")
-    ours, theirs = layer_of("mamba1"), package.Mamba(WIDTH).cuda()
+    ours, theirs = layer_of("mamba1", kernel), package.Mamba(WIDTH).cuda()
     names = [("enter", "in_proj"), ("conv", "conv1d"), ("data", "x_proj"), ("step", "dt_proj"), ("out", "out_proj")]
     pairs = [(getattr(ours, mine).weight, getattr(theirs, other).weight) for mine, other in names]
     pairs += [(ours.conv.bias, theirs.conv1d.bias), (ours.step.bias, theirs.dt_proj.bias)]
     assert_same(ours, theirs, [*pairs, (ours.A_log, theirs.A_log), (ours.D, theirs.D)])
 
 
-def test_the_layer_of_mamba_2_is_the_packages():
+@pytest.mark.parametrize("kernel", ["reference", "mamba2"])
+def test_the_layer_of_mamba_2_is_the_packages(kernel):
     package = pytest.importorskip("mamba_ssm.modules.mamba2")
-    ours, theirs = layer_of("mamba2"), package.Mamba2(WIDTH).cuda()
+    ours, theirs = layer_of("mamba2", kernel), package.Mamba2(WIDTH).cuda()
     names = [("enter", "in_proj"), ("conv", "conv1d"), ("norm", "norm"), ("out", "out_proj")]
     pairs = [(getattr(ours, mine).weight, getattr(theirs, other).weight) for mine, other in names]
     pairs += [(ours.conv.bias, theirs.conv1d.bias), (ours.step, theirs.dt_bias)]
