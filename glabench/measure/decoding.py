@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 # float32 may run in tf32.
 _COMPARED = 4
 _BOUNDS = {"fp64": 1e-9, "fp32": 2e-3, "fp16": 2e-2, "bf16": 3e-2}
-# The same at the cell's own size, for so many sequences: two paths through many layers round differently.
-_AT_SIZE = 2
+# The same at the cell's own size, for so many sequences: two paths through many layers round differently, and each layer
+# makes what comes in larger. Two right paths of GLA in bf16 were apart by 0.087 after 24 layers (and 16 % from float64).
+# So these are the bounds for up to so many layers, and grow in proportion for more.
+_AT_SIZE, _LAYERS = 2, 16
 _COARSE_BOUNDS = {"fp64": 1e-6, "fp32": 1e-2, "fp16": 0.1, "bf16": 0.1}
 _PREFILL_CALLS, _PREFILL_SAMPLES = 1, 3
 _BATCHES = 8
@@ -136,7 +138,7 @@ class DecodeMeter:
         decoder.prefill(others["before"])
         error = _error_at_once(decoder, others, decoder.step())
         against = "after the timing, against all tokens at once"
-        return _judged(record, {"steps": error}, _COARSE_BOUNDS[cell.dtype], against)
+        return _judged(record, {"steps": error}, _coarse_bound(cell), against)
 
     def _compared_at_size(
         self, record: Record, decoder: Decoder, inputs: Mapping[str, Tensor], first: Tensor
@@ -144,7 +146,7 @@ class DecodeMeter:
         """With the error of a first step's logits against those of all tokens at once, by the same model."""
         errors = {"steps_at_size": _error_at_once(decoder, inputs, first)}
         record = replace(record, rel_error={**(record.rel_error or {}), **errors})
-        return _judged(record, errors, _COARSE_BOUNDS[record.cell.dtype], "against all tokens at once")
+        return _judged(record, errors, _coarse_bound(record.cell), "against all tokens at once")
 
     def _with_rates(self, record: Record) -> Record:
         """With what a step computes and moves per second; suspicious if that cannot be."""
@@ -176,10 +178,15 @@ def _error_at_once(decoder: Decoder, inputs: Mapping[str, Tensor], logits: Tenso
     return relative_error(logits[some], at_once)
 
 
+def _coarse_bound(cell: Cell) -> float:
+    (layers,) = cell.sizes("layers")
+    return _COARSE_BOUNDS[cell.dtype] * max(1.0, layers / _LAYERS)
+
+
 def _judged(record: Record, errors: Mapping[str, float], bound: float, against: str) -> Record:
     """Inaccurate, without times, if an error is beyond the bound or no number."""
     wrong = ", ".join(f"{name} {error:.1e}" for name, error in errors.items() if not error <= bound)
     if not wrong:
         return record
-    reason = f"relative error of the logits beyond {bound:.0e} {against}: {wrong}"
+    reason = f"relative error of the logits beyond {bound:.2g} {against}: {wrong}"
     return replace(record, status="inaccurate", reason=reason, time_ms=None, samples_ms=None, prefill_ms=None)

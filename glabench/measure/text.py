@@ -37,8 +37,8 @@ _BETAS, _DECAY, _MOST_NORM = (0.9, 0.95), 0.01, 1.0
 _WARM_UP, _LEAST_RATE = 0.1, 0.1
 # Steps between two looks at the clock, and rows of the held-out files that are predicted, at most.
 _BLOCK, _TESTED_ROWS = 25, 512
-# The largest relative errors of the trained model's logits, by type: many layers with large weights round a lot.
-_TRAINED_BOUNDS = {"fp64": 1e-6, "fp32": 1e-2, "fp16": 0.1, "bf16": 0.1}
+# The largest relative errors of the trained model's logits, by type. Six kinds of gates had up to 3.3e-3 in bf16.
+_TRAINED_BOUNDS = {"fp64": 1e-6, "fp32": 2e-3, "fp16": 1e-2, "bf16": 2e-2}
 
 
 class TextMeter:
