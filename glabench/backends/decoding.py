@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Counts
 from glabench.backends.graphs import GRAPHS, graph_limits, replayed, uses_graph
-from glabench.backends.models import KERNEL, MixerModel
+from glabench.backends.mixers import GLA, KERNEL, LINEAR, MAMBA1, MAMBA2, RETNET, SIMPLE_GLA, TRANSFORMER, MixerModel
 from glabench.backends.sdpa import HALF
 from glabench.ops.base import BYTES, torch_dtype
 from glabench.sweeps.model import Cell, Parameters
@@ -80,7 +80,7 @@ class DecodingModel(MixerModel):
         if (why := graph_limits(cell)) is not None:
             return why
         # What attention keeps is no matter of the kernel.
-        keeps_itself = self.mixer_op == "softmax"
+        keeps_itself = self.kind.op == "softmax"
         return super().limits(cell) or (None if keeps_itself else self.without_states(self.kernel_of(cell)))
 
     def working_bytes(self, cell: Cell) -> int:
@@ -93,7 +93,7 @@ class DecodingModel(MixerModel):
         from glabench.models import ModelConfig
 
         width, layers, vocabulary = cell.sizes("model_width", "layers", "vocabulary")
-        return ModelConfig(self.mixer, width, layers, vocabulary, self.kernel_of(cell))
+        return ModelConfig(self.kind.mixer, width, layers, vocabulary, self.kernel_of(cell))
 
     def build(self, cell: Cell) -> LanguageModel:
         """The cell's model, on its device."""
@@ -146,46 +146,39 @@ class PlainDecoder(DecodingModel):
     """A model with any mixer, by its row of `glabench.models.MIXERS`: what others are compared with."""
 
     name, title = "plain-decode", "a language model that decodes"
-    kernels: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, like: MixerModel) -> None:
-        self.mixer, self.mixer_op, self.kernels = like.mixer, like.mixer_op, like.kernels  # type: ignore[misc]
-        self.registry = like.registry
+        self.kind, self.registry = like.kind, like.registry
 
 
 class GlaDecode(DecodingModel):
     """Gated linear attention."""
 
-    name, title, mixer, mixer_op = "gla-decode", "GLA, decoding", "gla", "gla"
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "gla-triton", "cpu": "gla-torch"}
+    name, title, kind = "gla-decode", "GLA, decoding", GLA
 
 
 class LinearDecode(DecodingModel):
     """GLA's model without gates."""
 
-    name, title, mixer, mixer_op = "linear-decode", "linear attention, decoding", "linear", "linear"
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "linear-triton", "cpu": "linear-torch"}
+    name, title, kind = "linear-decode", "linear attention, decoding", LINEAR
 
 
 class SimpleGlaDecode(DecodingModel):
     """GLA's model with a gate per head."""
 
-    name, title, mixer = "simple-gla-decode", "a scalar gate per head, decoding", "simple-gla"
-    mixer_op, kernels = "simple-gla", {"cuda": "simple-gla-triton"}
+    name, title, kind = "simple-gla-decode", "a scalar gate per head, decoding", SIMPLE_GLA
 
 
 class RetNetDecode(DecodingModel):
     """RetNet with a SwiGLU."""
 
-    name, title, mixer, mixer_op, step = "retnet-decode", "RetNet, decoding", "retnet", "retention", 16
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "retention-triton"}
+    name, title, kind = "retnet-decode", "RetNet, decoding", RETNET
 
 
 class TransformerDecode(DecodingModel):
     """Transformer++ with a cache of keys and values."""
 
-    name, title, mixer = "transformer-decode", "Transformer++, decoding", "transformer"
-    mixer_op, kernels, step = "softmax", {"cuda": "sdpa-flash", "cpu": "sdpa-math"}, 64
+    name, title, kind = "transformer-decode", "Transformer++, decoding", TRANSFORMER
 
     def working_bytes(self, cell: Cell) -> int:
         """And the cache."""
@@ -205,12 +198,10 @@ class TransformerDecode(DecodingModel):
 class Mamba1Decode(DecodingModel):
     """Mamba-1, whose blocks have no MLP."""
 
-    name, title, mixer, mixer_op = "mamba1-decode", "Mamba-1, decoding", "mamba1", "mamba1"
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "mamba1"}
+    name, title, kind = "mamba1-decode", "Mamba-1, decoding", MAMBA1
 
 
 class Mamba2Decode(DecodingModel):
     """Mamba-2, whose blocks have no MLP."""
 
-    name, title, mixer = "mamba2-decode", "Mamba-2, decoding", "mamba2"
-    mixer_op, kernels, step = "mamba2", {"cuda": "mamba2"}, 32
+    name, title, kind = "mamba2-decode", "Mamba-2, decoding", MAMBA2

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Requirement
+from glabench.backends.mixers import GLA
 from glabench.backends.models import COMPILE, WEIGHTS, Model
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 class FlaGlaModel(Model):
     """`fla.models.GLAForCausalLM` with its fused norms, MLPs and loss. Its weights are those of `gla-model`."""
 
-    name, title, mixer = "fla-gla-model", "GLA, fla's own language model", "gla"
-    mixer_op, kernels = "gla", {"cuda": "fla-gla"}
+    name, title = "fla-gla-model", "GLA, fla's own language model"
+    kind = replace(GLA, kernels={"cuda": "fla-gla"})
     requires = (
         Requirement("fla", "pip install 'glabench[fla-models]'", "flash-linear-attention"),
         Requirement("transformers", "pip install 'glabench[fla-models]'"),

@@ -6,32 +6,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from glabench.backends.base import Backend, Counts
-from glabench.errors import allowed_names
-from glabench.ops.base import BYTES, REFERENCE, check_width, torch_dtype
+from glabench.backends.base import Counts
+from glabench.backends.mixers import (
+    GLA,
+    KERNEL,
+    LINEAR,
+    MAMBA1,
+    MAMBA2,
+    RETNET,
+    SIMPLE_GLA,
+    TRANSFORMER,
+    MixerModel,
+)
+from glabench.ops.base import BYTES, torch_dtype
 from glabench.sweeps.model import GPUS, PARALLEL, Cell, Parameters
-from glabench.sweeps.parameters import AUTO, Parameter, Pass, aliased, choices, count_or, extra, parse_names
+from glabench.sweeps.parameters import Parameter, aliased, choices, count_or, extra
 from glabench.sweeps.words import MATERIALIZE
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from glabench.backends.registry import Registry
     from glabench.models import LanguageModel, ModelConfig
 
 # GLA's own settings (final paper, section 5.2), but for the rate's course.
 _RATE, _BETAS, _DECAY, _MOST_NORM = 3e-4, (0.9, 0.95), 0.01, 1.0
 
-
-def _kernels(text: str) -> tuple[str | None, ...]:
-    return tuple(None if name == AUTO else name for name in parse_names(text))
-
-
-KERNEL = Parameter(
-    "kernel", "Backend that computes the mixers' op; `reference` is the op's own.", _kernels,
-    f"{AUTO}, or names of backends",
-)  # fmt: skip
 WEIGHTS = choices(
     "weights", "Type of the weights: fp32 with autocast to the dtype, or the dtype itself.", ("fp32", "pure"), "fp32"
 )
@@ -60,64 +59,6 @@ def segments_of(cell: Cell) -> int:
     return int(cell.get("segments") or 1)
 
 
-class MixerModel(Backend):
-    """A model with one kind of mixer, whose op some backend computes."""
-
-    packages: ClassVar[tuple[str, ...]] = ("torch", "triton")
-    # A row of `glabench.models.MIXERS`, its op, and the kernel that computes it by default, by the kind of device.
-    mixer: ClassVar[str]
-    mixer_op: ClassVar[str]
-    kernels: ClassVar[Mapping[str, str]]
-
-    # Widths are multiples of this, so that heads are whole.
-    step: ClassVar[int] = 8
-    # The pass of its cells, and why there is no other.
-    only_pass: ClassVar[tuple[Pass, str]] = ("fwd+bwd", "training has a forward and a backward")
-    registry: Registry
-
-    def join(self, registry: Mapping[str, Backend]) -> None:
-        """Keeps the registry, whose backends are the kernels that there are."""
-        self.registry = registry  # type: ignore[assignment]
-
-    def kernel_of(self, cell: Cell) -> str:
-        """The backend of the mixers' op, or `reference`."""
-        return str(cell.get("kernel") or self.kernels.get(cell.device, REFERENCE))
-
-    def autocast(self, cell: Cell) -> torch.autocast:
-        """The context of a forward: it casts to the cell's dtype, unless that is the weights' own."""
-        import torch
-
-        casts = cell.dtype in ("bf16", "fp16") and cell.get("weights") != "pure"
-        return torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=casts)
-
-    def without_states(self, kernel: str) -> str | None:
-        """That a kernel returns no states, with those that do; None if it does."""
-        if kernel == REFERENCE or "state" in self.registry[kernel].features:
-            return None
-        able = [name for name, each in self.registry.items() if each.op == self.mixer_op and "state" in each.features]
-        return f"the kernel '{kernel}' returns no states (allowed: {', '.join([REFERENCE, *able])})"
-
-    def limits(self, cell: Cell) -> str | None:
-        pass_, why_only = self.only_pass
-        if cell.pass_ != pass_:
-            return f"{why_only}; use --pass {pass_}"
-        (width,) = cell.sizes("model_width")
-        if "vocabulary" in cell.parameters and cell.sizes("vocabulary") < (2,):
-            return "a vocabulary has 2 tokens at least"
-        try:
-            check_width(width, self.step)
-        except ValueError as problem:
-            return f"width {width}: {problem}"
-        name, registry = self.kernel_of(cell), self.registry
-        if name == REFERENCE:
-            return None
-        known = [REFERENCE, *(each for each, backend in registry.items() if backend.op == self.mixer_op)]
-        if name not in known:
-            return f"the kernel '{name}' does not compute {self.mixer_op} ({allowed_names(known, name)})"
-        why = registry.unavailable(name, cell.device)
-        return None if why is None else f"{name}: {why}; name another with --kernel"
-
-
 class Model(MixerModel):
     """A language model; a call is a step of training on the tokens that its inputs then hold.
 
@@ -137,7 +78,7 @@ class Model(MixerModel):
     def _refused_segments(self, cell: Cell) -> str | None:
         if cell.gpus > 1:
             return "segments are trained on one GPU; use --gpus 1 or --segments 1"
-        if self.mixer_op not in _CARRYING:
+        if self.kind.op not in _CARRYING:
             return "carries no state from segment to segment; use --segments 1, or a model with a matrix as state"
         if cell.seqlen % segments_of(cell):
             return f"{cell.seqlen} tokens are not whole segments of one length; {segments_of(cell)} have to divide them"
@@ -155,7 +96,7 @@ class Model(MixerModel):
 
         d, layers, vocabulary = cell.sizes("model_width", "layers", "vocabulary")
         options = {name: value for name in ("materialize",) if (value := cell.get(name)) is not None}
-        return ModelConfig(self.mixer, d, layers, vocabulary, self.kernel_of(cell), options=options)
+        return ModelConfig(self.kind.mixer, d, layers, vocabulary, self.kernel_of(cell), options=options)
 
     def build(self, cell: Cell) -> LanguageModel:
         """The cell's model, on its device."""
@@ -266,61 +207,52 @@ class PlainModel(Model):
     """A model with any mixer, by its row of `glabench.models.MIXERS`: what others are compared with."""
 
     name, title = "plain-model", "a language model"
-    kernels: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, like: MixerModel) -> None:
-        self.mixer, self.mixer_op = like.mixer, like.mixer_op  # type: ignore[misc]  # of the class in all others
-        self.registry = like.registry
+        self.kind, self.registry = like.kind, like.registry
 
 
 class GlaModel(Model):
     """Gated linear attention."""
 
-    name, title, mixer = "gla-model", "GLA, a language model", "gla"
-    mixer_op, kernels = "gla", {"cuda": "gla-triton", "cpu": "gla-torch"}
+    name, title, kind = "gla-model", "GLA, a language model", GLA
     parameters = (*_PARAMETERS, _MATERIALIZE)
 
 
 class LinearModel(Model):
     """GLA's model without gates."""
 
-    name, title, mixer = "linear-model", "linear attention, a language model", "linear"
-    mixer_op, kernels = "linear", {"cuda": "linear-triton", "cpu": "linear-torch"}
+    name, title, kind = "linear-model", "linear attention, a language model", LINEAR
     parameters = (*_PARAMETERS, _MATERIALIZE)
 
 
 class SimpleGlaModel(Model):
     """GLA's model with a gate per head."""
 
-    name, title, mixer = "simple-gla-model", "a scalar gate per head, a language model", "simple-gla"
-    mixer_op, kernels = "simple-gla", {"cuda": "simple-gla-triton"}
+    name, title, kind = "simple-gla-model", "a scalar gate per head, a language model", SIMPLE_GLA
     parameters = (*_PARAMETERS, _MATERIALIZE)
 
 
 class RetNetModel(Model):
     """RetNet with a SwiGLU, as in the final paper, section 5.2."""
 
-    name, title, mixer = "retnet-model", "RetNet, a language model", "retnet"
-    mixer_op, kernels, step = "retention", {"cuda": "retention-triton"}, 16
+    name, title, kind = "retnet-model", "RetNet, a language model", RETNET
     parameters = (*_PARAMETERS, _MATERIALIZE)
 
 
 class TransformerModel(Model):
     """Transformer++ (final paper, section 5.2)."""
 
-    name, title, mixer = "transformer-model", "Transformer++, a language model", "transformer"
-    mixer_op, kernels, step = "softmax", {"cuda": "sdpa-flash", "cpu": "sdpa-math"}, 64
+    name, title, kind = "transformer-model", "Transformer++, a language model", TRANSFORMER
 
 
 class Mamba1Model(Model):
     """Mamba-1, whose blocks have no MLP."""
 
-    name, title, mixer = "mamba1-model", "Mamba-1, a language model", "mamba1"
-    mixer_op, kernels = "mamba1", {"cuda": "mamba1"}
+    name, title, kind = "mamba1-model", "Mamba-1, a language model", MAMBA1
 
 
 class Mamba2Model(Model):
     """Mamba-2, whose blocks have no MLP."""
 
-    name, title, mixer = "mamba2-model", "Mamba-2, a language model", "mamba2"
-    mixer_op, kernels, step = "mamba2", {"cuda": "mamba2"}, 32
+    name, title, kind = "mamba2-model", "Mamba-2, a language model", MAMBA2

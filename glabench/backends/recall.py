@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.graphs import GRAPHS, graph_limits
-from glabench.backends.models import KERNEL, MixerModel
+from glabench.backends.mixers import GLA, KERNEL, LINEAR, MAMBA1, MAMBA2, RETNET, SIMPLE_GLA, TRANSFORMER, MixerModel
 from glabench.ops.base import torch_dtype
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter
@@ -22,6 +22,11 @@ class Learner(MixerModel):
 
     op, work = "recall", "recall"
     parameters: ClassVar[tuple[Parameter, ...]] = (KERNEL, GRAPHS)
+
+    @property
+    def step(self) -> int:
+        """Of two heads, with half as many keys as values."""
+        return 8
 
     def limits(self, cell: Cell) -> str | None:
         from glabench.ops.mqar import check_sizes
@@ -45,7 +50,14 @@ class Learner(MixerModel):
         torch.manual_seed(cell.seed)
         width, layers, vocabulary = cell.sizes("model_width", "layers", "vocabulary")
         config = ModelConfig(
-            self.mixer, width, layers, vocabulary, self.kernel_of(cell), self.heads(width), has_mlps=False, is_tied=True
+            self.kind.mixer,
+            width,
+            layers,
+            vocabulary,
+            self.kernel_of(cell),
+            self.heads(width),
+            has_mlps=False,
+            is_tied=True,
         )
         with torch.device(cell.device):
             model = LanguageModel(config, self.registry)
@@ -67,11 +79,9 @@ class PlainLearner(Learner):
     """A model with any mixer, by its row of `glabench.models.MIXERS`: what others are compared with."""
 
     name, title = "plain-recall", "a model that learns to recall"
-    kernels: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, like: Learner) -> None:
-        self.mixer, self.mixer_op = like.mixer, like.mixer_op  # type: ignore[misc]  # of the class in all others
-        self.registry, self._like = like.registry, like
+        self.kind, self.registry, self._like = like.kind, like.registry, like
 
     def heads(self, width: int) -> Mapping[str, int]:
         return self._like.heads(width)
@@ -80,29 +90,25 @@ class PlainLearner(Learner):
 class GlaRecall(Learner):
     """Gated linear attention."""
 
-    name, title, mixer, mixer_op = "gla-recall", "GLA, learning to recall", "gla", "gla"
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "gla-triton", "cpu": "gla-torch"}
+    name, title, kind = "gla-recall", "GLA, learning to recall", GLA
 
 
 class LinearRecall(Learner):
     """GLA's layer without gates."""
 
-    name, title, mixer, mixer_op = "linear-recall", "linear attention, learning to recall", "linear", "linear"
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "linear-triton", "cpu": "linear-torch"}
+    name, title, kind = "linear-recall", "linear attention, learning to recall", LINEAR
 
 
 class SimpleGlaRecall(Learner):
     """GLA's layer with a gate per head."""
 
-    name, title, mixer = "simple-gla-recall", "a scalar gate per head, learning to recall", "simple-gla"
-    mixer_op, kernels = "simple-gla", {"cuda": "simple-gla-triton"}
+    name, title, kind = "simple-gla-recall", "a scalar gate per head, learning to recall", SIMPLE_GLA
 
 
 class RetNetRecall(Learner):
     """RetNet."""
 
-    name, title, mixer, mixer_op = "retnet-recall", "RetNet, learning to recall", "retnet", "retention"
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "retention-triton"}
+    name, title, kind = "retnet-recall", "RetNet, learning to recall", RETNET
 
     def heads(self, width: int) -> Mapping[str, int]:
         return {"heads": 2, "key_dim": width // 2, "value_dim": width}
@@ -111,8 +117,7 @@ class RetNetRecall(Learner):
 class TransformerRecall(Learner):
     """Softmax attention with rotary positions, in heads of 64."""
 
-    name, title, mixer, mixer_op = "transformer-recall", "attention, learning to recall", "transformer", "softmax"
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "sdpa-flash", "cpu": "sdpa-math"}
+    name, title, kind = "transformer-recall", "attention, learning to recall", TRANSFORMER
 
     def heads(self, width: int) -> Mapping[str, int]:
         return {} if width >= 64 else {"heads": 1, "head_dim": width}
@@ -121,8 +126,7 @@ class TransformerRecall(Learner):
 class Mamba1Recall(Learner):
     """Mamba-1."""
 
-    name, title, mixer, mixer_op = "mamba1-recall", "Mamba-1, learning to recall", "mamba1", "mamba1"
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "mamba1"}
+    name, title, kind = "mamba1-recall", "Mamba-1, learning to recall", MAMBA1
 
     def heads(self, width: int) -> Mapping[str, int]:  # noqa: ARG002
         return {}
@@ -131,8 +135,7 @@ class Mamba1Recall(Learner):
 class Mamba2Recall(Learner):
     """Mamba-2."""
 
-    name, title, mixer, mixer_op = "mamba2-recall", "Mamba-2, learning to recall", "mamba2", "mamba2"
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "mamba2"}
+    name, title, kind = "mamba2-recall", "Mamba-2, learning to recall", MAMBA2
 
     def heads(self, width: int) -> Mapping[str, int]:  # noqa: ARG002
         return {}

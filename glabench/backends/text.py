@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.backends.models import KERNEL, MixerModel
+from glabench.backends.mixers import FIXED_GATE, GLA, GLA_BOTH, GLA_VALUES, KERNEL, LINEAR, SIMPLE_GLA, MixerModel
 from glabench.ops.base import BYTES, torch_dtype
 from glabench.ops.text import BYTES_THAT_THERE_ARE
 from glabench.sweeps.model import Cell
@@ -36,7 +36,7 @@ class Reader(MixerModel):
 
         torch.manual_seed(cell.seed)
         width, layers = cell.sizes("model_width", "layers")
-        config = ModelConfig(self.mixer, width, layers, BYTES_THAT_THERE_ARE, self.kernel_of(cell))
+        config = ModelConfig(self.kind.mixer, width, layers, BYTES_THAT_THERE_ARE, self.kernel_of(cell))
         with torch.device(cell.device):
             model = LanguageModel(config, self.registry)
         return model.to(torch_dtype("fp64" if cell.dtype == "fp64" else "fp32"))
@@ -57,50 +57,42 @@ class PlainReader(Reader):
     """A model with any mixer, by its row of `glabench.models.MIXERS`: what others are compared with."""
 
     name, title = "plain-text", "a language model over bytes"
-    kernels: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, like: MixerModel) -> None:
-        self.mixer, self.mixer_op = like.mixer, like.mixer_op  # type: ignore[misc]  # of the class in all others
-        self.registry = like.registry
+        self.kind, self.registry = like.kind, like.registry
 
 
 class LinearText(Reader):
     """No gate."""
 
-    name, title, mixer, mixer_op = "linear-text", "no gate, learning text", "linear", "linear"
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "linear-triton", "cpu": "linear-torch"}
+    name, title, kind = "linear-text", "no gate, learning text", LINEAR
 
 
 class FixedText(Reader):
     """A fixed decay per head."""
 
-    name, title, mixer, mixer_op = "fixed-gate-text", "a fixed gate per head, learning text", "fixed-gate", "retention"
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "retention-triton"}
+    name, title, kind = "fixed-gate-text", "a fixed gate per head, learning text", FIXED_GATE
 
 
 class SimpleGlaText(Reader):
     """A gate per head."""
 
-    name, title, mixer = "simple-gla-text", "a scalar gate per head, learning text", "simple-gla"
-    mixer_op, kernels = "simple-gla", {"cuda": "simple-gla-triton"}
+    name, title, kind = "simple-gla-text", "a scalar gate per head, learning text", SIMPLE_GLA
 
 
 class GlaText(Reader):
     """A gate per key channel."""
 
-    name, title, mixer, mixer_op = "gla-text", "gates of keys, learning text", "gla", "gla"
-    kernels: ClassVar[Mapping[str, str]] = {"cuda": "gla-triton", "cpu": "gla-torch"}
+    name, title, kind = "gla-text", "gates of keys, learning text", GLA
 
 
 class GlaValuesText(Reader):
     """A gate per value channel."""
 
-    name, title, mixer = "gla-values-text", "gates of values, learning text", "gla-values"
-    mixer_op, kernels = "gla-values", {"cuda": "gla-values-triton"}
+    name, title, kind = "gla-values-text", "gates of values, learning text", GLA_VALUES
 
 
 class GlaBothText(Reader):
     """A gate per key channel and one per value channel."""
 
-    name, title, mixer = "gla-both-text", "gates of keys and values, learning text", "gla-both"
-    mixer_op, kernels = "gla-both", {"cuda": "gla-both-triton"}
+    name, title, kind = "gla-both-text", "gates of keys and values, learning text", GLA_BOTH
