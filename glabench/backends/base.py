@@ -96,6 +96,10 @@ class Backend(ABC):
         reasons += [f"{r.module} is not installed; install with: {r.install}" for r in self.requires if not r.present]
         return "; ".join(reasons) or None
 
+    def more_packages(self, cell: Cell) -> tuple[str, ...]:  # noqa: ARG002
+        """Packages that decide a cell's times besides `packages`, if they are installed."""
+        return ()
+
     def supports(self, cell: Cell) -> str | None:
         """One sentence that says why the backend cannot run a cell; None if it can."""
         if cell.dtype not in self.dtypes:
@@ -136,7 +140,7 @@ class Backend(ABC):
     def fused_layer(self) -> Callable[..., Tensor] | None:
         """The package's function for all of a layer behind its first projection; None if it has none.
 
-        Layers of `glabench.models` that know its arguments call it in place of `bind` while they train.
+        Layers of `glabench.models` that know its arguments call it in place of `bind` where they need no states.
         """
         return None
 

@@ -111,7 +111,7 @@ class DecodingModel(MixerModel):
         return Decoder(self.build(cell), inputs["tokens"], int(cell.parameters["prefix"]) + _STEPS)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
-        """Steps after the prefix; more than 128 walk off the end of a cache."""
+        """Steps after the prefix; a cache has room for 128."""
         decoder = self.decoder(inputs, cell)
         if uses_graph(cell):
             decoder.capture()

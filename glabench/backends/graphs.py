@@ -37,6 +37,8 @@ def replayed(function: Callable[[], Returned]) -> Callable[[], Returned]:
     try:
         with torch.cuda.graph(graph):
             returned = function()
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as problem:
         raise RuntimeError(f"a step cannot be captured in a CUDA graph (use --graphs off): {problem}") from problem
 

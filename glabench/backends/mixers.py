@@ -32,13 +32,15 @@ KERNEL = Parameter(
 class MixerKind:
     """A mixer: its row of `glabench.models.MIXERS`, its op, and the kernel that computes it by default, by device.
 
-    With the heads that its authors use, widths are multiples of `step`.
+    With the heads that its authors use, widths are multiples of `step`. `packages`: those that its layer takes besides
+    the kernel's, if they are installed.
     """
 
     mixer: str
     op: str
     kernels: Mapping[str, str]
     step: int = 8
+    packages: tuple[str, ...] = ()
 
 
 GLA = MixerKind("gla", "gla", {"cuda": "gla-triton", "cpu": "gla-torch"})
@@ -48,9 +50,9 @@ FIXED_GATE = MixerKind("fixed-gate", "retention", {"cuda": "retention-triton"})
 GLA_VALUES = MixerKind("gla-values", "gla-values", {"cuda": "gla-values-triton"})
 GLA_BOTH = MixerKind("gla-both", "gla-both", {"cuda": "gla-both-triton"})
 RETNET = MixerKind("retnet", "retention", {"cuda": "retention-triton"}, step=16)
-TRANSFORMER = MixerKind("transformer", "softmax", {"cuda": "sdpa-flash", "cpu": "sdpa-math"}, step=64)
-MAMBA1 = MixerKind("mamba1", "mamba1", {"cuda": "mamba1"})
-MAMBA2 = MixerKind("mamba2", "mamba2", {"cuda": "mamba2"}, step=32)
+TRANSFORMER = MixerKind("transformer", "softmax", {"cuda": "sdpa-flash", "cpu": "sdpa-math"}, 64, ("flash-attn",))
+MAMBA1 = MixerKind("mamba1", "mamba1", {"cuda": "mamba1"}, packages=("causal-conv1d",))
+MAMBA2 = MixerKind("mamba2", "mamba2", {"cuda": "mamba2"}, 32, ("causal-conv1d",))
 
 
 class MixerModel(Backend):
@@ -88,6 +90,11 @@ class MixerModel(Backend):
             return None
         able = [name for name, each in self.registry.items() if each.op == self.kind.op and "state" in each.features]
         return f"the kernel '{kernel}' returns no states (allowed: {', '.join([REFERENCE, *able])})"
+
+    def more_packages(self, cell: Cell) -> tuple[str, ...]:
+        """Those of the mixers' kernels, and those that layers take if they are there."""
+        kernel = self.registry.get(self.kernel_of(cell))
+        return (*self.kind.packages, *(kernel.packages if kernel is not None else ()))
 
     def limits(self, cell: Cell) -> str | None:
         pass_, why_only = self.only_pass

@@ -64,6 +64,10 @@ class Registry(Mapping[str, Backend]):
         """The ops by name."""
         return self._ops
 
+    def is_own(self, name: str) -> bool:
+        """Whether a backend came with glabench."""
+        return any(self._backends[name] is each for each in builtin.BACKENDS)
+
     def add_op(self, op: Op, origin: str) -> None:
         """Adds an op. Raises UsageError if it is incomplete or its name is taken."""
         _check_texts(op, ("name", "equation", "reference_name"), origin)

@@ -13,6 +13,7 @@ from glabench.backends.recall import Learner, PlainLearner
 from glabench.measure.job import Job
 from glabench.measure.untrained import compared
 from glabench.ops import Op
+from glabench.ops.base import REFERENCE
 from glabench.ops.recall import Recall
 from glabench.records import Record
 from glabench.sweeps.model import Cell
@@ -79,6 +80,8 @@ class Lessons:
         self._optimizer = torch.optim.AdamW(
             model.parameters(), self._rate if on_gpu else 0.0, weight_decay=_DECAY, fused=on_gpu, capturable=on_gpu
         )
+        # Of a reference, which may go token by token, a graph would be huge.
+        self._is_replayed = uses_graph(cell) and backend.kernel_of(cell) != REFERENCE
         self._left = _STEPS_BEFORE_CAPTURE
         self._rows: Rows | None = None
 
@@ -92,7 +95,7 @@ class Lessons:
 
     def learn(self, rows: Rows) -> None:
         """A step. Raises RuntimeError if it should be captured and cannot be."""
-        if not uses_graph(self._cell) or len(rows.tokens) < self._cell.batch:
+        if not self._is_replayed or len(rows.tokens) < self._cell.batch:
             self._step(rows)
         elif self._left:
             self._apart(rows)

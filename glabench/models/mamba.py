@@ -1,6 +1,6 @@
 """The blocks of Mamba-1 and Mamba-2, as the package mamba-ssm has them: their scans are kernels of backends.
 
-While they train, with the package's kernel, all behind the first projection is one function of the package.
+With the package's kernel, and where no states are asked for, all behind the first projection is one function of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EPS = 1e-5
 # Steps after softplus are drawn from this range, evenly in their logarithms.
 _LEAST_STEP, _MOST_STEP = 1e-3, 1e-1
 _MOST_DECAY = 16.0
-_ALIGNED = 8
+_GROUP = 8
 
 
 class Mamba1(MixerLayer):
@@ -132,8 +132,8 @@ class Mamba2(MixerLayer):
 
     def forward(self, u: Tensor) -> Tensor:
         """u [B, T, d] to [B, T, d]."""
-        # The package's convolution takes rows only if they begin at every eighth number.
-        if sum(self._sizes) % _ALIGNED == 0 and (fused := self._kernel.fused_layer(u)) is not None:
+        # The package's convolution takes whole groups of channels.
+        if sum(self._parts) % _GROUP == 0 and (fused := self._kernel.fused_layer(u)) is not None:
             return self._fused(u, fused)
         z, xBC, step = self._enter(u)
         return self._project(self._kernel(self._inputs(self.conv(xBC), step), *u.shape[:2]), z)

@@ -28,7 +28,8 @@ class LayerStates:
 class States:
     """What a model keeps of B sequences: each layer's states, and the place [B] (int32) of the next token.
 
-    `room`: the tokens that a sequence may have. A step beyond it is not noticed, because it must not wait for a GPU.
+    `room`: the tokens that a sequence may have. Only layers with caches notice a step beyond it: on a GPU by an error
+    of the device, after which the process can do no more there.
     """
 
     layers: tuple[LayerStates, ...]

@@ -45,7 +45,7 @@ class Training(Op):
         Parameter(GPUS, "GPUs that share the batch of a step; 1 if it is not given.", _gpus, INTEGER_FORM),
     )
     independent = ()
-    small: ClassVar[Mapping[str, int]] = {"model_width": 256, "layers": 2, "vocabulary": 64}
+    small: ClassVar[Mapping[str, int]] = {"model_width": 128, "layers": 2, "vocabulary": 64}
     reference_name = "the same model in float64"
 
     def published(self, width: int) -> dict[str, Value]:

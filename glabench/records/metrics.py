@@ -85,8 +85,10 @@ class Metric:
         """The metric in the unit that fits the largest value of some rows; coarser ones drop digits of values."""
         most = max((row[self.field] for row in rows if row.get(self.field) is not None), default=0) * self.scale
         limit, unit, factor = _UNITS.get(self.unit, (math.inf, self.unit, 1.0))
+        if not math.isfinite(most):
+            return self
         fits = (most >= limit or not most) if factor > 1 else (most < limit or only_finer)
-        return self if fits else replace(self, unit=unit, scale=self.scale * factor).fitted(rows)
+        return self if fits else replace(self, unit=unit, scale=self.scale * factor).fitted(rows, only_finer)
 
 
 METRICS: tuple[Metric, ...] = (

@@ -26,15 +26,17 @@ hand* were not recorded.
 """
 # Packages that belong to backends, by the beginnings of their names; all runs depend on the first two.
 _ALWAYS = ("torch", "triton")
-_PACKAGES = {
-    "flash-attn": "flash-attn",
-    "flash-attn-3": "flash-attn-3",
-    "flash-attn-4": "flash-attn-4",
-    "mamba": "mamba-ssm",
-    "mlstm": "mlstm-kernels",
-    "fla-": "fla-core",
-    "sdpa-cudnn": "nvidia-cudnn-cu13",
-}
+_PACKAGES = (
+    ("flash-attn", "flash-attn"),
+    ("transformer-decode", "flash-attn"),
+    ("flash-attn-3", "flash-attn-3"),
+    ("flash-attn-4", "flash-attn-4"),
+    ("mamba", "mamba-ssm"),
+    *((f"mamba{n}-{work}", "causal-conv1d") for n in (1, 2) for work in ("model", "recall", "decode")),
+    ("mlstm", "mlstm-kernels"),
+    ("fla-", "fla-core"),
+    ("sdpa-cudnn", "nvidia-cudnn-cu13"),
+)
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ def _surroundings(one: Published) -> str:
     gpu, packages = environment.get("gpu"), environment.get("packages", {})
     driver = gpu.get("driver") if isinstance(gpu, Mapping) else None
     backends = {record.cell.backend for run in one.runs for record in run.records}
-    needed = [*_ALWAYS, *(p for start, p in _PACKAGES.items() if any(name.startswith(start) for name in backends))]
+    own = [package for start, package in _PACKAGES if any(name.startswith(start) for name in backends)]
+    needed = dict.fromkeys([*_ALWAYS, *own])
     versions = [f"{package} {packages[package]}" for package in needed if packages.get(package)]
     return escape(", ".join([device_name(environment), *([f"driver {driver}"] if driver else []), *versions]))

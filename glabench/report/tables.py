@@ -186,7 +186,8 @@ def _head(metric: Metric) -> str:
 
 def _list_notes(view: View, metrics: Sequence[Metric], grids: Sequence[Grid]) -> list[str]:
     """The lines below the tables: the meaning of short column heads, doubts, cells that were not measured."""
-    heads = {head for grid in grids for head in grid.head}
-    short = {_head(metric).partition(",")[0]: metric.title for metric in metrics if _head(metric) in heads}
+    heads = {head.partition(",")[0] for grid in grids for head in grid.head}  # units may be others
+    names = {_head(metric).partition(",")[0]: metric.title for metric in metrics}
+    short = {name: title for name, title in names.items() if name in heads}
     named = "; ".join(f"{name}: {title}" for name, title in short.items() if name != title)
     return [*([named] if named else []), *explain_doubts(view), *list_failures(view)]

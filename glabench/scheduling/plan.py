@@ -119,8 +119,11 @@ class Plan:
         found = {}
         for name in dict.fromkeys(cell.backend for cell in self.cells):
             each = self.place.registry[name]
+            others = {package for cell in self.cells if cell.backend == name for package in each.more_packages(cell)}
             with on_path(self.place.sites.get(name)):
                 packages = {package: package_version(package) for package in each.packages}
+                versions = {package: package_version(package) for package in sorted(others - packages.keys())}
+            packages |= {package: version for package, version in versions.items() if version is not None}
             found[name] = {"own_code": each.has_own_code, "packages": packages}
         return found
 

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from small_models import REGISTRY, WIDTH, model_of
 
+from glabench.backends import load_registry
+from glabench.backends.mamba import Mamba1
 from glabench.models.kernels import Kernel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,35 +85,62 @@ def test_the_packages_layer_is_ours(mixer, monkeypatch):
         return (partial(function, chunk_size=256) if mixer == "mamba2" else function)(*args, **kwargs)
 
     monkeypatch.setattr(Kernel, "fused_layer", lambda *_: noted)
-    monkeypatch.setattr("glabench.models.mamba._ALIGNED", 1)
     theirs = with_gradients(layer, x)
     assert len(calls) == 1
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("mixer", STAND_INS)
-def test_only_the_packages_kernel_with_its_convolution_has_one_and_not_in_float64(mixer, monkeypatch):
-    module, function = STAND_INS[mixer]
-    parts = module.split(".")
+def install(monkeypatch, name, **contents):
+    """A package that can be found."""
+    parts = name.split(".")
     for end in range(1, len(parts) + 1):
-        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
-    setattr(sys.modules[module], function.__name__, function)
+        module = ModuleType(parts[end - 1])
+        module.__spec__ = ModuleSpec(".".join(parts[:end]), None)
+        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), module)
+    for key, value in contents.items():
+        setattr(sys.modules[name], key, value)
+
+
+def kernel_of(mixer, name, registry=REGISTRY):
     sizes = {"inner": 64, "state_size": 16} if mixer == "mamba1" else {"heads": 2, "head_dim": 32, "state_size": 16}
-    own, plain = (Kernel(REGISTRY, mixer, name, sizes) for name in (mixer, "reference"))
-    narrow, wide = torch.zeros(1), torch.zeros(1, dtype=torch.float64)
-    package = ModuleType("causal_conv1d")
-    package.__spec__ = ModuleSpec("causal_conv1d", None)
-    monkeypatch.setitem(sys.modules, "causal_conv1d", package)
-    found = own.fused_layer(narrow)
+    return Kernel(registry, mixer, name, sizes)
+
+
+NARROW, WIDE = torch.zeros(1), torch.zeros(1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("mixer", STAND_INS)
+def test_the_packages_kernel_has_one_but_for_float64(mixer, monkeypatch):
+    module, function = STAND_INS[mixer]
+    assert kernel_of(mixer, mixer).fused_layer(NARROW) is None  # nothing is installed
+    install(monkeypatch, module, **{function.__name__: function})
+    install(monkeypatch, "causal_conv1d")
+    own = kernel_of(mixer, mixer)
+    found = own.fused_layer(NARROW)
     assert getattr(found, "func", found) is function
-    assert own.fused_layer(wide) is plain.fused_layer(narrow) is None
+    assert own.fused_layer(WIDE) is kernel_of(mixer, "reference").fused_layer(NARROW) is None
     monkeypatch.setitem(sys.modules, "causal_conv1d", None)
-    assert own.fused_layer(narrow) is None
+    assert kernel_of(mixer, mixer).fused_layer(NARROW) is None
 
 
-def test_rows_that_the_packages_convolution_does_not_take_are_not_given_to_it(monkeypatch):
+class Lazy(Mamba1):
+    """Would leave out all of a layer."""
+
+    name, requires = "lazy-mamba", ()
+
+    def fused_layer(self):
+        return lambda xz, *_, **__: 0 * xz
+
+
+def test_a_plugins_backend_does_not_replace_layers():
+    registry = load_registry()
+    registry.add(Lazy(), "a test")
+    assert kernel_of("mamba1", "lazy-mamba", registry).fused_layer(NARROW) is None
+
+
+def test_channels_that_the_packages_convolution_does_not_take_are_not_given_to_it(monkeypatch):
     layer = model_of("mamba2").blocks[0].mixer
     monkeypatch.setattr(Kernel, "fused_layer", lambda *_: pytest.fail("asked for the package's layer"))
-    monkeypatch.setattr("glabench.models.mamba._ALIGNED", 10**6)
+    monkeypatch.setattr("glabench.models.mamba._GROUP", 10**6)
     layer(torch.randn(1, 8, WIDTH, dtype=torch.float64))

@@ -8,8 +8,10 @@ import torch
 
 from glabench.backends import load_registry
 from glabench.backends.recall import TransformerRecall
+from glabench.measure import recall
 from glabench.measure.job import Job
-from glabench.measure.recall import RecallMeter
+from glabench.measure.recall import Lessons, RecallMeter
+from glabench.ops.mqar import make_rows
 from glabench.records import RunFolder
 from glabench.sweeps import load_sweep
 from glabench.sweeps.axis import parse_amounts
@@ -60,6 +62,37 @@ def test_graphs_need_a_gpu():
         "CUDA graphs need a GPU; use --graphs off"
     )
     assert REGISTRY["gla-recall"].limits(cell_of("gla-recall", graphs="off")) is None
+
+
+def test_replayed_steps_see_each_batch_and_rate(monkeypatch):
+    """With a stand-in for a graph, which does nothing while it is made."""
+    cell = cell_of("gla-recall")
+    generator = torch.Generator().manual_seed(0)
+    batches = [make_rows(count, 16, 2, 32, generator) for count in (*[32] * 6, 20, 32)]
+    replays = []
+
+    def replayed(function):
+        replays.append(0)
+
+        def replay():
+            replays[0] += 1
+            function()
+
+        return replay
+
+    found = []
+    for is_replayed in (True, False):
+        monkeypatch.setattr(recall, "uses_graph", lambda _, answer=is_replayed: answer)
+        monkeypatch.setattr(recall, "replayed", replayed)
+        monkeypatch.setattr(Lessons, "_apart", Lessons._step)
+        model = REGISTRY["gla-recall"].build(cell)
+        lessons = Lessons(REGISTRY["gla-recall"], model, cell)
+        for number, rows in enumerate(batches):
+            lessons.set_rate(1e-3 / (1 + number))
+            lessons.learn(rows)
+        found.append(torch.cat([x.flatten() for x in model.parameters()]))
+    assert replays == [4]  # of whole batches but the first three
+    assert torch.equal(*found)
 
 
 class Deaf(TransformerRecall):

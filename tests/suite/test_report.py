@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -266,7 +267,16 @@ def test_axes_take_the_unit_that_fits_and_tables_keep_every_digit(name, value, a
     for words, only_finer in ((axis, False), (table, True)):
         fitted = metric.fitted([{metric.field: value}, {metric.field: None}], only_finer)
         assert f"{fitted.show(value)} {fitted.unit}" == words
-    assert metric.fitted([]) is metric
+    assert metric.fitted([]) is metric.fitted([{metric.field: math.nan}]) is metric.fitted([{metric.field: math.inf}])
+
+
+def test_short_heads_of_columns_are_explained_in_whatever_unit_they_are():
+    run = made_up("gla-340m")
+    slow = replace(run, records=[replace(r, time_ms=r.time_ms and 1e6 * r.time_ms) for r in run.records])
+    for each, unit in ((run, "million/s"), (slow, "thousand/s")):
+        text = shown([each], parse_metrics("time,tokens"), width=200)
+        assert f"tokens, {unit}" in text
+        assert "tokens: tokens per second" in text
 
 
 def expected_words(runs, metrics):
