@@ -10,6 +10,7 @@ import torch
 from glabench.backends import load_registry
 from glabench.backends.gla import GlaTorch
 from glabench.backends.models import GlaModel
+from glabench.measure.accuracy import worst_gradient
 from glabench.measure.job import Job
 from glabench.measure.kinds import KINDS
 from glabench.measure.settings import Settings
@@ -204,7 +205,7 @@ class Diverging(GlaModel):
     [
         (Lazy, r"relative error against the same model in float64: loss .* \(allowed 1e-04\)"),
         (Frozen, r"float64: loss .* \(allowed 1e-04\)"),
-        (Flipped, r"float64: gradient 2.0e\+00 \(allowed 1e-02\).*; the worst gradient is blocks.\d.mixer.gate"),
+        (Flipped, r"float64: gradient 2.0e\+00 \(allowed 1e-02\).*; the worst gradient is blocks.\*.mixer.gate"),
         (Lapsing, r"float64: loss inf \(allowed 1e-04\)"),
         (Forgetful, r"float64: gradient .*, loss .*; the worst gradient is"),
         (Loud, r"the first loss is 8.\d+; a guess among the tokens has 4.18"),
@@ -304,3 +305,18 @@ def test_a_table_has_whole_sequences_before_segments(tmp_path):
         folder.append(Record(run_id="run", cell=cell_of(segments=segments), status="ok", time_ms=1.0))
     view = make_view([folder.load()])
     assert (view.x_name, view.panels[0].x_values) == ("segments", [1, 2, 4])
+
+
+def test_gradients_are_judged_by_kind_of_parameter_over_all_blocks():
+    expected = {
+        "blocks.0.a": torch.tensor([3.0]),
+        "blocks.1.a": torch.tensor([1e-9]),
+        "blocks.0.b": torch.tensor([1.0]),
+    }
+    near = {**expected, "blocks.1.a": torch.tensor([2e-9])}
+    assert worst_gradient(near, expected)[1] < 1e-9
+    half = {**expected, "blocks.0.b": torch.tensor([0.5])}
+    assert worst_gradient(half, expected) == ("blocks.*.b", pytest.approx(0.5))
+    broken = {**expected, "blocks.0.a": torch.tensor([torch.nan])}
+    assert worst_gradient(broken, expected)[0] == "blocks.*.a"
+    assert not worst_gradient(broken, expected)[1] <= 1e9
