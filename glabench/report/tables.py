@@ -82,7 +82,7 @@ class _Form:
 
 def _spread(row: Row) -> str:
     time, low, high = row["time_ms"], row["time_ms_p20"], row["time_ms_p80"]
-    if low is None or high is None:
+    if low is None or high is None or low == high:  # one sample has no spread
         return ""
     spread = max(high - time, time - low) / time
     return " ±>100%" if spread > 1 else f" ±{100 * spread:.0f}%"

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 from gla_kernels.inspection.ahead import SHARED
 from gla_kernels.limits import fitting_chunks
+from product import product
 
 from glabench.inspecting.request import Request, kernels_of
 
@@ -171,7 +172,7 @@ WIDE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("shapes", WIDE.values(), ids=WIDE)
+@product(lambda shapes: shapes == "more blocks of keys", shapes=WIDE)
 def test_the_kernels_for_wide_heads_fit_a_hopper_gpu_and_do_not_spill_much(shapes):
     requests = [request_of("hopper", K, V, names, gates=gates) for K, V, gates, names in shapes]
     assert_wide_kernels_do_not_spill_much(compile_some(requests))
