@@ -49,7 +49,7 @@ def with_times(
     record: Record, step: Callable[[], object], between: Between, timer: Timer, settings: Settings, nvml: Nvml | None,
     repeated: Callable[[], object] | None = None, ranks: Ranks = ALONE,
 ) -> Record:  # fmt: skip
-    """With samples of a step, the device's state meanwhile, and energy, for which `repeated` (or the step) repeats.
+    """With samples of a step, the device's state and idle time, and energy, for which `repeated` (or the step) repeats.
 
     Of several ranks there is no energy: the counters of several GPUs do not step together.
     """
@@ -63,7 +63,7 @@ def with_times(
     # By one clock, so that all ranks stop after the same sample.
     samples = collect_samples(watched, settings, clock=lambda: ranks.first(time.monotonic()))
     record = with_samples(record, samples, timer.name)
-    record = replace(record, **asdict(watch.summary()))
+    record = replace(record, gpu_idle_pct=watch.idle_pct(), **asdict(watch.summary()))
     if nvml is None:
         return record
     record = replace(record, other_processes=nvml.processes().others)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from glabench.devices.nvml import DeviceState, Nvml
 
@@ -32,6 +32,7 @@ class Watch:
         self._nvml = nvml
         self._clock = clock
         self._readings: list[DeviceState] = []
+        self._busy: list[float] = []
         self._next_at = -float("inf")
 
     def look(self) -> None:
@@ -39,6 +40,8 @@ class Watch:
         if self._nvml is None or self._clock() < self._next_at:
             return
         self._readings.append(self._nvml.state())
+        if (busy := self._nvml.utilization_pct()) is not None:
+            self._busy.append(busy)
         self._next_at = self._clock() + _BETWEEN_READINGS_S
 
     def summary(self) -> Watched:
@@ -51,6 +54,10 @@ class Watch:
             _median(reading.power_w for reading in self._readings),
             (", ".join(seen) or "none") if reasons else None,
         )
+
+    def idle_pct(self) -> float | None:
+        """The share of time in which no kernel ran, as the driver counts it over up to a second before a reading."""
+        return 100.0 - fmean(self._busy) if self._busy else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

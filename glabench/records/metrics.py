@@ -115,6 +115,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("executed_gbps", "executed_gbps", "bytes moved", "GB/s", "higher", _whole),
     Metric("mfu", "mfu_pct", "MFU", "%", "higher", _whole),
     Metric("mixer", "mixer_pct", "mixers' kernels, of a step", "%", None, _whole),
+    Metric("idle", "gpu_idle_pct", "GPU idle", "%", None, _whole),
     Metric("prefill", "prefill_ms", "prefill", "ms", "lower"),
     Metric(
         "first_call", "first_call_s", "first call", "s", "lower",

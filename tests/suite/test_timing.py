@@ -128,11 +128,14 @@ def reading(**changes):
 
 
 class FakeNvml:
-    def __init__(self, readings):
-        self._readings = list(readings)
+    def __init__(self, readings, utilization=()):
+        self._readings, self._utilization = list(readings), list(utilization)
 
     def state(self):
         return self._readings.pop(0)
+
+    def utilization_pct(self):
+        return self._utilization.pop(0) if self._utilization else None
 
 
 def test_readings_are_summed_up_and_not_taken_too_often():
@@ -150,10 +153,18 @@ def test_readings_are_summed_up_and_not_taken_too_often():
     )
 
 
+def test_the_device_idles_when_no_kernel_runs():
+    watch = Watch(FakeNvml([reading()] * 3, [100.0, 70.0, 85.0]), clock=iter(range(99)).__next__)
+    for _ in range(3):
+        watch.look()
+    assert watch.idle_pct() == 15.0
+
+
 def test_without_nvml_everything_is_unknown():
-    watch = Watch(None)
-    watch.look()
-    assert set(vars(watch.summary()).values()) == {None}
+    for watch in (Watch(None), Watch(FakeNvml([reading()]))):
+        watch.look()
+        assert watch.idle_pct() is None
+    assert set(vars(Watch(None).summary()).values()) == {None}
 
 
 def test_no_reason_seen_is_none_in_words_and_unreadable_is_null():
