@@ -18,7 +18,7 @@ from glabench.backends.mixers import (
     TRANSFORMER,
     MixerModel,
 )
-from glabench.ops.base import BYTES, torch_dtype
+from glabench.ops.base import BYTES, REFERENCE, torch_dtype
 from glabench.sweeps.model import GPUS, PARALLEL, Cell, Parameters
 from glabench.sweeps.parameters import Parameter, aliased, choices, count_or, extra
 from glabench.sweeps.words import MATERIALIZE
@@ -89,6 +89,12 @@ class Model(MixerModel):
         d, layers, vocabulary = cell.sizes("model_width", "layers", "vocabulary")
         kept = 1 if cell.get("recompute") else 17
         return cell.tokens // cell.gpus // segments_of(cell) * (8 * vocabulary + kept * layers * d * BYTES[cell.dtype])
+
+    def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:  # noqa: ARG002
+        """The mixers' kernel, and the function that computes whole layers, if there is one."""
+        name = self.kernel_of(cell)
+        fused = None if name == REFERENCE else self.registry.fused_layer(name)
+        return name if fused is None else f"{name}, layers by {getattr(fused, 'func', fused).__name__}"
 
     def config(self, cell: Cell) -> ModelConfig:
         """What the cell's model is made of. Raises UsageError for sizes that the mixer does not have."""

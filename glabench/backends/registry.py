@@ -3,7 +3,7 @@
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from importlib import metadata
@@ -64,9 +64,14 @@ class Registry(Mapping[str, Backend]):
         """The ops by name."""
         return self._ops
 
-    def is_own(self, name: str) -> bool:
-        """Whether a backend came with glabench."""
-        return any(self._backends[name] is each for each in builtin.BACKENDS)
+    def fused_layer(self, name: str) -> Callable[..., Any] | None:
+        """A backend's function for a whole layer, if it came with glabench and is there.
+
+        Not of plugins: whether a layer is right at a large size is not checked, that of an op is.
+        """
+        backend = self._backends[name]
+        is_own = any(backend is each for each in builtin.BACKENDS)
+        return backend.fused_layer() if is_own and self.unavailable(name, "cuda") is None else None
 
     def add_op(self, op: Op, origin: str) -> None:
         """Adds an op. Raises UsageError if it is incomplete or its name is taken."""

@@ -131,6 +131,7 @@ class StepMeter:
         if not abs(first - guess) <= allowed:
             reason = f"the first loss is {first:.3g}; a guess among the tokens has {guess:.3g}"
             return replace(record, status="inaccurate", reason=reason)
+        record = replace(record, launch=self._backend.launch(inputs, cell))
         settle(step, timer.synchronize, ranks)
         record = with_memory(record, step, ranks)
         record = with_times(record, step, batches, timer, self._job.settings, self._nvml, ranks=ranks)

@@ -43,8 +43,6 @@ class Implementation(Protocol):
 
     def bind_step(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor] | None: ...
 
-    def fused_layer(self) -> Callable[..., Tensor] | None: ...
-
 
 class Kernels(Protocol):
     """Backends by name, and the ops that they compute, as a registry has them."""
@@ -54,7 +52,7 @@ class Kernels(Protocol):
 
     def __iter__(self) -> Iterator[str]: ...
 
-    def is_own(self, name: str) -> bool: ...
+    def fused_layer(self, name: str, /) -> Callable[..., Tensor] | None: ...
 
     def __getitem__(self, name: str, /) -> Implementation: ...
 
@@ -79,7 +77,7 @@ class Kernel:
         defaults = {each.name: each.default for each in own}
         given = {name: value for name, value in (options or {}).items() if name in defaults}
         self._parameters = Parameters({**defaults, **sizes, **given})
-        self._fused = self._find_fused(registry, backend)
+        self._fused = None if self._backend is None else registry.fused_layer(backend)
         # What a call needs to know but does not change from one to the next, by what it depends on.
         self._cells: dict[tuple[object, ...], Cell] = {}
 
@@ -111,16 +109,8 @@ class Kernel:
         return o
 
     def fused_layer(self, like: Tensor) -> Callable[..., Tensor] | None:
-        """The backend's function for all of a layer behind its first projection, if it has one that takes this type.
-
-        Only of the suite's own backends: whether a layer is right at a large size is not checked, that of an op is.
-        """
+        """The backend's function for all of a layer behind its first projection, if it has one that takes this type."""
         return None if like.dtype == float64 else self._fused
-
-    def _find_fused(self, registry: Kernels, name: str) -> Callable[..., Tensor] | None:
-        if self._backend is None or not registry.is_own(name) or self._backend.unavailable("cuda") is not None:
-            return None
-        return self._backend.fused_layer()
 
     def _known(self, like: Tensor, batch: int, seqlen: int, state: str | None = None) -> Cell:
         if is_compiling():  # a graph must not change what it reads

@@ -13,6 +13,7 @@ from small_models import REGISTRY, WIDTH, model_of
 from glabench.backends import load_registry
 from glabench.backends.mamba import Mamba1
 from glabench.models.kernels import Kernel
+from glabench.sweeps.model import Cell, Parameters
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -119,6 +120,9 @@ def test_the_packages_kernel_has_one_but_for_float64(mixer, monkeypatch):
     own = kernel_of(mixer, mixer)
     found = own.fused_layer(NARROW)
     assert getattr(found, "func", found) is function
+    cell = Cell(f"{mixer}-model", "training", "fwd+bwd", 2, 64, "bf16", Parameters({}), "cuda")
+    launch = f"{mixer}, layers by {function.__name__}"
+    assert REGISTRY[f"{mixer}-model"].launch({}, cell) == launch
     assert own.fused_layer(WIDE) is kernel_of(mixer, "reference").fused_layer(NARROW) is None
     monkeypatch.setitem(sys.modules, "causal_conv1d", None)
     assert kernel_of(mixer, mixer).fused_layer(NARROW) is None

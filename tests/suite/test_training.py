@@ -48,6 +48,7 @@ def test_a_step_of_every_model_is_measured(backend):
     assert record.status == "ok", record.reason
     assert record.rel_error["loss"] < 1e-5
     assert record.rel_error["gradient"] < 1e-4
+    assert record.launch == REGISTRY[backend].kernel_of(record.cell)
     assert record.timing == "eager, calls back to back, wall clock"
     assert min(record.time_ms, record.first_call_s, record.tflops, record.peak_resident_mib) > 0
     assert (record.mixer_ms is None) == (REGISTRY[backend].kernel_of(record.cell) == "reference")
