@@ -200,6 +200,9 @@ def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep:
         if name not in axes:
             raise UsageError(f"sweep {sweep}: the axis {name} is missing; every sweep needs {', '.join(COMMON)}")
         common[name] = parse_axis(f"sweep {sweep}: {name}", axes[name], kind.parse, kind.allowed)
+    for name, own in traits.parameters.items():
+        if name in axes and own.needs is not None and own.needs not in axes:
+            raise UsageError(f"sweep {sweep}: {name} has no effect without {own.needs}; give --{own.needs} too")
     seed = f"sweep {sweep}: seed"
     common["seed"] = parse_axis(seed, axes["seed"], SEED.parse, SEED.allowed) if "seed" in axes else (0,)
     for chosen in product(*_settings(axes, traits, sweep)):

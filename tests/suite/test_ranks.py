@@ -250,6 +250,14 @@ def test_the_small_model_has_a_sequence_per_gpu():
     assert [small_step(OP, cell_of(gpus, batch=8)).batch for gpus in (None, 2, 4)] == [2, 2, 4]
 
 
+def test_a_way_to_share_needs_gpus_that_share():
+    traits = REGISTRY.traits()
+    with pytest.raises(UsageError, match="parallel has no effect without gpus; give --gpus too"):
+        expand(resolve(load_sweep("train-340m"), "cuda", {"parallel": "fsdp"}, traits), traits, "cuda")
+    alone = expand(resolve(load_sweep("train-340m-gpus"), "cuda", {"gpus": "1"}, traits), traits, "cuda")
+    assert [cell.get("parallel") for cell in alone] == [None, None]
+
+
 def test_a_batch_that_gpus_cannot_share_is_refused():
     limits = REGISTRY["gla-model"].limits
     assert limits(cell_of(gpus=2, batch=4, kernel="reference")) is None
