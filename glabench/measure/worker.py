@@ -33,6 +33,8 @@ from glabench.sweeps.model import Cell
 
 # Seconds before a rank says that it has failed: torchrun ends it within them if the reason is that another one died.
 _GRACE_S = 1.0
+# How far an estimate of memory may be off.
+_ROUGHLY = 2
 
 
 @contextmanager
@@ -74,9 +76,7 @@ class _Cells:
                 return failure(self._job, cell, "unsupported", reason)
             if self._meter is None:
                 self._meter = self._make_meter(cell)
-            needed, free = self._op.least_bytes(cell), free_memory_bytes(cell.device)
-            if free is not None and needed > free:
-                reason = f"its tensors alone take {needed / 2**30:.1f} GiB; {free / 2**30:.1f} GiB are free"
+            if (reason := self._too_large(cell)) is not None:
                 return failure(self._job, cell, "oom", reason)
             record = self._meter.measure(cell)
             return record if self._ranks.rank == 0 else None
@@ -87,6 +87,21 @@ class _Cells:
                 return record
             time.sleep(_GRACE_S)
             return replace(record, reason=one_line(f"rank {self._ranks.rank}: {record.reason}"))
+
+    def _too_large(self, cell: Cell) -> str | None:
+        """Why there is no memory for a cell, as far as it can be told before.
+
+        On a CPU a model's own tensors count, too, as they are estimated: the system would kill the process.
+        """
+        needed, free = self._op.least_bytes(cell), free_memory_bytes(cell.device)
+        if free is None:
+            return None
+        said = f"{free / 2**30:.1f} GiB are free"
+        if needed > free:
+            return f"its tensors alone take {needed / 2**30:.1f} GiB; {said}"
+        about = needed + self._backend.working_bytes(cell)
+        is_estimated = cell.device == "cpu" and self._backend.work != "op"
+        return f"it takes about {about / 2**30:.0f} GiB; {said}" if is_estimated and about > _ROUGHLY * free else None
 
     def _make_meter(self, cell: Cell) -> Meter:
         nvml = None

@@ -15,6 +15,7 @@ from glabench.measure.decoding import DecodeMeter
 from glabench.measure.job import Job
 from glabench.measure.kinds import KINDS
 from glabench.measure.settings import Settings
+from glabench.measure.worker import _Cells
 from glabench.records import RunFolder
 from glabench.records.environment import Ceilings
 from glabench.records.metrics import derived
@@ -275,6 +276,14 @@ def test_the_preset_has_batches_of_half_a_million_tokens_at_most():
     assert {cell.backend for cell in cells} == set(BACKENDS)
     assert len(cells) == len(sizes) * len(BACKENDS)
     assert max(prefix * batch for prefix, batch in sizes) <= 512 * k
+
+
+@pytest.mark.parametrize("backend", ["gla-decode", "transformer-decode"])
+def test_a_prefix_for_which_there_is_no_memory_is_not_tried(backend):
+    """The system would kill the process."""
+    record = _Cells(REGISTRY, replace(JOB, backend=backend)).record(cell_of(backend, prefix=10**11))
+    assert record.status == "oom"
+    assert re.fullmatch(r"it takes about \d+ GiB; \S+ GiB are free", record.reason)
 
 
 def test_the_command_measures_a_preset(run, tmp_path):
