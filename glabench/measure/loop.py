@@ -53,7 +53,7 @@ def with_times(
 
     Of several ranks there is no energy: the counters of several GPUs do not step together.
     """
-    sample, watch = timer.bind(None, step, between), Watch(nvml)
+    sample, watch = timer.bind(None, step, between), Watch(nvml, is_loop=True)
 
     def watched() -> Sample:
         taken = sample()

@@ -26,11 +26,12 @@ class Watched:
 
 
 class Watch:
-    """Collects readings. Call `look` after every sample."""
+    """Collects readings. Call `look` after every sample. `is_loop`: samples are a loop's, whose idle time counts."""
 
-    def __init__(self, nvml: Nvml | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, nvml: Nvml | None, clock: Callable[[], float] = time.monotonic, is_loop: bool = False) -> None:
         self._nvml = nvml
         self._clock = clock
+        self._is_loop = is_loop
         self._readings: list[DeviceState] = []
         self._busy: list[float] = []
         self._next_at = -float("inf")
@@ -40,7 +41,7 @@ class Watch:
         if self._nvml is None or self._clock() < self._next_at:
             return
         self._readings.append(self._nvml.state())
-        if (busy := self._nvml.utilization_pct()) is not None:
+        if self._is_loop and (busy := self._nvml.utilization_pct()) is not None:
             self._busy.append(busy)
         self._next_at = self._clock() + _BETWEEN_READINGS_S
 

@@ -154,14 +154,14 @@ def test_readings_are_summed_up_and_not_taken_too_often():
 
 
 def test_the_device_idles_when_no_kernel_runs():
-    watch = Watch(FakeNvml([reading()] * 3, [100.0, 70.0, 85.0]), clock=iter(range(99)).__next__)
+    watch = Watch(FakeNvml([reading()] * 3, [100.0, 70.0, 85.0]), iter(range(99)).__next__, is_loop=True)
     for _ in range(3):
         watch.look()
     assert watch.idle_pct() == 15.0
 
 
 def test_without_nvml_everything_is_unknown():
-    for watch in (Watch(None), Watch(FakeNvml([reading()]))):
+    for watch in (Watch(None, is_loop=True), Watch(FakeNvml([reading()]), is_loop=True)):
         watch.look()
         assert watch.idle_pct() is None
     assert set(vars(Watch(None).summary()).values()) == {None}
