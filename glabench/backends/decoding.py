@@ -186,6 +186,10 @@ class TransformerDecode(DecodingModel):
         cache = 2 * cell.batch * (prefix + _STEPS) * width * layers * BYTES[cell.dtype]
         return super().working_bytes(cell) + cache
 
+    def more_packages(self, cell: Cell) -> tuple[str, ...]:
+        """And the one that a step takes, if it is there."""
+        return (*super().more_packages(cell), "flash-attn")
+
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:  # noqa: ARG002
         """The kernels of a prefill and of a step, which are two."""
         from glabench.models.softmax import fused_attention

@@ -50,7 +50,7 @@ FIXED_GATE = MixerKind("fixed-gate", "retention", {"cuda": "retention-triton"})
 GLA_VALUES = MixerKind("gla-values", "gla-values", {"cuda": "gla-values-triton"})
 GLA_BOTH = MixerKind("gla-both", "gla-both", {"cuda": "gla-both-triton"})
 RETNET = MixerKind("retnet", "retention", {"cuda": "retention-triton"}, step=16)
-TRANSFORMER = MixerKind("transformer", "softmax", {"cuda": "sdpa-flash", "cpu": "sdpa-math"}, 64, ("flash-attn",))
+TRANSFORMER = MixerKind("transformer", "softmax", {"cuda": "sdpa-flash", "cpu": "sdpa-math"}, 64)
 MAMBA1 = MixerKind("mamba1", "mamba1", {"cuda": "mamba1"}, packages=("causal-conv1d",))
 MAMBA2 = MixerKind("mamba2", "mamba2", {"cuda": "mamba2"}, 32, ("causal-conv1d",))
 

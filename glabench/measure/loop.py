@@ -63,10 +63,11 @@ def with_times(
     # By one clock, so that all ranks stop after the same sample.
     samples = collect_samples(watched, settings, clock=lambda: ranks.first(time.monotonic()))
     record = with_samples(record, samples, timer.name)
-    record = replace(record, gpu_idle_pct=watch.idle_pct(), **asdict(watch.summary()))
+    record = replace(record, **asdict(watch.summary()))
     if nvml is None:
         return record
-    record = replace(record, other_processes=nvml.processes().others)
+    others = nvml.processes().others
+    record = replace(record, other_processes=others, gpu_idle_pct=None if others else watch.idle_pct())
     if settings.energy and record.time_ms and ranks.size == 1:
         energy = energy_per_call(repeated or step, record.time_ms / 1e3, timer.mark, nvml.energy_j)
         if energy is not None:

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 _SMALL_BATCH, _SMALL_TOKENS, _COMPARED = 2, 200, 10
 # In segments of more than a chunk, if there are any.
 _SMALL_SEGMENTS = 3
-# Their largest error as a share of the first loss, by type; weights in half precision lose the smallest changes.
+# Their largest relative error, by type; weights in half precision lose the smallest changes. Losses below this share of
+# the first one count as if they were as large.
+_LEAST_SHARE = 0.2
 _BOUNDS: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4, "fp16": 5e-3, "bf16": 5e-3}
 _PURE_BOUND = 5e-2
 # The largest relative error of a parameter's gradient in the first step, by type.
@@ -92,9 +94,11 @@ class StepMeter:
         }
         worst, gradient = self._gradient_error(cell, plain, reference)
         found, expected = self._losses(self._backend, cell, self._ranks), self._losses(plain, reference, ALONE)
-        # Of the first loss: the last ones may be nearly zero, and rounding is then a large share of them.
-        differences = [abs(a - b) if math.isfinite(a) else math.inf for a, b in zip(found, expected, strict=True)]
-        loss = max(differences) / expected[0]
+        # The last ones may be nearly zero, and rounding is then a large share of them.
+        least = _LEAST_SHARE * expected[0]
+        loss = max(
+            abs(a - b) / max(b, least) if math.isfinite(a) else math.inf for a, b in zip(found, expected, strict=True)
+        )
         errors = {"gradient": self._ranks.most(gradient), "loss": self._ranks.most(loss)}
         record = replace(record, rel_error=errors, accuracy_reference=self._op.reference_name)
         wrong = [f"{name} {x:.1e} (allowed {bounds[name]:.0e})" for name, x in errors.items() if not x <= bounds[name]]

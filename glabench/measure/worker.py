@@ -99,9 +99,10 @@ class _Cells:
         said = f"{free / 2**30:.1f} GiB are free"
         if needed > free:
             return f"its tensors alone take {needed / 2**30:.1f} GiB; {said}"
+        if cell.device != "cpu" or self._backend.work == "op":
+            return None
         about = needed + self._backend.working_bytes(cell)
-        is_estimated = cell.device == "cpu" and self._backend.work != "op"
-        return f"it takes about {about / 2**30:.0f} GiB; {said}" if is_estimated and about > _ROUGHLY * free else None
+        return f"it takes about {about / 2**30:.0f} GiB; {said}" if about > _ROUGHLY * free else None
 
     def _make_meter(self, cell: Cell) -> Meter:
         nvml = None

@@ -71,7 +71,7 @@ class Measured:
     layer_parameters: int | None = None
     # Milliseconds of a training step that its mixers' kernels take, each timed alone.
     mixer_ms: Amount | None = None
-    # Percent of the sampling in which no kernel ran, as the driver counts it; of steps of models.
+    # Of steps of models: percent of the time in which no kernel ran, as the driver counts it up to a second back.
     gpu_idle_pct: Number | None = None
     # Of a model that learns to recall: the share of values that it names in the end, epochs, and seconds of training.
     accuracy: Number | None = None

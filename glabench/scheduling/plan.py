@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from glabench.backends import Registry, load_registry
-from glabench.backends.base import faults_of, refusal
+from glabench.backends.base import Backend, faults_of, refusal
 from glabench.backends.sites import on_path, parse_sites
 from glabench.devices.environment import package_version, probe
 from glabench.devices.provenance import command_line, describe_code, relevant_variables
@@ -119,13 +119,22 @@ class Plan:
         found = {}
         for name in dict.fromkeys(cell.backend for cell in self.cells):
             each = self.place.registry[name]
-            others = {package for cell in self.cells if cell.backend == name for package in each.more_packages(cell)}
             with on_path(self.place.sites.get(name)):
                 packages = {package: package_version(package) for package in each.packages}
+                others = {p for cell in self.cells if cell.backend == name for p in _more_packages(each, cell)}
                 versions = {package: package_version(package) for package in sorted(others - packages.keys())}
             packages |= {package: version for package, version in versions.items() if version is not None}
             found[name] = {"own_code": each.has_own_code, "packages": packages}
         return found
+
+
+def _more_packages(backend: Backend, cell: Cell) -> tuple[str, ...]:
+    """The backend's own words; none of a plugin's that are wrong, because its cells will say so."""
+    try:
+        with faults_of():
+            return tuple(str(package) for package in backend.more_packages(cell))
+    except UsageError:
+        return ()
 
 
 def make_plan(

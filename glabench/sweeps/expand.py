@@ -189,6 +189,11 @@ def _check_axes(sweep: Sweep, traits: Mapping[str, Traits]) -> None:
                 raise UsageError(
                     f"sweep {sweep.name}: backend {variant.backend} has no parameter {shown(name)} ({allowed})"
                 )
+    given = {name for axes in (sweep.axes, *(variant.axes for variant in sweep.variants)) for name in axes}
+    for name in sorted(given & known.keys()):
+        needed = known[name].needs
+        if needed is not None and needed not in given and known[needed].default is None:
+            raise UsageError(f"sweep {sweep.name}: {name} has no effect without {needed}; give --{needed} too")
     if sweep.x not in known:
         allowed = allowed_names(known, sweep.x)
         raise UsageError(f"sweep {sweep.name}: x is {shown(sweep.x)}, which is not an axis ({allowed})")
@@ -200,9 +205,6 @@ def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep:
         if name not in axes:
             raise UsageError(f"sweep {sweep}: the axis {name} is missing; every sweep needs {', '.join(COMMON)}")
         common[name] = parse_axis(f"sweep {sweep}: {name}", axes[name], kind.parse, kind.allowed)
-    for name, own in traits.parameters.items():
-        if name in axes and own.needs is not None and own.needs not in axes:
-            raise UsageError(f"sweep {sweep}: {name} has no effect without {own.needs}; give --{own.needs} too")
     seed = f"sweep {sweep}: seed"
     common["seed"] = parse_axis(seed, axes["seed"], SEED.parse, SEED.allowed) if "seed" in axes else (0,)
     for chosen in product(*_settings(axes, traits, sweep)):

@@ -19,6 +19,7 @@ from glabench.measure.worker import _Cells
 from glabench.records import RunFolder
 from glabench.records.environment import Ceilings
 from glabench.records.metrics import derived
+from glabench.scheduling.plan import _more_packages
 from glabench.sweeps import load_sweep
 from glabench.sweeps.expand import expand, resolve
 from glabench.sweeps.model import Cell, Parameters
@@ -276,6 +277,25 @@ def test_the_preset_has_batches_of_half_a_million_tokens_at_most():
     assert {cell.backend for cell in cells} == set(BACKENDS)
     assert len(cells) == len(sizes) * len(BACKENDS)
     assert max(prefix * batch for prefix, batch in sizes) <= 512 * k
+
+
+class Careless(GlaDecode):
+    """Whose words of packages are wrong."""
+
+    name = "careless-decode"
+
+    def more_packages(self, cell):
+        raise RuntimeError("a made-up fault")
+
+
+def test_packages_that_decide_times_are_the_kernels_and_the_layers_and_none_if_a_plugin_is_wrong():
+    found = {name: _more_packages(REGISTRY[name], cell_of(name, kernel=kernel)) for name, kernel in (
+        ("gla-decode", "fla-gla"), ("transformer-decode", None), ("mamba2-decode", "mamba2")
+    )}  # fmt: skip
+    assert "fla-core" in found["gla-decode"]
+    assert "flash-attn" in found["transformer-decode"]
+    assert {"mamba-ssm", "causal-conv1d"} <= set(found["mamba2-decode"])
+    assert _more_packages(Careless(), cell_of()) == ()
 
 
 @pytest.mark.parametrize("backend", ["gla-decode", "transformer-decode"])

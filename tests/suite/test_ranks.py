@@ -250,10 +250,15 @@ def test_the_small_model_has_a_sequence_per_gpu():
     assert [small_step(OP, cell_of(gpus, batch=8)).batch for gpus in (None, 2, 4)] == [2, 2, 4]
 
 
+TOKENS = {"seqlen": "64", "batch": "4", "dtype": "bf16", "pass": "fwd+bwd"}
+
+
 def test_a_way_to_share_needs_gpus_that_share():
     traits = REGISTRY.traits()
     with pytest.raises(UsageError, match="parallel has no effect without gpus; give --gpus too"):
         expand(resolve(load_sweep("train-340m"), "cuda", {"parallel": "fsdp"}, traits), traits, "cuda")
+    mixed = Sweep("s", {"parallel": "fsdp", **TOKENS}, (Variant("gla-model", {"gpus": "2"}), Variant("linear-model")))
+    assert [cell.get("parallel") for cell in expand(mixed, traits, "cuda")] == ["fsdp", None]
     alone = expand(resolve(load_sweep("train-340m-gpus"), "cuda", {"gpus": "1"}, traits), traits, "cuda")
     assert [cell.get("parallel") for cell in alone] == [None, None]
 
