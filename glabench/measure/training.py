@@ -36,7 +36,8 @@ _SMALL_SEGMENTS = 3
 # the first one count as if they were as large.
 _LEAST_SHARE = 0.2
 _BOUNDS: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4, "fp16": 5e-3, "bf16": 5e-3}
-_PURE_BOUND = 5e-2
+# Seven mixers had 0.8 to 1.7 % so; one whose queries and keys were not trained 4.1.
+_PURE_BOUND = 3e-2
 # The largest relative error of a parameter's gradient in the first step, by type.
 _GRADIENT_BOUNDS: Mapping[str, float] = {"fp64": 1e-6, "fp32": 1e-2, "fp16": 0.1, "bf16": 0.1}
 # How far the first loss may be from that of a guess: weights are small, and tokens have nothing to learn. A head whose
@@ -89,7 +90,7 @@ class StepMeter:
         plain = PlainModel(self._backend)  # by a class of the suite, because a plugin's may override anything
         is_pure = cell.get("weights") == "pure" and cell.dtype in ("bf16", "fp16")
         bounds = {
-            "gradient": _GRADIENT_BOUNDS[cell.dtype] * (2 if is_pure else 1),
+            "gradient": _GRADIENT_BOUNDS[cell.dtype],
             "loss": _PURE_BOUND if is_pure else _BOUNDS[cell.dtype],
         }
         worst, gradient = self._gradient_error(cell, plain, reference)

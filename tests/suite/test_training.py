@@ -308,6 +308,34 @@ def test_a_table_has_whole_sequences_before_segments(tmp_path):
     assert (view.x_name, view.panels[0].x_values) == ("segments", [1, 2, 4])
 
 
+class Partly(GlaModel):
+    """Never trains queries and keys, but for the gradients that are compared."""
+
+    name, is_training = "partly-model", False
+
+    def bind(self, inputs, cell):
+        self.is_training = True
+        return super().bind(inputs, cell)
+
+    def build(self, cell):
+        model = super().build(cell)
+        for block in model.blocks if self.is_training else ():
+            block.mixer.q.requires_grad_(False)
+            block.mixer.k.requires_grad_(False)
+        return model
+
+
+@pytest.mark.parametrize("weights", ["fp32", "pure"])
+def test_in_half_precision_losses_tell_what_is_not_trained(weights):
+    registry = load_registry()
+    registry.add(partly := Partly(), "a test")
+    sizes = {"layers": 2, "weights": weights}
+    cell = replace(cell_of("gla-model", seqlen=200, dtype="bf16", **sizes), backend="partly-model")
+    record = StepMeter(OP, partly, JOB).measure(cell)
+    assert record.status == "inaccurate"
+    assert re.search(r"float64: loss \S+ \(allowed", record.reason)
+
+
 def test_gradients_of_few_numbers_are_judged_over_all_blocks_and_have_to_be_there():
     few, many = torch.tensor([3.0]), torch.ones(65)
     expected = {"blocks.0.a": few, "blocks.1.a": 1e-9 * few, "blocks.0.b.0": many, "blocks.1.b.0": 1e-9 * many}
