@@ -8,6 +8,7 @@ from itertools import count, pairwise, product
 from random import Random
 
 import cheats
+import kept_cheats
 import pytest
 import torch
 from fake_timer import FakeTimer, constant
@@ -57,8 +58,8 @@ def test_an_honest_backend_passes(pass_, timing):
     ("backend", "pass_"),
     [
         *product(cheats.IN_ALL_PASSES, (*FORWARDS, *BACKWARDS)),
-        *product(cheats.IN_FORWARDS, FORWARDS),
-        *product([*cheats.IN_FORWARDS, *cheats.IN_BACKWARDS], BACKWARDS),
+        *product(kept_cheats.IN_FORWARDS, FORWARDS),
+        *product([*kept_cheats.IN_FORWARDS, *cheats.IN_BACKWARDS], BACKWARDS),
         (cheats.WithoutAGraph, "fwd"),
         *cheats.LATE,
     ],
@@ -197,7 +198,7 @@ def test_a_result_that_is_wrong_in_the_last_call_alone_is_found_at_the_bound_of_
     )
 
 
-@pytest.mark.parametrize("cheat", [cheats.KeptAsACopy, cheats.LateInAnotherType])
+@pytest.mark.parametrize("cheat", [kept_cheats.KeptAsACopy, cheats.LateInAnotherType])
 def test_sampling_stops_at_the_first_result_that_is_wrong(cheat):
     timer = FakeTimer(constant())
     job = replace(JOB, settings=replace(SETTINGS, min_samples=1000, max_samples=1000))
@@ -210,7 +211,7 @@ def test_sampling_stops_at_the_first_result_that_is_wrong(cheat):
 @pytest.mark.parametrize("pass_", ["infer", "fwd"])
 def test_a_result_that_is_kept_while_its_inputs_stay_is_suspicious_if_calls_follow_back_to_back(pass_):
     assert measure(cheats.Honest(), pass_, timer=EagerTimer("cpu")).status == "ok"
-    record = measure(cheats.KeptWhileItsInputsStay(), pass_, timer=EagerTimer("cpu"))
+    record = measure(kept_cheats.KeptWhileItsInputsStay(), pass_, timer=EagerTimer("cpu"))
     if pass_ == "infer":
         assert record.status == "suspicious"
         assert "ms is too short: one call alone takes" in record.reason
@@ -283,7 +284,7 @@ def cpu_time(monkeypatch):
 def test_a_kept_result_that_takes_half_of_a_calls_time_is_suspicious(pass_):
     job = replace(JOB, settings=replace(SETTINGS, timing="eager"))
     assert measure(cheats.Honest(), pass_, timer=EagerTimer("cpu"), job=job).status == "ok"
-    record = measure(cheats.KeptAndPadded(), pass_, timer=EagerTimer("cpu"), job=job)
+    record = measure(kept_cheats.KeptAndPadded(), pass_, timer=EagerTimer("cpu"), job=job)
     assert record.status == ("suspicious" if pass_ == "infer" else "error")
 
 
@@ -385,7 +386,7 @@ def test_an_honest_backend_has_an_energy(pass_):
 
 @pytest.mark.usefixtures("cpu_time")
 @pytest.mark.parametrize(
-    ("cheat", "status"), [(cheats.KeptAndPadded, "suspicious"), (cheats.TiresOfItsInputs, "inaccurate")]
+    ("cheat", "status"), [(kept_cheats.KeptAndPadded, "suspicious"), (cheats.TiresOfItsInputs, "inaccurate")]
 )
 def test_the_calls_whose_energy_is_measured_must_do_their_work(cheat, status):
     record = measure(cheat(), "infer", nvml=Board())

@@ -32,6 +32,12 @@ def measured(cell, backend=None):
     return RecallMeter(OP, backend or REGISTRY[cell.backend], Job(cell.backend, "run", "cpu")).measure(cell)
 
 
+def measured_by(plugin):
+    """The record of a backend that a plugin adds."""
+    load_registry().add(plugin, "a test")
+    return measured(replace(cell_of(), backend=plugin.name), plugin)
+
+
 def test_attention_learns_to_recall_and_stops_when_it_can():
     record = measured(replace(cell_of(rows=4096, epochs=20, rate=3e-3), batch=64))
     assert record.status == "ok", record.reason
@@ -108,9 +114,7 @@ class Deaf(TransformerRecall):
 
 
 def test_a_model_whose_logits_are_wrong_is_not_trained():
-    registry = load_registry()
-    registry.add(deaf := Deaf(), "a test")
-    record = measured(replace(cell_of(), backend="deaf-recall"), deaf)
+    record = measured_by(Deaf())
     assert record.status == "inaccurate"
     assert record.accuracy is None
     assert re.search("relative error against the same model in float64: logits", record.reason)
@@ -128,9 +132,7 @@ class Numb(TransformerRecall):
 
 
 def test_a_model_whose_gradients_are_wrong_is_not_trained():
-    registry = load_registry()
-    registry.add(numb := Numb(), "a test")
-    record = measured(replace(cell_of(), backend="numb-recall"), numb)
+    record = measured_by(Numb())
     assert record.status == "inaccurate"
     assert record.accuracy is None
     assert record.rel_error["logits"] < 1e-5
@@ -149,9 +151,7 @@ class AlwaysDeaf(TransformerRecall):
 
 
 def test_what_a_model_is_compared_with_is_not_its_own_doing():
-    registry = load_registry()
-    registry.add(deaf := AlwaysDeaf(), "a test")
-    record = measured(replace(cell_of(), backend="always-deaf-recall"), deaf)
+    record = measured_by(AlwaysDeaf())
     assert record.status == "inaccurate"
     assert record.accuracy is None
 

@@ -41,6 +41,12 @@ def measured(cell, backend=None):
     return TextMeter(OP, backend or REGISTRY[cell.backend], Job(cell.backend, "run", "cpu")).measure(cell)
 
 
+def measured_by(plugin):
+    """The record of a backend that a plugin adds."""
+    load_registry().add(plugin, "a test")
+    return measured(replace(cell_of(), backend=plugin.name), plugin)
+
+
 @pytest.mark.usefixtures("alphabet")
 def test_a_model_learns_what_comes_next():
     few, many = measured(cell_of(steps=1)), measured(cell_of(steps=80))
@@ -84,9 +90,7 @@ class SeesWhatComes(GlaText):
 
 
 def test_a_model_that_sees_what_comes_is_not_trained():
-    registry = load_registry()
-    registry.add(seeing := SeesWhatComes(), "a test")
-    record = measured(replace(cell_of(), backend="sees-text"), seeing)
+    record = measured_by(SeesWhatComes())
     assert record.status == "inaccurate"
     assert record.bits_per_byte is None
     assert re.search("relative error against the same model in float64: logits", record.reason)
@@ -106,9 +110,7 @@ class SeesWhatComesInBatches(GlaText):
 
 @pytest.mark.usefixtures("alphabet")
 def test_a_model_that_is_wrong_at_its_own_size_has_no_bits():
-    registry = load_registry()
-    registry.add(seeing := SeesWhatComesInBatches(), "a test")
-    record = measured(replace(cell_of(), backend="sees-in-batches-text"), seeing)
+    record = measured_by(SeesWhatComesInBatches())
     assert record.status == "inaccurate"
     assert record.bits_per_byte is None
     assert record.time_ms is None
@@ -127,9 +129,7 @@ class AlwaysSeesWhatComes(GlaText):
 
 
 def test_what_a_model_is_compared_with_is_not_its_own_doing():
-    registry = load_registry()
-    registry.add(seeing := AlwaysSeesWhatComes(), "a test")
-    record = measured(replace(cell_of(), backend="sees-always-text"), seeing)
+    record = measured_by(AlwaysSeesWhatComes())
     assert record.status == "inaccurate"
     assert record.bits_per_byte is None
 
