@@ -137,7 +137,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("power", "power_w", "power", "W", None, _whole),
     Metric("clock", "sm_clock_mhz", "SM clock", "MHz", None, _whole),
     Metric("accuracy", "accuracy", "values recalled", "%", "higher", scale=100, timed=False),
-    Metric("training", "train_s", "training", "s", "lower"),
+    Metric("training", "train_s", "time of training", "s", "lower"),
     Metric("bits", "bits_per_byte", "bits per byte of unseen text", "", "lower", lambda x: f"{x:.3f}", timed=False),
     Metric(
         "error", "error", "largest relative error", "", "lower", _scientific,
@@ -150,6 +150,8 @@ BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 TIME = BY_NAME["time"]
 # Those whose limit has an option.
 LIMITED = tuple(metric for metric in METRICS if metric.option)
+# Ops whose records have all memory of a model, with its weights and the optimizer's moments, as peak.
+_TRAINED = ("training", "text")
 # What a report shows by default.
 USUAL = ("time", "peak", "roof")
 
@@ -172,7 +174,10 @@ def choose_metrics(text: str | None, rows: Iterable[Row]) -> tuple[Metric, ...]:
 
     Raises UsageError for an unknown name.
     """
+    rows = list(rows)
     chosen = parse_metrics(text)
+    if rows and all(row["op"] in _TRAINED for row in rows):
+        chosen = tuple(replace(each, title="peak memory") if each.name == "peak" else each for each in chosen)
     timed = [row for row in rows if row["time_ms"]] if text is None else []
     waits = [row for row in timed if (row["host_ms"] or 0.0) > row["time_ms"]]
     return chosen if 2 * len(waits) <= len(timed) else (*chosen[:1], BY_NAME["host"], *chosen[1:])

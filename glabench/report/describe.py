@@ -28,11 +28,14 @@ def describe_settings(run: Run) -> str:
     precision, limit, most = (_number(settings, name) for name in ("precision", "time_limit_s", "max_samples"))
     commit = code.get("commit") if isinstance(code, Mapping) else None
     timings = dict.fromkeys(record.timing for record in run.records if record.timing)
-    words = [
-        "timing: " + "; ".join(timings) if timings else None,
+    sampling = [
         None if precision is None else f"sampled until the median was known to {significant(100 * precision)} %",
         None if limit is None else f"or for {limit:g} s",
         None if most is None else f"or {most:g} times",
+    ]
+    words = [
+        "timing: " + "; ".join(timings) if timings else None,
+        *(sampling if any(record.samples_ms for record in run.records) else []),
         "launch plans autotuned" if settings.get("autotune") is True else None,
         f"commit {commit[:_COMMIT]}" if isinstance(commit, str) and commit else None,
     ]
@@ -45,8 +48,12 @@ def describe_progress(run: Run) -> str:
 
 
 def title_of(runs: Sequence[Run]) -> str:
-    """The sweep's title; for several sweeps their titles, or the runs' names if there are many."""
-    titles = list(dict.fromkeys(printable(run.sweep.title) for run in runs))
+    """The sweep's title; for several sweeps their titles, or the runs' names if there are many.
+
+    A title that goes on where another one ends (`X: the best rates with other seeds`) is left out.
+    """
+    found = dict.fromkeys(printable(run.sweep.title) for run in runs)
+    titles = [title for title in found if not any(title.startswith(f"{other}: ") for other in found)]
     return "; ".join(titles) if len(titles) <= _MOST_TITLES else ", ".join(name_runs(runs))
 
 
