@@ -176,7 +176,7 @@ def choose_metrics(text: str | None, rows: Iterable[Row]) -> tuple[Metric, ...]:
     """
     rows = list(rows)
     chosen = parse_metrics(text)
-    if rows and all(row["op"] in _TRAINED for row in rows):
+    if rows and all(row.get("op") in _TRAINED for row in rows):
         chosen = tuple(replace(each, title="peak memory") if each.name == "peak" else each for each in chosen)
     timed = [row for row in rows if row["time_ms"]] if text is None else []
     waits = [row for row in timed if (row["host_ms"] or 0.0) > row["time_ms"]]
