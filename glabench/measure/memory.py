@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from glabench.devices.resident import peak_resident_mib
@@ -106,4 +107,23 @@ def free_memory_bytes(device: str) -> int | None:
             found = next((line.split()[1] for line in file if line.startswith("MemAvailable:")), None)
     except OSError:
         return None
-    return int(found) * 1024 if found else None
+    free = int(found) * 1024 if found else None
+    return min(filter(None, (free, left_in_container(Path("/sys/fs/cgroup")))), default=None)
+
+
+def left_in_container(root: Path) -> int | None:
+    """Bytes that a container may still take, from what Linux says of control groups below `root`; None if unlimited.
+
+    Files that were read and can be dropped count as used, but for those that nothing has used again.
+    """
+    for limit, used, folder in (
+        ("memory.max", "memory.current", root),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", root / "memory"),
+    ):
+        try:
+            most, taken = (int((folder / name).read_text()) for name in (limit, used))
+            parts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # not this version of control groups, or no limit: "max"
+            continue
+        return max(1, most - taken + int(parts.get("inactive_file", 0)))
+    return None

@@ -17,7 +17,7 @@ from glabench.backends.base import Counts
 from glabench.measure.accuracy import check_accuracy, relative_error, small_cell
 from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
-from glabench.measure.memory import limited, measure_memory
+from glabench.measure.memory import left_in_container, limited, measure_memory
 from glabench.measure.outcome import failure_of, one_line
 from glabench.measure.rates import with_rates
 from glabench.measure.settings import Settings
@@ -462,3 +462,23 @@ def test_a_backward_on_a_cpu_is_estimated_to_keep_what_it_freed():
     cell = Cell("gla-torch", "gla", "fwd+bwd", 1, 1024, "fp32", sizes, "cpu")
     # Measured: 197 MiB, inputs included.
     assert 197 < REGISTRY["gla-torch"].working_bytes(cell) / 2**20 < 300
+
+
+OLDER_GROUP = {"limit_in_bytes": "1000\n", "usage_in_bytes": "900\n", "stat": ""}
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"memory.max": "1000\n", "memory.current": "700\n", "memory.stat": "anon 600\ninactive_file 50\n"}, 350),
+        ({"memory.max": "1000\n", "memory.current": "1010\n", "memory.stat": "anon 1010\n"}, 1),
+        ({"memory.max": "max\n", "memory.current": "700\n", "memory.stat": "anon 600\n"}, None),
+        ({f"memory/memory.{name}": text for name, text in OLDER_GROUP.items()}, 100),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_what_a_container_may_still_take_is_read_from_both_versions_of_control_groups(tmp_path, files, left):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert left_in_container(tmp_path) == left
