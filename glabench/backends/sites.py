@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
+import site as installed
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from glabench.errors import UsageError, allowed_names
+
+# Names the folders of a worker's site, with the system's separator between them.
+_VARIABLE = "GLABENCH_SITE"
 
 
 def parse_sites(given: Sequence[str], backends: Collection[str]) -> dict[str, str]:
@@ -52,4 +56,13 @@ def variables_with(site: str | None, variables: Mapping[str, str]) -> Mapping[st
     if not site:
         return variables
     others = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    return {**variables, "PYTHONPATH": os.pathsep.join(filter(None, (site, others)))}
+    return {**variables, "PYTHONPATH": os.pathsep.join(filter(None, (site, others))), _VARIABLE: site}
+
+
+def open_site() -> None:
+    """In a worker: does what the `.pth` files of its site ask for, which Python does not do for PYTHONPATH.
+
+    Some packages find a part of themselves in no other way (nvidia-cutlass-dsl, which flash-attn-4 needs).
+    """
+    for folder in filter(None, os.environ.get(_VARIABLE, "").split(os.pathsep)):
+        installed.addsitedir(folder)

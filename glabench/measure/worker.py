@@ -21,6 +21,7 @@ from typing import IO
 
 from glabench.backends import Registry, load_registry
 from glabench.backends.base import refusal
+from glabench.backends.sites import open_site
 from glabench.devices.nvml import open_nvml
 from glabench.measure.job import Job
 from glabench.measure.kinds import KINDS, Meter
@@ -121,6 +122,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measures the cell that is given, or requested cells until stdin ends."""
     end_with_parent()
     _die_first()
+    open_site()
     job = Job.from_json(json.loads(arguments[0]))
     if job.settings.autotune:
         os.environ["GLA_AUTOTUNE"] = "1"

@@ -18,6 +18,7 @@ from typing import Any
 from glabench.backends import load_registry
 from glabench.backends.base import Counts, faults_of, refusal
 from glabench.backends.base import Part as BackendPart
+from glabench.backends.sites import open_site
 from glabench.errors import GlabenchError, UsageError
 from glabench.measure.kinds import KINDS
 from glabench.measure.outcome import one_line
@@ -134,6 +135,7 @@ def keep_memory(steps: Steps, device_name: str, path: Path) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Profiles what is asked for."""
     end_with_parent()
+    open_site()
     request = Request.from_json(json.loads(arguments[0]))
     with private_stdout() as channel:
         try:

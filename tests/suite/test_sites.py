@@ -69,6 +69,20 @@ def test_each_backends_processes_see_their_own_packages(folder):
     assert str(folder) not in environment["command"]
 
 
+def test_a_part_that_a_package_adds_to_the_path_by_itself_is_found(folder):
+    """As nvidia-cutlass-dsl does with a `.pth` file, which Python reads in no folder of PYTHONPATH."""
+    (folder / "s1/clashing/parts").mkdir()
+    (folder / "s1/clashing/parts/inner.py").write_text("NAME, ONE = 'part', 1.0\n")
+    (folder / "s1/clashing/__init__.py").write_text(
+        "def __getattr__(name):\n    import inner\n    return getattr(inner, name)\n"
+    )
+    added = "import sys, clashing; sys.path.insert(0, clashing.__path__[0] + '/parts')"
+    (folder / "s1/clashing.pth").write_text(added)
+    code, _, stderr = in_process.glabench(folder, *SWEEP, "--backend", "one", "--site", "one=s1", workers=ProcessWorker)
+    assert code == 0, stderr
+    assert json.loads((folder / "run/records.jsonl").read_text())["launch"] == "part"
+
+
 @pytest.mark.parametrize("given", [[], ["one"], ["one", "two"]])
 def test_a_resumed_run_takes_the_sites_that_are_given(folder, given):
     in_process.glabench(folder, *SWEEP, "--site", "one=s1", "--site", "two=s2")
