@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import site as installed
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from glabench.errors import UsageError, allowed_names
@@ -62,7 +63,21 @@ def variables_with(site: str | None, variables: Mapping[str, str]) -> Mapping[st
 def open_site() -> None:
     """In a worker: does what the `.pth` files of its site ask for, which Python does not do for PYTHONPATH.
 
-    Some packages find a part of themselves in no other way (nvidia-cutlass-dsl, which flash-attn-4 needs).
+    Some packages find a part of themselves in no other way (nvidia-cutlass-dsl, which flash-attn-4 needs). And folders
+    of the site that are packages without an `__init__.py` (flash-attn-4's `flash_attn`) come before packages of the
+    same name elsewhere that have one, where Python takes the latter.
     """
     for folder in filter(None, os.environ.get(_VARIABLE, "").split(os.pathsep)):
         installed.addsitedir(folder)
+        for each in Path(folder).iterdir():
+            if each.is_dir() and each.name.isidentifier() and _is_shadowed(each):
+                spec = ModuleSpec(each.name, None, is_package=True)
+                spec.submodule_search_locations = [str(each)]
+                sys.modules[each.name] = importlib.util.module_from_spec(spec)
+
+
+def _is_shadowed(folder: Path) -> bool:
+    """Whether a folder without an `__init__.py` gives its name to a package that has one."""
+    if (folder / "__init__.py").exists() or (found := importlib.util.find_spec(folder.name)) is None:
+        return False
+    return str(folder) not in (found.submodule_search_locations or [])

@@ -83,6 +83,16 @@ def test_a_part_that_a_package_adds_to_the_path_by_itself_is_found(folder):
     assert json.loads((folder / "run/records.jsonl").read_text())["launch"] == "part"
 
 
+def test_a_sites_package_without_an_init_comes_before_another_ones_with_one(folder, monkeypatch):
+    """As flash-attn-4's `flash_attn` and flash-attn's."""
+    (folder / "s1/clashing/__init__.py").rename(folder / "s1/clashing/part.py")
+    (folder / "p.py").write_text(PLUGIN.replace("import clashing", "import clashing.part as clashing"))
+    monkeypatch.setenv("PYTHONPATH", str(folder / "s2"))
+    code, _, stderr = in_process.glabench(folder, *SWEEP, "--backend", "one", "--site", "one=s1", workers=ProcessWorker)
+    assert code == 0, stderr
+    assert json.loads((folder / "run/records.jsonl").read_text())["launch"] == "s1"
+
+
 @pytest.mark.parametrize("given", [[], ["one"], ["one", "two"]])
 def test_a_resumed_run_takes_the_sites_that_are_given(folder, given):
     in_process.glabench(folder, *SWEEP, "--site", "one=s1", "--site", "two=s2")
