@@ -178,3 +178,16 @@ def test_the_hosts_time_is_shown_if_most_calls_wait_for_it(hosts, shown):
     names = [metric.name for metric in choose_metrics(None, rows)]
     assert names == (["time", "host", "peak", "roof"] if shown else list(USUAL))
     assert [metric.name for metric in choose_metrics("peak", rows)] == ["peak"]
+
+
+@pytest.mark.parametrize(
+    ("ops", "title"),
+    [
+        (("training", "text"), "peak memory"),
+        (("training", "gla"), "peak memory above the inputs"),
+        ((), "peak memory above the inputs"),
+    ],
+)
+def test_the_peak_of_models_is_all_memory(ops, title):
+    (peak,) = choose_metrics("peak", [{"op": op} for op in ops])
+    assert peak.title == title

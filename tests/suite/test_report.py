@@ -16,7 +16,7 @@ from reports import H200, OUTCOMES, STORED, USUAL, drawn, made_up, markdown, row
 from glabench.errors import UsageError
 from glabench.records.metrics import BY_NAME, METRICS, TIME, choose_metrics, known, parse_metrics, significant
 from glabench.records.run import rows_of
-from glabench.report.describe import describe_environment, describe_settings
+from glabench.report.describe import describe_environment, describe_settings, title_of
 from glabench.report.series import choose_x, describe_shape, make_panels, make_view, rows_of_runs
 from glabench.report.write import choose_drawn, make_page, to_csv, to_frame, write_report
 from glabench.sweeps import Cell, Parameters
@@ -386,6 +386,20 @@ def test_the_settings_are_said_as_far_as_they_are_known():
         "timing: hot, x, sampled until the median was known to 0.5 %, or for 3 s, commit 0123456789ab"
     )
     assert describe_settings(replace(run, environment={"code": 3}, records=[])) == ""
+
+
+@pytest.mark.parametrize(
+    ("titles", "whole"),
+    [
+        (("Recall", "Recall: other seeds"), "Recall"),
+        (("Recall: other seeds", "Recall"), "Recall"),
+        (("Recall", "Recalled: twice"), "Recall; Recalled: twice"),
+        (("Recall", "Recall"), "Recall"),
+    ],
+)
+def test_the_title_of_two_runs_leaves_out_one_that_goes_on_with_the_others(titles, whole):
+    run = made_up("cpu-smoke")
+    assert title_of([replace(run, sweep=replace(run.sweep, title=title)) for title in titles]) == whole
 
 
 def test_an_interrupted_run_says_how_much_of_it_is_there():
