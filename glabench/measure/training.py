@@ -16,7 +16,7 @@ from glabench.measure.accuracy import worst_gradient
 from glabench.measure.job import Job
 from glabench.measure.loop import settle, with_memory, with_times
 from glabench.measure.ranks import ALONE, Ranks
-from glabench.measure.timer import Between, EagerTimer, median_ms
+from glabench.measure.timer import Between, EagerTimer, median_ms, timer_for
 from glabench.measure.workload import prepare, steps_of
 from glabench.ops import Op
 from glabench.ops.base import REFERENCE
@@ -163,7 +163,7 @@ class StepMeter:
         )
 
     def _mixer_ms(self, cell: Cell) -> float | None:
-        """Milliseconds of all mixers' kernels in a step, each timed alone; None if the kernel does not run so."""
+        """Milliseconds of all mixers' kernels in a step, from the op's own pass; None if the kernel does not run so."""
         registry, config = self._backend.registry, self._backend.config(cell)
         if config.kernel == REFERENCE:
             return None
@@ -181,7 +181,8 @@ class StepMeter:
             import torch
 
             torch.cuda.empty_cache()
-        steps, timer = steps_of(prepare(op, kernel, own), own), EagerTimer(cell.device)
+        # The device's time: in a step the host is ahead of it.
+        steps, timer = steps_of(prepare(op, kernel, own), own), timer_for(cell.device)
         ms = median_ms(timer, steps.call, _KERNEL_CALLS, _KERNEL_SAMPLES)
         if cell.get("recompute") and steps.forward is not None:
             ms += median_ms(timer, steps.forward, _KERNEL_CALLS, _KERNEL_SAMPLES)
