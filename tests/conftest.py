@@ -1,5 +1,6 @@
 """Settings for all tests: kernels run in Triton's interpreter without a GPU; some cases run only with --full."""
 
+import gc
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -11,6 +12,10 @@ import torch
 if not torch.cuda.is_available():
     # Set before Triton is imported anywhere, because Triton reads it once.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+    import quick_interpreter
+
+    quick_interpreter.make_quick()
 
 
 def pytest_addoption(parser):
@@ -24,3 +29,9 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+def pytest_collection_finish():
+    """Measuring collects garbage often, which need not look through all that was imported."""
+    gc.collect()
+    gc.freeze()

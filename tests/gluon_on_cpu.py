@@ -16,6 +16,7 @@ What is not: layouts, registers, fences and barriers between threads.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import sys
@@ -377,9 +378,9 @@ def _jit(function: Callable[..., Any] | None = None, **_: Any) -> Any:
     return Kernel if function is None else Kernel(function)
 
 
-@contextlib.contextmanager
-def gluon_on_cpu() -> Iterator[None]:
-    """Inside, the package's Gluon modules are imported anew and run on the CPU."""
+@functools.cache
+def _modules() -> dict[str, ModuleType]:
+    """The package's Gluon modules, imported anew so that they run on the CPU."""
     gl = _language()
     gluon = ModuleType("triton.experimental.gluon")
     vars(gluon).update(jit=_jit, constexpr_function=lambda x: x, language=gl)
@@ -399,7 +400,6 @@ def gluon_on_cpu() -> Iterator[None]:
     waits = SimpleNamespace(gdc_wait=lambda: None, gdc_launch_dependents=lambda: None)
     stand_ins = {module.__name__: module for module in (gluon, gl, hopper)}
     stand_ins["triton.experimental.gluon.language.nvidia"] = ModuleType("nvidia")
-    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name in OURS}
     with pytest.MonkeyPatch.context() as patch:
         # Only while the kernels are imported: Triton's own interpreter looks into the real Gluon.
         patch.setattr(triton.experimental, "gluon", gluon, raising=False)
@@ -407,7 +407,15 @@ def gluon_on_cpu() -> Iterator[None]:
         for name, module in stand_ins.items():
             patch.setitem(sys.modules, name, module)
         for name in OURS:
-            importlib.import_module(name)
+            sys.modules.pop(name, None)
+        return {name: importlib.import_module(name) for name in OURS}
+
+
+@contextlib.contextmanager
+def gluon_on_cpu() -> Iterator[None]:
+    """Inside, the package's Gluon modules are those that run on the CPU."""
+    before = {name: sys.modules[name] for name in OURS if name in sys.modules}
+    sys.modules.update(_modules())
     yield
     for name in OURS:
         del sys.modules[name]
