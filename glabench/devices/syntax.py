@@ -2,6 +2,7 @@
 
 import ast
 import warnings
+from functools import cache
 from typing import Any
 
 # What follows from the rest of the tree, and comments that some Python versions keep.
@@ -9,6 +10,7 @@ _LEFT_OUT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+@cache  # each run that is begun asks for all of the kernels
 def code_of(source: bytes) -> bytes:
     """The syntax tree of a source as text, without docstrings; the source itself if it does not parse.
 
