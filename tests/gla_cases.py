@@ -140,7 +140,13 @@ def run_with_a_tail(
     return {name: x if name in states else x[:, :T] for name, x in found.items()}
 
 
-def make_case(
+def make_case(gate: str | None, lengths: Sequence[int] | None = None, **shape: Any) -> Case:
+    """A case with the named gates (None: without). `lengths` of packed sequences determine B and T."""
+    inputs, grads = make_values(gate, lengths=lengths, **shape)
+    return Case(inputs, grads, truth(inputs, grads, lengths))
+
+
+def make_values(
     gate: str | None,
     B: int = 1,
     T: int = 64,
@@ -152,8 +158,8 @@ def make_case(
     device: str = "cpu",
     seed: int = 0,
     lengths: Sequence[int] | None = None,
-) -> Case:
-    """A case with the named gates (None: without). `lengths` of packed sequences determine B and T."""
+) -> tuple[dict[str, torch.Tensor | None], dict[str, torch.Tensor]]:
+    """Inputs and output gradients of a case."""
     torch.manual_seed(seed)
     sequences = B
     if lengths is not None:
@@ -167,24 +173,23 @@ def make_case(
         "o": torch.randn(B, T, H, V, device=device).to(dtype),
         "final": torch.randn(sequences, H, K, V, device=device),
     }
-    return Case(inputs, grads, truth(inputs, grads, lengths))
+    return inputs, grads
 
 
 def value_gated_case(gate: str | None, of_values: str, **shape: Any) -> Case:
     """A case with gates of values too, by another name; or with these alone."""
-    made = make_case(gate, **shape)
-    gv = GATES[of_values](torch.randn_like(made.inputs["v"], dtype=torch.float32))
-    inputs = made.inputs | {"gv": gv}
-    return Case(inputs, made.grads, truth(inputs, made.grads, shape.get("lengths")))
+    inputs, grads = make_values(gate, **shape)
+    inputs["gv"] = GATES[of_values](torch.randn_like(inputs["v"], dtype=torch.float32))
+    return Case(inputs, grads, truth(inputs, grads, shape.get("lengths")))
 
 
 def per_head_case(gate: str, gates_dtype: torch.dtype = torch.float32, **shape: Any) -> Case:
     """A case whose gates are those of each head's first channel, [B, T, H]."""
-    made = make_case(gate, **shape)
-    g = made.inputs["g"][..., 0].to(gates_dtype)
-    same = made.inputs | {"g": g.float()[..., None].expand_as(made.inputs["q"])}
-    expected = truth(same, made.grads, shape.get("lengths"))
-    return Case(made.inputs | {"g": g}, made.grads, expected | {"dg": expected["dg"].sum(-1)})
+    inputs, grads = make_values(gate, **shape)
+    g = inputs["g"][..., 0].to(gates_dtype)
+    same = inputs | {"g": g.float()[..., None].expand_as(inputs["q"])}
+    expected = truth(same, grads, shape.get("lengths"))
+    return Case(inputs | {"g": g}, grads, expected | {"dg": expected["dg"].sum(-1)})
 
 
 def errors(found: dict[str, torch.Tensor], case: Case) -> dict[str, float]:

@@ -29,7 +29,7 @@ SAMPLES = tuple(1.0 + i / 1000 for i in range(100))
 MOST_MS = 5.0
 GROWN = 1200  # cells; until then memory grows, because the progress bar remembers a thousand
 CASES = [
-    pytest.param(3000, True, id="bar"),
+    pytest.param(2000, True, id="bar"),
     pytest.param(2000, False, id="lines"),
     pytest.param(10_000, True, id="bar, many", marks=pytest.mark.full),
     pytest.param(10_000, False, id="lines, many", marks=pytest.mark.full),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from product import product
 
 from glabench.backends import load_registry
 from glabench.backends.gla import GlaTorch
@@ -54,12 +55,15 @@ def test_a_step_of_every_model_is_measured(backend):
     assert (record.mixer_ms is None) == (REGISTRY[backend].kernel_of(record.cell) == "reference")
 
 
-@pytest.mark.parametrize(("weights", "bound"), [("fp32", 2e-3), ("pure", 4e-2)])
-@pytest.mark.parametrize("backend", ["gla-model", "mamba2-model"])
-def test_a_step_in_half_precision_has_its_rounding_and_no_more(backend, weights, bound):
+@product(
+    lambda backend, weights: backend == "gla-model" or weights == "pure",
+    backend=["gla-model", "mamba2-model"],
+    weights=["fp32", "pure"],
+)
+def test_a_step_in_half_precision_has_its_rounding_and_no_more(backend, weights):
     record = measured(cell_of(backend, seqlen=32, dtype="bf16", weights=weights))
     assert record.status == "ok", record.reason
-    assert 1e-6 < record.rel_error["loss"] < bound
+    assert 1e-6 < record.rel_error["loss"] < (2e-3 if weights == "fp32" else 4e-2)
 
 
 def test_a_steps_rates_are_shares_of_the_devices_and_of_the_step():
@@ -217,7 +221,8 @@ def test_a_model_that_does_not_train_as_it_should_has_no_time(backend, said):
     registry = load_registry()
     registry.add(ForgetfulKernel(), "a test")
     registry.add(made := backend(), "a test")
-    record = measured(replace(cell_of(seqlen=240), backend=backend.name), made)
+    tokens = 240 if backend is Loud else 80  # more than the small model has, or than a chunk
+    record = measured(replace(cell_of(seqlen=tokens), backend=backend.name), made)
     assert record.status == "inaccurate"
     assert re.search(said, record.reason)
 
@@ -225,7 +230,7 @@ def test_a_model_that_does_not_train_as_it_should_has_no_time(backend, said):
 def test_segments_without_a_state_are_found():
     registry = load_registry()
     registry.add(made := Stateless(), "a test")
-    record = measured(replace(cell_of(seqlen=198, segments=3), backend=made.name), made)
+    record = measured(replace(cell_of(seqlen=48, segments=3), backend=made.name), made)
     assert record.status == "inaccurate"
     assert re.search(r"float64: gradient \S+ \(allowed 1e-02\)", record.reason)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from product import product
 from simulated import CELL, STEADY, World, failed, measured, record
 
 from glabench.errors import ExitCode, UsageError
@@ -47,29 +48,30 @@ WORLDS = {
     "full of outliers": World(outliers=0.15),
     "noisy": World(noise=0.03, processes=0.005),
 }
-FULL = pytest.param(120, marks=pytest.mark.full)
 CHANGES = pytest.mark.parametrize(
     ("factor", "least", "most"), [(1.05, 0.95, 1.0), (1.0, 0.0, 0.01)], ids=["slowed", "unchanged"]
 )
 
 
-WAYS = pytest.mark.parametrize(("rounds", "paired"), [(2, True), (2, False), (3, True), (4, False)])
+WAYS = {"2 in turns": (2, True), "2 apart": (2, False), "3 in turns": (3, True), "4 apart": (4, False)}
 
 
-@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
+def every_other_way(world, way, trials):
+    """Each world with two ways, and each way with two worlds at least."""
+    return trials == 30 and (list(WORLDS).index(world) + list(WAYS).index(way)) % 2 == 0
+
+
 @CHANGES
-@WAYS
-@pytest.mark.parametrize("trials", [30, FULL])
-def test_slow_down_of_the_limit_is_caught_and_unchanged_code_is_not_blamed(
-    world, factor, least, most, rounds, paired, trials
-):
+@product(every_other_way, world=WORLDS, way=WAYS, trials=[30, 120])
+def test_slow_down_of_the_limit_is_caught_and_unchanged_code_is_not_blamed(world, way, factor, least, most, trials):
+    rounds, paired = way
     found = trial_verdicts(world, factor, trials, rounds, paired)
     assert least <= found.count(Verdict.SLOWER) / trials <= most
 
 
-@WAYS
-@pytest.mark.parametrize("trials", [40, pytest.param(400, marks=pytest.mark.full)])
-def test_if_processes_differ_by_a_tenth_little_can_be_told_and_hardly_anything_is_blamed(rounds, paired, trials):
+@product(lambda way, trials: trials == 40, way=WAYS, trials=[40, 400])
+def test_if_processes_differ_by_a_tenth_little_can_be_told_and_hardly_anything_is_blamed(way, trials):
+    rounds, paired = way
     found = trial_verdicts(World(processes=0.1, noise=0.05, samples=15), 1.0, trials, rounds, paired)
     assert found.count(Verdict.UNCLEAR) / trials >= 0.7
     assert found.count(Verdict.SLOWER) / trials <= 0.01
