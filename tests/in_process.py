@@ -8,16 +8,20 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from io import StringIO
 from unittest import mock
 from zlib import crc32
 
 import numpy as np
 import simulated
+from typer.main import get_command
 
 from glabench import cli
 from glabench.backends import load_registry
+from glabench.cli.app import make_app
+from glabench.cli.options import help_has_tables
+from glabench.devices import provenance
 from glabench.devices.choice import parse_device
 from glabench.devices.environment import collect
 from glabench.errors import RenamedWarning
@@ -83,6 +87,20 @@ def probe(device="auto"):
     return environment()
 
 
+# What every process finds or builds once, and what is the same for many commands.
+read_checkout = cache(provenance._read_checkout)
+built_command = lru_cache(16)(get_command)
+
+
+@lru_cache(16)
+def built_app(axes, has_tables):
+    return make_app(dict(axes))
+
+
+def app_of(axes):
+    return built_app(tuple(axes.items()), help_has_tables())
+
+
 @contextmanager
 def made_up_workers(workers=MadeUpWorker) -> Iterator[None]:
     """Starts no process for the environment, and none for cells unless `workers` does."""
@@ -91,6 +109,7 @@ def made_up_workers(workers=MadeUpWorker) -> Iterator[None]:
             stack.enter_context(mock.patch(place, probe))
         for place in ("glabench.scheduling.runs.ProcessWorker", "glabench.scheduling.versions.ProcessWorker"):
             stack.enter_context(mock.patch(place, workers))
+        stack.enter_context(mock.patch.object(provenance, "_read_checkout", read_checkout))
         stack.enter_context(mock.patch.object(sys, "path", list(sys.path)))
         yield
 
@@ -103,6 +122,8 @@ def glabench(folder, *arguments, workers=MadeUpWorker, stdout=None):
         stack.enter_context(chdir(folder))
         stack.enter_context(mock.patch.object(sys, "argv", ["glabench", *map(str, arguments)]))
         stack.enter_context(mock.patch.object(cli, "_end_like_an_interruption"))
+        stack.enter_context(mock.patch("glabench.cli.app.make_app", app_of))
+        stack.enter_context(mock.patch("typer.main.get_command", built_command))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("default", RenamedWarning)
         stack.enter_context(redirect_stdout(stdout))

@@ -296,10 +296,14 @@ def expected_words(runs, metrics):
 
 
 TWO = ["h200-gla-340m", "h200-gla-1.3b"]
+# Every other run is shown with all metrics, and the others with the usual ones, unless all cases are run.
+WITH_ALL = {path.name for path in STORED[::2]}
 
 
 @product(
-    lambda names, metrics, width: width == (60 if metrics == "all" else 80) or names == ",".join(TWO),
+    lambda names, metrics, width: (
+        (metrics, width) == (("all", 60) if names in WITH_ALL else ("usual", 80)) or names == ",".join(TWO)
+    ),
     names={",".join(names): names for names in [*([path.name] for path in STORED), TWO]},
     metrics={"usual": USUAL, "all": METRICS},
     width=[60, 80, 120, 200],
