@@ -79,7 +79,7 @@ def test_the_backward_operator_passes_torchs_checks():
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, which goes over the batch in a loop
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "initial"])
 def test_transforms_of_functions_give_the_gradients_of_autograd(name):
-    case = make_case("mild", T=33, K=16, V=16)
+    case = make_case("mild", T=33, H=1, K=16, V=16)
 
     def loss(x):
         inputs = case.inputs | {name: x}

@@ -36,7 +36,7 @@ def narrow(gate, *gates_dtype, **shape):
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("materialize", [True, False])
 def test_outputs_and_gradients_for_hopper(hopper, gate, materialize):
-    case = narrow(gate, T=200, H=3, V=48)
+    case = narrow(gate, T=130, H=3, V=48)
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize), case, BOUND)
 
 

@@ -23,7 +23,7 @@ GATES = [
 )
 def test_outputs_and_gradients_are_right(gates, materialize):
     gate, of_values = gates
-    case = value_gated_case(gate, of_values, T=70, K=20, V=36)
+    case = value_gated_case(gate, of_values, T=70, H=1, K=20, V=36)
     assert_close(run(chunk_gla, case.inputs, case.grads, materialize=materialize), case, EXACT)
 
 
