@@ -60,6 +60,30 @@ class Part:
     counts: Counts | None = None
 
 
+class Backends(Mapping[str, "Backend"]):
+    """A registry as its backends see it: all of them by name, and the ops that they implement."""
+
+    @property
+    @abstractmethod
+    def ops(self) -> Mapping[str, Op]:
+        """The ops by name."""
+
+    @abstractmethod
+    def op_of(self, backend: str) -> Op:
+        """The op that a backend implements."""
+
+    @abstractmethod
+    def unavailable(self, name: str, device: str) -> str | None:
+        """Why a backend cannot run on this machine; None if it can. A fault of its own code is such a reason."""
+
+    @abstractmethod
+    def fused_layer(self, name: str) -> Callable[..., Any] | None:
+        """A backend's function for a whole layer, if it came with glabench and is there.
+
+        Not of plugins: whether a layer is right at a large size is not checked, that of an op is.
+        """
+
+
 class Backend(ABC):
     """One implementation of one op. Subclasses are cheap to import: heavy imports belong in `bind`.
 
@@ -85,7 +109,7 @@ class Backend(ABC):
     # Whether `parts` gives any.
     has_parts: ClassVar[bool] = False
 
-    def join(self, registry: Mapping[str, Backend]) -> None:  # noqa: B027 - most need no others
+    def join(self, registry: Backends) -> None:  # noqa: B027 - most need no others
         """Called with the registry that the backend is added to, for one that needs others of it."""
 
     def unavailable(self, device: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.backends.base import Backend
+from glabench.backends.base import Backend, Backends
 from glabench.errors import allowed_names
 from glabench.ops.base import REFERENCE, check_width, torch_dtype
 from glabench.sweeps.model import Cell
@@ -14,8 +14,6 @@ from glabench.sweeps.parameters import AUTO, Parameter, Pass, parse_names
 
 if TYPE_CHECKING:
     import torch
-
-    from glabench.backends.registry import Registry
 
 
 def _kernels(text: str) -> tuple[str | None, ...]:
@@ -62,16 +60,16 @@ class MixerModel(Backend):
     kind: MixerKind
     # The pass of its cells, and why there is no other.
     only_pass: ClassVar[tuple[Pass, str]] = ("fwd+bwd", "training has a forward and a backward")
-    registry: Registry
+    registry: Backends
 
     @property
     def step(self) -> int:
         """Widths are multiples of this, so that heads are whole."""
         return self.kind.step
 
-    def join(self, registry: Mapping[str, Backend]) -> None:
+    def join(self, registry: Backends) -> None:
         """Keeps the registry, whose backends are the kernels that there are."""
-        self.registry = registry  # type: ignore[assignment]
+        self.registry = registry
 
     def kernel_of(self, cell: Cell) -> str:
         """The backend of the mixers' op, or `reference`."""

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from glabench import ops
 from glabench.backends import builtin
-from glabench.backends.base import Backend, Requirement, faults_of, sentence
+from glabench.backends.base import Backend, Backends, Requirement, faults_of, sentence
 from glabench.errors import UsageError, allowed_names, printable
 from glabench.ops import Op
 from glabench.plain import shown
@@ -52,7 +52,7 @@ class Plugin:
     origin: str
 
 
-class Registry(Mapping[str, Backend]):
+class Registry(Backends):
     """Backends by name, in order of registration, and the ops that they implement."""
 
     def __init__(self) -> None:
@@ -61,14 +61,9 @@ class Registry(Mapping[str, Backend]):
 
     @property
     def ops(self) -> Mapping[str, Op]:
-        """The ops by name."""
         return self._ops
 
     def fused_layer(self, name: str) -> Callable[..., Any] | None:
-        """A backend's function for a whole layer, if it came with glabench and is there.
-
-        Not of plugins: whether a layer is right at a large size is not checked, that of an op is.
-        """
         backend = self._backends[name]
         is_own = any(backend is each for each in builtin.BACKENDS)
         return backend.fused_layer() if is_own and self.unavailable(name, "cuda") is None else None
@@ -112,11 +107,9 @@ class Registry(Mapping[str, Backend]):
         return len(self._backends)
 
     def op_of(self, backend: str) -> Op:
-        """The op that a backend implements."""
         return self._ops[self._backends[backend].op]
 
     def unavailable(self, name: str, device: str) -> str | None:
-        """Why a backend cannot run on this machine; None if it can. A fault of its own code is such a reason."""
         try:
             with faults_of("its method unavailable fails: "):
                 return sentence(self._backends[name], "unavailable", device)
