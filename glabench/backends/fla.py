@@ -6,9 +6,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.backends.base import Backend, Requirement
+from glabench.backends.base import Backend, Counts, Part, Requirement
 from glabench.backends.gla import call_on
 from glabench.ops import BYTES
+from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -47,12 +48,53 @@ class FlaGla(_Fla):
     """`fla.ops.gla.chunk_gla`."""
 
     name, op, title = "fla-gla", "gla", "GLA, fla-core's chunk_gla"
+    has_parts = True
 
     @staticmethod
     def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
         from fla.ops.gla import chunk_gla
 
         return chunk_gla  # type: ignore[no-any-return]
+
+    def parts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
+        """Of a forward from no state: fla's four calls, each with what those before it made.
+
+        Outputs are those of chunks and of states in one kernel. Each tensor counts once, and products in whole chunks.
+        """
+        if cell.has_backward or any(cell.get(name) is not None for name in self.features):
+            return {}
+        from fla.ops.common.chunk_h import chunk_fwd_h
+        from fla.ops.gla.chunk import chunk_gla_fwd, chunk_gla_fwd_intra_gk, chunk_gla_fwd_o_gk
+        from fla.ops.utils.constant import RCP_LN2
+        from fla.ops.utils.cumsum import chunk_local_cumsum
+
+        q, k, v, g = (inputs[name].detach() for name in ("q", "k", "v", "g"))
+        C = min(64, max(16, 1 << (cell.seqlen - 1).bit_length()))  # as chunk_gla chooses it
+        scale = q.shape[-1] ** -0.5
+        sums, scores, states, *_ = chunk_gla_fwd(
+            q=q, k=k, v=v, g=g, g_cumsum=None, scale=scale, initial_state=None, output_final_state=False, chunk_size=C
+        )
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        tokens, size, of_gates, of_scores = cell.tokens * H, BYTES[cell.dtype], 4 * K, 4 * C
+        of_states = K * V * size // C
+        return {
+            "within chunks": Part(
+                lambda: chunk_gla_fwd_intra_gk(q=q, k=k, g=sums, scale=scale, chunk_size=C),
+                Counts(tokens * 2 * C * K, tokens * (2 * K * size + of_gates + of_scores)),
+            ),
+            "across chunks": Part(
+                lambda: chunk_fwd_h(k=k, v=v, gk=sums, chunk_size=C),
+                Counts(tokens * 2 * K * V, tokens * ((K + V) * size + of_gates + of_states)),
+            ),
+            "outputs of both": Part(
+                lambda: chunk_gla_fwd_o_gk(q=q, v=v, g=sums, A=scores, h=states, scale=scale, chunk_size=C),
+                Counts(tokens * 2 * (K + C) * V, tokens * ((K + 2 * V) * size + of_gates + of_scores + of_states)),
+            ),
+            "sums of gates": Part(
+                lambda: chunk_local_cumsum(g, C, scale=RCP_LN2),
+                Counts(tokens * K, tokens * (BYTES[wide(cell)] * K + of_gates)),
+            ),
+        }
 
     def bind_step(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         """By fla's function for single tokens, whose final states are copied, since it writes them elsewhere."""

@@ -22,8 +22,8 @@ def chunk_sweep(
         bool,
         typer.Option(
             "--split/--no-split",
-            help="Also profile forwards of backends whose parts can run alone (gla-two-level, linear-two-pass): the "
-            "time within chunks and across them.",
+            help="Also profile forwards of backends whose parts can run alone (gla-two-level, linear-two-pass, "
+            "fla-gla): the time within chunks and across them.",
         ),
     ] = True,
 ) -> None:

@@ -26,6 +26,8 @@ _SMALL_PRINT = 8.5
 _COLOURS = {"within chunks": "#4878CF", "across chunks": "#EE854A"}
 _OTHER_COLOURS = ("#6ACC64", "#956CB4", "#D5BB67", "#82C6E2")
 _PLAIN_TEXT: Any = {"text.parse_math": False}
+# The chunk where the backend chooses it.
+_AUTO = "auto"
 _EXPLAINED = (
     "Parts are variants of the forward that leave the others out. Each reads and writes its tensors anew, so together "
     "they may take longer than the whole call, which is the black line. Numbers above bars are milliseconds. A bar is "
@@ -51,15 +53,19 @@ def bars_of(run: Run) -> list[Bars]:
     """A panel per backend whose profiles have parts, and a published one of the same sizes, if there is any."""
     cells: dict[str, list[Cell]] = {}
     for cell, found in run.profiles.items():
-        if found.parts and cell.get(CHUNK) is not None:
+        if found.parts:
             cells.setdefault(cell.backend, []).append(cell)
     panels = []
     for backend, own in cells.items():
-        parts = {cell.get(CHUNK): {each.name: each.ms for each in run.profiles[cell].parts} for cell in own}
-        if len(parts) == len(own) > 1:
-            panels.append(Bars(backend, parts, {cell.get(CHUNK): run.profiles[cell].span_ms for cell in own}))
+        parts = {_chunk_of(cell): {each.name: each.ms for each in run.profiles[cell].parts} for cell in own}
+        if len(parts) == len(own) > (0 if _AUTO in parts else 1):
+            panels.append(Bars(backend, parts, {_chunk_of(cell): run.profiles[cell].span_ms for cell in own}))
     published = [one for one in published_stacks() if any(_fits(cell, one) for own in cells.values() for cell in own)]
     return [*panels, *map(_of_stack, published)] if panels else []
+
+
+def _chunk_of(cell: Cell) -> Any:
+    return _AUTO if cell.get(CHUNK) is None else cell.get(CHUNK)
 
 
 def _fits(cell: Cell, stack: Stack) -> bool:
@@ -83,7 +89,7 @@ def parts_markdown(run: Run) -> str:
 def _table(run: Run, bars: Bars) -> Grid:
     """Milliseconds, and for our own measurements bytes and operations per second of each part."""
     names = _names([bars])
-    here = {cell.get(CHUNK): found for cell, found in run.profiles.items() if cell.backend == bars.title}
+    here = {_chunk_of(cell): found for cell, found in run.profiles.items() if cell.backend == bars.title}
     rates = bool(bars.whole)
     head = [CHUNK, *(f"{name}, ms" for name in names), "sum, ms", *(["whole, ms"] if rates else [])]
     head += [f"{name}, {unit}" for name in names for unit in ("GB/s", "TFLOP/s")] if rates else []

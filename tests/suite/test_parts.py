@@ -1,6 +1,8 @@
 """The parts of forwards by chunk size: as profiles have them, in reports and in `glabench chunk-sweep`."""
 
+import sys
 from dataclasses import replace
+from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -10,14 +12,17 @@ from reports import made_up
 from test_papers import two_level_inputs
 
 from glabench import load
+from glabench.backends import load_registry
 from glabench.backends.papers.two_level import across_chunks, chunk_sums, two_level_gla, within_chunks
 from glabench.errors import GlabenchError
+from glabench.ops.gla import GLA
 from glabench.profiling.request import Answer
 from glabench.records.metrics import TIME
 from glabench.records.profile import Host, Kernel, Part, Profile, profile_line, read_profile
 from glabench.report.choice import recommend
 from glabench.report.parts import bars_of, draw_parts, parts_markdown
 from glabench.report.write import write_report
+from glabench.sweeps import Cell, Parameters
 
 PAPER = {16: (1.8, 5.0), 32: (1.8, 2.9), 64: (2.1, 2.1), 128: (2.5, 1.4), 256: (3.4, 1.3)}
 
@@ -205,3 +210,102 @@ def test_a_chunk_sweep_ends_with_code_4_if_a_profile_or_its_parts_fail(folder, p
     assert (err.count("error: lost"), err.count("error: parts")) == (len(failing), len(broken))
     assert "the fastest is" in out
     assert {cell.get("chunk") for cell in load(folder / "run").profiles} == {16, 32} - failing
+
+
+LOG2 = 0.6931471805599453
+SMALL = {"heads": 2, "key_dim": 8, "value_dim": 4, "gate": "logsigmoid/16"}
+
+
+def chunk_local_cumsum(g, chunk_size, reverse=False, scale=None, cu_seqlens=None, output_dtype=torch.float):
+    """As of fla-core 0.6: sums from each chunk's beginning on, here with one chunk per sequence or whole chunks."""
+    assert not reverse
+    B, T, H, K = g.shape
+    return (g.view(B, T // chunk_size, chunk_size, H, K).cumsum(2) * scale).view_as(g)
+
+
+def chunk_fwd_h(k, v, g=None, g_gamma=None, gk=None, gv=None, h0=None, output_final_state=False, state_v_first=False,
+                cu_seqlens=None, chunk_size=64, split_size=None, states_in_fp32=False):  # fmt: skip
+    """The state before each chunk, [B, NT, H, K, V]."""
+    B, T, H, K = k.shape
+    h, kept = k.new_zeros(B, H, K, v.shape[-1]), []
+    for start in range(0, T, chunk_size):
+        kept.append(h)
+        part = slice(start, start + chunk_size)
+        b = gk[:, part] * LOG2
+        h = h * b[:, -1, :, :, None].exp()
+        h = h + torch.einsum("bthk,bthv->bhkv", k[:, part] * (b[:, -1:] - b).exp(), v[:, part])
+    return torch.stack(kept, 1), None
+
+
+def chunk_gla_fwd_intra_gk(q, k, g, scale, cu_seqlens=None, chunk_size=64, chunk_indices=None):
+    """The scores of a chunk's tokens, [B, T, H, C]."""
+    B, T, H, K = q.shape
+    q, k, b = (x.view(B, -1, chunk_size, H, K) for x in (q, k, g * LOG2))
+    A = torch.einsum("bnihk,bnjhk,bnijhk->bnihj", q, k, (b[:, :, :, None] - b[:, :, None]).exp()) * scale
+    return (A * torch.ones(chunk_size, chunk_size).tril()[:, None]).view(B, T, H, chunk_size)
+
+
+def chunk_gla_fwd_o_gk(q, v, g, A, h, scale, state_v_first=False, cu_seqlens=None, chunk_size=64, chunk_indices=None,
+                       use_graph=False):  # fmt: skip
+    B, T, H, _ = q.shape
+    n = T // chunk_size
+    q, b, v, A = (x.view(B, n, chunk_size, H, -1) for x in (q, g * LOG2, v, A))
+    of_states = torch.einsum("bnihk,bnhkv->bnihv", q * b.exp(), h) * scale
+    return (of_states + torch.einsum("bnihj,bnjhv->bnihv", A, v)).reshape(B, T, H, -1)
+
+
+def chunk_gla_fwd(q, k, v, g, g_cumsum, scale, initial_state, output_final_state, state_v_first=False, cu_seqlens=None,
+                  chunk_size=64, chunk_indices=None):  # fmt: skip
+    assert (g_cumsum, initial_state, output_final_state) == (None, None, False)
+    sums = chunk_local_cumsum(g, chunk_size, scale=1 / LOG2)
+    h, _ = chunk_fwd_h(k, v, gk=sums, chunk_size=chunk_size)
+    A = chunk_gla_fwd_intra_gk(q, k, sums, scale, chunk_size=chunk_size)
+    return sums, A, h, None, chunk_gla_fwd_o_gk(q, v, sums, A, h, scale, chunk_size=chunk_size)
+
+
+@pytest.fixture
+def fla(monkeypatch):
+    """Stand-ins for what `fla-gla` takes of fla-core for its parts."""
+    functions = {
+        "fla.ops.common.chunk_h": [chunk_fwd_h],
+        "fla.ops.gla.chunk": [chunk_gla_fwd, chunk_gla_fwd_intra_gk, chunk_gla_fwd_o_gk],
+        "fla.ops.utils.cumsum": [chunk_local_cumsum],
+        "fla.ops.utils.constant": [],
+    }
+    for name, own in functions.items():
+        places = name.split(".")
+        for end in range(1, len(places) + 1):
+            part = ".".join(places[:end])
+            monkeypatch.setitem(sys.modules, part, sys.modules.get(part) or ModuleType(part))
+        for function in own:
+            setattr(sys.modules[name], function.__name__, function)
+    sys.modules["fla.ops.utils.constant"].RCP_LN2 = 1 / LOG2
+
+
+@pytest.mark.parametrize("T", [32, 128])  # a chunk that is shorter than 64, and two
+def test_flas_parts_are_its_forward(T, fla):
+    cell = Cell("fla-gla", "gla", "fwd", 2, T, "fp64", Parameters(SMALL), "cpu")
+    inputs = GLA.make_inputs(cell)
+    parts = load_registry()["fla-gla"].parts(inputs, cell)
+    assert list(parts) == ["within chunks", "across chunks", "outputs of both", "sums of gates"]
+    found = {name: part.call() for name, part in parts.items()}
+    torch.testing.assert_close(found["outputs of both"], GLA.reference(inputs)[0])
+    A, (h, _), b = (found[name] for name in ("within chunks", "across chunks", "sums of gates"))
+    again = chunk_gla_fwd_o_gk(inputs["q"], inputs["v"], b, A, h, 8**-0.5, chunk_size=A.shape[-1])
+    torch.testing.assert_close(again, found["outputs of both"])
+
+
+@pytest.mark.parametrize("with_state", [{"pass": "fwd+bwd"}, {"state": "both"}])
+def test_fla_has_parts_of_plain_forwards_alone(with_state, fla):
+    sizes = Parameters(SMALL | {"state": with_state.get("state")})
+    cell = Cell("fla-gla", "gla", with_state.get("pass", "fwd"), 2, 64, "fp64", sizes, "cpu")
+    assert load_registry()["fla-gla"].parts(GLA.make_inputs(cell), cell) == {}
+
+
+def test_a_backend_that_chooses_its_chunk_has_one_bar(run):
+    cell = replace(next(iter(run.profiles)), backend="fla-gla", parameters=Parameters({"heads": 4}))
+    with_fla = replace(run, profiles={**run.profiles, cell: profile_of(1.0, 1.5, 2.4)})
+    assert {bars.title: list(bars.parts) for bars in bars_of(with_fla)[:2]} == {
+        "gla-two-level": list(PAPER), "fla-gla": ["auto"],
+    }  # fmt: skip
+    assert "| auto | 1 | 1.5 | 2.5 | 2.4 |" in parts_markdown(with_fla)
