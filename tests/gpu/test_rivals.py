@@ -66,6 +66,18 @@ def test_a_backend_takes_packed_documents_and_states(name):
     assert_right(name, measure(name, 1500, packed="on", state="both"), packed=True)
 
 
+def test_the_parts_of_flas_forward_give_its_output():
+    backend, op = REGISTRY["fla-gla"], REGISTRY.op_of("fla-gla")
+    sizes = {each.name: each.default for each in op.parameters}
+    cell = Cell("fla-gla", op.name, "fwd", 2, 512, "bf16", Parameters(sizes), "cuda")
+    if refusal := backend.unavailable("cuda"):
+        pytest.skip(refusal)
+    inputs = op.make_inputs(cell)
+    found = {name: part.call() for name, part in backend.parts(inputs, cell).items()}
+    assert len(found) == 4
+    assert torch.equal(found["outputs of both"], backend.bind(inputs, cell)())
+
+
 def test_the_clock_of_flash_attention_4_is_the_hosts():
     """CuTe's kernels could run on a stream that events do not see."""
     name = "flash-attn-4"
