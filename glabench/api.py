@@ -112,6 +112,8 @@ def make_report(
     names = (metrics if metrics is None or isinstance(metrics, str) else ",".join(metrics)) or loaded[0].sweep.metrics
     chosen = choose_metrics(names, rows_of_runs(loaded))
     folder = _path(out) or (loaded[0].path if len(loaded) == 1 else new_path("report"))
+    if RunFolder.is_run(folder) and [folder.resolve()] != paths:
+        raise UsageError(f"--out: '{folder}' holds another run, whose report it would replace; name another folder")
     return write_report(loaded, folder, chosen, against, _path(figure))
 
 

@@ -61,6 +61,9 @@ class RecallMeter:
             if course[-1] >= _ENOUGH:
                 break
         seconds = time.perf_counter() - start
+        if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
+            reason = f"the weights are not finite after {len(course)} epochs; take a smaller learning rate (--rate)"
+            return replace(record, status="inaccurate", reason=reason)
         return replace(record, accuracy=course[-1], epochs_trained=len(course), train_s=seconds)
 
 

@@ -83,7 +83,22 @@ def parts_markdown(run: Run) -> str:
     if not panels:
         return ""
     tables = [_table(run, each).to_markdown().rstrip("\n") for each in panels]
-    return "\n\n".join(["## Within chunks and across them", "![parts of a forward](parts.png)", _EXPLAINED, *tables])
+    head = ["## Within chunks and across them", "![parts of a forward](parts.png)", _EXPLAINED, *_missing(run, panels)]
+    return "\n\n".join([*head, *tables])
+
+
+def _missing(run: Run, panels: Sequence[Bars]) -> list[str]:
+    """A sentence per backend with chunks whose times the run has, and whose parts it lacks."""
+    found = []
+    for bars in panels:
+        chunks = (
+            _chunk_of(record.cell)
+            for record in run.records
+            if record.cell.backend == bars.title and not record.cell.has_backward and record.time_ms is not None
+        )
+        if missing := [str(x) for x in dict.fromkeys(chunks) if x not in bars.parts]:
+            found.append(f"No parts of {bars.title} were measured at chunks of {', '.join(missing)}.")
+    return found
 
 
 def _table(run: Run, bars: Bars) -> Grid:

@@ -186,12 +186,13 @@ def estimate_cells(plan: Plan) -> list[Estimate]:
 
 def _estimate(cell: Cell, plan: Plan, stored: Mapping[Cell, float]) -> Estimate:
     backend, op = plan.place.registry[cell.backend], plan.place.registry.op_of(cell.backend)
+    reason = None
     try:
         with faults_of(), on_path(plan.place.sites.get(cell.backend)):
-            least, working = float(op.least_bytes(cell)), float(backend.working_bytes(cell))
             reason = refusal(backend, op, cell) or plan.place.lacks_gpus(cell)
-    except UsageError as problem:  # a faulty plugin affects only its own cells
-        return Estimate(cell, 0.0, 0.0, 0.0, one_line(str(problem)))
+            least, working = float(op.least_bytes(cell)), float(backend.working_bytes(cell))
+    except UsageError as problem:  # a faulty plugin affects only its own cells; what is refused may have no size
+        return Estimate(cell, 0.0, 0.0, 0.0, reason or one_line(str(problem)))
     seconds = 0.0 if reason else _bound_seconds(cell, plan, stored)
     return Estimate(cell, least / 2**20, (least + working) / 2**20, seconds, reason)
 

@@ -141,6 +141,19 @@ def test_a_report_is_that_of_the_command(here):
     assert [(here / "command" / path.name).read_bytes() for path in glabench.make_report("one", out="again")] == made
 
 
+def test_a_report_does_not_replace_that_of_another_run(here):
+    one, two = (
+        glabench.run("cpu-smoke", seqlen=n, backend="steady", plugins="steady.py", out=f"{n}", **TINY) for n in (16, 32)
+    )
+    (page,) = (path for path in glabench.make_report(two) if path.name == "report.md")
+    kept = page.read_bytes()
+    for runs in (one, [one, two]):
+        with pytest.raises(UsageError, match=r"^--out: '32' holds another run, .*; name another folder$"):
+            glabench.make_report(runs, out="32")
+    assert page.read_bytes() == kept
+    glabench.make_report(two, out="32")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -249,6 +249,12 @@ def test_cells_that_cannot_be_are_refused(backend, changes, said):
     assert found is None if said is None else found.startswith(said)
 
 
+def test_a_step_without_a_prefix_is_refused_before_it_runs(run):
+    code, out, _ = run("decode", "--backend", "gla-decode", "--prefix", "none", "--batch", "1", "--dry-run")
+    assert code == 0
+    assert "unsupported: a step goes on after a prefix: give --prefix" in " ".join(out.split())
+
+
 def test_other_passes_and_more_tokens_are_refused():
     limits = REGISTRY["gla-decode"].limits
     assert limits(replace(cell_of(), pass_="fwd")) == "decoding has no backward; use --pass infer"

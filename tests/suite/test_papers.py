@@ -23,6 +23,8 @@ from glabench.backends.papers.backends import (
 from glabench.backends.papers.five_step import five_step_gla
 from glabench.backends.papers.stored_states import stored_states_gla
 from glabench.backends.papers.two_level import two_level_gla
+from glabench.ops.gla import GLA
+from glabench.ops.linear import LINEAR
 from glabench.ops.recurrence import gated_recurrence
 from glabench.sweeps.model import Cell, Parameters
 
@@ -187,6 +189,21 @@ def test_a_share_of_the_operations_is_within_subchunks():
     assert two - one == one_more(16)
     with_gates, without = GlaTwoLevel().executes(cell()), LinearTwoPass().executes(replace(cell(), op="linear"))
     assert with_gates.bytes > without.bytes
+
+
+@pytest.mark.parametrize("chunk", [16, 64, 256])
+@pytest.mark.parametrize("backend", [GlaTwoLevel(), LinearTwoPass()])
+def test_scores_above_the_diagonal_do_not_count(backend, chunk):
+    """Rows of scores are written, and read again, in blocks up to the diagonal's, which is whole."""
+    one = cell(T=512)
+    one = replace(one, op=backend.op, parameters=Parameters({**one.parameters, "chunk": chunk, "subchunk": 16}))
+    H, K, V = one.sizes("heads", "key_dim", "value_dim")
+    rows = min(chunk, 64)
+    blocks = {"written": 16 if backend.op == "gla" else rows, "read": rows}
+    scores = sum(i // block * block + block for block in blocks.values() for i in range(chunk)) / chunk
+    op = GLA if backend.op == "gla" else LINEAR
+    moved = (backend.executes(one).bytes - op.moved_bytes(one)) / (one.tokens * H)
+    assert moved == pytest.approx((scores + 2 * K * V / chunk) * 2)
 
 
 def one_more(tokens):

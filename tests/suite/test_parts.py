@@ -80,6 +80,13 @@ def test_a_table_has_the_rates_of_each_part(run):
     assert "| 128 | 2.5 | 1.4 | 3.9 |" in page
 
 
+def test_chunks_whose_parts_are_not_known_are_named(run):
+    without = {cell: found for cell, found in run.profiles.items() if cell.get("chunk") not in (128, 256)}
+    said = "No parts of gla-two-level were measured at chunks of 128, 256."
+    assert said in parts_markdown(replace(run, profiles=without))
+    assert "No parts" not in parts_markdown(run)
+
+
 def test_bars_are_as_high_as_their_sums_over_the_best(run):
     ours, published = draw_parts(run).axes
     tops = {round(p.get_x() + p.get_width() / 2): p.get_y() + p.get_height() for p in ours.patches}

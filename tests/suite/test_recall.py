@@ -56,6 +56,12 @@ def test_every_model_is_trained_and_right(backend):
     assert 0 <= record.accuracy <= 1
 
 
+def test_a_model_that_diverges_has_no_accuracy():
+    record = measured(cell_of("linear-recall", rows=64, epochs=2, rate=1e18))
+    assert (record.status, record.accuracy) == ("inaccurate", None)
+    assert record.reason == "the weights are not finite after 2 epochs; take a smaller learning rate (--rate)"
+
+
 def test_the_same_seed_gives_the_same_accuracy_and_another_one_another():
     cell = cell_of(epochs=2)
     first, again, other = measured(cell), measured(cell), measured(replace(cell, seed=1))

@@ -172,7 +172,7 @@ class _TwoLevel(_InTriton):
         rows, op = min(C, 64), GLA if self.op == "gla" else LINEAR
         own = c if self.op == "gla" else rows
         per_token = 4 * K * V + (C + rows) * V + (C - own) * K + (4 if self.op == "gla" else 2) * own * K
-        moved = (2 * K * V / C + 2 * C) * BYTES[cell.dtype]
+        moved = (2 * K * V / C + self._score_columns(cell)) * BYTES[cell.dtype]
         passes = _PASSES[cell.pass_]
         return Counts(
             passes * cell.tokens * H * per_token, int(op.moved_bytes(cell) + passes * cell.tokens * H * moved)
@@ -202,6 +202,13 @@ class _TwoLevel(_InTriton):
         }
         return found if g is None else found | {"sums of gates": Part(lambda: chunk_sums(g, C), sums)}
 
+    def _score_columns(self, cell: Cell) -> float:
+        """Scores that a token's row has written, and read again: blocks up to the diagonal, on average."""
+        C, c = self.chunks(cell)
+        rows = min(C, 64)
+        written = c if self.op == "gla" else rows
+        return (C + written) / 2 + (C + rows) / 2
+
     def _counts_of_parts(self, cell: Cell) -> tuple[Counts, Counts, Counts]:
         """Of a forward within chunks, across them and for the sums: each tensor once, scores and states twice."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
@@ -211,7 +218,7 @@ class _TwoLevel(_InTriton):
         tokens = cell.tokens * H
         pairs = (C + rows) * V + (C - own) * K + (4 if self.op == "gla" else 2) * own * K
         inputs = (2 * K + 2 * V) * size + of_gates
-        within = Counts(tokens * pairs, tokens * (inputs + 2 * C * size))
+        within = Counts(tokens * pairs, int(tokens * (inputs + self._score_columns(cell) * size)))
         across = Counts(tokens * 4 * K * V, int(tokens * (inputs + of_gates + 2 * K * V / C * size)))
         return within, across, Counts(tokens * K, 2 * tokens * of_gates)
 
