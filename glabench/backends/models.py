@@ -85,9 +85,14 @@ class Model(MixerModel):
         return self.without_states(self.kernel_of(cell))
 
     def working_bytes(self, cell: Cell) -> int:
-        """About: logits and their gradient, and per layer 17 numbers per channel, besides what the mixer keeps."""
+        """About: logits and their gradient, and per layer some numbers per channel, besides what the mixer keeps.
+
+        Under autocast as h200-train-340m and h200-paper-fig6 have it of GLA, whose norms keep float32, too: 29, and 19
+        if torch compiles the model.
+        """
         d, layers, vocabulary = cell.sizes("model_width", "layers", "vocabulary")
-        kept = 1 if cell.get("recompute") else 17
+        casts = cell.dtype in ("bf16", "fp16") and cell.get("weights") != "pure"
+        kept = 1 if cell.get("recompute") else 17 if not casts else 19 if cell.get("compile") else 29
         return cell.tokens // cell.gpus // segments_of(cell) * (8 * vocabulary + kept * layers * d * BYTES[cell.dtype])
 
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:  # noqa: ARG002
