@@ -95,7 +95,8 @@ def make_report(
     as `["time", "energy"]` or `"time,energy"`, `against` is the backend that ratios refer to; by default they are those
     of the first run's sweep. `figure` is one more .png, .svg or .pdf file for the figure.
 
-    Raises UsageError for runs without records or without these metrics, and for files that cannot be written.
+    Raises UsageError for runs without records or without these metrics, for an `out` that holds another run, and for
+    files that cannot be written.
     """
     loaded = [_load(run) for run in ([runs] if isinstance(runs, str | Path | Run) else runs)]
     if not loaded:

@@ -75,12 +75,15 @@ class MixerModel(Backend):
         """The backend of the mixers' op, or `reference`."""
         return str(cell.get("kernel") or self.kind.kernels.get(cell.device, REFERENCE))
 
+    def casts(self, cell: Cell) -> bool:
+        """Whether a forward casts to the cell's dtype, because the weights have another."""
+        return cell.dtype in ("bf16", "fp16") and cell.get("weights") != "pure"
+
     def autocast(self, cell: Cell) -> torch.autocast:
         """The context of a forward: it casts to the cell's dtype, unless that is the weights' own."""
         import torch
 
-        casts = cell.dtype in ("bf16", "fp16") and cell.get("weights") != "pure"
-        return torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=casts)
+        return torch.autocast(cell.device, torch_dtype(cell.dtype), enabled=self.casts(cell))
 
     def without_states(self, kernel: str) -> str | None:
         """That a kernel returns no states, with those that do; None if it does."""

@@ -91,8 +91,11 @@ class Model(MixerModel):
         if torch compiles the model.
         """
         d, layers, vocabulary = cell.sizes("model_width", "layers", "vocabulary")
-        casts = cell.dtype in ("bf16", "fp16") and cell.get("weights") != "pure"
-        kept = 1 if cell.get("recompute") else 17 if not casts else 19 if cell.get("compile") else 29
+        kept = 17
+        if cell.get("recompute"):
+            kept = 1
+        elif self.casts(cell):
+            kept = 19 if cell.get("compile") else 29
         return cell.tokens // cell.gpus // segments_of(cell) * (8 * vocabulary + kept * layers * d * BYTES[cell.dtype])
 
     def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:  # noqa: ARG002

@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import replace
-from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from in_process import SIZES, glabench
 from reports import made_up
 from test_papers import two_level_inputs
+from test_rivals import install
 
 from glabench import load
 from glabench.backends import load_registry
@@ -273,19 +273,10 @@ def chunk_gla_fwd(q, k, v, g, g_cumsum, scale, initial_state, output_final_state
 @pytest.fixture
 def fla(monkeypatch):
     """Stand-ins for what `fla-gla` takes of fla-core for its parts."""
-    functions = {
-        "fla.ops.common.chunk_h": [chunk_fwd_h],
-        "fla.ops.gla.chunk": [chunk_gla_fwd, chunk_gla_fwd_intra_gk, chunk_gla_fwd_o_gk],
-        "fla.ops.utils.cumsum": [chunk_local_cumsum],
-        "fla.ops.utils.constant": [],
-    }
-    for name, own in functions.items():
-        places = name.split(".")
-        for end in range(1, len(places) + 1):
-            part = ".".join(places[:end])
-            monkeypatch.setitem(sys.modules, part, sys.modules.get(part) or ModuleType(part))
-        for function in own:
-            setattr(sys.modules[name], function.__name__, function)
+    install(monkeypatch, "fla.ops.common.chunk_h", chunk_fwd_h)
+    install(monkeypatch, "fla.ops.gla.chunk", chunk_gla_fwd, chunk_gla_fwd_intra_gk, chunk_gla_fwd_o_gk)
+    install(monkeypatch, "fla.ops.utils.cumsum", chunk_local_cumsum)
+    install(monkeypatch, "fla.ops.utils.constant")
     sys.modules["fla.ops.utils.constant"].RCP_LN2 = 1 / LOG2
 
 

@@ -190,12 +190,13 @@ STEPS = {
 }  # fmt: skip
 
 
-def install(monkeypatch, module, function):
-    """Puts a stand-in where an adapter imports the function from."""
+def install(monkeypatch, module, *functions):
+    """Puts stand-ins where an adapter imports the functions from."""
     parts = module.split(".")
     for end in range(1, len(parts) + 1):
         monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
-    setattr(sys.modules[module], function.__name__.removesuffix("_with_sums"), function)
+    for function in functions:
+        setattr(sys.modules[module], function.__name__.removesuffix("_with_sums"), function)
 
 
 def assert_computes_its_op(backend, sizes):

@@ -168,9 +168,8 @@ class _TwoLevel(_InTriton):
     def executes(self, cell: Cell) -> Counts:
         """States, scores and outputs as products, with those of whole blocks; scores within a subchunk one by one."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        C, c = self.chunks(cell)
-        rows, op = min(C, 64), GLA if self.op == "gla" else LINEAR
-        own = c if self.op == "gla" else rows
+        C, rows, own = self._blocks(cell)
+        op = GLA if self.op == "gla" else LINEAR
         per_token = 4 * K * V + (C + rows) * V + (C - own) * K + (4 if self.op == "gla" else 2) * own * K
         moved = (2 * K * V / C + self._score_columns(cell)) * BYTES[cell.dtype]
         passes = _PASSES[cell.pass_]
@@ -202,19 +201,22 @@ class _TwoLevel(_InTriton):
         }
         return found if g is None else found | {"sums of gates": Part(lambda: chunk_sums(g, C), sums)}
 
-    def _score_columns(self, cell: Cell) -> float:
-        """Scores that a token's row has written, and read again: blocks up to the diagonal, on average."""
+    def _blocks(self, cell: Cell) -> tuple[int, int, int]:
+        """The chunk length, and the rows that a program has of outputs and of scores."""
         C, c = self.chunks(cell)
         rows = min(C, 64)
-        written = c if self.op == "gla" else rows
-        return (C + written) / 2 + (C + rows) / 2
+        return C, rows, c if self.op == "gla" else rows
+
+    def _score_columns(self, cell: Cell) -> float:
+        """Scores that a token's row has written, and read again: blocks up to the diagonal, on average."""
+        C, rows, own = self._blocks(cell)
+        return (C + own) / 2 + (C + rows) / 2
 
     def _counts_of_parts(self, cell: Cell) -> tuple[Counts, Counts, Counts]:
         """Of a forward within chunks, across them and for the sums: each tensor once, scores and states twice."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        C, c = self.chunks(cell)
-        rows, size, of_gates = min(C, 64), BYTES[cell.dtype], BYTES[wide(cell)] * K * (self.op == "gla")
-        own = c if self.op == "gla" else rows
+        C, rows, own = self._blocks(cell)
+        size, of_gates = BYTES[cell.dtype], BYTES[wide(cell)] * K * (self.op == "gla")
         tokens = cell.tokens * H
         pairs = (C + rows) * V + (C - own) * K + (4 if self.op == "gla" else 2) * own * K
         inputs = (2 * K + 2 * V) * size + of_gates
