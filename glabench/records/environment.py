@@ -65,6 +65,16 @@ def device_name(environment: Mapping[str, Any]) -> str:
     return str(environment.get("cpu") or "an unknown machine")
 
 
+def versions_of_sites(environment: Mapping[str, Any], package: str) -> dict[str, list[str]]:
+    """Backends that ran with another version of a package than the run's own, by `--site`, by that version."""
+    found: dict[str, list[str]] = {}
+    for backend, its in (environment.get("implementations") or {}).items():
+        version = its["packages"].get(package)
+        if version and version != environment.get("packages", {}).get(package):
+            found.setdefault(version, []).append(backend)
+    return found
+
+
 def device_number(environment: Mapping[str, Any]) -> str:
     """The device as text for workers and `--device`: `cuda:1`, `cpu`, or `auto` if it is unknown."""
     if environment.get("device") != "cuda":

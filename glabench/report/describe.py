@@ -5,7 +5,7 @@ from typing import Any
 
 from glabench.errors import printable
 from glabench.records import Run
-from glabench.records.environment import device_name
+from glabench.records.environment import device_name, versions_of_sites
 from glabench.records.metrics import significant
 from glabench.records.run import name_runs
 
@@ -15,10 +15,17 @@ _COMMIT = 12
 
 
 def describe_environment(environment: Mapping[str, Any]) -> str:
-    """One line: the GPU or CPU, and the versions of torch and Triton."""
+    """One line: the GPU or CPU, and the versions of torch and Triton, also those of backends with a site."""
     packages = environment.get("packages", {})
-    versions = [f"{name} {packages[name]}" for name in _VERSIONS if packages.get(name)]
+    versions = [f"{name} {packages[name]}{_by_sites(environment, name)}" for name in _VERSIONS if packages.get(name)]
     return ", ".join([device_name(environment), *versions])
+
+
+def _by_sites(environment: Mapping[str, Any], package: str) -> str:
+    """` (3.7.1 for fla-simple-gla)`; empty if all backends have the run's version."""
+    found = versions_of_sites(environment, package)
+    words = "; ".join(f"{version} for {', '.join(names)}" for version, names in found.items())
+    return f" ({words})" if found else ""
 
 
 def describe_settings(run: Run) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from glabench.errors import printable
 from glabench.records import Run
-from glabench.records.environment import device_name
+from glabench.records.environment import device_name, versions_of_sites
 from glabench.records.published import Group, Index, Published, kernels_of, recorded_code, started, tree_of
 from glabench.report.describe import describe_progress
 from glabench.report.text import escape, escape_bars
@@ -151,5 +151,6 @@ def _surroundings(one: Published) -> str:
     backends = {record.cell.backend for run in one.runs for record in run.records}
     own = [package for start, package in _PACKAGES if any(name.startswith(start) for name in backends)]
     needed = dict.fromkeys([*_ALWAYS, *own])
-    versions = [f"{package} {packages[package]}" for package in needed if packages.get(package)]
+    known = {package: [packages.get(package), *versions_of_sites(environment, package)] for package in needed}
+    versions = [f"{package} {' and '.join(filter(None, known[package]))}" for package in needed if any(known[package])]
     return escape(", ".join([device_name(environment), *([f"driver {driver}"] if driver else []), *versions]))

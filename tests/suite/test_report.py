@@ -381,6 +381,13 @@ def test_a_cpu_run_on_a_machine_with_a_gpu_names_the_cpu():
     assert describe_environment(environment | {"device": "cuda"}) == "A GPU, torch 2"
 
 
+def test_the_version_that_a_backend_has_from_its_site_is_said():
+    own = {"own_code": False, "packages": {"fla-core": "0.6", "triton": "3.7.1"}}
+    environment = {"device": "cpu", "cpu": "A CPU", "packages": {"torch": "2", "triton": "3.6"}}
+    environment["implementations"] = {"fla-gla": own, "sdpa": {"own_code": False, "packages": {"torch": "2"}}}
+    assert describe_environment(environment) == "A CPU, torch 2, triton 3.6 (3.7.1 for fla-gla)"
+
+
 def test_the_settings_are_said_as_far_as_they_are_known():
     settings = {"precision": 0.005, "time_limit_s": 3.0, "max_samples": "many"}
     run = made_up(
