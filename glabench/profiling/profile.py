@@ -134,8 +134,8 @@ def _of_operators(trace: Trace, windows: Sequence[Event], host: Host) -> Profile
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without its return type, template arguments and parameters."""
-    plain = re.sub(r"^(void|static|__global__)\s+", "", name.strip())
+    """A kernel's name without its return type, nameless namespaces, template arguments and parameters."""
+    plain = re.sub(r"^(void|static|__global__)\s+|(\(anonymous namespace\)|<unnamed>)::", "", name.strip())
     return (re.split(r"[<(]", plain, maxsplit=1)[0].strip() or name)[:LONGEST_NAME]
 
 

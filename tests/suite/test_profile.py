@@ -160,6 +160,8 @@ def test_two_profiles_are_shown_side_by_side(capsys):
 
 def test_names_of_kernels_are_short():
     assert short_name("void at::native::copy<4, at::native::A>(int, std::array<char*, 2>)") == "at::native::copy"
+    for nameless in ("(anonymous namespace)", "<unnamed>"):
+        assert short_name(f"void at::native::{nameless}::norm<float>(int, {nameless}::A)") == "at::native::norm"
     assert short_name("value_gated_chunks") == "value_gated_chunks"
     assert short_name("Memset (Device)") == "Memset"
     assert len(short_name("x" * 1000)) == 300
