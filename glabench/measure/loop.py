@@ -37,10 +37,11 @@ def settle(step: Callable[[], object], synchronize: Callable[[], None], ranks: R
 
 
 def with_memory(record: Record, step: Callable[[], object], ranks: Ranks = ALONE) -> Record:
-    """With the memory of a step, the most of any rank. On a GPU its peak is all that torch holds: weights, states."""
+    """With the memory of a step, the most of any rank. On a GPU peaks are of all that torch holds: weights, states."""
     memory = measure_memory(Steps(None, step, None), record.cell.device)
     if record.cell.device == "cuda":
-        memory = replace(memory, peak_allocated_mib=_peak_mib(step))
+        allocated, reserved = _peaks_mib(step)
+        memory = replace(memory, peak_allocated_mib=allocated, peak_reserved_mib=reserved)
     most: dict[str, Any] = {name: x if x is None else ranks.most(x) for name, x in asdict(memory).items()}
     return replace(record, **most)
 
@@ -75,10 +76,11 @@ def with_times(
     return record
 
 
-def _peak_mib(step: Callable[[], object]) -> float:
+def _peaks_mib(step: Callable[[], object]) -> tuple[float, float]:
+    """What torch has allocated at most, and what it has reserved from the device."""
     import torch
 
     torch.cuda.reset_peak_memory_stats()
     step()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / MIB
+    return torch.cuda.max_memory_allocated() / MIB, torch.cuda.max_memory_reserved() / MIB

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from glabench.backends import load_registry
+from glabench.measure.job import Job
+from glabench.measure.loop import with_memory
 from glabench.measure.memory import left_in_container, limited, measure_memory
 from glabench.measure.workload import Steps
 from glabench.records import RunFolder
@@ -24,8 +27,9 @@ def test_a_forward_without_gradients_is_estimated_to_hold_all_states_where_no_pr
     assert (triton.working_bytes(cell) == kept) == keeps_all
 
 
-def test_memory_on_a_gpu_is_what_calls_need_above_what_was_held(monkeypatch):
-    """By a made-up allocator, in MiB: 100 are held in 160 reserved; a call needs 40 more and reserves 30 more."""
+@pytest.fixture
+def allocator(monkeypatch):
+    """Made up, in MiB: 100 are held in 160 reserved; `call` needs 40 more and reserves 30 more, `keep` keeps 7."""
     held = {"allocated": 100, "reserved": 160}
     peak = {"allocated": 900, "reserved": 900}  # of what was before
 
@@ -49,9 +53,19 @@ def test_memory_on_a_gpu_is_what_calls_need_above_what_was_held(monkeypatch):
     }
     for name, function in made_up.items():
         monkeypatch.setattr(torch.cuda, name, function)
-    found = measure_memory(Steps(None, call, keep), "cuda", of_process=lambda: 3.0)
+    return SimpleNamespace(call=call, keep=keep)
+
+
+def test_memory_on_a_gpu_is_what_calls_need_above_what_was_held(allocator):
+    found = measure_memory(Steps(None, allocator.call, allocator.keep), "cuda", of_process=lambda: 3.0)
     assert (found.peak_allocated_mib, found.peak_reserved_mib) == (40, 30)
     assert (found.saved_mib, found.process_memory_mib) == (7, 3.0)
+
+
+def test_memory_of_a_models_step_is_all_that_is_held(allocator):
+    cell = Cell("gla-model", "training", "fwd+bwd", 1, 64, "bf16", Parameters({}), "cuda")
+    found = with_memory(Job("gla-model", "run", "cuda").begin(cell), allocator.call)
+    assert (found.peak_allocated_mib, found.peak_reserved_mib) == (140, 140)
 
 
 @pytest.mark.parametrize(("limit_mib", "share"), [(None, None), (40 * 1024, 0.5), (200 * 1024, 1.0)])
