@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Inches: a panel, and what is above and below.
 _PANEL, _HEIGHT = 3.4, 3.9
+# A panel has room for so many bars at least; bars are as wide in all panels.
+_LEAST_BARS = 2
 _SMALL_PRINT = 8.5
 _COLOURS = {"within chunks": "#4878CF", "across chunks": "#EE854A"}
 _OTHER_COLOURS = ("#6ACC64", "#956CB4", "#D5BB67", "#82C6E2")
@@ -141,7 +143,8 @@ def draw_parts(run: Run) -> Figure:
     with mpl.rc_context(_PLAIN_TEXT):
         figure = Figure(figsize=(max(2, len(panels)) * _PANEL, _HEIGHT), layout="constrained", dpi=160)
         figure.suptitle("The parts of a forward, by chunk size", x=0.01, ha="left", fontsize=12, fontweight="bold")
-        all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        widths = [max(len(bars.parts), _LEAST_BARS) for bars in panels]
+        all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=widths)[0]
         for axes, bars in zip(all_axes, panels, strict=True):
             _draw_panel(axes, bars, colours)
         all_axes[0].set_ylabel("time over the best sum")
@@ -170,6 +173,8 @@ def _draw_panel(axes: Axes, bars: Bars, colours: Mapping[str, str]) -> None:
         top, text = max(bottom, whole), significant(sum(own.values()))
         axes.annotate(text, (place, top), (0, 3), textcoords="offset points", ha="center", fontsize=_SMALL_PRINT)
     axes.set_xticks(range(len(bars.parts)), [str(x) for x in bars.parts])
+    beside = (max(len(bars.parts), _LEAST_BARS) - len(bars.parts) + 1) / 2
+    axes.set_xlim(-beside, len(bars.parts) - 1 + beside)
     axes.set_xlabel("chunk")
     axes.set_title("\n".join(_wrapped(bars.title)), fontsize=_SMALL_PRINT + 0.5)
     axes.spines[["top", "right"]].set_visible(False)
