@@ -43,10 +43,13 @@ def test_importing_is_quick_and_loads_nothing_heavy():
     probe = "import glabench, sys, time\nassert glabench.run and glabench.check and glabench.Sweep\n"
     probe += "print(time.process_time(), [m for m in ('torch', 'pandas', 'matplotlib', 'rich') if m in sys.modules])"
     variables = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=variables)
-    seconds, modules = done.stdout.split(maxsplit=1)
-    assert modules.strip() == "[]"
-    assert float(seconds) < 0.5
+    taken = []
+    for _ in range(3):  # the first may compile modules, and other processes slow any down
+        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=variables)
+        seconds, modules = done.stdout.split(maxsplit=1)
+        assert modules.strip() == "[]"
+        taken.append(float(seconds))
+    assert min(taken) < 0.5
 
 
 def test_everything_that_is_promised_is_there_and_documented():
