@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from shares import COUNT, compile_every
+
 # Op, dtype, (B, T, H, K, V). fla's kernels are tuned for dtypes and head dims, and some for B and H, but for no T.
 FAMILIES = [
     ("gla", "bfloat16", (32, 4096, 16, 64, 64)), ("gla", "bfloat16", (32, 2048, 4, 128, 256)),
@@ -52,22 +54,8 @@ def call(op, dtype, B, T, H, K, V):
 def compile_share(rank, count, folder):
     """Compiles every `count`-th candidate of every kernel, and marks the families that are done."""
     import torch
-    from triton.runtime.autotuner import Autotuner
 
-    room = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
-
-    def bench(self, *args, config, **meta):
-        if self.configs.index(config) % count != rank:
-            return [1.0] * 3
-        try:
-            compiled = self.fn.run(*args, **{**meta, **config.all_kwargs(), "warmup": True})
-        except Exception as problem:  # the timing process will meet it, too
-            print(f"{self.base_fn.__name__}: {type(problem).__name__}", file=sys.stderr)
-            return [1.0] * 3
-        # One of the fastest is launched, so it has to fit.
-        return [0.0 if compiled.metadata.shared <= room else 1.0] * 3
-
-    Autotuner._bench = bench
+    compile_every(rank, count)
     for number, (op, dtype, (B, _, H, K, V)) in enumerate(FAMILIES):
         call(op, dtype, B, COMPILE_T, H, K, V)
         torch.cuda.empty_cache()  # the GPU's memory is for all of these processes
@@ -91,7 +79,7 @@ def store(folder):
 def tune(out):
     """Compiles in parallel, and times each family as soon as it is compiled."""
     out.mkdir(parents=True, exist_ok=True)
-    count, start = max(1, (os.cpu_count() or 2) - 2), time.perf_counter()
+    count, start = COUNT, time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         shares = [
             subprocess.Popen(
