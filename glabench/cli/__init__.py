@@ -18,7 +18,12 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    """Ends the process with a code, also if the message, or earlier output, cannot be written."""
+    """Ends the process with a code, also if the message, or earlier output, cannot be written.
+
+    `git bisect run` would take the codes of mistakes and bugs for those of a bad commit, so it gets one that stops it.
+    """
+    if sys.argv[1:2] == ["check"] and "--bisect" in sys.argv and code in (ExitCode.USAGE, ExitCode.BUG):
+        code = ExitCode.STOP
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is sys.stderr and message:

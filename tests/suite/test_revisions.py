@@ -373,7 +373,16 @@ def test_a_check_that_cannot_be_made_stops_git_bisect(run, repository):
     code, _, stderr = run("check", "--rev", "no-such-revision", "--bisect")
     assert code == 128
     assert "no-such-revision" in stderr
-    assert run(*CHECK, "--bisect", "--strict")[0] == 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--strict"], ["--precision", "banana"], ["--nosuch"], ["--rounds"], ["more", "words"], ["--axis=1"]]
+)
+def test_a_mistake_in_the_command_stops_git_bisect(run, repository, wrong):
+    """2, the code of mistakes elsewhere, would blame a commit."""
+    code, _, stderr = run(*CHECK, "--bisect", *wrong)
+    assert code == 128
+    assert "error" in stderr
 
 
 def test_what_cannot_be_told_passes_unless_the_check_is_strict(run, repository):
