@@ -210,7 +210,7 @@ def _show_profile(record: Record, found: Profile, shown: _Shown) -> None:
         if earlier is not None:
             _show_beside([(shown.earlier.name, earlier), ("now", found)], shown.all_kernels)
             return
-    print_table(*profile_table(found, shown.all_kernels))
+    print_table(*profile_table(found, record, shown.all_kernels))
     for line in describe_profile(found, record):
         print(line)
 

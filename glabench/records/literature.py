@@ -47,6 +47,8 @@ class Stack:
     cell: dict[str, str | int]
     at: list[int]
     parts: dict[str, list[float]]
+    # A sentence on what is not stated, for whoever sees the parts beside others.
+    note: str = ""
 
 
 @cache

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from glabench.records import Run
+from glabench.records.environment import device_name
 from glabench.records.metrics import significant
 from glabench.report.series import PASS_TITLES, Row, name_values, rows_of_runs
+from glabench.sweeps.words import is_usual
 
 CHUNK = "chunk"
 # The axes that are chosen.
@@ -14,14 +16,40 @@ _CHOSEN = (CHUNK, "subchunk", "materialize")
 
 
 def recommend(run: Run) -> list[str]:
-    """A sentence or two per pass, backend and size of which the run has several choices."""
+    """A sentence or two per pass, backend and size of which the run has several choices; then what to take of all."""
     groups: dict[tuple[object, ...], list[Row]] = {}
+    shapes: dict[tuple[object, ...], list[Row]] = {}
     for row in rows_of_runs([run]):
         names = [name for name in row["parameters"].split(",") if name and name not in _CHOSEN]
         sizes = tuple((name, row.get(name)) for name in ("batch", "seqlen", "dtype", *names))
-        if row["status"] == "ok" and row.get(CHUNK) is not None:
-            groups.setdefault((row["pass"], row["backend"], sizes), []).append(row)
-    return [" ".join(_sentences(own)) for own in groups.values() if len({row[CHUNK] for row in own}) > 1]
+        if row["status"] == "ok" and row["time_ms"]:
+            shapes.setdefault((row["pass"], row["op"], sizes), []).append(row)
+            if row.get(CHUNK) is not None:
+                groups.setdefault((row["pass"], row["backend"], sizes), []).append(row)
+    chosen = [own for own in groups.values() if len({row[CHUNK] for row in own}) > 1]
+    of_backends = [" ".join(_sentences(own)) for own in chosen]
+    device = device_name(run.environment)
+    several = [own for own in shapes.values() if len({row["backend"] for row in own}) > 1]
+    return [*of_backends, *(_take(own, device) for own in several if chosen)]
+
+
+def _take(rows: Sequence[Row], device: str) -> str:
+    """The fastest of all backends at one shape, and the next one."""
+    by_time = sorted(rows, key=lambda row: row["time_ms"])
+    best = by_time[0]
+    second = next(row for row in by_time if row["backend"] != best["backend"])
+    given = {"batch", "seqlen", "dtype", *best["parameters"].split(",")} - {*_CHOSEN}
+    sizes = {name: value for name, value in best.items() if name in given and value is not None}
+    shape = " ".join(name_values({name: value for name, value in sizes.items() if not is_usual(name, value)}))
+    return (
+        f"To take on {device} for {PASS_TITLES[best['pass']]} of {best['op']} at {shape}: {best['backend']}"
+        f"{_with(best)}, {significant(best['time_ms'])} ms{_memory(best)}. The next backend, {second['backend']}"
+        f"{_with(second)}, takes {_times(second['time_ms'] / best['time_ms'])}as long{_memory(second)}."
+    )
+
+
+def _with(row: Row) -> str:
+    return f" with {name}" if (name := _name(row)) else ""
 
 
 def _sentences(rows: Sequence[Row]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from glabench.errors import UsageError
 from glabench.records.metrics import TIME, Metric
 from glabench.report.canvas import PANEL_WIDTH, Layout, frame, lay_out, make_layout, missing_in
-from glabench.report.lines import draw_lines, has_bands
+from glabench.report.lines import breaks_between_kernels, draw_lines, has_bands
 from glabench.report.series import Panel, Series, View
 from glabench.sweeps.words import label_of
 
@@ -30,6 +30,7 @@ _MARKS = (
     "What failed or is unsupported is marked at the top edge; "
     "if all further x of a line failed in the same way, only at the first."
 )
+_BROKEN = "A line is broken between chunk sizes for which the backend has kernels of different families."
 # Coordinates in an .svg, of which a hundredth of a point is enough.
 _COORDINATES = re.compile(r'\s(?:d|x|y)="[^"]*"')
 _LONG_NUMBER = re.compile(r"(\b\d+\.\d\d)\d+\b")
@@ -54,7 +55,10 @@ def explain_figure(view: View, metrics: Sequence[Metric]) -> str:
     if view.has_lines:
         band = "Bands reach from p20 to p80 of the samples. " if TIME in metrics and has_bands(view.panels) else ""
         words = [f"{band}Lines of one colour are variants of one backend."]
-        if any(missing_in(series) for panel in view.panels for series in panel.series):
+        every = [series for panel in view.panels for series in panel.series]
+        if any(breaks_between_kernels(series) for series in every):
+            words.append(_BROKEN)
+        if any(missing_in(series) for series in every):
             words.append(_MARKS)
     return " ".join(words)
 

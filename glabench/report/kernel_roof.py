@@ -1,24 +1,43 @@
-"""The roofline of a run's profiles: a dot per kernel whose bytes and operations are known."""
+"""The roofline of a run's profiles: a dot per kernel whose bytes and operations are known, and one per call."""
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from glabench.records import Run
 from glabench.records.metrics import significant
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.profiles import MOST_DRAWN
-from glabench.report.roofline import Dot, Roof, draw_roof, roof_of
+from glabench.report.roofline import Dot, Roof, dot_of, draw_roof, roof_of
+from glabench.report.series import PASS_TITLES, describe_shape, rows_of_runs
 from glabench.report.text import escape, shorten
+from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH, _HEIGHT, _LEGEND_ROW, _SMALL_PRINT, _COLUMNS = 7.0, 4.2, 0.2, 8.5, 2
-# Characters of a backend, or cell, and its kernel.
-_LONGEST_LABEL = 80
+# Characters of a backend, or cell, and its kernel; of a line above the figure.
+_LONGEST_LABEL, _WRAP = 80, 88
+_CALL = "the whole call, by the op's own work"
 _MARKERS = "osD^v<>PX*hp"
 _PLAIN_TEXT: Any = {"text.parse_math": False}
+
+
+def _owners(run: Run) -> dict[Cell, str]:
+    """How the cells that have profiles are called: by their backend, or whole if a backend has several."""
+    count = Counter(cell.backend for cell in run.profiles)
+    return {cell: cell.backend if count[cell.backend] == 1 else str(cell) for cell in run.profiles}
+
+
+def call_dots(run: Run) -> dict[str, Dot]:
+    """Where whole calls are, by the op's own bytes and operations and the suite's time."""
+    owners = _owners(run)
+    rows = {row["cell"]: row for row in rows_of_runs([run])}
+    found = {owner: dot_of(rows[str(cell)]) for cell, owner in owners.items() if str(cell) in rows}
+    return {f"{owner}: {_CALL}": dot for owner, dot in found.items() if dot is not None}
 
 
 def kernel_dots(run: Run, most: int | None = None) -> dict[str, Dot]:
@@ -26,12 +45,10 @@ def kernel_dots(run: Run, most: int | None = None) -> dict[str, Dot]:
 
     Those of a profile that add the most come first; with `most`, no more than so many.
     """
-    cells_of: dict[str, int] = {}
-    for cell in run.profiles:
-        cells_of[cell.backend] = cells_of.get(cell.backend, 0) + 1
+    owners = _owners(run)
     dots: dict[str, Dot] = {}
     for cell, found in run.profiles.items():
-        owner = cell.backend if cells_of[cell.backend] == 1 else str(cell)
+        owner = owners[cell]
         own = [
             (kernel, Dot(kernel.flops / kernel.bytes, kernel.flops / kernel.ms / 1e9))
             for kernel in found.kernels
@@ -43,8 +60,8 @@ def kernel_dots(run: Run, most: int | None = None) -> dict[str, Dot]:
 
 
 def kernel_roof(run: Run) -> Roof | None:
-    """The roof of a run that has such kernels; None if it has none, or no ceilings."""
-    return roof_of([run]) if kernel_dots(run) else None
+    """The roof of a run that has such kernels, or calls; None if it has none, or no ceilings."""
+    return roof_of([run]) if kernel_dots(run) or call_dots(run) else None
 
 
 def draw_kernel_roof(run: Run) -> Figure:
@@ -52,7 +69,8 @@ def draw_kernel_roof(run: Run) -> Figure:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    roof, dots = kernel_roof(run), kernel_dots(run, MOST_DRAWN)
+    roof, calls, kernels = kernel_roof(run), call_dots(run), kernel_dots(run, MOST_DRAWN)
+    dots = kernels | calls
     assert roof is not None
     with mpl.rc_context(_PLAIN_TEXT):
         height = _HEIGHT + _LEGEND_ROW * -(-len(dots) // _COLUMNS)
@@ -64,8 +82,13 @@ def draw_kernel_roof(run: Run) -> Figure:
         for number, (label, dot) in enumerate(dots.items()):
             look: dict[str, Any] = {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": "none", "markersize": 7}
             look |= {"color": f"C{number % 10}", "label": shorten(label, _LONGEST_LABEL)}
+            look |= {"markerfacecolor": "none"} if label in calls else {}
             handles += axes.plot([dot.intensity], [dot.tflops], **look)
-        axes.set_title("\n".join(surroundings_of([run])), loc="left", fontsize=_SMALL_PRINT, color="#444444")
+        cells = {str(cell) for cell in run.profiles}
+        shape = describe_shape([row for row in rows_of_runs([run]) if row["cell"] in cells], run.sweep.x)
+        passes = ", ".join(dict.fromkeys(PASS_TITLES.get(cell.pass_, cell.pass_) for cell in run.profiles))
+        about = "\n".join([*textwrap.wrap(f"{passes}; {shape}", _WRAP), *surroundings_of([run])])
+        axes.set_title(about, loc="left", fontsize=_SMALL_PRINT, color="#444444")
         axes.spines[["top", "right"]].set_visible(False)
         where: dict[str, Any] = {"loc": "outside lower center", "ncols": _COLUMNS}
         figure.legend(handles=handles, **where, frameon=False, fontsize=_SMALL_PRINT)
@@ -73,11 +96,12 @@ def draw_kernel_roof(run: Run) -> Figure:
 
 
 def kernel_roof_markdown(run: Run) -> str:
-    """A section with the figure and a line per kernel: which roof is nearer, and how close it comes; may be empty."""
+    """A section with the figure and a line per dot: which roof is nearer, and how close it comes; may be empty."""
     roof = kernel_roof(run)
     if roof is None:
         return ""
-    lines = [f"- {escape(label)}: {_bound(dot, roof)}" for label, dot in kernel_dots(run).items()]
+    dots = kernel_dots(run) | call_dots(run)
+    lines = [f"- {escape(label)}: {_bound(dot, roof)}" for label, dot in dots.items()]
     figure = "![roofline of the kernels](roof.png)"
     return "\n\n".join(["## Kernels against what the device can do", figure, "\n".join(lines)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from glabench.records.metrics import TIME
 from glabench.report.canvas import FAILURE_MARKS, PANEL_WIDTH, Layout, Plot, Quantity, frame, lay_out, missing_in
+from glabench.report.choice import CHUNK
 from glabench.report.literature import overlays_of
 from glabench.report.series import Panel, Row, Series
 from glabench.sweeps.words import axis_title, show_x
@@ -71,6 +73,16 @@ def has_bands(panels: Sequence[Panel]) -> bool:
     lines = [series for panel in panels if panel.is_scale for series in panel.series if not series.is_constant]
     times = [row for series in lines for row in series.rows.values() if row["time_ms"]]
     return any((row["time_ms_p80"] or 0) - (row["time_ms_p20"] or math.inf) > _SEEN * row["time_ms"] for row in times)
+
+
+def breaks_between_kernels(series: Series) -> bool:
+    """Whether a line of the series would join chunk sizes whose kernels are of different families."""
+    return any(itertools.starmap(_has_other_kernels, itertools.pairwise(series.rows.values())))
+
+
+def _has_other_kernels(one: Row, other: Row) -> bool:
+    families = [launch.split()[0] for row in (one, other) if " C=" in (launch := row.get("launch") or "")]
+    return one.get(CHUNK) != other.get(CHUNK) and len(set(families)) > 1
 
 
 def _choose_looks(layout: Layout) -> Mapping[str, _Look]:
@@ -152,10 +164,15 @@ def _draw_series(
     values = [math.nan if (value := quantity.of(row)) is None else value for _, row in found]
     if all(map(math.isnan, values)):
         return
-    axes.plot(across, values, **{**look, **({} if is_scale else {"linestyle": "none"})})
-    if quantity.metric is TIME and is_scale:
-        low, high = ([row[name] or math.nan for _, row in found] for name in ("time_ms_p20", "time_ms_p80"))
-        axes.fill_between(across, low, high, color=look["color"], alpha=0.2, linewidth=0)
+    starts = [i for i in range(1, len(found)) if _has_other_kernels(found[i - 1][1], found[i][1])]
+    style = {**look, **({} if is_scale else {"linestyle": "none"})}
+    for start, end in itertools.pairwise([0, *starts, len(found)]):
+        own = slice(start, end)
+        axes.plot(across[own], values[own], **style)
+        if quantity.metric is TIME and is_scale:
+            rows = [row for _, row in found[own]]
+            low, high = ([row[name] or math.nan for row in rows] for name in ("time_ms_p20", "time_ms_p80"))
+            axes.fill_between(across[own], low, high, color=look["color"], alpha=0.2, linewidth=0)
 
 
 def _draw_constant(axes: Axes, series: Series, quantity: Quantity, look: _Look, last: float) -> list[_Break]:

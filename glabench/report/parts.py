@@ -12,7 +12,7 @@ from glabench.records.metrics import significant
 from glabench.report.choice import CHUNK
 from glabench.report.describe import surroundings_of
 from glabench.report.grid import Grid
-from glabench.report.series import describe_shape, rows_of_runs
+from glabench.report.series import describe_shape, name_values, rows_of_runs
 from glabench.report.text import shorten
 from glabench.sweeps.model import Cell
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Inches: a panel, and what is above and below.
-_PANEL, _HEIGHT = 3.4, 3.9
+# Inches: a bar, what is beside all bars, the narrowest figure, the height, a line of the title.
+_BAR, _AROUND, _NARROWEST, _HEIGHT, _TITLE = 0.44, 1.2, 6.4, 4.3, 0.24
 # A panel has room for so many bars at least; bars are as wide in all panels.
 _LEAST_BARS = 2
 _SMALL_PRINT = 8.5
@@ -30,6 +30,7 @@ _OTHER_COLOURS = ("#6ACC64", "#956CB4", "#D5BB67", "#82C6E2")
 _PLAIN_TEXT: Any = {"text.parse_math": False}
 # The chunk where the backend chooses it.
 _AUTO = "auto"
+_LEFT_OUT = "Parts are timed as variants of the forward that leave the others out; numbers are sums in ms."
 _EXPLAINED = (
     "Parts are variants of the forward that leave the others out. Each reads and writes its tensors anew, so together "
     "they may take longer than the whole call, which is the black line. Numbers above bars are milliseconds. A bar is "
@@ -44,6 +45,7 @@ class Bars:
     title: str
     parts: Mapping[Any, Mapping[str, float]]
     whole: Mapping[Any, float]
+    note: str = ""
 
     @property
     def best_ms(self) -> float:
@@ -52,7 +54,7 @@ class Bars:
 
 
 def bars_of(run: Run) -> list[Bars]:
-    """A panel per backend whose profiles have parts, and a published one of the same sizes, if there is any."""
+    """A panel per backend whose profiles have parts, and those published of the same op, whatever their sizes."""
     cells: dict[str, list[Cell]] = {}
     for cell, found in run.profiles.items():
         if found.parts:
@@ -62,21 +64,22 @@ def bars_of(run: Run) -> list[Bars]:
         parts = {_chunk_of(cell): {each.name: each.ms for each in run.profiles[cell].parts} for cell in own}
         if len(parts) == len(own) > (0 if _AUTO in parts else 1):
             panels.append(Bars(backend, parts, {_chunk_of(cell): run.profiles[cell].span_ms for cell in own}))
-    published = [one for one in published_stacks() if any(_fits(cell, one) for own in cells.values() for cell in own)]
-    return [*panels, *map(_of_stack, published)] if panels else []
+    all_cells = [cell for own in cells.values() for cell in own]
+    published = [one for one in published_stacks() if any(one.cell["op"] == cell.op for cell in all_cells)]
+    return [*panels, *(_of_stack(one, all_cells) for one in published if one.x == CHUNK)] if panels else []
 
 
 def _chunk_of(cell: Cell) -> Any:
     return _AUTO if cell.get(CHUNK) is None else cell.get(CHUNK)
 
 
-def _fits(cell: Cell, stack: Stack) -> bool:
-    return stack.x == CHUNK and all(cell.to_json().get(name) == value for name, value in stack.cell.items())
-
-
-def _of_stack(one: Stack) -> Bars:
+def _of_stack(one: Stack, cells: Sequence[Cell]) -> Bars:
+    """Its title names the sizes if no cell has them."""
     parts = {x: {name: times[i] for name, times in one.parts.items()} for i, x in enumerate(one.at)}
-    return Bars(f"published: {one.source} ({one.device})", parts, {})
+    is_same = any(all(cell.to_json().get(name) == value for name, value in one.cell.items()) for cell in cells)
+    sizes = " ".join(name_values({name: value for name, value in one.cell.items() if name != "op"}))
+    about = one.device if is_same else f"{sizes}; {one.device}"
+    return Bars(f"published: {one.source} ({about})", parts, {}, one.note)
 
 
 def parts_markdown(run: Run) -> str:
@@ -85,7 +88,9 @@ def parts_markdown(run: Run) -> str:
     if not panels:
         return ""
     tables = [_table(run, each).to_markdown().rstrip("\n") for each in panels]
-    head = ["## Within chunks and across them", "![parts of a forward](parts.png)", _EXPLAINED, *_missing(run, panels)]
+    notes = [each.note for each in panels if each.note]
+    figure = "![parts of a forward](parts.png)"
+    head = ["## Within chunks and across them", figure, " ".join([_EXPLAINED, *notes]), *_missing(run, panels)]
     return "\n\n".join([*head, *tables])
 
 
@@ -141,21 +146,24 @@ def draw_parts(run: Run) -> Figure:
     others = [name for name in names if name not in _COLOURS]
     colours = _COLOURS | dict(zip(others, _OTHER_COLOURS * (1 + len(others)), strict=False))
     with mpl.rc_context(_PLAIN_TEXT):
-        figure = Figure(figsize=(max(2, len(panels)) * _PANEL, _HEIGHT), layout="constrained", dpi=160)
-        figure.suptitle("The parts of a forward, by chunk size", x=0.01, ha="left", fontsize=12, fontweight="bold")
         widths = [max(len(bars.parts), _LEAST_BARS) for bars in panels]
+        size = (max(_NARROWEST, sum(widths) * _BAR + _AROUND), _HEIGHT)
+        figure = Figure(figsize=size, layout="constrained", dpi=160)
+        title = "The parts of a forward, by chunk size\n"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=widths)[0]
         for axes, bars in zip(all_axes, panels, strict=True):
             _draw_panel(axes, bars, colours)
         all_axes[0].set_ylabel("time over the best sum")
         cells = {str(cell) for cell, found in run.profiles.items() if found.parts}
         rows = [row for row in rows_of_runs([run]) if row["cell"] in cells]
-        about = "\n".join([describe_shape(rows, CHUNK), *surroundings_of([run])])
+        about = "\n".join([describe_shape(rows, CHUNK), *surroundings_of([run]), _LEFT_OUT])
         figure.supxlabel(about, x=0.01, ha="left", fontsize=_SMALL_PRINT - 1, color="#444444")
         handles: list[Any] = [mpl.patches.Patch(label=shorten(name), facecolor=colours[name]) for name in names]
         handles.append(mpl.lines.Line2D([], [], color="black", label="whole call"))
-        where: dict[str, Any] = {"loc": "outside right upper"}
-        figure.legend(handles=handles, **where, frameon=False, fontsize=_SMALL_PRINT)
+        # In the title's second line, which is empty: a legend outside of the panels would take no notice of the title.
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.0, 1 - _TITLE / _HEIGHT)}
+        figure.legend(handles=handles, ncols=len(handles), **place, frameon=False, fontsize=_SMALL_PRINT)
     return figure
 
 
@@ -183,4 +191,4 @@ def _draw_panel(axes: Axes, bars: Bars, colours: Mapping[str, str]) -> None:
 def _wrapped(title: str) -> list[str]:
     import textwrap
 
-    return textwrap.wrap(title, 34)
+    return textwrap.wrap(title, 30)

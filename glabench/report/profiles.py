@@ -24,7 +24,7 @@ LEAST_SHARE, _LEAST_DRAWN, MOST_DRAWN = 0.005, 0.03, 12
 AGREES = 0.05
 _OF_KERNELS = (
     "calls", "ms", "adds, ms", "share", "idle before, us", "grid", "threads", "registers", "shared, KiB",
-    "programs per SM", "GB/s", "TFLOP/s",
+    "programs per SM", "GB/s", "TFLOP/s", "of the roof",
 )  # fmt: skip
 _OF_OPERATORS = ("calls", "ms", "share")
 # Inches: a bar, what is around all bars, the width of the figure, a row of its legend.
@@ -40,14 +40,19 @@ _COLOURS = (
 _PLAIN_TEXT: Any = {"text.parse_math": False}
 
 
-def profile_table(found: Profile, all_kernels: bool = False) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Head and rows: a row per kernel, on a CPU per operator. Those of little time are one row, unless asked for."""
+def profile_table(
+    found: Profile, record: Record | None = None, all_kernels: bool = False
+) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Head and rows: a row per kernel, on a CPU per operator. Those of little time are one row, unless asked for.
+
+    `record` is the cell's own, with the ceilings of its run.
+    """
     of_rows = _OF_KERNELS if found.on_device else _OF_OPERATORS
     if counted := any(kernel.counters for kernel in found.kernels):
         of_rows = (*of_rows, *COUNTERS.values(), "warps wait for")
     head = ("kernel" if found.on_device else "operator", *of_rows)
     least = 0.0 if all_kernels else LEAST_SHARE * found.span_ms
-    rows = [_row(kernel, found, counted) for kernel in found.kernels if kernel.added_ms >= least]
+    rows = [_row(kernel, found, record, counted) for kernel in found.kernels if kernel.added_ms >= least]
     if hidden := [kernel for kernel in found.kernels if kernel.added_ms < least]:
         ms, added = (sum(getattr(kernel, name) for kernel in hidden) for name in ("ms", "added_ms"))
         times = [ms, added] if found.on_device else [ms]
@@ -57,7 +62,7 @@ def profile_table(found: Profile, all_kernels: bool = False) -> tuple[Sequence[s
     return head, rows
 
 
-def _row(kernel: Kernel, found: Profile, counted: bool) -> Sequence[str]:
+def _row(kernel: Kernel, found: Profile, record: Record | None, counted: bool) -> Sequence[str]:
     start, share = [kernel.name, str(kernel.calls), significant(kernel.ms)], _share(kernel.added_ms, found.span_ms)
     if not found.on_device:
         return [*start, share]
@@ -73,6 +78,7 @@ def _row(kernel: Kernel, found: Profile, counted: bool) -> Sequence[str]:
         "-" if kernel.programs is None else f"{kernel.programs} ({kernel.limit})",
         _rate(kernel.bytes, kernel.ms, 1e6),
         _rate(kernel.flops, kernel.ms, 1e9),
+        _of_roof(kernel, record),
         *(_counters(kernel) if counted else ()),
     ]
 
@@ -89,6 +95,14 @@ def _share(ms: float, of_ms: float) -> str:
 
 def _rate(amount: int | None, ms: float, unit: float) -> str:
     return "-" if amount is None or ms <= 0 else significant(amount / ms / unit)
+
+
+def _of_roof(kernel: Kernel, record: Record | None) -> str:
+    """The least time that the kernel's bytes and operations take at the run's ceilings, of its time."""
+    if record is None or not record.copy_gbps or not record.product_tflops or not kernel.bytes or kernel.ms <= 0:
+        return "-"
+    least = max(kernel.bytes / record.copy_gbps / 1e6, (kernel.flops or 0) / record.product_tflops / 1e9)
+    return f"{least / kernel.ms:.0%}"
 
 
 def _known(value: int | None) -> str:
@@ -140,7 +154,7 @@ def profiles_markdown(run: Run) -> str:
     records = {record.cell: record for record in run.records}
     parts = ["## Where the time goes", "![where the time goes](profile.png)"]
     for cell, found in run.profiles.items():
-        head, rows = profile_table(found)
+        head, rows = profile_table(found, records.get(cell))
         grid = Grid(f"{cell}", "", head, rows, words=("grid", "programs per SM", "warps wait for"))
         parts += [grid.to_markdown().rstrip("\n"), " ".join(describe_profile(found, records.get(cell)))]
     return "\n\n".join(parts)
@@ -158,7 +172,7 @@ def draw_profiles(run: Run) -> Figure:
         figure = Figure(figsize=(_WIDTH, _BAR * len(bars) + _AROUND + legend), layout="constrained", dpi=160)
         figure.suptitle(title_of([run]), x=0.01, ha="left", fontsize=12, fontweight="bold")
         axes = figure.subplots()
-        _draw_bars(axes, bars, colours)
+        _draw_bars(axes, bars, {cell: found.span_ms for cell, found in run.profiles.items()}, colours)
         axes.set_title("\n".join(surroundings_of([run])), loc="left", fontsize=_SMALL_PRINT, color="#444444")
         handles = [mpl.patches.Patch(label=shorten(name), **look) for name, look in colours.items()]
         where: dict[str, Any] = {"loc": "outside lower center", "ncols": _LEGEND_COLUMNS}
@@ -194,15 +208,16 @@ def _hatch(number: int) -> str | None:
 
 
 def _draw_bars(
-    axes: Axes, bars: Mapping[Cell, Mapping[str, float]], colours: Mapping[str, Mapping[str, Any]]
+    axes: Axes, bars: Mapping[Cell, Mapping[str, float]], span: Mapping[Cell, float],
+    colours: Mapping[str, Mapping[str, Any]],
 ) -> None:  # fmt: skip
     longest = max(sum(pieces.values()) for pieces in bars.values())
-    for place, pieces in enumerate(bars.values()):
+    for place, (cell, pieces) in enumerate(bars.items()):
         left = 0.0
         for name, ms in pieces.items():
             axes.barh(place, ms, left=left, height=0.7, linewidth=0.5, **{"edgecolor": "white", **colours[name]})
             left += ms
-        axes.text(left + 0.01 * longest, place, significant(left), va="center", fontsize=_SMALL_PRINT)
+        axes.text(left + 0.01 * longest, place, significant(span[cell]), va="center", fontsize=_SMALL_PRINT)
     axes.set_yticks(range(len(bars)), [_label(cell) for cell in bars], fontsize=_SMALL_PRINT)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.1 * longest)

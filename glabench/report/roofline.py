@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Inches: the height of a panel and of a row of the legend. How far the roof reaches beyond the cells, as a factor.
-_HEIGHT, _LEGEND_ROW, _BEYOND = 3.8, 0.22, 3.0
+_HEIGHT, _LEGEND_ROW, _BEYOND = 4.4, 0.22, 3.0
+# Labels at 1, 2 and 5 fit on an axis whose ends are no further apart than this factor.
+_WIDE = 1e3
 # Ceilings that only the environment of a run has.
 _MORE = ("l2_copy_gbps", "fp32_product_tflops")
 _OTHER: Any = {"color": "#999999", "linewidth": 1}
@@ -113,10 +115,9 @@ def draw_roof(axes: Axes, roof: Roof, dots: Sequence[Dot], small_print: float) -
     for look in _roofs(roof):
         ends = [lowest, look.roof.ridge, highest]
         axes.plot(ends, [look.roof.at(x) for x in ends], label=look.label, **look.line)
-    # Few cells have many operations per byte and a low rate; lines go on behind it.
-    axes.legend(loc="lower right", facecolor="white", framealpha=1.0, edgecolor="none", fontsize=small_print)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=1, frameon=False, fontsize=small_print)
+    for axis, (least, most) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if most / least < _WIDE else (1.0,)))
         axis.set_major_formatter(lambda value, _: significant(value))
         axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("operations per byte")

@@ -145,6 +145,7 @@ def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], ag
     of_profiles = [parts_markdown, profiles_markdown, kernel_roof_markdown] if len(view.runs) == 1 else []
     profiles = [section(view.runs[0]) for section in of_profiles]
     choice = [escape(line) for run in view.runs if run.sweep.x == CHUNK for line in recommend(run)]
+    choice = ["## What to take", *choice] if choice else []
     rates = rates_markdown(view.runs)
-    parts = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, *choice, rates, tables, *profiles]
+    parts = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, rates, tables, *profiles, *choice]
     return "\n\n".join(filter(None, parts))

@@ -141,6 +141,26 @@ def test_the_legend_shows_every_series_as_its_lines_and_points_look():
     assert [handle.get_label() for handle in flat] == without_chunk
 
 
+def test_no_line_joins_chunk_sizes_with_kernels_of_different_families():
+    run = made_up("chunk-sweep", {"backend": "gla-triton", "chunk": "16,32,64,128", "materialize": "states"})
+
+    def measured_with(family):
+        records = [
+            replace(record, launch=f"{family if record.cell.get('chunk') == 64 else 'triton'} C=x: 64x64 4 warps")
+            for record in run.records
+        ]
+        view = make_view([replace(run, records=records)])
+        axes = draw(view, [TIME]).axes[0]
+        return [list(line.get_xdata()) for line in axes.lines], explain_figure(view, [TIME])
+
+    joined, caption = measured_with("triton")
+    assert joined == [[16, 32, 64, 128]]
+    assert "broken" not in caption
+    apart, caption = measured_with("hopper")
+    assert apart == [[16, 32], [64], [128]]
+    assert "A line is broken between chunk sizes" in caption
+
+
 def test_a_band_is_named_only_if_it_can_be_seen():
     narrow = made_up("paper-fig2", {"pass": "fwd"}, time_ms=1.0, time_ms_p20=0.996, time_ms_p80=1.004)
     assert not any("band" in label for label in legend(drawn(narrow)))

@@ -67,9 +67,14 @@ def test_bars_of_a_backend_stand_beside_the_published_ones_of_the_same_sizes(run
     assert published.best_ms == pytest.approx(3.9)
 
 
-def test_other_sizes_have_no_published_bars(run):
+def test_published_bars_of_other_sizes_name_them(run):
+    of_other_op = {replace(cell, op="linear"): found for cell, found in run.profiles.items()}
+    assert [each.title for each in bars_of(replace(run, profiles=of_other_op))] == ["gla-two-level"]
     smaller = {replace(cell, batch=8): found for cell, found in run.profiles.items()}
-    assert [each.title for each in bars_of(replace(run, profiles=smaller))] == ["gla-two-level"]
+    _, published = bars_of(replace(run, profiles=smaller))
+    assert "(B=32 H=4 K=128 V=256; GPU and tokens not stated)" in published.title
+    assert "(GPU and tokens not stated)" in bars_of(run)[1].title
+    assert "other numbers of tokens are assumptions" in parts_markdown(run)
 
 
 def test_a_table_has_the_rates_of_each_part(run):
@@ -132,6 +137,21 @@ def test_a_run_over_chunks_ends_with_the_one_to_take(factor, times, time):
         f"forward + backward, gla-triton: the fastest is C=64 states kept, 2 ms, 180 MiB above the inputs, {times} "
         f"C=32 checkpoints kept. The least memory takes C=64 checkpoints kept: 90 MiB above the inputs, in {time}."
     ]
+
+
+def test_of_several_backends_a_run_over_chunks_names_the_one_to_take():
+    made = made_up("chunk-sweep", {"backend": "gla-triton,gla-two-level", "chunk": "32,64", "pass": "fwd"})
+    times = {("gla-triton", 32): 4.0, ("gla-triton", 64): 2.0, ("gla-two-level", 32): 5.0, ("gla-two-level", 64): 6.0}
+    records = [
+        replace(record, time_ms=times[record.cell.backend, record.cell.get("chunk")], peak_allocated_mib=100)
+        for record in made.records
+    ]
+    run = replace(made, records=records, environment={**made.environment, "device": "cpu", "cpu": "A CPU"})
+    *_, take = recommend(run)
+    assert take.startswith("To take on A CPU for forward of gla at B=32 T=4k H=16 D=64 bf16: gla-triton with C=64")
+    assert (
+        ", 2 ms, 100 MiB above the inputs. The next backend, gla-two-level with C=32, takes 2.5 times as long" in take
+    )
 
 
 PARTED = """

@@ -17,7 +17,7 @@ from glabench.profiling.trace import Event, Trace, covered, load_trace, self_tim
 from glabench.records import RunFolder
 from glabench.records.metrics import TIME
 from glabench.records.profile import Profile, Work, profile_line, read_profile
-from glabench.report.kernel_roof import draw_kernel_roof, kernel_dots, kernel_roof, kernel_roof_markdown
+from glabench.report.kernel_roof import call_dots, draw_kernel_roof, kernel_dots, kernel_roof, kernel_roof_markdown
 from glabench.report.profiles import describe_profile, draw_profiles, profile_table, profiles_markdown
 from glabench.report.write import write_report
 from glabench.sweeps import Cell, Parameters
@@ -78,11 +78,12 @@ def test_work_is_known_of_kernels_with_one_grid():
 
 def test_a_profile_of_a_gpu_as_a_table():
     found = with_occupancy(profile_of(trace_of(KERNELS)).with_work({"forward": Work(10**8, 3 * 10**9)}), "90")
-    head, rows = profile_table(found)
+    head, rows = profile_table(found, replace(record([0.1]), copy_gbps=4000.0, product_tflops=800.0))
     assert dict(zip(head, rows[0], strict=True)) == {
         "kernel": "forward", "calls": "1", "ms": "0.03", "adds, ms": "0.03", "share": "27.3%", "idle before, us": "0",
         "grid": "64x1x1", "threads": "256", "registers": "168", "shared, KiB": "40",
         "programs per SM": "1 (registers)", "GB/s": "3330", "TFLOP/s": "100",
+        "of the roof": "83%",
     }  # fmt: skip
     assert [row[0] for row in rows] == ["forward", "backward", "backward"]
 
@@ -241,7 +242,22 @@ def test_kernels_whose_work_is_known_are_dots_below_the_roof(measured, tmp_path)
     assert "50 operations per byte, so memory bound it; 50% of that roof" in kernel_roof_markdown(measured)
     axes = draw_kernel_roof(measured).axes[0]
     assert [line.get_label() for line in axes.lines[1:]] == ["gla-triton: forward"]
+    assert "of the roof |\n" in profiles_markdown(measured)
+    assert "| 2000 | 100 | 50% |" in profiles_markdown(measured)
     assert "roof.png" in {path.name for path in write_report([measured], tmp_path, [TIME], None)}
+
+
+def test_whole_calls_are_dots_by_the_ops_own_work(measured):
+    run = replace(measured, records=[replace(record, gbps=500.0, tflops=80.0) for record in measured.records])
+    ((name, dot),) = call_dots(run).items()
+    assert name == "gla-triton: the whole call, by the op's own work"
+    assert (dot.intensity, dot.tflops) == (160.0, 80.0)
+    axes = draw_kernel_roof(run).axes[0]
+    assert [line.get_label() for line in axes.lines[1:]] == ["gla-triton: forward", name]
+    assert [line.get_markerfacecolor() == "none" for line in axes.lines[1:]] == [False, True]
+    assert f"- {name}: 160 operations per byte, so memory bound it; 12% of that roof" in kernel_roof_markdown(run)
+    unknown = {cell: found.with_work({}) for cell, found in run.profiles.items()}
+    assert kernel_roof(replace(run, profiles=unknown)) is not None
 
 
 @pytest.mark.parametrize(
