@@ -174,7 +174,8 @@ def draw_profiles(run: Run) -> Figure:
         axes = figure.subplots()
         _draw_bars(axes, bars, {cell: found.span_ms for cell, found in run.profiles.items()}, colours)
         axes.set_title("\n".join(surroundings_of([run])), loc="left", fontsize=_SMALL_PRINT, color="#444444")
-        handles = [mpl.patches.Patch(label=shorten(name), **look) for name, look in colours.items()]
+        looks = {name: {"edgecolor": "white", "linewidth": 0.5, **look} for name, look in colours.items()}
+        handles = [mpl.patches.Patch(label=shorten(name), **look) for name, look in looks.items()]
         where: dict[str, Any] = {"loc": "outside lower center", "ncols": _LEGEND_COLUMNS}
         figure.legend(handles=handles, **where, frameon=False, fontsize=_SMALL_PRINT)
     return figure
