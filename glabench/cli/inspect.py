@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from glabench.cli.options import JsonOption
-from glabench.cli.output import print_table, write_json
+from glabench.cli.output import check_targets, print_table, write_json
 from glabench.errors import ExitCode, UsageError, allowed_names
 from glabench.inspecting.request import ARCHS, DTYPES, FAMILIES, GATES, Request, family_for, kernels_of, parse_archs
 from glabench.scheduling.revisions import checked_out, parse_range, repository_of, worker_variables
@@ -48,7 +48,7 @@ def inspect(
         bool, typer.Option("--compile-time", help="Compile all of them anew, and show how long that takes.")
     ] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print the machine code instead.")] = False,
-    ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX instead.")] = False,
+    ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX instead; not for AMD.")] = False,
     json_to: JsonOption = None,
 ) -> None:
     """Compile our kernels without a GPU: registers, spills, shared memory, occupancy, products on tensor cores.
@@ -70,7 +70,12 @@ def inspect(
         raise UsageError("--sass, --ptx, --compile-time: give one of them")
     if rev is not None and (sass or ptx or compile_time):
         raise UsageError("--rev: shows what differs; leave out --sass, --ptx and --compile-time")
+    if json_to is not None and (sass or ptx):
+        raise UsageError("--json: holds what kernels need, not their code; leave out --json, or --sass and --ptx")
+    check_targets({"--json": json_to})
     archs = parse_archs(arch)
+    if ptx and (amd := [each for each in archs if each.startswith("gfx")]):
+        raise UsageError(f"--ptx: {', '.join(amd)} has no PTX; give --sass for its machine code, or another --arch")
     request = Request(
         archs, key_dim, value_dim, dtype, None if chunk == "auto" else int(chunk),
         family_for(family, archs, key_dim, value_dim, dtype, chunk), kernel, "sass" if sass else "ptx" if ptx else None,

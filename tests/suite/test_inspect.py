@@ -151,6 +151,11 @@ def test_what_differs_between_two_revisions_is_shown(run, compiled, monkeypatch)
         (["--sass", "--ptx"], "--sass, --ptx, --compile-time: give one of them"),
         (["--ptx", "--compile-time"], "--sass, --ptx, --compile-time: give one of them"),
         (["--sass", "--rev", "HEAD..WORKTREE"], "--rev: shows what differs; leave out --sass, --ptx"),
+        (["--sass", "--json", "-"], "--json: holds what kernels need, not their code; leave out --json,"),
+        (["--ptx", "--json", "-"], "--json: holds what kernels need, not their code; leave out --json,"),
+        (["--json", "/nowhere/x.json"], "--json: cannot write '/nowhere/x.json'; give a file in an"),
+        (["--ptx", "--arch", "gfx942"], "--ptx: gfx942 has no PTX; give --sass for its machine code, or another"),
+        (["--ptx", "--arch", "sm_90,gfx942"], "--ptx: gfx942 has no PTX"),
     ],
 )
 def test_mistakes_are_named(run, words, said):
