@@ -21,25 +21,30 @@ from glabench.inspecting.request import Request, parse_request
 
 def full_name(call: Any, variant: Any) -> str:
     """A kernel's name, with the gates it is for and its form if that is not the plain one."""
-    gates = "gated " if call.gated else "per-head " if getattr(call, "head_gated", False) else ""
+    of_values, per_head = (getattr(call, name, False) for name in ("value_gated", "head_gated"))
+    gates = "value-gated " if of_values else "gated " if call.gated else "per-head " if per_head else ""
     return f"{gates}{variant.form + ' ' if variant.form != 'plain' else ''}{variant.name}"
 
 
 def _calls(request: Request, arch: str) -> Iterator[Any]:
-    """Calls with gates per channel, without gates and, if there are kernels for them, with gates per head."""
+    """Calls with gates per channel, without gates and, if there are kernels for them, per head and of values too."""
     import torch
     from gla_kernels.inspection import ahead
     from gla_kernels.launching.plans import hopper_plan, triton_plan
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[request.dtype]
     K, V, bfloat16_gates = request.key_dim, request.value_dim, request.gates == "bf16"
+    choices = signature(ahead.call_of).parameters
     for gated in (True, False):
         special = hopper_plan(K, V, dtype, request.chunk) if request.family == "hopper" else None
         plan = special or triton_plan(K, V, dtype, request.chunk, gated, ahead.SHARED[arch])
         yield ahead.call_of(K, V, gated, dtype, plan, bfloat16_gates)
-        of_narrow_heads = plan.family == "hopper" and "head_gated" in signature(ahead.call_of).parameters
+        of_narrow_heads = plan.family == "hopper" and "head_gated" in choices
         if not gated and getattr(plan, "takes_head_gates", of_narrow_heads):
             yield ahead.call_of(K, V, False, dtype, plan, bfloat16_gates, head_gated=True)
+    # Beside gates of values, calls take no length of chunks.
+    if "value_gated" in choices and request.chunk is None:
+        yield ahead.call_of(K, V, True, dtype, plan, bfloat16_gates, value_gated=True)
 
 
 def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, Any]:
@@ -65,7 +70,7 @@ def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, 
         "code": code_hash(code),
         "faults": _faults(compiled, call, variant, code),
         "compile_s": round(compile_s, 2),
-        "text": {None: None, "sass": code, "ptx": compiled.asm.get("ptx", code)}[show],
+        "text": {None: None, "sass": code, "ptx": compiled.asm.get("ptx")}[show],
     }
 
 
@@ -77,9 +82,10 @@ def _faults(compiled: Any, call: Any, variant: Any, code: str) -> dict[str, int]
     ptx = compiled.asm.get("ptx")
     if ptx is None:
         return {}
+    early = getattr(variant, "early", True)
     counts = {
         "pairs that overflow": len(overflowing_pairs(ptx)),
-        "reads before the wait": int(call.plan.family != "triton" and not waits_first(ptx)),
+        "reads before the wait": int(call.plan.family != "triton" and early and not waits_first(ptx)),
         # The exact form's products are too small for `wgmma`, whose descriptors these are.
         "faulty descriptors": 0 if variant.form == "exact" else len(faulty_descriptors(code)),
     }

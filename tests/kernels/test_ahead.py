@@ -14,10 +14,15 @@ from glabench.inspecting.request import Request, kernels_of
 
 # The most bytes of stack per thread on any GPU: of the exact kernels, which hardly ever have work, and of the others.
 STACK = {"plain": 1024, "strong": 1024, "exact": 3584}
+# Of those with gates of values and float32 operands: ptxas 12.8 gives some only 32 registers a thread on sm_80.
+VALUE_GATED_STACK = 2816
 # The kernels of the ops: forward and backward, plain, strong and exact with gates, plain without; an exact backward
 # from checkpoints; with gates, backwards without dg too. In the portable family also the recurrence; for narrow heads
-# on Hopper also both recurrences, plain forms for pieces and from checkpoints, and plain kernels with a gate per head.
-KERNELS = {"triton": 15, "hopper": 40}
+# on Hopper also both recurrences, plain forms for pieces and from checkpoints, plain kernels with a gate per head and
+# their sums, and both scans over pieces. In both, those that clear tails and, if chunks have their usual length, those
+# with gates of values.
+VALUE_GATED = 8
+KERNELS = {"triton": 17 + VALUE_GATED, "hopper": 50 + VALUE_GATED}
 
 
 def checked(found):
@@ -62,7 +67,8 @@ def narrow_heads():
 
 def assert_fits(found):
     for kernel in found:
-        assert kernel["stack_bytes"] <= STACK[kernel["form"]], kernel
+        of_values = kernel["kernel"].startswith("value-gated")
+        assert kernel["stack_bytes"] <= (VALUE_GATED_STACK if of_values else STACK[kernel["form"]]), kernel
 
 
 def test_kernels_that_need_the_most_fit_every_architecture():
@@ -112,6 +118,36 @@ def test_the_strong_kernels_do_not_spill_much():
     found = [kernel for kernel in narrow_heads() if kernel["form"] == "strong"]
     assert len(found) == 2
     assert max(kernel["stack_bytes"] for kernel in found) <= 128
+
+
+def test_the_kernels_around_others_keep_everything_in_registers():
+    """Scans over pieces, sums of gates per head, zeros behind packed sequences."""
+    scans = tuple(f"{gates}{name}" for gates in ("gated ", "", "per-head ") for name in ("scan", "reverse scan"))
+    names = (*scans, "gated tails", "tails", "per-head tails", "per-head sums of gates")
+    found = compile_some([
+        request_of("hopper", 64, 64, names),
+        request_of("hopper", 64, 64, ("gated tails", "per-head sums of gates"), gates="bf16"),
+        request_of("hopper", 128, 256, ("gated scan", "reverse scan", "per-head sums of gates", "per-head tails")),
+        *(request_of("triton", 64, 64, ("gated tails", "tails"), arch) for arch in ("80", "100", "gfx942")),
+    ])  # fmt: skip
+    assert not [kernel for kernel in found if kernel["stack_bytes"]]
+
+
+def test_the_kernels_with_gates_of_values_fit_every_architecture():
+    parts = ("outputs", "gradients of values", "gradients of keys")
+    names = tuple(f"value-gated {name}" for name in ("states", "reverse states", *parts))
+    strong = tuple(f"value-gated strong {name}" for name in parts)
+    requests = [request_of("hopper", 128, 256, names + strong)]
+    requests += [request_of("triton", 64, 64, (names[0], names[-1], strong[-1]), arch) for arch in ("80", "100")]
+    requests += [request_of("triton", 64, 64, (names[0], strong[-1]), "gfx942")]
+    found = compile_some(requests)
+    for kernel in found:
+        assert kernel["stack_bytes"] <= (64 if kernel["form"] == "plain" else 640), kernel
+
+
+def test_chunks_of_a_given_length_have_no_gates_of_values():
+    request = Request(("90",), 64, 64, "bf16", 64, "hopper", "value-gated")
+    assert not list(kernels_of([request]))
 
 
 def assert_two_programs_fit(found):
@@ -198,7 +234,45 @@ LARGEST = [
 @pytest.mark.full
 @pytest.mark.parametrize(("K", "V", "dtype", "chunk"), LARGEST)
 def test_all_kernels_of_the_largest_chunks_fit_a_hopper_gpu(K, V, dtype, chunk):
-    assert len(compile_all(K, V, dtype, chunk=chunk)) == KERNELS["triton"]
+    assert len(compile_all(K, V, dtype, chunk=chunk)) == KERNELS["triton"] - VALUE_GATED
+
+
+LAUNCHED_BUT_NOT_COMPILED = """
+from itertools import product
+import torch
+from gla_kernels.inspection import ahead
+from gla_kernels.launching.buffers import Inputs
+from gla_kernels.launching.call import Call, make_call
+from gla_kernels.launching.plans import hopper_plan, plan_text, triton_plan
+from gla_kernels.operators.passes import KEEP_CHECKPOINTS, KEEP_STATES, launch_backward, launch_forward
+
+launched = set()
+Call.launch = lambda call, kernel, *_, **options: launched.add(kernel.__name__)
+heads = (64, 64), (128, 128), (128, 256), (256, 512), (512, 320)
+for (K, V), of_hopper, gates, packed, H in product(heads, (0, 1), ("", "g", "h"), (0, 1), (1, 300)):
+    make = lambda *sizes: torch.empty(1, 2048, H, *sizes, dtype=torch.bfloat16, device="meta")
+    marks = torch.empty(3, dtype=torch.int64, device="meta") if packed else None
+    q, k, v, g = make(K), make(K), make(V), {"": None, "g": make(K), "h": make()}[gates]
+    plan = hopper_plan(K, V, q.dtype) if of_hopper else triton_plan(K, V, q.dtype, None, bool(gates))
+    call = make_call(q, v, g, marks, 1.0, None, plan_text(plan))
+    state = torch.empty(call.state_shape(call.sequences), device="meta")
+    launched.clear()
+    for keep in (KEEP_STATES, KEEP_CHECKPOINTS):
+        inputs = Inputs.of(call, q, k, v, g, marks)
+        o, final, kept, flags = launch_forward(call, inputs, state, True, keep)
+        launch_backward(call, inputs, torch.empty_like(v), state, kept, flags, True, bool(gates), keep)
+    compiled = {variant.kernel.__name__ for variant in ahead.variants(call)}
+    if missing := launched - compiled:
+        print(plan.family, K, V, gates, packed, H, *sorted(missing))
+print("all seen:", *sorted(launched & {"scan_pieces", "clear_tails_kernel", "head_gate_sums"}))
+"""
+
+
+def test_every_kernel_that_a_call_launches_is_among_those_compiled():
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", LAUNCHED_BUT_NOT_COMPILED]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout == "all seen: clear_tails_kernel head_gate_sums scan_pieces\n", done.stderr[-2000:]
 
 
 STRIDES_OF_64_BITS = """

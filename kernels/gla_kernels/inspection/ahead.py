@@ -7,7 +7,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,9 @@ from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.hopper.wide.pieces import fits_one_backward, parks_dstates
 from gla_kernels.launching.call import Call, named
 from gla_kernels.launching.plans import (
+    SCAN,
+    SUMS,
+    TAIL,
     WIDE_BACKWARD,
     LaunchPlan,
     Tile,
@@ -38,6 +41,12 @@ from gla_kernels.portable.exact import gla_forward_exact
 from gla_kernels.portable.exact_backward import gla_backward_exact, gla_backward_exact_recomputing
 from gla_kernels.portable.forward import gla_forward_kernel
 from gla_kernels.portable.recurrence import gla_recurrent_kernel
+from gla_kernels.portable.scan import scan_pieces
+from gla_kernels.portable.sums import head_gate_sums
+from gla_kernels.portable.tail import clear_tails_kernel
+from gla_kernels.value_gated.chunks import value_gated_chunks
+from gla_kernels.value_gated.launches import CHUNK, value_gated_tile
+from gla_kernels.value_gated.states import value_gated_states
 
 # Bytes of shared memory that a program may have, by architecture: CUDA programming guide, technical specifications;
 # AMD's CDNA 3 instruction set, local data share.
@@ -60,8 +69,14 @@ _SCALARS = (
     "rows",
     "items",
 )
-_STEPS = ("_b", "_t", "_h", "_p")
-_INPUTS = ("q", "k", "v", "x", "y", "z", "do", "out", "framed_q", "framed_k", "scores")
+_STEPS = ("_b", "_t", "_h", "_p", "_width")
+_INPUTS = (
+    *("q", "k", "v", "x", "y", "z", "do", "out", "framed_q", "framed_k", "scores"),
+    *("late", "early", "other_late", "other_early", "late_out", "early_out"),
+)
+_GATES = ("dg", "gates", "gv", "other_gates", "gates_out")
+# What `clear_tails_kernel` gets in a backward.
+_TAILS = {"a": "dq", "b": "dk", "c": "dv", "d": "dg"}
 
 
 @dataclass(frozen=True)
@@ -77,14 +92,26 @@ class Resources:
 class Variant:
     """A kernel as a call may launch it: its name, what it computes, its tile and its switches.
 
-    `form`: the plain form, what that leaves out of chunks with strong gates, or the exact form.
+    `form`: the plain form, what that leaves out of chunks with strong gates, or the exact form. `absent`: tensors that
+    it is launched without. `options`: Triton's, beside those of the tile. `early`: whether it may start before the
+    previous kernel has ended, in families whose kernels do.
     """
 
     name: str
     form: Literal["plain", "strong", "exact"]
     kernel: Any
     tile: Tile
-    switches: dict[str, bool]
+    switches: dict[str, Any]
+    absent: tuple[str, ...] = ()
+    options: dict[str, int] = field(default_factory=dict)
+    early: bool = True
+
+
+@dataclass(frozen=True)
+class ValueGatedCall(Call):
+    """A call with gates of keys and of values, for compiling. Of its plan, its kernels have the length of chunks."""
+
+    value_gated: bool = True
 
 
 def variants(call: Call) -> Iterator[Variant]:
@@ -104,6 +131,9 @@ def _with_all_gradients(call: Call) -> Iterator[Variant]:
     forward = dict.fromkeys(("HAS_INITIAL", "STORE_O", "STORE_FINAL", "STORE_STATES"), True)
     forward |= dict.fromkeys(("FROM_CHECKPOINT", "STORE_CHECKPOINTS"), False)
     backward = {"FROM_CHECKPOINT": False, "HAS_DFINAL": True, "STORE_DINITIAL": True}
+    if isinstance(call, ValueGatedCall):
+        yield from _value_gated_variants(call)
+        return
     if call.plan.family == "wide":
         yield from _wide_variants(call, forward)
     elif call.plan.family == "hopper":
@@ -122,6 +152,41 @@ def _with_all_gradients(call: Call) -> Iterator[Variant]:
         yield Variant("forward", "exact", gla_forward_exact, tile, forward)
         yield Variant("backward", "exact", gla_backward_exact, tile, backward)
         yield Variant("backward from checkpoints", "exact", gla_backward_exact_recomputing, tile, backward)
+    yield from _small_variants(call)
+
+
+def _small_variants(call: Call) -> Iterator[Variant]:
+    """The kernels around those of a family: for pieces of sequences, for gates per head, for packed sequences."""
+    gates = call.gated or call.head_gated
+    if call.plan.family != "triton":
+        switches = {"BLOCK": SCAN.block_v, "GATED": gates, "HAS_INITIAL": True, "STORE_FINAL": True}
+        for reverse in (False, True):
+            name = "reverse scan" if reverse else "scan"
+            yield Variant(name, "plain", scan_pieces, SCAN, switches | {"REVERSE": reverse})
+    if call.head_gated:
+        yield Variant("sums of gates", "plain", head_gate_sums, SUMS, {})
+    yield Variant("tails", "plain", clear_tails_kernel, TAIL, {}, absent=() if gates else ("d",), early=False)
+
+
+def _value_gated_variants(call: Call) -> Iterator[Variant]:
+    tile = value_gated_tile(call.K, call.V, call.operands.dtype)
+    options = {"num_stages": tile.stages}
+    for reverse in (False, True):
+        name = "reverse states" if reverse else "states"
+        yield Variant(name, "plain", value_gated_states, tile, {"REVERSE": reverse}, options=options)
+    keys, values = (call.K, tile.block_k), (call.V, tile.block_v)
+    for name, of_keys, absent in (
+        ("outputs", False, ("late", "dstates", "early_out", "gates_out")),
+        ("gradients of values", False, ("late_out",)),
+        ("gradients of keys", True, ()),
+    ):
+        (D, BD), (E, BE) = (keys, values) if of_keys else (values, keys)
+        sizes = {"D": D, "E": E, "BD": BD, "BE": BE, "KEYS": of_keys, "FORWARD": "dstates" in absent}
+        for framed in (True, False):
+            yield Variant(
+                name, "plain" if framed else "strong", value_gated_chunks, tile, sizes | {"FRAMED": framed}, absent,
+                options,
+            )  # fmt: skip
 
 
 def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, bool]) -> Iterator[Variant]:
@@ -196,7 +261,9 @@ def compile_kernel(call: Call, variant: Variant, arch: str) -> Any:
     Returns Triton's compiled kernel, whose `asm` holds the stages down to the cubin or AMD's machine code.
     """
     kernel = variant.kernel
-    absent = dict.fromkeys(("cu_seqlens",))
+    # Without a switch for packed sequences, a kernel is for these alone.
+    unpacked = "VARLEN" in kernel.arg_names and not call.varlen
+    absent = dict.fromkeys(("cu_seqlens", *variant.absent) if unpacked else variant.absent)
     if not call.gated:
         absent |= dict.fromkeys(("parked", "excesses"))
         absent |= {} if call.head_gated else dict.fromkeys(("g", "decays", "frame_factors"))
@@ -210,7 +277,7 @@ def compile_kernel(call: Call, variant: Variant, arch: str) -> Any:
     values = {places[name]: value for name, value in constants.items()}
     source = _source(kernel, signature, values, aligned)
     target = GPUTarget("hip", arch, 64) if _is_amd(arch) else GPUTarget("cuda", int(arch), 32)
-    return triton.compile(source, target=target, options=variant.tile.options)
+    return triton.compile(source, target=target, options=variant.tile.options | variant.options)
 
 
 def _is_amd(arch: str) -> bool:
@@ -223,18 +290,22 @@ def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
         return "constexpr"
     if name in _SCALARS or name.endswith(_STEPS):
         return "i32"
-    if name in ("flags", "failed", "raised", "marks"):
+    if name in ("flags", "failed", "raised", "marks", "strong"):
         return "*i32"
-    partial = {"o": call.key_parts, "dv": call.key_parts, "dq": call.value_parts, "dk": call.value_parts}
-    if name in (*_INPUTS, *partial) and partial.get(name, 1) == 1:
+    if name == "cu_seqlens":
+        return "*i64"
+    name = _TAILS.get(name, name)
+    outputs = {"o": call.key_parts, "dv": call.key_parts, "dq": call.value_parts, "dk": call.value_parts}
+    if name in _INPUTS or outputs.get(name) == 1:
         return _POINTER[call.dtype]
-    # Of gates per head, kernels read sums in float32.
-    read_as_given = ("g", "dg") if call.gated else ("dg",) if call.gate_parts == 1 else ()
-    if name in read_as_given and call.bfloat16_gates:
+    # Of gates per head, most kernels read sums in float32.
+    as_given = (*_GATES, "g") if call.gated else _GATES
+    in_parts = name == "dg" and (call.gate_parts if call.head_gated else call.value_parts) > 1
+    if name in as_given and not in_parts and call.bfloat16_gates:
         return "*bf16"
     if name in ("states", "dstates", "parked"):
         return _POINTER[call.operands.dtype]
-    return "fp32" if name == "scale" else "*fp32"
+    return "fp32" if name in ("scale", "late_scale", "other_scale") else "*fp32"
 
 
 def _source(kernel: Any, signature: dict[str, str], constants: dict[Any, Any], attributes: dict[Any, Any]) -> Any:
@@ -264,9 +335,12 @@ def resources(compiled: Any) -> Resources:
 
 def call_of(
     K: int, V: int, gated: bool, dtype: torch.dtype, choice: LaunchPlan, bfloat16_gates: bool = False,
-    head_gated: bool = False,
+    head_gated: bool = False, value_gated: bool = False,
 ) -> Call:  # fmt: skip
     """A call with head dims K and V and an arbitrary shape, for compiling."""
-    return Call(
+    kind = Call
+    if value_gated:
+        kind, choice = ValueGatedCall, replace(choice, family="triton", chunk_size=CHUNK)
+    return kind(
         2, 4096, 4, K, V, 2, False, gated, K**-0.5, dtype, choice, bfloat16_gates, head_gated=head_gated
     )  # fmt: skip

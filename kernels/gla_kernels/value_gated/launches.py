@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 
 from gla_kernels.launching.buffers import named_strides
-from gla_kernels.launching.plans import operands
+from gla_kernels.launching.plans import Tile, operands
 from gla_kernels.limits import padded
 from gla_kernels.value_gated.chunks import value_gated_chunks
 from gla_kernels.value_gated.states import value_gated_states
@@ -20,6 +20,12 @@ _WARPS = 4
 _STAGES = 3
 _COLUMNS = 64
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+def value_gated_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
+    """Key and value columns of a program: 32 of float32 operands (`dtype`), which take twice the memory."""
+    most = _COLUMNS if dtype == torch.bfloat16 else _COLUMNS // 2
+    return Tile(min(padded(K), most), min(padded(V), most), _WARPS, _STAGES)
 
 
 class Tensors(NamedTuple):
@@ -55,11 +61,8 @@ class ValueGated:
     scale: float
 
     @cached_property
-    def _columns(self) -> tuple[int, int]:
-        """Key and value columns of a program: 32 of float32 operands, which take twice the memory."""
-        most = _COLUMNS if self.dtype == torch.bfloat16 else _COLUMNS // 2
-        K, V = self.tensors.q.shape[3], self.tensors.v.shape[3]
-        return min(padded(K), most), min(padded(V), most)
+    def _tile(self) -> Tile:
+        return value_gated_tile(self.tensors.q.shape[3], self.tensors.v.shape[3], self.dtype)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -72,7 +75,7 @@ class ValueGated:
         return {
             "cu_seqlens": x.cu_seqlens, "T": x.q.shape[1], "H": x.q.shape[2], "C": CHUNK,
             "DOT": _DOT[self.dtype], "PRECISION": operands(x.q.dtype).precision,
-            "VARLEN": x.cu_seqlens is not None, "num_warps": _WARPS, "num_stages": _STAGES,
+            "VARLEN": x.cu_seqlens is not None, "num_warps": self._tile.warps, "num_stages": self._tile.stages,
         }  # fmt: skip
 
     def new_states(self, dtype: torch.dtype, count: int | None = None) -> torch.Tensor:
@@ -87,7 +90,7 @@ class ValueGated:
         t = self.tensors
         states, end = self.new_states(self.dtype, t.slots), self.new_states(torch.float32)
         start = torch.zeros_like(end) if start is None else start
-        K, V, (BK, BV) = t.q.shape[3], t.v.shape[3], self._columns
+        K, V, BK, BV = t.q.shape[3], t.v.shape[3], self._tile.block_k, self._tile.block_v
         programs = t.sequences * t.q.shape[2] * -(-K // BK) * -(-V // BV)
         value_gated_states[(programs,)](
             x=x, y=y, g=t.g, gv=t.gv, initial=start, end=end, states=states, scale=self.scale if reverse else 1.0,
@@ -98,7 +101,7 @@ class ValueGated:
     def _chunks(self, keys: bool, **tensors: torch.Tensor | None) -> None:
         """Launches `value_gated_chunks`, whose tensors these are; `keys`: its own columns are keys."""
         t = self.tensors
-        sizes, columns = (t.v.shape[3], t.q.shape[3]), self._columns[::-1]
+        sizes, columns = (t.v.shape[3], t.q.shape[3]), (self._tile.block_v, self._tile.block_k)
         (D, E), (BD, BE) = (sizes[::-1], columns[::-1]) if keys else (sizes, columns)
         inputs = ("late", "early", "gates", "other_late", "other_early", "other_gates")
         programs = t.slots * t.q.shape[2] * -(-D // BD)
