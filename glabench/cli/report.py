@@ -13,6 +13,7 @@ from glabench.cli.output import Messages, check_targets, data_console, warn_of_u
 from glabench.errors import GlabenchError, RenamedWarning
 from glabench.records.metrics import choose_metrics
 from glabench.report.figures import check_figure, save_figure
+from glabench.report.profiled import describe_profiled
 from glabench.report.roofline import describe_roofline, draw_roofline
 from glabench.report.series import backends_in, make_view, rows_of_runs
 from glabench.report.tables import render_tables
@@ -76,4 +77,6 @@ def report(
         paths = [*paths, roofline]
         for line in () if quiet else describe_roofline(view):
             print(line)
+    for line in describe_profiled(loaded[0]) if len(loaded) == 1 else ():
+        messages.say(line)
     messages.say("wrote " + ", ".join(str(path) for path in paths))

@@ -64,7 +64,11 @@ def with_counters(found: Profile, request: Request, variables: Mapping[str, str]
     A kernel that Nsight Compute has not seen with the same name and grid has none.
     """
     counted = _count(find_program(), request, {**os.environ, **variables}, timeout_s)
-    return replace(found, kernels=tuple(_with_counters(kernel, counted) for kernel in found.kernels))
+    known = replace(found, kernels=tuple(_with_counters(kernel, counted) for kernel in found.kernels))
+    try:  # so that the run can be read again
+        return Profile.from_json(known.to_json())
+    except ValueError as problem:
+        raise GlabenchError(f"{request.cell}: its counters cannot be kept: {problem}") from None
 
 
 def _with_counters(kernel: Kernel, counted: Mapping[_Key, Mapping[str, float]]) -> Kernel:

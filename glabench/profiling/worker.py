@@ -28,7 +28,7 @@ from glabench.plain import read_as
 from glabench.profiling.profile import CALL, LONGEST_NAME, profile_of, with_occupancy
 from glabench.profiling.request import Request
 from glabench.profiling.trace import load_trace
-from glabench.records.profile import Part, Profile, Work
+from glabench.records.profile import Part, Profile, Work, check_profile, check_rates
 
 # Calls before the profiler starts, and under it before the first one that counts: it may lose what comes first.
 _CALLS_BEFORE, _CALLS_UNCOUNTED = 5, 2
@@ -165,10 +165,10 @@ def _answer(request: Request) -> dict[str, Any]:
     found = profile_steps(steps, request.device, request.calls, trace_to)
     counts = backend.kernel_counts(dict(inputs), cell.copy())
     if counts is None:
-        sole = found.sole_kernel
-        counts = {} if sole is None else {sole: Counts(op.flops(cell), op.moved_bytes(cell))}
-    known = {name: Work(each.bytes, each.flops) for name, each in counts.items()}
-    found = with_occupancy(found, _arch(request)).with_work(known)
+        found = _with_op_work(found, Counts(op.flops(cell), op.moved_bytes(cell)))
+    else:
+        found = found.with_work({name: Work(each.bytes, each.flops) for name, each in counts.items()})
+    found = with_occupancy(found, _arch(request))
     failure = None
     try:
         with faults_of():
@@ -179,11 +179,25 @@ def _answer(request: Request) -> dict[str, Any]:
     return {"profile": found.to_json(), "failure": failure}
 
 
+def _with_op_work(found: Profile, counts: Counts) -> Profile:
+    """The profile with the op's work at its only kernel, unless that ended too soon to have done it."""
+    if (sole := found.sole_kernel) is None:
+        return found
+    known = found.with_work({sole: Work(counts.bytes, counts.flops)})
+    try:
+        check_profile(known)
+    except ValueError:
+        return found
+    return known
+
+
 def _profile_part(name: str, part: BackendPart, request: Request) -> Part:
     """Raises ValueError if a run folder cannot hold what the backend says of the part."""
     found = profile_steps(Steps(None, part.call, None), request.device, request.calls, None)
     counts = {} if part.counts is None else {"bytes": part.counts.bytes, "flops": part.counts.flops}
-    return read_as(Part, {"name": str(name)[:LONGEST_NAME], "ms": found.span_ms, **counts})
+    known = read_as(Part, {"name": str(name)[:LONGEST_NAME], "ms": found.span_ms, **counts})
+    check_rates(known)
+    return known
 
 
 def _arch(request: Request) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from glabench.plain import Amount, Count, Name, Natural, NotNegative, Number, read_as, read_json, read_text
+from glabench.plain import Amount, Count, Name, Natural, NotNegative, read_as, read_json, read_text
 from glabench.sweeps.model import Cell
 
 # Counters, and how tables show them: a share of a peak, or of all accesses, in percent.
@@ -20,6 +20,10 @@ STALL, _ISSUING = "stall_", "selected"
 _SOLE = 0.95
 # By how much a busy time may be beyond the span, as a factor: a sum of medians may be a little.
 _ROUNDED = 1.01
+# By what share a GPU's busy time, a median too, may differ from the sum of what kernels add; a CPU's is such a sum.
+_APART, _APART_ON_CPU = 0.05, 0.01
+# Per second, far beyond any device; percent, beyond which none counts: L2's hits may be a little more than 100.
+_MOST_FLOPS, _MOST_BYTES, _MOST_PERCENT = 1e17, 1e15, 1000.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Kernel:
     flops: Natural | None = None
     programs: Natural | None = None
     limit: Name | None = None
-    counters: Mapping[Name, Number | None] | None = None
+    counters: Mapping[Name, NotNegative | None] | None = None
 
 
 def main_stall(counters: Mapping[str, float | None]) -> str | None:
@@ -149,9 +153,43 @@ class Profile:
     def from_json(cls, data: Any) -> Profile:
         """The inverse of `to_json`. Raises ValueError that names a wrong key."""
         found = read_as(cls, data)
-        if found.busy_ms > _ROUNDED * found.span_ms:
-            raise ValueError(f"busy_ms: {found.busy_ms:g} is more than span_ms, {found.span_ms:g}")
+        check_profile(found)
         return found
+
+
+def check_profile(found: Profile) -> None:
+    """Raises ValueError, which names the key, for values that no call can have."""
+    if found.busy_ms > _ROUNDED * found.span_ms:
+        raise ValueError(f"busy_ms: {found.busy_ms:g} is more than span_ms, {found.span_ms:g}")
+    if found.on_device and not found.kernels:
+        raise ValueError("kernels: there are none, but a call on a GPU runs one at least")
+    added, apart = sum(kernel.added_ms for kernel in found.kernels), _APART
+    if not found.on_device:  # operators of several threads may take longer together than the call
+        added, apart = min(added, found.span_ms), _APART_ON_CPU
+    if abs(added - found.busy_ms) > apart * found.busy_ms:
+        raise ValueError(
+            f"kernels: together they add {added:g} ms, but busy_ms is {found.busy_ms:g} (allowed: {apart:.0%} apart); "
+            "some are missing, or their times varied too much; profile again"
+        )
+    for place, kernel in enumerate(found.kernels):
+        where = f"kernels[{place}]."
+        check_rates(kernel, where)
+        for name in COUNTERS:
+            if (value := (kernel.counters or {}).get(name)) is not None and value > _MOST_PERCENT:
+                raise ValueError(f"{where}counters.{name}: {value:g} % (allowed: 0 to {_MOST_PERCENT:g})")
+    for place, part in enumerate(found.parts):
+        check_rates(part, f"parts[{place}].")
+
+
+def check_rates(found: Kernel | Part, where: str = "") -> None:
+    """Raises ValueError, which names the key after `where`, if no device does so much work in so little time."""
+    for key, amount, most, unit in (
+        ("flops", found.flops, _MOST_FLOPS, "FLOP/s"), ("bytes", found.bytes, _MOST_BYTES, "B/s")
+    ):  # fmt: skip
+        if amount is not None and found.ms > 0 and amount * 1e3 > most * found.ms:
+            raise ValueError(
+                f"{where}{key}: {amount} in {found.ms:g} ms is beyond any device (allowed: {most:g} {unit})"
+            )
 
 
 def profile_line(cell: Cell, profile: Profile) -> str:

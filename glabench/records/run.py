@@ -45,6 +45,8 @@ class Run:
     environment: Mapping[str, Any]
     records: Sequence[Record]
     profiles: Mapping[Cell, Profile] = field(default_factory=dict)
+    # Whether the last line of `profiles.jsonl` has no end; it is left out.
+    profiles_cut_off: bool = False
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.sweep.title}, {len(self.records)} of {self.cells} cells>"

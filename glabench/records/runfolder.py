@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from glabench.errors import RecordNotKeptError, UsageError, printable
 from glabench.plain import read_as, read_file, read_json, read_text, shown
@@ -140,7 +140,8 @@ class RunFolder:
 
     def load(self) -> Run:
         """The run as it is now. Raises UsageError for a missing or wrong file."""
-        return Run(self.path, self.sweep(), self.environment(), self.records(), self.profiles())
+        profiles, cut_off = self.profiles(), self.profiles_cut_off()
+        return Run(self.path, self.sweep(), self.environment(), self.records(), profiles, cut_off)
 
     def append(self, record: Record) -> None:
         """Adds a record and waits until it is on the disk. A last line that a kill cut off is removed first.
@@ -166,10 +167,26 @@ class RunFolder:
     def profiles(self) -> dict[Cell, Profile]:
         """The profile of every cell that has one; of several of the same cell the last, which was made anew.
 
-        A last line that a kill cut off is ignored; any other bad line raises UsageError, as those of records do.
+        A last line that a kill cut off is ignored; any other bad line raises UsageError, as those of records do. So
+        does what is no file.
         """
+        file = self._profiles_file()
+        return {} if file is None else dict(_read_lines(file, read_profile, "a profile"))
+
+    def profiles_cut_off(self) -> bool:
+        """Whether the last line of `profiles.jsonl` has no end, which `profiles` leaves out."""
+        if (file := self._profiles_file()) is None:
+            return False
+        with file.open("rb") as opened:
+            return _is_cut_off(opened)
+
+    def _profiles_file(self) -> Path | None:
         file = self.path / _PROFILES
-        return {} if not file.is_file() else dict(_read_lines(file, read_profile, "a profile"))
+        if not file.exists():
+            return None
+        if not file.is_file():
+            raise UsageError(f"{file}: is no regular file; remove it, or put the run's profiles there")
+        return file
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -208,8 +225,7 @@ def _append(path: Path, text: str) -> None:
     with path.open("rb+", buffering=0) as file:
         # Usually the last byte is a newline, and the file need not be read.
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        if size and file.read(1) != b"\n":
+        if _is_cut_off(file):
             file.seek(0)
             size = file.readall().rfind(b"\n") + 1
             file.truncate(size)
@@ -222,6 +238,13 @@ def _append(path: Path, text: str) -> None:
             with suppress(OSError):
                 file.truncate(size)
             raise
+
+
+def _is_cut_off(file: BinaryIO) -> bool:
+    """Whether the last line of a file has no end."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    return size > 0 and file.read(1) != b"\n"
 
 
 def _read_lines(file: Path, read: Callable[[bytes], _Read], what: str) -> Iterator[_Read]:

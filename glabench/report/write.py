@@ -16,6 +16,7 @@ from glabench.report.describe import settings_of, surroundings_of, title_of
 from glabench.report.figures import check_figure, draw, explain_figure, save_figure
 from glabench.report.kernel_roof import draw_kernel_roof, kernel_roof, kernel_roof_markdown
 from glabench.report.parts import bars_of, draw_parts, parts_markdown
+from glabench.report.profiled import profiled_markdown
 from glabench.report.profiles import draw_profiles, profiles_markdown
 from glabench.report.rates import draw_rates, has_rates, rates_markdown
 from glabench.report.series import View, check_metrics, make_view
@@ -142,7 +143,9 @@ def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], ag
     figure = f"![{', '.join(metric.title for metric in drawn)}](figure.png)"
     caption = f"*{printable(title_of(view.runs))}. {explain_figure(view, drawn)}*"
     tables = make_markdown(view, metrics, against)
-    of_profiles = [parts_markdown, profiles_markdown, kernel_roof_markdown] if len(view.runs) == 1 else []
+    of_profiles = (
+        [parts_markdown, profiles_markdown, profiled_markdown, kernel_roof_markdown] if len(view.runs) == 1 else []
+    )
     profiles = [section(view.runs[0]) for section in of_profiles]
     choice = [escape(line) for run in view.runs if run.sweep.x == CHUNK for line in recommend(run)]
     choice = ["## What to take", *choice] if choice else []

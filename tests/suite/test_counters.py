@@ -141,6 +141,12 @@ def test_kernels_get_the_counters_of_their_name_and_grid(ncu):
     assert replace(found, kernels=KERNELS) == PROFILE
 
 
+def test_counters_that_no_run_can_keep_are_an_error(ncu):
+    ncu.table = [*TABLE[:2], row("backward", "(8, 1, 1)", DRAM, "5000")]
+    with pytest.raises(GlabenchError, match=r"gla-triton .*: its counters cannot be kept: .*dram_pct: 5000 %"):
+        with_counters(PROFILE, Request(CELL, "cuda:0"), {}, 60)
+
+
 def test_only_counters_that_the_gpu_has_are_asked_for_and_clocks_are_left_alone(ncu):
     with_counters(PROFILE, Request(CELL, "cuda:0"), {}, 60)
     command = ncu.commands[-1]

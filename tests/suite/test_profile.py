@@ -3,24 +3,30 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
+from shutil import copytree
 
 import pytest
-from in_process import shown
+from in_process import glabench, shown
 from reports import made_up
 from simulated import record
 from traces import KERNELS, SMALL, trace_of
 
+from glabench import load
 from glabench.cli.profile import _show_beside
 from glabench.errors import GlabenchError, UsageError
 from glabench.profiling.profile import CALL, profile_of, short_name, with_occupancy
 from glabench.profiling.trace import Event, Trace, covered, load_trace, self_times
 from glabench.records import RunFolder
 from glabench.records.metrics import TIME
-from glabench.records.profile import Profile, Work, profile_line, read_profile
+from glabench.records.profile import Part, Profile, Work, profile_line, read_profile
 from glabench.report.kernel_roof import call_dots, draw_kernel_roof, kernel_dots, kernel_roof, kernel_roof_markdown
+from glabench.report.profiled import CUT_OFF, describe_profiled
 from glabench.report.profiles import describe_profile, draw_profiles, profile_table, profiles_markdown
 from glabench.report.write import write_report
 from glabench.sweeps import Cell, Parameters
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_kernels_of_a_call_are_those_that_it_launched():
@@ -144,6 +150,68 @@ def test_a_profile_that_a_kill_cut_off_is_made_anew(tmp_path):
     assert (tmp_path / "profiles.jsonl").read_text() == line + "\n"
 
 
+def test_profiles_that_are_no_file_are_named(tmp_path):
+    (tmp_path / "profiles.jsonl").mkdir()
+    with pytest.raises(UsageError, match=r"profiles.jsonl: is no regular file; remove it"):
+        RunFolder(tmp_path).profiles()
+
+
+@pytest.fixture
+def two_profiles(tmp_path):
+    """A copy of a stored run of `glabench profile` with two profiles of its five."""
+    folder = tmp_path / "run"
+    copytree(RESULTS / "h200-profile-340m", folder)
+    lines = (folder / "profiles.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "profiles.jsonl").write_bytes(b"".join(lines[:2]))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "lacking", "is_cut"),
+    [
+        (2, 0, "No profile of 3 of 5", False),
+        (1, 99, "No profile of 4 of 5", True),
+        (0, 99, "No profile of 5 of 5", True),
+    ],
+)
+def test_a_report_says_what_profiles_that_were_cut_off_leave_out(whole, part, lacking, is_cut, two_profiles):
+    file = two_profiles / "profiles.jsonl"
+    lines = [*file.read_bytes().splitlines(keepends=True), b""]
+    file.write_bytes(b"".join(lines[:whole]) + lines[whole][:part])
+    code, _, err = glabench(two_profiles, "report", ".")
+    page = (two_profiles / "report.md").read_text()
+    assert code == 0
+    assert page.count("From the first kernel's start") == whole
+    assert (CUT_OFF in err, f"\n- {CUT_OFF}" in page) == (is_cut, is_cut)
+    assert f"{lacking} timed cells: " in err
+    assert f"\n- {lacking} timed cells: " in page
+
+
+def test_a_broken_profile_before_others_is_a_mistake(two_profiles):
+    file = two_profiles / "profiles.jsonl"
+    first, second = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first[:99] + b"\n" + second)
+    code, _, err = glabench(two_profiles, "report", ".")
+    assert code == 2
+    assert "profiles.jsonl: line 1 is not a profile" in err
+
+
+def test_a_whole_run_lacks_no_profile_and_one_of_another_command_need_not_have_all():
+    for name in ("h200-profile-340m", "h200-chunk-sweep", "h100-profile-340m"):
+        assert describe_profiled(load(RESULTS / name)) == []
+
+
+def test_a_report_names_the_profile_of_a_cell_that_was_not_measured(two_profiles):
+    lines = (two_profiles / "records.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"backend": "mamba2"' not in line]
+    assert len(kept) == 4
+    (two_profiles / "records.jsonl").write_text("".join(kept))
+    code, _, err = glabench(two_profiles, "report", ".")
+    assert code == 0
+    assert "No record of 1 cell with a profile: mamba2 fwd+bwd" in err
+    assert "\n- No record of 1 cell with a profile: mamba2 fwd+bwd" in (two_profiles / "report.md").read_text()
+
+
 def test_two_profiles_are_shown_side_by_side(capsys):
     slower = [(name, begin, 2 * duration, grid) for name, begin, duration, grid in KERNELS[:3]]
     found = profile_of(trace_of(KERNELS)), profile_of(trace_of([*slower, ("new", 200.0, 10.0, 1)]))
@@ -184,14 +252,41 @@ def test_a_profile_is_the_same_when_it_is_read_back():
         ("host", "launches", -1, "host.launches: expected int >= 0"),
         ("profile", "calls", 0, "calls: expected int >= 1"),
         ("profile", "busy_ms", 0.112, "busy_ms: 0.112 is more than span_ms, 0.11"),
-        ("profile", "busy_ms", 0.1101, None),
+        ("profile", "span_ms", 0.0995, None),
+        ("profile", "busy_ms", 0.104, None),
+        ("profile", "busy_ms", 0.08, "kernels: together they add 0.1 ms, but busy_ms is 0.08 (allowed: 5% apart)"),
+        ("profile", "kernels", [], "kernels: there are none, but a call on a GPU runs one at least"),
+        ("kernel", "added_ms", 0.01, "kernels: together they add 0.08 ms, but busy_ms is 0.1"),
+        ("kernel", "added_ms", 0.026, None),
+        ("kernel", "flops", 10**13, "kernels[0].flops: 10000000000000 in 0.03 ms is beyond any device"),
+        ("kernel", "flops", 10**12, None),
+        (
+            "kernel",
+            "bytes",
+            10**11,
+            "kernels[0].bytes: 100000000000 in 0.03 ms is beyond any device (allowed: 1e+15 B/s)",
+        ),
+        ("kernel", "bytes", 10**10, None),
+        ("kernel", "counters", {"dram_pct": 5000.0}, "kernels[0].counters.dram_pct: 5000 % (allowed: 0 to 1000)"),
+        ("kernel", "counters", {"l2_hit_pct": -1.0}, "kernels[0].counters[...]: expected float >= 0"),
+        ("kernel", "counters", {"l2_hit_pct": 107.7, "dram_bytes": 1e9, "tensor_pct": None}, None),
+        (
+            "part",
+            "flops",
+            10**13,
+            "parts[0].flops: 10000000000000 in 0.01 ms is beyond any device (allowed: 1e+17 FLOP/s)",
+        ),
+        ("part", "bytes", 10**11, "parts[0].bytes: 100000000000 in 0.01 ms is beyond any device"),
+        ("part", "bytes", 10**9, None),
     ],
 )
 def test_impossible_values_are_refused_by_name(of, key, value, message):
-    data = json.loads(json.dumps(profile_of(trace_of(KERNELS)).to_json()))
-    {"kernel": data["kernels"][0], "host": data["host"], "profile": data}[of][key] = value
+    found = replace(profile_of(trace_of(KERNELS)), parts=(Part("across chunks", 0.01),))
+    data = json.loads(json.dumps(found.to_json()))
+    owner = {"kernel": data["kernels"][0], "host": data["host"], "part": data["parts"][0], "profile": data}[of]
+    owner[key] = value
     if message is None:
-        assert Profile.from_json(data).to_json()[key] == value
+        assert json.loads(json.dumps(Profile.from_json(data).to_json())) == data
     else:
         with pytest.raises(ValueError, match=re.escape(message)):
             Profile.from_json(data)
@@ -202,6 +297,26 @@ def test_operators_of_several_threads_take_no_longer_than_the_call():
     found = profile_of(Trace([], [], [Event("a", "", 0.0, 90.0, 1), Event("b", "", 5.0, 80.0, 2)], marks))
     assert (found.span_ms, found.busy_ms) == (0.1, 0.1)
     assert Profile.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_operators_add_up_to_the_busy_time_unless_that_is_all_of_the_call():
+    marks = [Event(CALL, "", 0.0, 100.0)]
+    threads = [Event("a", "", 0.0, 90.0, 1), Event("b", "", 5.0, 80.0, 2), Event("c", "", 6.0, 70.0, 3)]
+    data = profile_of(Trace([], [], threads, marks)).to_json()
+    Profile.from_json({**data, "kernels": data["kernels"][:2]})
+    with pytest.raises(ValueError, match=r"kernels: together they add 0.07 ms, but busy_ms is 0.1"):
+        Profile.from_json({**data, "kernels": data["kernels"][2:]})
+    with pytest.raises(ValueError, match=r"kernels: together they add 0 ms"):
+        Profile.from_json({**data, "kernels": []})
+
+
+def test_a_call_on_a_cpu_may_run_no_operator(tmp_path):
+    found = profile_of(Trace([], [], [], [Event(CALL, "", 0.0, 100.0)]))
+    assert Profile.from_json(json.loads(json.dumps(found.to_json()))) == found
+    run = made_up("gla-340m", {"backend": "gla-triton", "seqlen": "2k"})
+    run = replace(run, profiles={run.records[0].cell: found})
+    assert "of which torch's operators take 0." in profiles_markdown(run)
+    draw_profiles(run)
 
 
 def test_time_that_is_covered_and_time_of_ones_own():
