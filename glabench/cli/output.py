@@ -136,6 +136,18 @@ def check_files(files: Mapping[str, Path | None]) -> None:
             raise UsageError(f"{option}: cannot write '{path}'; give a file in an existing folder")
 
 
+def check_apart(files: Mapping[str, str | Path | None]) -> None:
+    """Raises UsageError if two options name the same file; what is no regular file, such as /dev/null, may be both."""
+    found: dict[Path, str] = {}
+    for option, to in files.items():
+        path = None if to in (None, "-") else Path(str(to)).resolve()
+        if path is None or (path.exists() and not path.is_file()):
+            continue
+        if path in found:
+            raise UsageError(f"{option}: {found[path]} already writes to '{to}'; give another file")
+        found[path] = option
+
+
 def _is_writable(path: Path) -> bool:
     return path.parent.is_dir() and not path.is_dir()
 

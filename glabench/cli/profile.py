@@ -10,13 +10,15 @@ import typer
 
 from glabench.backends.sites import variables_with
 from glabench.cli.options import JsonOption, MeasuringOptions
-from glabench.cli.output import Messages, check_files, check_targets, print_table, write_json
+from glabench.cli.output import Messages, check_apart, check_files, check_targets, print_table, write_json
 from glabench.errors import ExitCode, GlabenchError, InterruptedRunError, UsageError, allowed_names, count_of, printable
 from glabench.profiling.counters import find_program, with_counters
 from glabench.profiling.request import Answer, Request, profile_cell
 from glabench.records import FAILED, Record, RunFolder
+from glabench.records.environment import device_name
 from glabench.records.metrics import choose_metrics, significant
 from glabench.records.profile import Profile
+from glabench.report.profiled import CUT_OFF, TITLE
 from glabench.report.profiles import LEAST_SHARE, describe_profile, profile_table
 from glabench.report.series import rows_of_runs
 from glabench.report.write import write_report
@@ -40,27 +42,34 @@ TIMED = ("ok", "inaccurate", "suspicious")
 
 @dataclass(frozen=True)
 class _Earlier:
-    """The run to compare with: its name, as it was given, and its profiles."""
+    """The run to compare with: its name, as it was given, its profiles, its device, and if one was cut off."""
 
     name: str
     profiles: Mapping[Cell, Profile]
+    device: str
+    cut_off: bool
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """Reads the profiles of a run. Raises UsageError if it has none."""
-        found = RunFolder.open(path, "--compare").profiles()
+        folder = RunFolder.open(path, "--compare")
+        found, cut_off = folder.profiles(), folder.profiles_cut_off()
         if not found:
-            raise UsageError(f"--compare: '{path}' has no profiles; name a run of `glabench profile`")
-        return cls(str(path), found)
+            why = f" ({CUT_OFF})" if cut_off else ""
+            raise UsageError(f"--compare: '{path}' has no profiles{why}; name a run of `glabench profile`")
+        return cls(str(path), found, device_name(folder.environment()), cut_off)
 
-    def profile_for(self, cell: Cell) -> tuple[Profile | None, str]:
-        """The profile to compare with: of the same cell or, if there is only one, of that; and a line if it differs."""
-        if cell in self.profiles:
-            return self.profiles[cell], ""
-        if len(self.profiles) == 1:
-            ((other, found),) = self.profiles.items()
-            return found, f"{self.name} has one profile, of another cell: {other}"
-        return None, f"Not compared: {self.name} has {len(self.profiles)} profiles, none of this cell."
+    def profile_for(self, cell: Cell, device: str) -> tuple[Profile | None, list[str]]:
+        """The profile to compare with: of the same cell or, if there is only one, of that; a line per difference."""
+        if cell not in self.profiles and len(self.profiles) > 1:
+            return None, [f"Not compared: {self.name} has {len(self.profiles)} profiles, none of this cell."]
+        notes = []
+        if cell not in self.profiles:
+            ((cell, _),) = self.profiles.items()
+            notes.append(f"{self.name} has one profile, of another cell: {cell}")
+        if self.device != device:
+            notes.append(f"{self.name} is of another device: {self.device}; this one is {device}")
+        return self.profiles[cell], notes
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,8 @@ class _Shown:
     all_kernels: bool
     earlier: _Earlier | None
     quiet: bool
+    # The device's name.
+    device: str
 
 
 @dataclass(frozen=True)
@@ -120,15 +131,19 @@ def profile(
     """
     check_targets({"--json": json_to})
     check_files({"--trace": trace, "--memory": memory})
+    check_apart({"--trace": trace, "--memory": memory, "--json": json_to})
+    of_one = [name for name, given in (("--trace", trace), ("--memory", memory)) if given]
     if rev is not None and (clash := [name for name, given in (("--out", out), ("--compare", compare)) if given]):
         raise UsageError(f"--rev: makes no run; leave out {clash[0]}")
+    if rev is not None and of_one:
+        raise UsageError(f"{of_one[0]}: is of one profile, and --rev makes two; leave out {of_one[0]} or --rev")
     if rev is not None and ncu:
         raise UsageError("--ncu: counts no revisions; leave out --rev")
     earlier = None if compare is None else _Earlier.open(compare)
     request = _request(options, backend)
     plan = request.plan()
-    if len(plan.cells) > 1 and (one := [name for name, given in (("--trace", trace), ("--memory", memory)) if given]):
-        raise UsageError(f"{one[0]}: the axes name {count_of(len(plan.cells), 'cell')}; give one value each")
+    if len(plan.cells) > 1 and of_one:
+        raise UsageError(f"{of_one[0]}: the axes name {count_of(len(plan.cells), 'cell')}; give one value each")
     if memory is not None and plan.place.kind != "cuda":
         raise UsageError("--memory: torch keeps a history of allocations on a GPU alone; leave it out")
     if ncu:
@@ -136,12 +151,15 @@ def profile(
             raise UsageError("--ncu: counters are a GPU's; leave it out")
         find_program()
     extra = _Extra(trace, memory, ncu)
-    shown = _Shown(Messages(options.quiet, options.verbose), all_kernels, earlier, options.quiet or json_to == "-")
+    messages, device = Messages(options.quiet, options.verbose), device_name(plan.place.environment)
+    shown = _Shown(messages, all_kernels, earlier, options.quiet or json_to == "-", device)
+    if earlier is not None and earlier.cut_off:
+        messages.say(f"{earlier.name}: {CUT_OFF}")
     if rev is not None:
         if not _compare_revisions(plan, rev, json_to, shown):
             raise typer.Exit(ExitCode.CELL_FAILED)
         return
-    run = measure_run(request, out, shown.messages, _AGAIN)
+    run = measure_run(request, out, messages, _AGAIN)
     folder, failed = RunFolder(run.path), False
     try:
         for record in run.records:
@@ -155,7 +173,7 @@ def profile(
         records = {record.cell: record for record in run.records}
         write_json([_as_json(cell, found, records[cell]) for cell, found in run.profiles.items()], json_to)
     paths = write_report([run], run.path, choose_metrics(None, rows_of_runs([run])), None)
-    shown.messages.say("wrote " + ", ".join(str(path) for path in (*paths, trace, memory) if path is not None))
+    messages.say("wrote " + ", ".join(str(path) for path in (*paths, trace, memory) if path is not None))
     if failed:
         raise typer.Exit(ExitCode.CELL_FAILED)
 
@@ -171,7 +189,7 @@ def _request(options: MeasuringOptions, backends: str) -> RunRequest:
             raise UsageError(f"BACKEND: '{name}' is unknown ({allowed_names(known, name)})")
     width = {} if options.axes.keys() & _SIZES else {"width": _WIDTH}
     variants = tuple(Variant(name) for name in dict.fromkeys(names))
-    sweep = Sweep("profile", {**_AXES, **width}, variants, title="Where the time goes", on_cpu=_ON_CPU)
+    sweep = Sweep("profile", {**_AXES, **width}, variants, title=TITLE, on_cpu=_ON_CPU)
     return replace(request, sweep=sweep)
 
 
@@ -204,8 +222,8 @@ def _profile_record(record: Record, plan: Plan, folder: RunFolder, shown: _Shown
 def _show_profile(record: Record, found: Profile, shown: _Shown) -> None:
     print(f"\n{record.cell}")
     if shown.earlier is not None:
-        earlier, note = shown.earlier.profile_for(record.cell)
-        if note:
+        earlier, notes = shown.earlier.profile_for(record.cell, shown.device)
+        for note in notes:
             print(printable(note))
         if earlier is not None:
             _show_beside([(shown.earlier.name, earlier), ("now", found)], shown.all_kernels)

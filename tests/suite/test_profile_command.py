@@ -1,6 +1,7 @@
 """The process that makes a profile, and the command `glabench profile`: what fails, compares, is kept and shown."""
 
 import json
+from pathlib import Path
 
 import pytest
 from conftest import git, last_line
@@ -8,15 +9,19 @@ from in_process import MadeUpWorker, glabench
 from traces import KERNELS, SMALL, trace_of
 
 from glabench import load
+from glabench.backends import Counts
 from glabench.errors import GlabenchError
 from glabench.profiling import worker
 from glabench.profiling.profile import CALL, profile_of
 from glabench.profiling.request import Answer, Request, profile_cell
 from glabench.profiling.trace import load_trace
+from glabench.records.environment import device_name
 from glabench.records.profile import Profile
+from glabench.report.profiled import CUT_OFF
 from glabench.report.profiles import draw_profiles, profiles_markdown
 from glabench.sweeps import Cell, Parameters
 
+RESULTS = Path(__file__).parents[2] / "results"
 FAULTY = """
 from glabench.backends import Backend
 
@@ -57,6 +62,7 @@ class Parted(Backend):
             case 1: return {"good": good}
             case 2: return {"good": good, "large": Part(lambda: None, Counts(2**70, 1))}
             case 3: return {"good": good, "none": 3}
+            case 6: return {"good": good, "fast": Part(lambda: None, Counts(10**15, 1))}
             case 4: raise RuntimeError("broken")
             case _: raise SystemExit(7)
 
@@ -78,6 +84,7 @@ def parted_cell(seqlen, tmp_path):
         (3, [], "AttributeError: 'int' object has no attribute 'call'"),
         (4, [], "RuntimeError: broken"),
         (5, [], "SystemExit: 7"),
+        (6, [], "ValueError: flops: 1000000000000000 in 0.11 ms is beyond any device (allowed: 1e+17 FLOP/s)"),
     ],
 )
 def test_parts_that_fail_leave_the_profile_of_the_kernels(seqlen, parts, said, tmp_path, monkeypatch):
@@ -86,6 +93,13 @@ def test_parts_that_fail_leave_the_profile_of_the_kernels(seqlen, parts, said, t
     assert [part["name"] for part in answer["profile"]["parts"]] == parts
     assert answer["profile"]["kernels"][0]["flops"] == 3
     assert answer["failure"] == said
+
+
+@pytest.mark.parametrize(("duration", "known"), [(1e3, True), (1e-6, False)])
+def test_a_kernel_that_cannot_have_done_the_ops_work_has_none(duration, known):
+    found = profile_of(trace_of([("all", 0.0, duration, 1)]))
+    (kernel,) = worker._with_op_work(found, Counts(10**9, 10**6)).kernels
+    assert (kernel.flops, kernel.bytes) == ((10**9, 10**6) if known else (None, None))
 
 
 def test_a_process_tells_the_profile_and_why_it_lacks_its_parts(tmp_path):
@@ -159,6 +173,32 @@ def test_profiles_are_compared_with_those_of_a_run(before, now, compared, note, 
     assert code == 0, err
     assert ("adds, ms, earlier ┃ adds, ms, now ┃ ratio" in out) == compared
     assert note in out if note else "earlier has" not in out
+
+
+@pytest.mark.usefixtures("profiler")
+def test_a_comparison_with_another_device_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("glabench.cli.profile.write_report", lambda *_: [])
+    earlier = RESULTS / "h200-profile-counters"
+    code, out, err = glabench(tmp_path, "profile", "gla-torch", *CPU, "--out", "run", "--compare", earlier)
+    assert code == 0, err
+    here = device_name(load(tmp_path / "run").environment)
+    assert "h200-profile-counters has one profile, of another cell" in out
+    assert f"h200-profile-counters is of another device: NVIDIA H200; this one is {here}\n" in out
+    code, out, err = glabench(tmp_path, "profile", "gla-torch", *CPU, "--out", "again", "--compare", "run")
+    assert (code, "another device" in out) == (0, False), err
+
+
+@pytest.mark.usefixtures("profiler")
+def test_a_comparison_with_profiles_that_were_cut_off_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("glabench.cli.profile.write_report", lambda *_: [])
+    assert glabench(tmp_path, "profile", "gla-torch,linear-torch", *CPU, "--out", "earlier")[0] == 0
+    file = tmp_path / "earlier" / "profiles.jsonl"
+    file.write_bytes(file.read_bytes()[:-9])
+    code, _, err = glabench(tmp_path, "profile", "gla-torch", *CPU, "--out", "run", "--compare", "earlier")
+    assert (code, f"earlier: {CUT_OFF}" in err) == (0, True)
+    file.write_bytes(file.read_bytes()[:99])
+    code, _, err = glabench(tmp_path, "profile", "gla-torch", *CPU, "--out", "none", "--compare", "earlier")
+    assert (code, f"--compare: 'earlier' has no profiles ({CUT_OFF})" in err) == (2, True)
 
 
 def test_an_interrupted_profile_says_what_is_kept(tmp_path, profiler):
@@ -257,6 +297,17 @@ def test_a_cell_without_a_profile_does_not_end_the_others(profiler, tmp_path):
         (("gla-torch", "--memory", "."), "--memory: cannot write '.'; give a file"),
         (("gla-torch", "--compare", "missing"), "--compare: 'missing' is not a run folder"),
         (("gla-torch", "--rev", "A..B", "--out", "run"), "--rev: makes no run; leave out --out"),
+        (
+            ("gla-torch", "--rev", "A..B", "--trace", "t.json"),
+            "--trace: is of one profile, and --rev makes two; leave out",
+        ),
+        (("gla-torch", "--rev", "A..B", "--memory", "m.pickle"), "--memory: is of one profile, and --rev makes two"),
+        (
+            ("gla-torch", "--trace", "x.json", "--json", "./x.json"),
+            "--json: --trace already writes to './x.json'; give another file",
+        ),
+        (("gla-torch", "--trace", "x", "--memory", "x"), "--memory: --trace already writes to 'x'; give another file"),
+        (("gla-torch", "--memory", "x", "--json", "x"), "--json: --memory already writes to 'x'; give another file"),
     ],
 )
 def test_what_cannot_be_profiled_is_said(arguments, message, tmp_path):
