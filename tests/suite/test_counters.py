@@ -76,7 +76,7 @@ def test_the_table_of_kernels_shows_what_was_counted():
     assert list(head[-5:]) == ["DRAM, %", "L2, %", "L2 hits, %", "tensor cores, %", "warps wait for"]
     assert list(rows[0][-5:]) == ["81.5", "-", "40", "3.25", "wait (100%)"]
     assert list(rows[1][-5:]) == ["-"] * 5
-    assert profile_table(PROFILE)[0][-1] == "TFLOP/s"
+    assert profile_table(PROFILE)[0][-1] == "of the roof"
 
 
 def test_every_counter_has_a_place():
