@@ -68,11 +68,19 @@ def device_name(environment: Mapping[str, Any]) -> str:
 def versions_of_sites(environment: Mapping[str, Any], package: str) -> dict[str, list[str]]:
     """Backends that ran with another version of a package than the run's own, by `--site`, by that version."""
     found: dict[str, list[str]] = {}
-    for backend, its in (environment.get("implementations") or {}).items():
-        version = its["packages"].get(package)
-        if version and version != environment.get("packages", {}).get(package):
+    for (backend, name), version in packages_of_backends(environment).items():
+        if name == package and version and version != environment.get("packages", {}).get(package):
             found.setdefault(version, []).append(backend)
     return found
+
+
+def packages_of_backends(environment: Mapping[str, Any]) -> dict[tuple[str, str], str | None]:
+    """The version of each package that decides a backend's times, by backend and package; None if it is missing."""
+    implementations = environment.get("implementations") or {}
+    return {
+        (backend, package): version for backend, its in implementations.items()
+        for package, version in its["packages"].items()
+    }  # fmt: skip
 
 
 def device_number(environment: Mapping[str, Any]) -> str:

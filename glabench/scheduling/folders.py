@@ -12,7 +12,7 @@ from glabench.errors import UsageError
 from glabench.measure.ceilings import find_ceilings
 from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
-from glabench.records.environment import MOMENTARY, Ceilings
+from glabench.records.environment import MOMENTARY, Ceilings, packages_of_backends
 from glabench.scheduling.loop import Lane, Version
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import RUNS, Plan, changed_at
@@ -88,7 +88,8 @@ def check_same_machine(
     if kept != wanted:
         option = _changed_option(kept, wanted)
         raise UsageError(f"{option}: '{folder.path}' was started with another sweep; leave out {option} to continue it")
-    before, now = (_lasting(known) for known in (folder.environment(), environment or plan.environment()))
+    stored, found = folder.environment(), environment or plan.environment()
+    before, now = _lasting(stored), _lasting(found)
     compared = [key for key in before if key in now and key not in {*MOMENTARY, "settings", *may_differ}]
     differing = [key for key in compared if before[key] != now[key]]
     if differing:
@@ -97,6 +98,20 @@ def check_same_machine(
             f"--resume: '{folder.path}' was measured elsewhere or with other code (it differs in: {what}); "
             "start a new run"
         )
+    _check_packages(folder, stored, found)
+
+
+def _check_packages(folder: RunFolder, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises UsageError if a backend would go on with another version of a package than it began with."""
+    found = packages_of_backends(now)
+    for (backend, package), version in packages_of_backends(before).items():
+        another = found.get((backend, package), version)
+        if version != another:
+            raise UsageError(
+                f"--resume: '{folder.path}' was begun with {package} {version or 'missing'} for {backend}; here it is "
+                f"{another or 'missing'}. Give the site that it was begun with, as --site {backend}=FOLDER, or start a "
+                "new run"
+            )
 
 
 def _where_differing(key: str, before: Any, now: Any) -> str:

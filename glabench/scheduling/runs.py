@@ -134,7 +134,8 @@ def _measure(
     observer.say(f"{plan.sweep.title}: {cells} on {device_name(plan.place.environment)}, in {folder.path}")
     lane = Lane(folder, Version.installed(plan.place.plugins))
     start = partial(ProcessWorker, show_errors=request.show_errors)
-    go_on = go_on or f"continue with: glabench run --resume {shlex.quote(str(folder.path))}"
+    again = ["glabench", "run", "--resume", str(folder.path), *(f"--site={site}" for site in request.sites)]
+    go_on = go_on or f"continue with: {shlex.join(again)}"
     measure_lanes([lane], plan, observer, go_on, retry_failed, start)
     return folder.load()
 

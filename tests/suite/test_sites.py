@@ -93,15 +93,23 @@ def test_a_sites_package_without_an_init_comes_before_another_ones_with_one(fold
     assert json.loads((folder / "run/records.jsonl").read_text())["launch"] == "s1"
 
 
-@pytest.mark.parametrize("given", [[], ["one"], ["one", "two"]])
-def test_a_resumed_run_takes_the_sites_that_are_given(folder, given):
+def test_a_resumed_run_needs_the_sites_that_it_was_begun_with(folder):
     in_process.glabench(folder, *SWEEP, "--site", "one=s1", "--site", "two=s2")
     (folder / "run/records.jsonl").write_text("")
-    again = [word for name in given for word in ("--site", f"{name}=s1")]
-    listed = in_process.glabench(folder, "run", "run", "--resume", "--dry-run", *again)[1]
-    assert [f"{name}, 1 cell: unsupported" not in listed for name in ("one", "two")] == [
-        name in given for name in ("one", "two")
-    ]
+    go_on = ["run", "run", "--resume", "--site", "one=s1"]
+    for rest, found in ([], "missing"), (["--site", "two=s1"], "1.0"):
+        code, _, stderr = in_process.glabench(folder, *go_on, *rest)
+        assert code == 2
+        assert f"was begun with clashing 2.0 for two; here it is {found}" in stderr
+    code, _, stderr = in_process.glabench(folder, *go_on, "--site", f"two={folder}/s2", workers=ProcessWorker)
+    assert code == 0, stderr
+
+
+def test_what_to_do_after_an_interruption_has_the_sites(folder, monkeypatch):
+    monkeypatch.setattr(ProcessWorker, "measure", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    sites = ["--site=one=s1", "--site=two=s2"]
+    stderr = in_process.glabench(folder, *SWEEP, *sites, workers=ProcessWorker)[2]
+    assert f"continue with: glabench run --resume run {' '.join(sites)}" in stderr
 
 
 def test_without_a_site_the_package_is_missing(folder):
