@@ -9,21 +9,32 @@ from dataclasses import dataclass
 _PRODUCTS = re.compile(r"\b((?:HGMMA|QGMMA|IGMMA|HMMA|IMMA|DMMA|OMMA|UTC\w*MMA)[\w.]*|v_mfma_\w+)")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+\S", re.MULTILINE)
 _INSTRUCTION_BYTES = 16
-# Registers are given to warps in units of so many per thread, and some shared memory of a program is the system's.
-_REGISTER_UNIT, _SYSTEM_BYTES = 8, 1024
+_AMD_BYTES = re.compile(r"^; codeLenInByte = (\d+)$", re.MULTILINE)
+# Registers are given to warps in units of so many per thread.
+_REGISTER_UNIT = 8
+# Each of a multiprocessor's parts has schedulers and registers of its own; a warp stays in one.
+_PARTS = 4
 
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What a multiprocessor holds: warps, programs, bytes of shared memory, registers of 32 bits."""
+    """What a multiprocessor holds: warps, programs, bytes of shared memory, registers of 32 bits.
+
+    A warp has so many threads; of each program's shared memory some bytes are the system's, and it is given in units.
+    """
 
     warps: int
     programs: int
     shared_bytes: int
     registers: int = 65536
+    threads: int = 32
+    system_bytes: int = 1024
+    # Programs of a single warp need no barrier, of which AMD's compute units have fewer.
+    programs_of_one_warp: int | None = None
 
 
-# CUDA programming guide, technical specifications per compute capability.
+# CUDA programming guide, technical specifications per compute capability; for AMD's compute units LLVM's
+# AMDGPUBaseInfo.cpp (registers, waves and barriers per unit).
 MULTIPROCESSORS = {
     "80": Multiprocessor(64, 32, 164 * 1024),
     "86": Multiprocessor(48, 16, 100 * 1024),
@@ -31,6 +42,7 @@ MULTIPROCESSORS = {
     "90": Multiprocessor(64, 32, 228 * 1024),
     "100": Multiprocessor(64, 32, 228 * 1024),
     "120": Multiprocessor(48, 24, 100 * 1024),
+    "gfx942": Multiprocessor(32, 16, 64 * 1024, 131072, threads=64, system_bytes=0, programs_of_one_warp=32),
 }
 
 
@@ -48,12 +60,12 @@ def occupancy(arch: str, warps: int, registers: int, shared_bytes: int) -> Occup
     own = MULTIPROCESSORS.get(arch)
     if own is None:
         return None
-    per_thread = -(-max(registers, 1) // _REGISTER_UNIT) * _REGISTER_UNIT
+    per_warp = -(-max(registers, 1) // _REGISTER_UNIT) * _REGISTER_UNIT * own.threads
     fits = {
-        "registers": own.registers // (per_thread * 32 * warps),
-        "shared memory": own.shared_bytes // (shared_bytes + _SYSTEM_BYTES),
+        "registers": own.registers // _PARTS // per_warp * _PARTS // warps,
+        "shared memory": own.shared_bytes // max(1, shared_bytes + own.system_bytes),
         "warps": own.warps // warps,
-        "programs": own.programs,
+        "programs": own.programs_of_one_warp or own.programs if warps == 1 else own.programs,
     }
     limit = min(fits, key=lambda name: fits[name])
     return Occupancy(fits[limit], fits[limit] * warps / own.warps, limit)
@@ -64,9 +76,17 @@ def products(code: str) -> dict[str, int]:
     return dict(sorted(Counter(_PRODUCTS.findall(code)).items()))
 
 
-def code_bytes(sass: str) -> int:
-    """Bytes of NVIDIA's machine code as text."""
-    return len(_INSTRUCTION.findall(sass)) * _INSTRUCTION_BYTES
+def code_bytes(code: str) -> int:
+    """Bytes of machine code, from NVIDIA's as text or AMD's assembly."""
+    stated = _AMD_BYTES.search(code)
+    return int(stated[1]) if stated else len(_INSTRUCTION.findall(code)) * _INSTRUCTION_BYTES
+
+
+def amd_instructions(assembly: str) -> str:
+    """AMD's assembly without comments, directives and data: those have paths and numbers of lines of the source."""
+    kernel = assembly.partition(".Lfunc_begin0:")[2].partition(".amdhsa_kernel")[0]
+    lines = (line.partition(";")[0].rstrip() for line in kernel.splitlines())
+    return "\n".join(line for line in lines if line and not re.match(r"\s+\.|\.Ltmp", line))
 
 
 def code_hash(code: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from inspect import signature
 from typing import Any
 
-from glabench.inspecting.code import code_bytes, code_hash, occupancy, products
+from glabench.inspecting.code import amd_instructions, code_bytes, code_hash, occupancy, products
 from glabench.inspecting.request import Request, parse_request
 
 
@@ -56,7 +56,8 @@ def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, 
     compiled = ahead.compile_kernel(call, variant, arch)
     compile_s = time.perf_counter() - start
     needs, warps = ahead.resources(compiled), variant.tile.warps
-    code = compiled.asm["amdgcn"] if arch.startswith("gfx") else disassemble(compiled)
+    whole = compiled.asm["amdgcn"] if arch.startswith("gfx") else disassemble(compiled)
+    code = amd_instructions(whole) if arch.startswith("gfx") else whole
     held = occupancy(arch, warps, needs.registers, needs.shared_bytes)
     return {
         "arch": arch if arch.startswith("gfx") else f"sm_{arch}",
@@ -66,7 +67,7 @@ def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, 
         **asdict(needs),
         "occupancy": None if held is None else asdict(held),
         "products": products(code),
-        "code_bytes": None if arch.startswith("gfx") else code_bytes(code),
+        "code_bytes": code_bytes(whole),
         "code": code_hash(code),
         "faults": _faults(compiled, call, variant, code),
         "compile_s": round(compile_s, 2),

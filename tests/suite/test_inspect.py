@@ -8,7 +8,7 @@ import pytest
 
 from glabench.cli import inspect
 from glabench.errors import GlabenchError, UsageError
-from glabench.inspecting.code import Occupancy, code_bytes, code_hash, occupancy, products
+from glabench.inspecting.code import Occupancy, amd_instructions, code_bytes, code_hash, occupancy, products
 from glabench.inspecting.request import Request, family_for, kernels_of, parse_archs
 
 SASS = """
@@ -28,7 +28,13 @@ SASS = """
         ("90", 8, 32, 0, Occupancy(8, 1.0, "registers")),
         ("90", 8, 24, 0, Occupancy(8, 1.0, "warps")),
         ("89", 1, 24, 0, Occupancy(24, 0.5, "programs")),
-        ("gfx942", 4, 128, 0, None),
+        ("90", 1, 136, 0, Occupancy(12, 0.1875, "registers")),
+        ("gfx942", 1, 130, 256, Occupancy(12, 0.375, "registers")),
+        ("gfx942", 1, 24, 0, Occupancy(32, 1.0, "warps")),
+        ("gfx942", 2, 24, 0, Occupancy(16, 1.0, "warps")),
+        ("gfx942", 4, 329, 28 * 1024, Occupancy(1, 0.125, "registers")),
+        ("gfx942", 4, 128, 28 * 1024, Occupancy(2, 0.25, "shared memory")),
+        ("gfx90a", 4, 128, 0, None),
     ],
 )
 def test_the_scarcest_thing_limits_how_many_programs_run_at_once(arch, warps, registers, shared, expected):
@@ -41,6 +47,33 @@ def test_machine_code_is_counted_and_its_layout_is_no_change():
     assert code_bytes(SASS) == 64
     assert code_hash(SASS) == code_hash(SASS.replace("                   ", " "))
     assert code_hash(SASS) != code_hash(SASS.replace("R24", "R28"))
+
+
+AMD = """
+	.globl	kernel                  ; -- Begin function kernel
+kernel:                                 ; @kernel
+.Lfunc_begin0:
+	.file	1 "/some/folder" "kernels.py"
+	.loc	1 17 0 prologue_end             ; kernels.py:17:0
+	s_branch .LBB0_0
+.Ltmp0:
+.LBB0_0:
+	v_mfma_f32_16x16x16_bf16 a[0:3], v0, v1, a[0:3]
+	s_endpgm
+	.section	.rodata,"a",@progbits
+	.amdhsa_kernel kernel
+		.amdhsa_next_free_vgpr 130
+.Lfunc_end0:
+; codeLenInByte = 16
+"""
+
+
+def test_amds_assembly_is_its_instructions():
+    code = "\ts_branch .LBB0_0\n.LBB0_0:\n\tv_mfma_f32_16x16x16_bf16 a[0:3], v0, v1, a[0:3]\n\ts_endpgm"
+    assert amd_instructions(AMD) == code
+    moved = AMD.replace("/some/folder", "/another").replace("17", "18").replace(".Ltmp0", ".Ltmp1")
+    assert amd_instructions(moved) == code
+    assert code_bytes(AMD) == 16
 
 
 @pytest.mark.parametrize(
