@@ -13,4 +13,4 @@ def decode(options: SweepOptions, folder: ResumedRun = None) -> None:
 
     Example: glabench decode --backend gla-decode,transformer-decode --prefix 1k,64k --batch 1
     """
-    measure("decode-340m", options, folder)
+    measure("decode-340m", options, folder, op="decode")

@@ -117,7 +117,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> No
 
 
 def check_targets(targets: Mapping[str, str | None]) -> None:
-    """Raises UsageError, before anything is measured, if an option names a file that cannot be written."""
+    """Raises UsageError, before anything is measured, if an option's file cannot be written or is another option's."""
     to_stdout = [option for option, to in targets.items() if to == "-"]
     if len(to_stdout) > 1:
         first, second = to_stdout[:2]
@@ -125,6 +125,7 @@ def check_targets(targets: Mapping[str, str | None]) -> None:
     for option, to in targets.items():
         if to not in (None, "-") and not _is_writable(Path(to)):
             raise UsageError(f"{option}: cannot write '{to}'; give a file in an existing folder, or -")
+    check_apart(targets)
 
 
 def check_files(files: Mapping[str, Path | None]) -> None:

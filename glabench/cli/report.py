@@ -9,7 +9,7 @@ import typer
 
 from glabench import api
 from glabench.cli.options import MetricOption, RecordsCsvOption, RecordsJsonOption
-from glabench.cli.output import Messages, check_targets, data_console, warn_of_unknown, write_records
+from glabench.cli.output import Messages, check_apart, check_targets, data_console, warn_of_unknown, write_records
 from glabench.errors import GlabenchError, RenamedWarning
 from glabench.records.metrics import choose_metrics
 from glabench.report.figures import check_figure, save_figure
@@ -59,10 +59,12 @@ def report(
     if baseline is not None:
         warnings.warn("the option --baseline is now called --against", RenamedWarning, stacklevel=2)
     against = against or baseline
-    for option, path in (("--figure", figure), ("--roofline", roofline)):
+    figures, texts = {"--figure": figure, "--roofline": roofline}, {"--json": json_to, "--csv": csv_to}
+    for option, path in figures.items():
         if path is not None:
             check_figure(path, option)
-    check_targets({"--json": json_to, "--csv": csv_to})
+    check_targets(texts)
+    check_apart({**figures, **texts})
     loaded = [api.load(path) for path in runs]
     paths = api.make_report(loaded, out=out, metrics=metric, against=against, figure=figure)
     metric = metric or loaded[0].sweep.metrics

@@ -15,4 +15,4 @@ def train(options: SweepOptions, folder: ResumedRun = None) -> None:
 
     Example: glabench train --backend gla-model --kernel gla-triton,fla-gla --seqlen 2k --batch 8
     """
-    measure("train-340m", options, folder)
+    measure("train-340m", options, folder, op="training")

@@ -60,6 +60,9 @@ def _sentences(rows: Sequence[Row]) -> Iterator[str]:
         f"{PASS_TITLES[best['pass']]}, {best['backend']}: the fastest is {_name(best)}, "
         f"{significant(best['time_ms'])} ms{_memory(best)}, {_times(slower, 2)}as fast as {_name(last)}."
     )
+    alike = [_name(row) for row in by_time[1:] if (row.get("time_ms_p20") or row["time_ms"]) <= _late(best)]
+    if alike:
+        yield f"Within the scatter of samples {', '.join(alike)} cannot be told from it."
     least = min(by_time, key=lambda row: _peak(row) or 0.0)  # of several the fastest
     if (_peak(least) or 0.0) < (_peak(best) or 0.0):
         longer = _times(least["time_ms"] / best["time_ms"])
@@ -75,6 +78,11 @@ def _times(ratio: float, digits: int = 3) -> str:
 
 def _name(row: Row) -> str:
     return " ".join(name_values({name: row.get(name) for name in _CHOSEN if row.get(name) is not None}))
+
+
+def _late(row: Row) -> float:
+    late: float = row.get("time_ms_p80") or row["time_ms"]
+    return late
 
 
 def _peak(row: Row) -> float | None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from glabench.errors import NothingToRunError, UsageError, count_of
+from glabench.errors import NothingToRunError, UsageError, allowed_names, count_of
 from glabench.measure.settings import SETTINGS, Settings
 from glabench.records import Run, RunFolder
 from glabench.records.environment import device_name, device_number
@@ -44,6 +44,8 @@ class Request:
     sites: Sequence[str] = ()
     arguments: Sequence[str] = ()
     show_errors: bool = False
+    # The op of all backends, for a command that measures nothing else.
+    op: str | None = None
 
     def find_place(self) -> Place:
         """Probes the machine and loads the backends. Raises UsageError."""
@@ -55,8 +57,18 @@ class Request:
         settings = replace(default_settings(place.kind), **self.settings)
         sweep = self.sweep_on_cpu if self.sweep_on_cpu and place.kind == "cpu" else self.sweep
         plan = make_plan(sweep, self.axes, settings, place, self.arguments)
+        _check_op(plan, self.op)
         parse_metrics(plan.sweep.metrics, f"{plan.sweep.name}: metrics")  # finds mistakes before anything is measured
         return plan
+
+
+def _check_op(plan: Plan, op: str | None) -> None:
+    """Raises UsageError for the first backend of another op, if all must have this one."""
+    registry = plan.place.registry
+    for name in dict.fromkeys(cell.backend for cell in plan.cells) if op else ():
+        if (own := registry.op_of(name).name) != op:
+            allowed = allowed_names([each for each in registry if registry.op_of(each).name == op], name)
+            raise UsageError(f"--backend: the op of '{name}' is {own}, not {op} ({allowed})")
 
 
 def measure_run(request: Request, out: Path | None, observer: Observer, go_on: str | None = None) -> Run:

@@ -330,6 +330,8 @@ def test_several_runs_share_a_report_with_the_metrics_and_the_figure_asked_for(t
         (["--metric", "energy", "--out", "new"], "--metric: no record has these metrics: energy (there are: time, "),
         (["--figure", "nowhere/x.pdf"], "--figure: cannot write 'nowhere/x.pdf'"),
         (["--json", "-", "--csv", "-"], "--csv: --json already writes to stdout"),
+        (["--json", "x", "--csv", "./x"], "--csv: --json already writes to './x'; give another file"),
+        (["--figure", "x.png", "--roofline", "x.png"], "--roofline: --figure already writes to 'x.png'"),
         (["two", "./one"], "RUN: 'one' is named twice"),
     ],
 )

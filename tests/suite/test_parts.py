@@ -116,6 +116,10 @@ def test_a_report_has_the_figure_only_if_there_are_parts(run, tmp_path):
     }
 
 
+def timed(record, ms, scatter=0.0, **changes):
+    return replace(record, time_ms=ms, time_ms_p20=ms - scatter, time_ms_p80=ms + scatter, **changes)
+
+
 @pytest.mark.parametrize(
     ("factor", "times", "time"),
     [(1.0, "2.5 times as fast as", "1.25 times the time"), (0.0008, "as fast as", "the same time")],
@@ -129,7 +133,7 @@ def test_a_run_over_chunks_ends_with_the_one_to_take(factor, times, time):
         (64, "checkpoints"): (2.5, 90),
     }
     records = [
-        replace(record, time_ms=2.0 + factor * (found[key][0] - 2.0), peak_allocated_mib=found[key][1])
+        timed(record, 2.0 + factor * (found[key][0] - 2.0), peak_allocated_mib=found[key][1])
         for record in made.records
         if (key := (record.cell.get("chunk"), record.cell.get("materialize")))
     ]
@@ -139,11 +143,20 @@ def test_a_run_over_chunks_ends_with_the_one_to_take(factor, times, time):
     ]
 
 
+def test_choices_within_the_scatter_of_samples_are_named():
+    made = made_up("chunk-sweep", {"backend": "gla-two-level", "chunk": "16,32,64", "pass": "fwd"})
+    times = {16: 2.1, 32: 2.2, 64: 2.5}
+    records = [timed(record, times[record.cell.get("chunk")], scatter=0.1) for record in made.records]
+    (said,) = recommend(replace(made, records=records))
+    assert "the fastest is C=16, 2.1 ms" in said
+    assert "Within the scatter of samples C=32 cannot be told from it." in said
+
+
 def test_of_several_backends_a_run_over_chunks_names_the_one_to_take():
     made = made_up("chunk-sweep", {"backend": "gla-triton,gla-two-level", "chunk": "32,64", "pass": "fwd"})
     times = {("gla-triton", 32): 4.0, ("gla-triton", 64): 2.0, ("gla-two-level", 32): 5.0, ("gla-two-level", 64): 6.0}
     records = [
-        replace(record, time_ms=times[record.cell.backend, record.cell.get("chunk")], peak_allocated_mib=100)
+        timed(record, times[record.cell.backend, record.cell.get("chunk")], peak_allocated_mib=100)
         for record in made.records
     ]
     run = replace(made, records=records, environment={**made.environment, "device": "cpu", "cpu": "A CPU"})
