@@ -41,6 +41,7 @@ def inspect(
     family: Annotated[
         str, typer.Option(help=f"Kernels: {', '.join(FAMILIES)}; auto takes those that a call would run.")
     ] = "auto",
+    packed: Annotated[bool, typer.Option("--packed", help="As they are for packed sequences.")] = False,
     rev: Annotated[
         str | None, typer.Option(help="Show what differs between two git revisions: main..HEAD, HEAD..WORKTREE.")
     ] = None,
@@ -79,7 +80,7 @@ def inspect(
     request = Request(
         archs, key_dim, value_dim, dtype, None if chunk == "auto" else int(chunk),
         family_for(family, archs, key_dim, value_dim, dtype, chunk), kernel, "sass" if sass else "ptx" if ptx else None,
-        gates,
+        gates, packed=packed,
     )  # fmt: skip
     if rev is not None:
         _compare(request, rev, json_to)

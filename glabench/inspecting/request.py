@@ -26,7 +26,7 @@ class Request:
     """Which kernels to compile: for which head dims and dtypes, of which family, with which names.
 
     `archs` are without `sm_`. `only` is a part of their names, `names` are whole ones; empty for all. `show`: the code
-    to give back as text, ptx or sass.
+    to give back as text, ptx or sass. `packed`: as they are for packed sequences.
     """
 
     archs: tuple[str, ...]
@@ -39,6 +39,7 @@ class Request:
     show: str | None = None
     gates: str = "fp32"
     names: tuple[str, ...] = ()
+    packed: bool = False
 
     def wants(self, name: str) -> bool:
         """Whether a kernel of this name is asked for."""

@@ -35,16 +35,17 @@ def _calls(request: Request, arch: str) -> Iterator[Any]:
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[request.dtype]
     K, V, bfloat16_gates = request.key_dim, request.value_dim, request.gates == "bf16"
     choices = signature(ahead.call_of).parameters
+    options = {"varlen": True} if request.packed else {}
     for gated in (True, False):
         special = hopper_plan(K, V, dtype, request.chunk) if request.family == "hopper" else None
         plan = special or triton_plan(K, V, dtype, request.chunk, gated, ahead.SHARED[arch])
-        yield ahead.call_of(K, V, gated, dtype, plan, bfloat16_gates)
+        yield ahead.call_of(K, V, gated, dtype, plan, bfloat16_gates, **options)
         of_narrow_heads = plan.family == "hopper" and "head_gated" in choices
         if not gated and getattr(plan, "takes_head_gates", of_narrow_heads):
-            yield ahead.call_of(K, V, False, dtype, plan, bfloat16_gates, head_gated=True)
+            yield ahead.call_of(K, V, False, dtype, plan, bfloat16_gates, head_gated=True, **options)
     # Beside gates of values, calls take no length of chunks.
     if "value_gated" in choices and request.chunk is None:
-        yield ahead.call_of(K, V, True, dtype, plan, bfloat16_gates, value_gated=True)
+        yield ahead.call_of(K, V, True, dtype, plan, bfloat16_gates, value_gated=True, **options)
 
 
 def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, Any]:

@@ -94,13 +94,17 @@ def test_by_itself_the_family_is_that_of_a_call():
 
 def test_a_kernel_is_compiled_and_described(run):
     sizes = ("--key-dim", "32", "--value-dim", "32")
-    code, text, _ = run("inspect", "gated recurrence", "--arch", "sm_80", *sizes, "--json", "-")
-    assert code == 0
-    (kernel,) = json.loads(text)
-    assert (kernel["kernel"], kernel["arch"], kernel["products"]) == ("gated recurrence", "sm_80", {})
-    assert 0 < kernel["registers"] <= 255
-    assert kernel["code_bytes"] > 1000
-    assert kernel["occupancy"]["programs"] > 0
+    found = []
+    for packed in ((), ("--packed",)):
+        code, text, _ = run("inspect", "gated recurrence", "--arch", "sm_80", *sizes, *packed, "--json", "-")
+        assert code == 0
+        (kernel,) = json.loads(text)
+        assert (kernel["kernel"], kernel["arch"], kernel["products"]) == ("gated recurrence", "sm_80", {})
+        assert 0 < kernel["registers"] <= 255
+        assert kernel["code_bytes"] > 1000
+        assert kernel["occupancy"]["programs"] > 0
+        found.append(kernel["code"])
+    assert found[0] != found[1]
 
 
 def kernel(name, code="a", registers=40, faults=None):

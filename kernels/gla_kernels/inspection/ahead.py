@@ -335,12 +335,12 @@ def resources(compiled: Any) -> Resources:
 
 def call_of(
     K: int, V: int, gated: bool, dtype: torch.dtype, choice: LaunchPlan, bfloat16_gates: bool = False,
-    head_gated: bool = False, value_gated: bool = False,
+    head_gated: bool = False, value_gated: bool = False, varlen: bool = False,
 ) -> Call:  # fmt: skip
-    """A call with head dims K and V and an arbitrary shape, for compiling."""
+    """A call with head dims K and V and an arbitrary shape, with `varlen` of packed sequences, for compiling."""
     kind = Call
     if value_gated:
         kind, choice = ValueGatedCall, replace(choice, family="triton", chunk_size=CHUNK)
     return kind(
-        2, 4096, 4, K, V, 2, False, gated, K**-0.5, dtype, choice, bfloat16_gates, head_gated=head_gated
+        2, 4096, 4, K, V, 2, varlen, gated, K**-0.5, dtype, choice, bfloat16_gates, head_gated=head_gated
     )  # fmt: skip
