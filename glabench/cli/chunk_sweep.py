@@ -9,10 +9,11 @@ from glabench.cli.options import SweepOptions
 from glabench.cli.output import Messages
 from glabench.cli.profile import TIMED, profile_of_cell
 from glabench.cli.speed import ResumedRun
-from glabench.errors import GlabenchError
+from glabench.errors import GlabenchError, InterruptedRunError
 from glabench.records import Run, RunFolder
-from glabench.scheduling.plan import Place
+from glabench.scheduling.plan import Place, Plan
 from glabench.scheduling.runs import Request, plan_to_resume
+from glabench.sweeps import Cell
 
 
 def chunk_sweep(
@@ -31,7 +32,7 @@ def chunk_sweep(
 
     Ends with the chunk size to take, what it gains, and what it costs in memory.
     """
-    measure("chunk-sweep", options, folder, then=_profile_parts if split else None)
+    measure("chunk-sweep", options, folder, then=_profile_parts if split else None, command="chunk-sweep")
 
 
 def _profile_parts(run: Run, request: Request, messages: Messages) -> tuple[Run, bool]:
@@ -51,15 +52,24 @@ def _profile_parts(run: Run, request: Request, messages: Messages) -> tuple[Run,
         ):
             messages.say(f"profiling {cell}")
             try:
-                answer = profile_of_cell(cell, plan.place, plan.settings.cell_timeout_s)
-                folder.add_profile(cell, answer.profile)
-                failure = answer.failure
-            except GlabenchError as problem:
-                failure = str(problem)
+                failure = _profile_cell(cell, plan, folder)
+            except KeyboardInterrupt:
+                kept = "what was measured and profiled is kept"
+                raise InterruptedRunError(f"interrupted; {kept}, {request.go_on(run.path)}") from None
             if failure is not None:
                 messages.say(f"error: {failure}")
                 worked = False
     return folder.load(), worked
+
+
+def _profile_cell(cell: Cell, plan: Plan, folder: RunFolder) -> str | None:
+    """Adds a cell's profile to the run; what failed of it."""
+    try:
+        answer = profile_of_cell(cell, plan.place, plan.settings.cell_timeout_s)
+    except GlabenchError as problem:
+        return str(problem)
+    folder.add_profile(cell, answer.profile)
+    return answer.failure
 
 
 def _has_parts(place: Place, backend: str) -> bool:

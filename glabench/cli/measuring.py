@@ -30,12 +30,13 @@ from glabench.scheduling.runs import Request, measure_run, plan_rest, resume_run
 def measure(
     sweep: str, options: SweepOptions, folder: Path | None = None, sweep_on_cpu: str | None = None,
     then: Callable[[Run, Request, Messages], tuple[Run, bool]] | None = None, op: str | None = None,
+    command: str = "run",
 ) -> None:  # fmt: skip
     """Measures a sweep, changed by the options, and shows it. Exits with code 4 if a cell failed.
 
     `folder` is the run to continue, with --resume or --retry-failed. `then` adds to the run before it is shown, and
-    says whether that worked for every cell. Backends of another op than `op` are refused. Raises UsageError and
-    NothingToRunError.
+    says whether that worked for every cell. Backends of another op than `op` are refused. `command` continues
+    the run after an interruption. Raises UsageError and NothingToRunError.
     """
     check_targets({"--json": options.json_to, "--csv": options.csv_to})
     parse_metrics(options.metric)  # finds mistakes before anything is measured
@@ -44,7 +45,7 @@ def measure(
         raise UsageError(f"RUN: '{folder}' needs --resume; leave it out to start a new run")
     if folder is not None and options.out is not None:
         raise UsageError(f"--out: '{folder}' is continued in its own folder; leave out --out")
-    request = options.request(sweep, sweep_on_cpu, op)
+    request = options.request(sweep, sweep_on_cpu, op, command)
     messages = Messages(options.quiet, options.verbose)
     if options.dry_run:
         rest = plan_rest(request, folder or options.out, options.retry_failed) if is_resuming else request.plan()

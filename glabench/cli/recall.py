@@ -28,7 +28,7 @@ def recall(options: SweepOptions, folder: ResumedRun = None) -> None:
 
     Example: glabench recall --backend gla-recall,transformer-recall --width 64,128 --pairs 8 --seqlen 128
     """
-    measure("mqar-quick", options, folder, then=name_best, op="recall")
+    measure("mqar-quick", options, folder, then=name_best, op="recall", command="recall")
 
 
 def name_best(run: Run, request: Request, messages: Messages) -> tuple[Run, bool]:  # noqa: ARG001

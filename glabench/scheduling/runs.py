@@ -46,6 +46,13 @@ class Request:
     show_errors: bool = False
     # The op of all backends, for a command that measures nothing else.
     op: str | None = None
+    # The command that continues the run, after an interruption.
+    command: str = "run"
+
+    def go_on(self, path: Path) -> str:
+        """How to continue the run in a folder."""
+        sites = [f"--site={site}" for site in self.sites]
+        return f"continue with: {shlex.join(['glabench', self.command, '--resume', str(path), *sites])}"
 
     def find_place(self) -> Place:
         """Probes the machine and loads the backends. Raises UsageError."""
@@ -74,7 +81,7 @@ def _check_op(plan: Plan, op: str | None) -> None:
 def measure_run(request: Request, out: Path | None, observer: Observer, go_on: str | None = None) -> Run:
     """Measures a new run into `out`, or into a new folder under runs/.
 
-    `go_on` is what to do after an interruption, for messages, unless that is `glabench run --resume`.
+    `go_on` is what to do after an interruption, for messages, unless that is to resume the run.
     Raises NothingToRunError, before any folder is made, if no backend of the sweep is available here.
     """
     plan = request.plan()
@@ -146,9 +153,7 @@ def _measure(
     observer.say(f"{plan.sweep.title}: {cells} on {device_name(plan.place.environment)}, in {folder.path}")
     lane = Lane(folder, Version.installed(plan.place.plugins))
     start = partial(ProcessWorker, show_errors=request.show_errors)
-    again = ["glabench", "run", "--resume", str(folder.path), *(f"--site={site}" for site in request.sites)]
-    go_on = go_on or f"continue with: {shlex.join(again)}"
-    measure_lanes([lane], plan, observer, go_on, retry_failed, start)
+    measure_lanes([lane], plan, observer, go_on or request.go_on(folder.path), retry_failed, start)
     return folder.load()
 
 

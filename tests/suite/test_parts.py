@@ -236,6 +236,21 @@ def test_a_resumed_chunk_sweep_profiles_as_the_run_was_begun(folder, profiler):
     assert place.sites == {"parted": str(folder / "site")}
 
 
+def test_an_interrupted_chunk_sweep_goes_on_with_the_next_profile(folder, profiler):
+    profiler.side_effect = [Answer(profile_of(1.0, 2.0, 2.5)), KeyboardInterrupt]
+    given = (*SWEEP, "--chunk", "16,32", "--plugin", "parted.py", "--site", "parted=site", "--out", "run")
+    code, _, err = glabench(folder, "chunk-sweep", *given)
+    assert code == 130
+    go_on = (
+        "what was measured and profiled is kept, continue with: glabench chunk-sweep --resume run --site=parted=site"
+    )
+    assert go_on in err
+    profiler.side_effect = None
+    assert glabench(folder, *go_on.partition("glabench ")[2].split())[0] == 0
+    assert profiler.call_count == 3
+    assert len(load(folder / "run").profiles) == 2
+
+
 @pytest.mark.parametrize(("failing", "broken"), [({16}, set()), ({16, 32}, set()), (set(), {32})])
 def test_a_chunk_sweep_ends_with_code_4_if_a_profile_or_its_parts_fail(folder, profiler, failing, broken):
     def profile(cell, *_):
