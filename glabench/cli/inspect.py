@@ -30,7 +30,7 @@ Kernel = Mapping[str, Any]
 
 def inspect(
     kernel: Annotated[
-        str, typer.Argument(metavar="KERNEL", help="Kernels whose names contain this; all by default.")
+        str, typer.Argument(metavar="KERNEL", help="Kernels whose names, here or in a profile, contain this.")
     ] = "",
     arch: Annotated[str, typer.Option(metavar="ARCHS", help=f"Architectures: {', '.join(ARCHS)}.")] = "sm_90",
     key_dim: Annotated[int, typer.Option(min=1, max=512, help="Key head dim K.")] = 64,
@@ -77,18 +77,22 @@ def inspect(
     archs = parse_archs(arch)
     if ptx and (amd := [each for each in archs if each.startswith("gfx")]):
         raise UsageError(f"--ptx: {', '.join(amd)} has no PTX; give --sass for its machine code, or another --arch")
-    request = Request(
-        archs, key_dim, value_dim, dtype, None if chunk == "auto" else int(chunk),
-        family_for(family, archs, key_dim, value_dim, dtype, chunk), kernel, "sass" if sass else "ptx" if ptx else None,
-        gates, packed=packed,
-    )  # fmt: skip
+    # Each architecture has kernels of its own family, unless one is named.
+    requests = [
+        Request(
+            (each,), key_dim, value_dim, dtype, None if chunk == "auto" else int(chunk),
+            family_for(family, (each,), key_dim, value_dim, dtype, chunk), kernel,
+            "sass" if sass else "ptx" if ptx else None, gates, packed=packed,
+        )
+        for each in archs
+    ]  # fmt: skip
     if rev is not None:
-        _compare(request, rev, json_to)
+        _compare(requests, rev, kernel, json_to)
         return
-    if request.show is not None:
-        _found(_print_text(kernels_of([request])), kernel)
+    if sass or ptx:
+        _found(_print_text(kernels_of(requests)), kernel)
         return
-    found = _found(_compile(request, compile_time), kernel)
+    found = _found(_compile(requests, compile_time), kernel)
     if json_to is not None:
         write_json(found, json_to)
     else:
@@ -101,12 +105,12 @@ def inspect(
         raise typer.Exit(ExitCode.CELL_FAILED)
 
 
-def _compile(request: Request, anew: bool) -> list[Kernel]:
+def _compile(requests: Sequence[Request], anew: bool) -> list[Kernel]:
     """The kernels; with the seconds that they took to compile if Triton's cache is not to be used."""
     if not anew:
-        return [_without(each, "text", "compile_s") for each in kernels_of([request])]
+        return [_without(each, "text", "compile_s") for each in kernels_of(requests)]
     with TemporaryDirectory() as cache:
-        return [_without(each, "text") for each in kernels_of([request], {"TRITON_CACHE_DIR": cache})]
+        return [_without(each, "text") for each in kernels_of(requests, {"TRITON_CACHE_DIR": cache})]
 
 
 def _found(kernels: list[Kernel], only: str) -> list[Kernel]:
@@ -148,21 +152,21 @@ def _row(kernel: Kernel, with_arch: bool) -> Sequence[str]:
     )
 
 
-def _compare(request: Request, rev: str, json_to: str | None) -> None:
+def _compare(requests: Sequence[Request], rev: str, kernel: str, json_to: str | None) -> None:
     """Shows the kernels whose machine code differs between two revisions."""
     repository = repository_of(Path.cwd())
     sides = []
     for revision in parse_range(rev):
         with checked_out(repository, revision) as tree:
-            kernels = kernels_of([request], worker_variables(tree))
+            kernels = kernels_of(requests, worker_variables(tree))
             sides.append({(each["arch"], each["kernel"]): _without(each, "text", "compile_s") for each in kernels})
     first, second = sides
-    _found([*first.values(), *second.values()], request.only)
+    _found([*first.values(), *second.values()], kernel)
     if json_to is not None:
         write_json({"first": list(first.values()), "second": list(second.values())}, json_to)
         return
     changed = [key for key in first if key in second and first[key]["code"] != second[key]["code"]]
-    several = len(request.archs) > 1
+    several = len(requests) > 1
     rows = [_changes(first[key], second[key], several) for key in changed]
     rows += [_only_in(first[key], several, "first") for key in first if key not in second]
     rows += [_only_in(second[key], several, "second") for key in second if key not in first]

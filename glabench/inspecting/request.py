@@ -41,9 +41,10 @@ class Request:
     names: tuple[str, ...] = ()
     packed: bool = False
 
-    def wants(self, name: str) -> bool:
-        """Whether a kernel of this name is asked for."""
-        return self.only in name and (not self.names or name in self.names)
+    def wants(self, name: str, function: str) -> bool:
+        """Whether a kernel of this name is asked for, or of this function, by which profiles name it."""
+        part = self.only.lower()
+        return (part in name.lower() or part in function.lower()) and (not self.names or name in self.names)
 
 
 def parse_request(text: str) -> Request:

@@ -102,7 +102,7 @@ def main() -> None:
         for arch in request.archs:
             for call in _calls(request, arch):
                 for variant in ahead.variants(call):
-                    if request.wants(full_name(call, variant)):
+                    if request.wants(full_name(call, variant), variant.kernel.__name__):
                         print(json.dumps(describe(call, variant, arch, request.show)), flush=True)
 
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -61,18 +62,25 @@ def find_program() -> str:
 def with_counters(found: Profile, request: Request, variables: Mapping[str, str], timeout_s: float) -> Profile:
     """The profile with the counters of its kernels. Raises GlabenchError if they cannot be had.
 
-    A kernel that Nsight Compute has not seen with the same name and grid has none.
+    A kernel that Nsight Compute has not seen with the same name and grid has none. Nor have several kernels with the
+    same of both, whose launches it does not tell apart.
     """
     counted = _count(find_program(), request, {**os.environ, **variables}, timeout_s)
-    known = replace(found, kernels=tuple(_with_counters(kernel, counted) for kernel in found.kernels))
+    alike = Counter(map(_key, found.kernels))
+    kernels = (each if alike[_key(each)] > 1 else _with_counters(each, counted) for each in found.kernels)
+    known = replace(found, kernels=tuple(kernels))
     try:  # so that the run can be read again
         return Profile.from_json(known.to_json())
     except ValueError as problem:
         raise GlabenchError(f"{request.cell}: its counters cannot be kept: {problem}") from None
 
 
+def _key(kernel: Kernel) -> _Key:
+    return kernel.name, tuple(kernel.grid or ())
+
+
 def _with_counters(kernel: Kernel, counted: Mapping[_Key, Mapping[str, float]]) -> Kernel:
-    counters = counted.get((kernel.name, tuple(kernel.grid or ())))
+    counters = counted.get(_key(kernel))
     return kernel if counters is None else replace(kernel, counters=counters)
 
 

@@ -15,6 +15,8 @@ from glabench.records.profile import Host, Kernel, Profile
 
 # How the worker marks a call.
 CALL = "glabench: one call"
+# How torch names what its autograd engine does around the operators of a backward.
+_AUTOGRAD = "autograd::"
 # What a run folder takes.
 LONGEST_NAME = 300
 
@@ -44,7 +46,16 @@ def _launched_in(trace: Trace, window: Event) -> list[Event]:
     work = [event for event in trace.on_device if event.correlation in queued]
     if not work:
         raise GlabenchError("the profiler recorded no kernel of a call: it lost them, or the call launches none")
+    recorded = {event.correlation for event in work}
+    launched = [event for event in trace.runtime if _launches(event) and window.start <= event.start <= window.end]
+    if lost := sum(event.correlation not in recorded for event in launched):
+        raise GlabenchError(f"the profiler lost the kernels of {lost} of {len(launched)} launches; profile again")
     return work
+
+
+def _launches(event: Event) -> bool:
+    """Whether it is the launch of a kernel or a graph, and not of a function of the host's."""
+    return "launch" in event.name.lower() and "HostFunc" not in event.name
 
 
 def _check_complete(works: Sequence[Sequence[Event]]) -> None:
@@ -59,17 +70,36 @@ def _check_complete(works: Sequence[Sequence[Event]]) -> None:
 
 
 def _kernels(works: Sequence[Sequence[Event]]) -> tuple[Kernel, ...]:
-    """Kernels by name and grid, in the order of their first starts."""
-    found: dict[tuple[str, tuple[int, ...] | None], list[list[_Placed]]] = {}
+    """Kernels by name, grid and what a program needs, in the order of their first starts."""
+    found: dict[_Launched, list[list[_Placed]]] = {}
     for number, work in enumerate(works):
         until = work[0].start
         for event in work:
-            key = (short_name(event.name), _numbers(event.details.get("grid")))
+            key = _Launched.of(event)
             own = found.setdefault(key, [[] for _ in works])
             added = max(0.0, event.end - max(until, event.start))
             own[number].append(_Placed(event, max(0.0, event.start - until), added))
             until = max(until, event.end)
-    return tuple(_kernel(name, grid, own) for (name, grid), own in found.items())
+    return tuple(_kernel(kernel, own) for kernel, own in found.items())
+
+
+class _Launched(NamedTuple):
+    """What launches of one kernel have in common. Variants of a template differ in what a program needs, if at all."""
+
+    name: str
+    grid: tuple[int, ...] | None
+    threads: int | None
+    registers: int | None
+    shared_bytes: int | None
+
+    @classmethod
+    def of(cls, event: Event) -> _Launched:
+        """By the trace's details."""
+        details = event.details
+        block = _numbers(details.get("block"))
+        threads = None if block is None else block[0] * block[1] * block[2]
+        needs = details.get("registers per thread"), details.get("shared memory")
+        return cls(short_name(event.name), _numbers(details.get("grid")), threads, *needs)
 
 
 class _Placed(NamedTuple):
@@ -80,19 +110,17 @@ class _Placed(NamedTuple):
     added: float
 
 
-def _kernel(name: str, grid: tuple[int, ...] | None, calls: Sequence[Sequence[_Placed]]) -> Kernel:
-    details = next(placed.event.details for own in calls for placed in own)
-    block = _numbers(details.get("block"))
+def _kernel(kernel: _Launched, calls: Sequence[Sequence[_Placed]]) -> Kernel:
     return Kernel(
-        name,
+        kernel.name,
         round(median(len(own) for own in calls)),
         _ms([sum(placed.event.duration for placed in own) for own in calls]),
         _ms([sum(placed.added for placed in own) for own in calls]),
         _ms([sum(placed.gap for placed in own) for own in calls]),
-        grid,
-        None if block is None else block[0] * block[1] * block[2],
-        details.get("registers per thread"),
-        details.get("shared memory"),
+        kernel.grid,
+        kernel.threads,
+        kernel.registers,
+        kernel.shared_bytes,
     )
 
 
@@ -101,16 +129,19 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
 
 
 def _host(trace: Trace, windows: Sequence[Event]) -> Host:
-    calls, launches, operators, counts = [], [], [], []
+    calls, launches, operators, autograd, counts = [], [], [], [], []
     for window in windows:
         runtime = [event for event in trace.runtime if window.start <= event.start <= window.end]
         own = [event for event in trace.operators if window.start <= event.start <= window.end]
+        of_torch = [event for event in own if not event.name.startswith(_AUTOGRAD)]
         in_launches = covered(runtime, window.start, window.end)
+        in_torch = covered([*runtime, *of_torch], window.start, window.end)
         calls.append(window.duration)
         launches.append(in_launches)
-        operators.append(covered([*runtime, *own], window.start, window.end) - in_launches)
-        counts.append(sum("launch" in event.name.lower() for event in runtime))
-    return Host(_ms(calls), round(median(counts)), _ms(launches), _ms(operators))
+        operators.append(in_torch - in_launches)
+        autograd.append(covered([*runtime, *own], window.start, window.end) - in_torch)
+        counts.append(sum(map(_launches, runtime)))
+    return Host(_ms(calls), round(median(counts)), _ms(launches), _ms(operators), _ms(autograd))
 
 
 def _of_operators(trace: Trace, windows: Sequence[Event], host: Host) -> Profile:

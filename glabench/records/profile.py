@@ -36,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one kernel takes in a call: all its launches with the same grid. Or one of torch's operators, on a CPU.
+    """What one kernel takes in a call: all its launches with the same grid and needs. On a CPU, a torch operator.
 
     `added_ms`: how much longer the device is busy for it, beyond what began before it: a kernel may begin early and
     wait. All together are `Profile.busy_ms`. `gap_ms`: how long the device was idle before it. `registers` are a
@@ -91,18 +91,20 @@ class Part:
 class Host:
     """What the host does during a call, in milliseconds; profiling makes it longer.
 
-    `launch_ms`: in the driver and CUDA's runtime; `operators_ms`: in torch's operators besides; the rest is Python's.
+    `launch_ms`: in the driver and CUDA's runtime; `operators_ms`: in torch's operators besides; `autograd_ms`: in
+    torch's engine for backwards and their functions besides, None if it counts as operators'; the rest is Python's.
     """
 
     call_ms: NotNegative
     launches: Natural
     launch_ms: NotNegative
     operators_ms: NotNegative
+    autograd_ms: NotNegative | None = None
 
     @property
     def rest_ms(self) -> float:
-        """What neither takes."""
-        return max(0.0, self.call_ms - self.launch_ms - self.operators_ms)
+        """What none of these takes."""
+        return max(0.0, self.call_ms - self.launch_ms - self.operators_ms - (self.autograd_ms or 0.0))
 
 
 @dataclass(frozen=True)
@@ -135,11 +137,11 @@ class Profile:
         return name if self.on_device and name is not None and times[name] >= _SOLE * self.busy_ms else None
 
     def with_work(self, known: Mapping[str, Work]) -> Profile:
-        """The same with the work of kernels, by their names; not of those that run with several grids."""
-        grids = Counter(kernel.name for kernel in self.kernels)
+        """The same with the work of kernels, by their names; not of those that run with several grids or needs."""
+        variants = Counter(kernel.name for kernel in self.kernels)
         kernels = (
             replace(kernel, bytes=work.bytes, flops=work.flops)
-            if grids[kernel.name] == 1 and (work := known.get(kernel.name)) is not None
+            if variants[kernel.name] == 1 and (work := known.get(kernel.name)) is not None
             else kernel
             for kernel in self.kernels
         )

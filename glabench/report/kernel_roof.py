@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from glabench.records import Run
@@ -11,7 +12,7 @@ from glabench.records.metrics import significant
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.profiles import MOST_DRAWN
 from glabench.report.roofline import Dot, Roof, dot_of, draw_roof, roof_of
-from glabench.report.series import PASS_TITLES, describe_shape, rows_of_runs
+from glabench.report.series import PASS_TITLES, describe_shape, name_values, rows_of_runs
 from glabench.report.text import escape, shorten
 from glabench.sweeps.model import Cell
 
@@ -20,20 +21,31 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT, _LEGEND_ROW, _SMALL_PRINT, _COLUMNS = 7.0, 4.2, 0.2, 8.5, 2
 # Characters of a backend, or cell, and its kernel; of a line above the figure.
-_LONGEST_LABEL, _WRAP = 80, 88
-_CALL = "the whole call, by the op's own work"
+_LONGEST_LABEL, _WRAP, _TITLE_WRAP = 52, 88, 60
+_CALL = "whole call"
 _MARKERS = "osD^v<>PX*hp"
 _PLAIN_TEXT: Any = {"text.parse_math": False}
 
 
 def _owners(run: Run) -> dict[Cell, str]:
-    """How the cells that have profiles are called: by their backend, or whole if a backend has several."""
+    """How the cells that have profiles are called: by their backend and, if that has several, by what differs."""
     count = Counter(cell.backend for cell in run.profiles)
-    return {cell: cell.backend if count[cell.backend] == 1 else str(cell) for cell in run.profiles}
+    return {
+        cell: cell.backend if count[cell.backend] == 1 else f"{cell.backend} {_apart(cell, run.profiles)}"
+        for cell in run.profiles
+    }
+
+
+def _apart(cell: Cell, cells: Iterable[Cell]) -> str:
+    """What tells a cell from the others of its backend, such as `C=16`."""
+    fields, others = cell.to_json(), [each.to_json() for each in cells if each.backend == cell.backend]
+    names = [name for name in fields if name != "parameters" and any(each.get(name) != fields[name] for each in others)]
+    values = {name: fields[name] for name in names if name != "pass"}
+    return " ".join([*([cell.pass_] if "pass" in names else []), *name_values(values)])
 
 
 def call_dots(run: Run) -> dict[str, Dot]:
-    """Where whole calls are, by the op's own bytes and operations and the suite's time."""
+    """Where whole calls are, by the op's own bytes and operations, those of a perfect pass, and the suite's time."""
     owners = _owners(run)
     rows = {row["cell"]: row for row in rows_of_runs([run])}
     found = {owner: dot_of(rows[str(cell)]) for cell, owner in owners.items() if str(cell) in rows}
@@ -75,13 +87,22 @@ def draw_kernel_roof(run: Run) -> Figure:
     with mpl.rc_context(_PLAIN_TEXT):
         height = _HEIGHT + _LEGEND_ROW * -(-len(dots) // _COLUMNS)
         figure = Figure(figsize=(_WIDTH, height), layout="constrained", dpi=160)
-        figure.suptitle(f"{title_of([run])}: kernels", x=0.01, ha="left", fontsize=12, fontweight="bold")
+        figure.suptitle(
+            "\n".join(textwrap.wrap(f"{title_of([run])}: kernels and calls", _TITLE_WRAP)),
+            x=0.01,
+            ha="left",
+            fontsize=12,
+            fontweight="bold",
+        )
         axes = figure.subplots()
         draw_roof(axes, roof, list(dots.values()), _SMALL_PRINT)
         handles: list[Any] = []
         for number, (label, dot) in enumerate(dots.items()):
             look: dict[str, Any] = {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": "none", "markersize": 7}
-            look |= {"color": f"C{number % 10}", "label": shorten(label, _LONGEST_LABEL)}
+            look |= {
+                "color": mpl.colormaps["tab20"](number % 10 * 2 + number // 10 % 2),
+                "label": shorten(label, _LONGEST_LABEL),
+            }
             look |= {"markerfacecolor": "none"} if label in calls else {}
             handles += axes.plot([dot.intensity], [dot.tflops], **look)
         cells = {str(cell) for cell in run.profiles}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from glabench.records import Run
 from glabench.records.literature import Stack, published_stacks
 from glabench.records.metrics import significant
+from glabench.records.profile import Part
 from glabench.report.choice import CHUNK
 from glabench.report.describe import surroundings_of
 from glabench.report.grid import Grid
@@ -30,11 +31,12 @@ _OTHER_COLOURS = ("#6ACC64", "#956CB4", "#D5BB67", "#82C6E2")
 _PLAIN_TEXT: Any = {"text.parse_math": False}
 # The chunk where the backend chooses it.
 _AUTO = "auto"
-_LEFT_OUT = "Parts are timed as variants of the forward that leave the others out; numbers are sums in ms."
+_LEFT_OUT = "Parts are timed alone: variants of the forward, or calls that it makes; numbers are sums in ms."
 _EXPLAINED = (
-    "Parts are variants of the forward that leave the others out. Each reads and writes its tensors anew, so together "
-    "they may take longer than the whole call, which is the black line. Numbers above bars are milliseconds. A bar is "
-    "as high as its sum over that of the best chunk."
+    "Parts are variants of the forward that leave the others out; those of fla-gla are calls that it makes, of which "
+    "the outputs belong to both. Each reads and writes its tensors anew, so together they may take longer than the "
+    "whole call, which is the black line. Numbers above bars are milliseconds. A bar is as high as its sum over that "
+    "of the best chunk."
 )
 
 
@@ -87,7 +89,8 @@ def parts_markdown(run: Run) -> str:
     panels = bars_of(run)
     if not panels:
         return ""
-    tables = [_table(run, each).to_markdown().rstrip("\n") for each in panels]
+    grids = [grid for each in panels for grid in (_table(each), _work_table(run, each)) if grid is not None]
+    tables = [grid.to_markdown().strip("\n") for grid in grids]
     notes = [each.note for each in panels if each.note]
     figure = "![parts of a forward](parts.png)"
     head = ["## Within chunks and across them", figure, " ".join([_EXPLAINED, *notes]), *_missing(run, panels)]
@@ -108,27 +111,32 @@ def _missing(run: Run, panels: Sequence[Bars]) -> list[str]:
     return found
 
 
-def _table(run: Run, bars: Bars) -> Grid:
-    """Milliseconds, and for our own measurements bytes and operations per second of each part."""
+def _table(bars: Bars) -> Grid:
+    """Milliseconds by chunk."""
     names = _names([bars])
-    here = {_chunk_of(cell): found for cell, found in run.profiles.items() if cell.backend == bars.title}
-    rates = bool(bars.whole)
-    head = [CHUNK, *(f"{name}, ms" for name in names), "sum, ms", *(["whole, ms"] if rates else [])]
-    head += [f"{name}, {unit}" for name in names for unit in ("GB/s", "TFLOP/s")] if rates else []
+    head = [CHUNK, *(f"{name}, ms" for name in names), "sum, ms", *(["whole, ms"] if bars.whole else [])]
     rows = []
     for x, own in bars.parts.items():
         row = [str(x), *(significant(own[name]) if name in own else "-" for name in names)]
-        row.append(significant(sum(own.values())))
-        if rates:
-            row.append(significant(bars.whole[x]))
-            known = {part.name: part for part in here[x].parts}
-            for name in names:
-                part = known.get(name)
-                amounts = (None, None) if part is None else (part.bytes, part.flops)
-                units = zip(amounts, (1e6, 1e9), strict=True)
-                row += ["-" if not n or part is None else significant(n / part.ms / unit) for n, unit in units]
-        rows.append(row)
+        rows.append([*row, significant(sum(own.values())), *([significant(bars.whole[x])] if bars.whole else [])])
     return Grid(bars.title, "", head, rows)
+
+
+def _work_table(run: Run, bars: Bars) -> Grid | None:
+    """For our own measurements: what each part moves and executes, and how fast."""
+    here = {_chunk_of(cell): found for cell, found in run.profiles.items() if cell.backend == bars.title}
+    head = [CHUNK, "part", "MB", "GFLOP", "GB/s", "TFLOP/s"]
+    rows = [
+        [str(x), part.name, *_work(part)] for x in bars.parts if x in here
+        for part in sorted(here[x].parts, key=lambda part: _names([bars]).index(part.name))
+    ]  # fmt: skip
+    return Grid("", "", head, rows, words=("part",)) if rows else None
+
+
+def _work(part: Part) -> Iterator[str]:
+    for over in (1.0, part.ms):  # 10^6 bytes are MB, and in a millisecond GB/s; so it is with operations
+        for amount, unit in ((part.bytes, 1e6), (part.flops, 1e9)):
+            yield "-" if not amount else significant(amount / over / unit)
 
 
 def _names(panels: Sequence[Bars]) -> list[str]:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 LEAST_SHARE, _LEAST_DRAWN, MOST_DRAWN = 0.005, 0.03, 12
 # A time of the suite and a span that differ by more than this share of the time are said to differ.
 AGREES = 0.05
+# Beyond this one shares do not count either.
+_FAR = 0.5
+_TOO_FAR = "they differ so much that shares do not count either; profile again, on a machine that does nothing else"
 _OF_KERNELS = (
     "calls", "ms", "adds, ms", "share", "idle before, us", "grid", "threads", "registers", "shared, KiB",
     "programs per SM", "GB/s", "TFLOP/s", "of the roof",
@@ -114,7 +117,13 @@ def describe_profile(found: Profile, record: Record | None) -> list[str]:
     lines = [_describe_span(found)]
     if record is not None and record.time_ms:
         off = found.span_ms / record.time_ms - 1
-        same = "they agree" if abs(off) <= AGREES else "they differ, so take shares, not times, from the table"
+        same = (
+            "they agree"
+            if abs(off) <= AGREES
+            else "they differ, so take shares, not times, from the table"
+            if abs(off) <= _FAR
+            else _TOO_FAR
+        )
         way = "longer" if off >= 0 else "shorter"
         lines.append(
             f"The suite measures {significant(record.time_ms)} ms; the profile is {abs(off):.1%} {way}: {same}."
@@ -125,11 +134,13 @@ def describe_profile(found: Profile, record: Record | None) -> list[str]:
                 f"operations run at {significant(record.tflops)} TFLOP/s."
             )
     host = found.host
-    launches = f", {significant(host.launch_ms, 2)} of it in the driver for {host.launches} launches"
+    launches = f", {significant(host.launch_ms, 2)} of it in CUDA's driver and runtime ({host.launches} launches)"
+    autograd = f", {significant(host.autograd_ms, 2)} in autograd" if host.autograd_ms else ""
     lines.append(
         f"The host, slowed down by the profiler: {significant(host.call_ms, 2)} ms per call"
         + (launches if found.on_device else "")
-        + f", {significant(host.operators_ms, 2)} in torch's operators, {significant(host.rest_ms, 2)} in Python."
+        + f", {significant(host.operators_ms, 2)} in torch's operators{autograd}"
+        + f", {significant(host.rest_ms, 2)} in Python."
     )
     return lines
 

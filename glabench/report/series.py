@@ -148,13 +148,19 @@ def rows_of_runs(runs: Sequence[Run]) -> list[Row]:
 
 
 def choose_x(rows: Sequence[Row], wanted: str) -> str:
-    """The x axis: `wanted`, unless that is constant and exactly one other numeric axis varies."""
+    """The x axis: `wanted`, unless that is constant and exactly one other numeric axis varies.
+
+    Seeds are numbers, but no scale: each has a line of its own.
+    """
     has_square_heads = all(row["key_dim"] == row["value_dim"] for row in rows)
     if wanted == "head_dim" and not has_square_heads:
         wanted = "key_dim"
     if len({x_of(row, wanted) for row in rows} - {None}) > 1:
         return wanted
-    varying = {name for own in _by_backend(rows).values() for name in _varying(own) if _all_numbers(own, name)}
+    several = (
+        name for own in _by_backend(rows).values() for name in _varying(own, ["seed"]) if _all_numbers(own, name)
+    )
+    varying = set(several)
     if has_square_heads and not varying.isdisjoint(_HIDES["head_dim"]):
         varying = varying - {*_HIDES["head_dim"]} | {"head_dim"}
     return varying.pop() if len(varying) == 1 else wanted
@@ -178,6 +184,8 @@ def make_panels(rows: Sequence[Row], x_axis: str) -> list[Panel]:
     A label begins with the run's name if two runs have the same cell or were made on different machines.
     """
     telling = {name: _varying(own, _hidden(x_axis, own)) for name, own in _by_backend(rows).items()}
+    if len({row["seed"] for row in rows}) > 1:  # also a backend that has one of them says which
+        telling = {name: [*(each for each in own if each != "seed"), "seed"] for name, own in telling.items()}
     swept = {row["backend"] for row in rows if x_of(row, x_axis) is not None}
     labels = []
     for row in rows:

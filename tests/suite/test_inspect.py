@@ -157,7 +157,23 @@ def test_a_kernel_that_is_compiled_wrongly_ends_the_command_with_an_error(run, c
 
 def test_kernels_are_asked_for_by_whole_names_or_parts():
     some = Request(("90",), 64, 64, "bf16", None, "triton", only="back", names=("backward", "forward"))
-    assert [name for name in ("backward", "gated backward", "forward") if some.wants(name)] == ["backward"]
+    assert [name for name in ("backward", "gated backward", "forward") if some.wants(name, "kernel")] == ["backward"]
+
+
+def test_kernels_are_also_found_by_the_names_that_profiles_show():
+    some = Request(("90",), 64, 64, "bf16", None, "hopper", only="Scan_Pieces")
+    assert some.wants("gated reverse scan", "scan_pieces")
+    assert not some.wants("gated reverse scan", "another")
+
+
+def test_each_architecture_has_the_kernels_that_a_call_would_run_there(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr(inspect, "kernels_of", lambda requests, *_: asked.extend(requests) or [kernel("one")])
+    for family in ("auto", "portable"):
+        assert run("inspect", "--arch", "sm_90,sm_100", "--family", family)[0] == 0
+    families = [(each.archs, each.family) for each in asked]
+    assert families[:2] == [(("90",), "hopper"), (("100",), "triton")]
+    assert families[2:] == [(("90",), "triton"), (("100",), "triton")]
 
 
 def test_code_is_printed_below_its_kernels_name(run, compiled):

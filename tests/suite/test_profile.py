@@ -10,7 +10,7 @@ import pytest
 from in_process import glabench, shown
 from reports import made_up
 from simulated import record
-from traces import KERNELS, SMALL, trace_of
+from traces import KERNELS, SMALL, complete, trace_of
 
 from glabench import load
 from glabench.cli.profile import _show_beside
@@ -64,6 +64,45 @@ def test_the_host_is_split_into_launches_operators_and_the_rest():
     assert host.rest_ms == pytest.approx(0.07)
 
 
+def test_autograds_engine_is_apart_from_the_operators_that_it_calls():
+    events = [
+        complete(CALL, "user_annotation", 0.0, 100.0),
+        complete("autograd::engine::evaluate_function: MulBackward0", "cpu_op", 10.0, 50.0, 2),
+        complete("aten::mul", "cpu_op", 20.0, 15.0, 2),
+        complete("cudaLaunchKernel", "cuda_runtime", 25.0, 5.0, 2, correlation=1),
+        complete("kernel", "kernel", 40.0, 5.0, 7, correlation=1),
+    ]
+    host = profile_of(Trace.of(events)).host
+    parts = (host.launch_ms, host.operators_ms, host.autograd_ms, host.rest_ms)
+    assert parts == pytest.approx((0.005, 0.010, 0.035, 0.05))
+    assert ", 0.035 in autograd, 0.05 in Python." in describe_profile(profile_of(Trace.of(events)), None)[-1]
+
+
+def test_variants_of_a_template_that_need_different_registers_are_apart():
+    events = [complete(CALL, "user_annotation", 0.0, 100.0)]
+    for number, registers in enumerate((16, 64, 16), 1):
+        events.append(complete("cudaLaunchKernel", "cuda_runtime", 10.0 * number, 5.0, correlation=number))
+        needs = {"grid": [8, 1, 1], "block": [128, 1, 1], "registers per thread": registers, "shared memory": 0}
+        name = f"void elementwise<Functor{registers}>(int)"
+        events.append(complete(name, "kernel", 200.0 + 10 * number, 5.0, 7, correlation=number, **needs))
+    found = profile_of(Trace.of(events)).kernels
+    assert [(each.name, each.calls, each.registers) for each in found] == [
+        ("elementwise", 2, 16),
+        ("elementwise", 1, 64),
+    ]
+
+
+def test_a_launch_without_its_kernel_is_an_error_even_if_all_calls_lack_it():
+    lost = Trace.of([
+        complete(CALL, "user_annotation", 0.0, 100.0),
+        *(complete("cuLaunchKernelEx", "cuda_driver", 10.0 * n, 5.0, correlation=n) for n in (1, 2)),
+        complete("cudaLaunchHostFunc", "cuda_runtime", 40.0, 5.0, correlation=3),
+        complete("kernel", "kernel", 200.0, 5.0, 7, correlation=1),
+    ])  # fmt: skip
+    with pytest.raises(GlabenchError, match="lost the kernels of 1 of 2 launches; profile again"):
+        profile_of(lost)
+
+
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
@@ -106,7 +145,11 @@ def test_what_a_table_does_not_say_is_said_below():
     assert "0.11 ms, of which kernels run for 0.1 and the device is idle for 0.01 ms" in span
     assert "The suite measures 0.1 ms; the profile is 10.0% longer: they differ" in agrees
     assert "3000 GB/s" in rate
-    assert "0.1 ms per call, 0.02 of it in the driver for 4 launches, 0.01 in torch's operators, 0.07 in Python" in host
+    assert (
+        "0.1 ms per call, 0.02 of it in CUDA's driver and runtime (4 launches), 0.01 in torch's operators, 0.07" in host
+    )
+    far = describe_profile(profile_of(trace_of(KERNELS)), replace(measured, time_ms=0.01))[1]
+    assert "they differ so much that shares do not count either; profile again" in far
     near = replace(measured, time_ms=0.112)
     assert "they agree" in describe_profile(profile_of(trace_of(KERNELS)), near)[1]
 
@@ -365,7 +408,7 @@ def test_kernels_whose_work_is_known_are_dots_below_the_roof(measured, tmp_path)
 def test_whole_calls_are_dots_by_the_ops_own_work(measured):
     run = replace(measured, records=[replace(record, gbps=500.0, tflops=80.0) for record in measured.records])
     ((name, dot),) = call_dots(run).items()
-    assert name == "gla-triton: the whole call, by the op's own work"
+    assert name == "gla-triton: whole call"
     assert (dot.intensity, dot.tflops) == (160.0, 80.0)
     axes = draw_kernel_roof(run).axes[0]
     assert [line.get_label() for line in axes.lines[1:]] == ["gla-triton: forward", name]
@@ -413,7 +456,7 @@ def test_long_names_are_short_in_figures_and_whole_in_tables(measured):
     assert legend_of(figure)[:3] == ["a" * 26 + "…" + "a" * 25, "a" * 26 + "…" + "b" * 25, "c" * 52]
     (label,) = figure.axes[0].get_yticklabels()
     assert [len(line) for line in label.get_text().split("\n")] == [52, 80]
-    assert [len(name) for name in legend_of(draw_kernel_roof(run))] == [80, 80, 80]
+    assert [len(name) for name in legend_of(draw_kernel_roof(run))] == [52, 52, 52]
     assert all(f"| {name} |" in profiles_markdown(run) for name in names)
 
 

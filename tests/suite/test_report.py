@@ -127,6 +127,16 @@ def test_the_axis_that_varies_is_drawn_against(preset, changes, x):
     assert choose_x(rows(made_up(preset, changes)), "seqlen") == x
 
 
+def test_every_seed_has_a_row_of_its_own():
+    found = rows(made_up("ablation", {"backend": "gla-text,linear-text", "seed": "1,2,3"}))
+    kept = [row for row in found if row["backend"] == "gla-text" or row["seed"] == 1]
+    x = choose_x(kept, "seqlen")
+    (panel,) = make_panels(kept, x)
+    assert (x, len(kept)) == ("seqlen", sum(len(series.rows) for series in panel.series))
+    of_gla = [f"gla-text (seed={seed})" for seed in (1, 2, 3)]
+    assert sorted(series.label for series in panel.series) == [*of_gla, "linear-text (seed=1)"]
+
+
 @pytest.mark.parametrize(
     ("preset", "x", "words"),
     [
