@@ -33,6 +33,12 @@ def recommend(run: Run) -> list[str]:
     return [*of_backends, *(_take(own, device) for own in several if chosen)]
 
 
+def has_other_kernels(one: Row, other: Row) -> bool:
+    """Whether two chunk sizes of a backend run kernels of different families."""
+    families = [launch.split()[0] for row in (one, other) if " C=" in (launch := row.get("launch") or "")]
+    return one.get(CHUNK) != other.get(CHUNK) and len(set(families)) > 1
+
+
 def _take(rows: Sequence[Row], device: str) -> str:
     """The fastest of all backends at one shape, and the next one."""
     by_time = sorted(rows, key=lambda row: row["time_ms"])
@@ -41,10 +47,12 @@ def _take(rows: Sequence[Row], device: str) -> str:
     given = {"batch", "seqlen", "dtype", *best["parameters"].split(",")} - {*_CHOSEN}
     sizes = {name: value for name, value in best.items() if name in given and value is not None}
     shape = " ".join(name_values({name: value for name, value in sizes.items() if not is_usual(name, value)}))
+    of_forward = best["pass"] == "fwd" and best.get("materialize") is not None
+    kept = " To train, take what is best for forward + backward." if of_forward else ""
     return (
         f"To take on {device} for {PASS_TITLES[best['pass']]} of {best['op']} at {shape}: {best['backend']}"
         f"{_with(best)}, {significant(best['time_ms'])} ms{_memory(best)}. The next backend, {second['backend']}"
-        f"{_with(second)}, takes {_times(second['time_ms'] / best['time_ms'])}as long{_memory(second)}."
+        f"{_with(second)}, takes {_times(second['time_ms'] / best['time_ms'])}as long{_memory(second)}.{kept}"
     )
 
 
@@ -58,16 +66,31 @@ def _sentences(rows: Sequence[Row]) -> Iterator[str]:
     slower = last["time_ms"] / best["time_ms"]
     yield (
         f"{PASS_TITLES[best['pass']]}, {best['backend']}: the fastest is {_name(best)}, "
-        f"{significant(best['time_ms'])} ms{_memory(best)}, {_times(slower, 2)}as fast as {_name(last)}."
+        f"{significant(best['time_ms'])} ms{_memory(best)}, {_times(slower, 2)}as fast as {_name(last)}"
+        f"{', which runs other kernels' if has_other_kernels(best, last) else ''}."
     )
+    least = min(by_time, key=lambda row: _peak(row) or 0.0)  # of several the fastest
+    yield from _otherwise(best, [row for row in by_time if row is not least])
     alike = [_name(row) for row in by_time[1:] if (row.get("time_ms_p20") or row["time_ms"]) <= _late(best)]
     if alike:
         yield f"Within the scatter of samples {', '.join(alike)} cannot be told from it."
-    least = min(by_time, key=lambda row: _peak(row) or 0.0)  # of several the fastest
     if (_peak(least) or 0.0) < (_peak(best) or 0.0):
         longer = _times(least["time_ms"] / best["time_ms"])
         time = f"{longer}the time" if longer else "the same time"
         yield f"The least memory takes {_name(least)}:{_memory(least)[1:]}, in {time}."
+
+
+def _otherwise(best: Row, rows: Sequence[Row]) -> Iterator[str]:
+    """What the same chunk takes if something else is kept."""
+    for row in rows:
+        if row is not best and row[CHUNK] == best[CHUNK] and row.get("materialize") != best.get("materialize"):
+            ratio = _times(row["time_ms"] / best["time_ms"])
+            time = f"{ratio}the time" if ratio else "the same time"
+            yield f"With {_kept(row)} it takes {time}{_memory(row)}."
+
+
+def _kept(row: Row) -> str:
+    return " ".join(name_values({"materialize": row.get("materialize")}))
 
 
 def _times(ratio: float, digits: int = 3) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from glabench.records.metrics import TIME
 from glabench.report.canvas import FAILURE_MARKS, PANEL_WIDTH, Layout, Plot, Quantity, frame, lay_out, missing_in
-from glabench.report.choice import CHUNK
+from glabench.report.choice import has_other_kernels
 from glabench.report.literature import overlays_of
 from glabench.report.series import Panel, Row, Series
 from glabench.sweeps.words import axis_title, show_x
@@ -77,12 +77,7 @@ def has_bands(panels: Sequence[Panel]) -> bool:
 
 def breaks_between_kernels(series: Series) -> bool:
     """Whether a line of the series would join chunk sizes whose kernels are of different families."""
-    return any(itertools.starmap(_has_other_kernels, itertools.pairwise(series.rows.values())))
-
-
-def _has_other_kernels(one: Row, other: Row) -> bool:
-    families = [launch.split()[0] for row in (one, other) if " C=" in (launch := row.get("launch") or "")]
-    return one.get(CHUNK) != other.get(CHUNK) and len(set(families)) > 1
+    return any(itertools.starmap(has_other_kernels, itertools.pairwise(series.rows.values())))
 
 
 def _choose_looks(layout: Layout) -> Mapping[str, _Look]:
@@ -164,7 +159,7 @@ def _draw_series(
     values = [math.nan if (value := quantity.of(row)) is None else value for _, row in found]
     if all(map(math.isnan, values)):
         return
-    starts = [i for i in range(1, len(found)) if _has_other_kernels(found[i - 1][1], found[i][1])]
+    starts = [i for i in range(1, len(found)) if has_other_kernels(found[i - 1][1], found[i][1])]
     style = {**look, **({} if is_scale else {"linestyle": "none"})}
     for start, end in itertools.pairwise([0, *starts, len(found)]):
         own = slice(start, end)

@@ -146,6 +146,21 @@ def test_a_run_over_chunks_ends_with_the_one_to_take(factor, times, time):
     ]
 
 
+def test_what_is_kept_is_compared_at_the_same_chunk_and_other_kernels_are_named():
+    made = made_up("chunk-sweep", {"backend": "gla-triton", "chunk": "32,64", "pass": "fwd"})
+    times = {(32, "states"): 4.0, (64, "states"): 2.2, (32, "checkpoints"): 3.0, (64, "checkpoints"): 2.0}
+    keys = [(record.cell.get("chunk"), record.cell.get("materialize")) for record in made.records]
+    records = [
+        timed(
+            record, times[key], peak_allocated_mib=50 if key == (32, "states") else 100, launch=f"f{key[0]} C={key[0]}"
+        )
+        for record, key in zip(made.records, keys, strict=True)
+    ]
+    (said,) = recommend(replace(made, records=records))
+    assert "2 times as fast as C=32 states kept, which runs other kernels." in said
+    assert "With states kept it takes 1.1 times the time, 100 MiB above the inputs." in said
+
+
 def test_choices_within_the_scatter_of_samples_are_named():
     made = made_up("chunk-sweep", {"backend": "gla-two-level", "chunk": "16,32,64", "pass": "fwd"})
     times = {16: 2.1, 32: 2.2, 64: 2.5}
