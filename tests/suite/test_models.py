@@ -205,8 +205,9 @@ def test_a_model_learns_to_copy_as_with_the_reference_in_float64():
         losses_of(copying_model("gla", kernel, REGISTRY).to(dtype), steps=80)
         for kernel, dtype in (("gla-torch", torch.float32), ("reference", torch.float64))
     )
-    assert found[:50] == pytest.approx(expected[:50], rel=0.02)
-    assert sum(found[-10:]) == pytest.approx(sum(expected[-10:]), rel=0.02)
+    # Without gates they differ by 8e-3.
+    assert found[:50] == pytest.approx(expected[:50], rel=1e-5)
+    assert sum(found[-10:]) == pytest.approx(sum(expected[-10:]), rel=1e-5)
     assert sum(expected[-10:]) < 0.85 * sum(expected[:10])
 
 
