@@ -77,6 +77,8 @@ def _load(paths: Sequence[Path]) -> list[Run]:
         inside = [path] if RunFolder.is_run(path) else RunFolder.found_in(path)
         found |= {each.resolve(): each for each in sorted(inside) or [path]}
     if len(found) < 2:
+        for path in found.values():
+            RunFolder.open(path)  # what is no run is the first mistake
         raise UsageError("RUN...: name at least two runs, or a folder of runs")
     return [RunFolder.open(path).load() for path in found.values()]
 

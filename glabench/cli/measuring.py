@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -45,7 +46,7 @@ def measure(
         raise UsageError(f"RUN: '{folder}' needs --resume; leave it out to start a new run")
     if folder is not None and options.out is not None:
         raise UsageError(f"--out: '{folder}' is continued in its own folder; leave out --out")
-    request = options.request(sweep, sweep_on_cpu, op, command)
+    request = replace(options.request(sweep, sweep_on_cpu), op=op, command=command)
     messages = Messages(options.quiet, options.verbose)
     if options.dry_run:
         rest = plan_rest(request, folder or options.out, options.retry_failed) if is_resuming else request.plan()

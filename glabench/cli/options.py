@@ -302,17 +302,12 @@ class MeasuringOptions:
         given = {name: getattr(self, name.removesuffix("_s"), None) for name in SETTINGS}
         return {name: value for name, value in given.items() if value is not None}
 
-    def request(
-        self, sweep: str, sweep_on_cpu: str | None = None, op: str | None = None, command: str = "run"
-    ) -> Request:
-        """What is asked for with a sweep, or on a CPU with another one, of one op or of any.
-
-        `command` continues it after an interruption.
-        """
+    def request(self, sweep: str, sweep_on_cpu: str | None = None) -> Request:
+        """What is asked for with a sweep, or on a CPU with another one."""
         plugins, arguments = self.plugin or (), sys.argv[1:]
         return Request(
             sweep, sweep_on_cpu, self.axes, self.settings, self.device, plugins, self.site or (), arguments,
-            show_errors=self.verbose, op=op, command=command,
+            show_errors=self.verbose,
         )  # fmt: skip
 
     @property

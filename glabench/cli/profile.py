@@ -174,8 +174,8 @@ def profile(
         write_json([_as_json(cell, found, records[cell]) for cell, found in run.profiles.items()], json_to)
     paths = write_report([run], run.path, choose_metrics(None, rows_of_runs([run])), None)
     messages.say("wrote " + ", ".join(str(path) for path in (*paths, trace, memory) if path is not None))
-    if failed:
-        raise typer.Exit(ExitCode.CELL_FAILED)
+    if failed or not run.profiles:
+        raise typer.Exit(ExitCode.CELL_FAILED if failed else ExitCode.NOTHING_TO_RUN)
 
 
 def _request(options: MeasuringOptions, backends: str) -> RunRequest:

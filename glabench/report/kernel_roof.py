@@ -130,4 +130,4 @@ def kernel_roof_markdown(run: Run) -> str:
 def _bound(dot: Dot, roof: Roof) -> str:
     nearer = "memory" if dot.intensity < roof.ridge else "products"
     share = dot.tflops / roof.at(dot.intensity)
-    return f"{significant(dot.intensity)} operations per byte, so {nearer} bound it; {share:.0%} of that roof"
+    return f"{significant(dot.intensity)} operations per byte, so the roof of {nearer} is nearer; {share:.0%} of it"

@@ -397,7 +397,7 @@ def test_kernels_whose_work_is_known_are_dots_below_the_roof(measured, tmp_path)
     ((name, dot),) = kernel_dots(measured).items()
     assert name == "gla-triton: forward"
     assert (dot.intensity, dot.tflops) == (50.0, pytest.approx(100.0))
-    assert "50 operations per byte, so memory bound it; 50% of that roof" in kernel_roof_markdown(measured)
+    assert "50 operations per byte, so the roof of memory is nearer; 50% of it" in kernel_roof_markdown(measured)
     axes = draw_kernel_roof(measured).axes[0]
     assert [line.get_label() for line in axes.lines[1:]] == ["gla-triton: forward"]
     assert "of the roof |\n" in profiles_markdown(measured)
@@ -413,7 +413,7 @@ def test_whole_calls_are_dots_by_the_ops_own_work(measured):
     axes = draw_kernel_roof(run).axes[0]
     assert [line.get_label() for line in axes.lines[1:]] == ["gla-triton: forward", name]
     assert [line.get_markerfacecolor() == "none" for line in axes.lines[1:]] == [False, True]
-    assert f"- {name}: 160 operations per byte, so memory bound it; 12% of that roof" in kernel_roof_markdown(run)
+    assert f"- {name}: 160 operations per byte, so the roof of memory is nearer; 12% of it" in kernel_roof_markdown(run)
     unknown = {cell: found.with_work({}) for cell, found in run.profiles.items()}
     assert kernel_roof(replace(run, profiles=unknown)) is not None
 
