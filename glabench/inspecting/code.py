@@ -20,7 +20,7 @@ _PARTS = 4
 class Multiprocessor:
     """What a multiprocessor holds: warps, programs, bytes of shared memory, registers of 32 bits.
 
-    A warp has so many threads; of each program's shared memory some bytes are the system's, and it is given in units.
+    A warp has so many threads; so many bytes of each program's shared memory are the system's.
     """
 
     warps: int
@@ -29,8 +29,8 @@ class Multiprocessor:
     registers: int = 65536
     threads: int = 32
     system_bytes: int = 1024
-    # Programs of a single warp need no barrier, of which AMD's compute units have fewer.
-    programs_of_one_warp: int | None = None
+    # AMD's compute units have barriers for so many programs, and programs of a single warp need none.
+    barriers: int | None = None
 
 
 # CUDA programming guide, technical specifications per compute capability; for AMD's compute units LLVM's
@@ -42,7 +42,7 @@ MULTIPROCESSORS = {
     "90": Multiprocessor(64, 32, 228 * 1024),
     "100": Multiprocessor(64, 32, 228 * 1024),
     "120": Multiprocessor(48, 24, 100 * 1024),
-    "gfx942": Multiprocessor(32, 16, 64 * 1024, 131072, threads=64, system_bytes=0, programs_of_one_warp=32),
+    "gfx942": Multiprocessor(32, 32, 64 * 1024, 131072, threads=64, system_bytes=0, barriers=16),
 }
 
 
@@ -65,7 +65,7 @@ def occupancy(arch: str, warps: int, registers: int, shared_bytes: int) -> Occup
         "registers": own.registers // _PARTS // per_warp * _PARTS // warps,
         "shared memory": own.shared_bytes // max(1, shared_bytes + own.system_bytes),
         "warps": own.warps // warps,
-        "programs": own.programs_of_one_warp or own.programs if warps == 1 else own.programs,
+        "programs": own.barriers if own.barriers and warps > 1 else own.programs,
     }
     limit = min(fits, key=lambda name: fits[name])
     return Occupancy(fits[limit], fits[limit] * warps / own.warps, limit)

@@ -57,11 +57,12 @@ def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, 
     compiled = ahead.compile_kernel(call, variant, arch)
     compile_s = time.perf_counter() - start
     needs, warps = ahead.resources(compiled), variant.tile.warps
-    whole = compiled.asm["amdgcn"] if arch.startswith("gfx") else disassemble(compiled)
-    code = amd_instructions(whole) if arch.startswith("gfx") else whole
+    is_amd = arch.startswith("gfx")
+    whole = compiled.asm["amdgcn"] if is_amd else disassemble(compiled)
+    code = amd_instructions(whole) if is_amd else whole
     held = occupancy(arch, warps, needs.registers, needs.shared_bytes)
     return {
-        "arch": arch if arch.startswith("gfx") else f"sm_{arch}",
+        "arch": arch if is_amd else f"sm_{arch}",
         "kernel": full_name(call, variant),
         "form": variant.form,
         "warps": warps,

@@ -67,8 +67,8 @@ def with_counters(found: Profile, request: Request, variables: Mapping[str, str]
     """
     counted = _count(find_program(), request, {**os.environ, **variables}, timeout_s)
     alike = Counter(map(_key, found.kernels))
-    kernels = (each if alike[_key(each)] > 1 else _with_counters(each, counted) for each in found.kernels)
-    known = replace(found, kernels=tuple(kernels))
+    own = {key: counters for key, counters in counted.items() if alike[key] == 1}
+    known = replace(found, kernels=tuple(_with_counters(kernel, own) for kernel in found.kernels))
     try:  # so that the run can be read again
         return Profile.from_json(known.to_json())
     except ValueError as problem:

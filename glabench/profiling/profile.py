@@ -39,18 +39,21 @@ def profile_of(trace: Trace) -> Profile:
 
 def _launched_in(trace: Trace, window: Event) -> list[Event]:
     """The device's work that the host queued during a window, on any thread, sorted by start."""
-    queued = {
-        event.correlation for event in trace.runtime
-        if window.start <= event.start <= window.end and event.correlation is not None
-    }  # fmt: skip
+    runtime = _within(trace.runtime, window)
+    queued = {event.correlation for event in runtime if event.correlation is not None}
     work = [event for event in trace.on_device if event.correlation in queued]
     if not work:
         raise GlabenchError("the profiler recorded no kernel of a call: it lost them, or the call launches none")
     recorded = {event.correlation for event in work}
-    launched = [event for event in trace.runtime if _launches(event) and window.start <= event.start <= window.end]
+    launched = [event for event in runtime if _launches(event)]
     if lost := sum(event.correlation not in recorded for event in launched):
         raise GlabenchError(f"the profiler lost the kernels of {lost} of {len(launched)} launches; profile again")
     return work
+
+
+def _within(events: Sequence[Event], window: Event) -> list[Event]:
+    """Those that began during a window."""
+    return [event for event in events if window.start <= event.start <= window.end]
 
 
 def _launches(event: Event) -> bool:
@@ -131,8 +134,7 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
 def _host(trace: Trace, windows: Sequence[Event]) -> Host:
     calls, launches, operators, autograd, counts = [], [], [], [], []
     for window in windows:
-        runtime = [event for event in trace.runtime if window.start <= event.start <= window.end]
-        own = [event for event in trace.operators if window.start <= event.start <= window.end]
+        runtime, own = _within(trace.runtime, window), _within(trace.operators, window)
         of_torch = [event for event in own if not event.name.startswith(_AUTOGRAD)]
         in_launches = covered(runtime, window.start, window.end)
         in_torch = covered([*runtime, *of_torch], window.start, window.end)

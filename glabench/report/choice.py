@@ -70,7 +70,7 @@ def _sentences(rows: Sequence[Row]) -> Iterator[str]:
         f"{', which runs other kernels' if has_other_kernels(best, last) else ''}."
     )
     least = min(by_time, key=lambda row: _peak(row) or 0.0)  # of several the fastest
-    yield from _otherwise(best, [row for row in by_time if row is not least])
+    yield from _otherwise(best, [row for row in by_time if row is not best and row is not least])
     alike = [_name(row) for row in by_time[1:] if (row.get("time_ms_p20") or row["time_ms"]) <= _late(best)]
     if alike:
         yield f"Within the scatter of samples {', '.join(alike)} cannot be told from it."
@@ -83,14 +83,11 @@ def _sentences(rows: Sequence[Row]) -> Iterator[str]:
 def _otherwise(best: Row, rows: Sequence[Row]) -> Iterator[str]:
     """What the same chunk takes if something else is kept."""
     for row in rows:
-        if row is not best and row[CHUNK] == best[CHUNK] and row.get("materialize") != best.get("materialize"):
+        if row[CHUNK] == best[CHUNK] and row.get("materialize") != best.get("materialize"):
             ratio = _times(row["time_ms"] / best["time_ms"])
             time = f"{ratio}the time" if ratio else "the same time"
-            yield f"With {_kept(row)} it takes {time}{_memory(row)}."
-
-
-def _kept(row: Row) -> str:
-    return " ".join(name_values({"materialize": row.get("materialize")}))
+            kept = " ".join(name_values({"materialize": row.get("materialize")}))
+            yield f"With {kept} it takes {time}{_memory(row)}."
 
 
 def _times(ratio: float, digits: int = 3) -> str:

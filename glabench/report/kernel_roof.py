@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -29,19 +28,15 @@ _PLAIN_TEXT: Any = {"text.parse_math": False}
 
 def _owners(run: Run) -> dict[Cell, str]:
     """How the cells that have profiles are called: by their backend and, if that has several, by what differs."""
-    count = Counter(cell.backend for cell in run.profiles)
-    return {
-        cell: cell.backend if count[cell.backend] == 1 else f"{cell.backend} {_apart(cell, run.profiles)}"
-        for cell in run.profiles
-    }
+    return {cell: " ".join([cell.backend, *_apart(cell, run.profiles)]) for cell in run.profiles}
 
 
-def _apart(cell: Cell, cells: Iterable[Cell]) -> str:
-    """What tells a cell from the others of its backend, such as `C=16`."""
+def _apart(cell: Cell, cells: Iterable[Cell]) -> list[str]:
+    """What tells a cell from the others of its backend, such as `C=16`; nothing if there are none."""
     fields, others = cell.to_json(), [each.to_json() for each in cells if each.backend == cell.backend]
     names = [name for name in fields if name != "parameters" and any(each.get(name) != fields[name] for each in others)]
     values = {name: fields[name] for name in names if name != "pass"}
-    return " ".join([*([cell.pass_] if "pass" in names else []), *name_values(values)])
+    return [*([cell.pass_] if "pass" in names else []), *name_values(values)]
 
 
 def call_dots(run: Run) -> dict[str, Dot]:
@@ -87,22 +82,16 @@ def draw_kernel_roof(run: Run) -> Figure:
     with mpl.rc_context(_PLAIN_TEXT):
         height = _HEIGHT + _LEGEND_ROW * -(-len(dots) // _COLUMNS)
         figure = Figure(figsize=(_WIDTH, height), layout="constrained", dpi=160)
-        figure.suptitle(
-            "\n".join(textwrap.wrap(f"{title_of([run])}: kernels and calls", _TITLE_WRAP)),
-            x=0.01,
-            ha="left",
-            fontsize=12,
-            fontweight="bold",
-        )
+        title = "\n".join(textwrap.wrap(f"{title_of([run])}: kernels and calls", _TITLE_WRAP))
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         axes = figure.subplots()
         draw_roof(axes, roof, list(dots.values()), _SMALL_PRINT)
         handles: list[Any] = []
         for number, (label, dot) in enumerate(dots.items()):
             look: dict[str, Any] = {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": "none", "markersize": 7}
-            look |= {
-                "color": mpl.colormaps["tab20"](number % 10 * 2 + number // 10 % 2),
-                "label": shorten(label, _LONGEST_LABEL),
-            }
+            # The strong colours first, then the pale ones.
+            colour = mpl.colormaps["tab20"](number % 10 * 2 + number // 10 % 2)
+            look |= {"color": colour, "label": shorten(label, _LONGEST_LABEL)}
             look |= {"markerfacecolor": "none"} if label in calls else {}
             handles += axes.plot([dot.intensity], [dot.tflops], **look)
         cells = {str(cell) for cell in run.profiles}

@@ -117,16 +117,10 @@ def describe_profile(found: Profile, record: Record | None) -> list[str]:
     lines = [_describe_span(found)]
     if record is not None and record.time_ms:
         off = found.span_ms / record.time_ms - 1
-        same = (
-            "they agree"
-            if abs(off) <= AGREES
-            else "they differ, so take shares, not times, from the table"
-            if abs(off) <= _FAR
-            else _TOO_FAR
-        )
         way = "longer" if off >= 0 else "shorter"
         lines.append(
-            f"The suite measures {significant(record.time_ms)} ms; the profile is {abs(off):.1%} {way}: {same}."
+            f"The suite measures {significant(record.time_ms)} ms; the profile is {abs(off):.1%} {way}: "
+            f"{_agreement(off)}."
         )
         if record.gbps and record.tflops:
             lines.append(
@@ -143,6 +137,13 @@ def describe_profile(found: Profile, record: Record | None) -> list[str]:
         + f", {significant(host.rest_ms, 2)} in Python."
     )
     return lines
+
+
+def _agreement(off: float) -> str:
+    """What a difference from the suite's time, a share of it, leaves of a profile's worth."""
+    if abs(off) <= AGREES:
+        return "they agree"
+    return "they differ, so take shares, not times, from the table" if abs(off) <= _FAR else _TOO_FAR
 
 
 def _describe_span(found: Profile) -> str:

@@ -157,10 +157,8 @@ def choose_x(rows: Sequence[Row], wanted: str) -> str:
         wanted = "key_dim"
     if len({x_of(row, wanted) for row in rows} - {None}) > 1:
         return wanted
-    several = (
-        name for own in _by_backend(rows).values() for name in _varying(own, ["seed"]) if _all_numbers(own, name)
-    )
-    varying = set(several)
+    backends = _by_backend(rows).values()
+    varying = {name for own in backends for name in _varying(own, ["seed"]) if _all_numbers(own, name)}
     if has_square_heads and not varying.isdisjoint(_HIDES["head_dim"]):
         varying = varying - {*_HIDES["head_dim"]} | {"head_dim"}
     return varying.pop() if len(varying) == 1 else wanted

@@ -141,6 +141,13 @@ def test_kernels_get_the_counters_of_their_name_and_grid(ncu):
     assert replace(found, kernels=KERNELS) == PROFILE
 
 
+def test_launches_that_it_does_not_tell_apart_have_no_counters(ncu):
+    first, second = (replace(KERNELS[0], registers=number, added_ms=0.15) for number in (16, 64))
+    twins = replace(PROFILE, kernels=(first, second, KERNELS[2]))
+    found = with_counters(twins, Request(CELL, "cuda:0"), {}, 60)
+    assert [kernel.counters for kernel in found.kernels] == [None, None, {"dram_pct": 50.0}]
+
+
 def test_counters_that_no_run_can_keep_are_an_error(ncu):
     ncu.table = [*TABLE[:2], row("backward", "(8, 1, 1)", DRAM, "5000")]
     with pytest.raises(GlabenchError, match=r"gla-triton .*: its counters cannot be kept: .*dram_pct: 5000 %"):

@@ -296,6 +296,7 @@ def test_the_command_shows_the_timing_where_it_tells_courses_apart(arguments, st
     ("arguments", "message"),
     [
         (("all/run-0",), "name at least two runs"),
+        (("missing",), "RUN: 'missing' is not a run folder"),
         (("missing", "all/run-0"), "RUN: 'missing' is not a run folder"),
         (("all", "--metric", "tim"), "--metric: 'tim' is unknown"),
         (("all", "--figure", "x.txt"), "--figure: 'x.txt' must end in"),

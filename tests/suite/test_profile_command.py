@@ -281,6 +281,13 @@ def test_a_cell_without_a_profile_does_not_end_the_others(profiler, tmp_path):
     assert [cell.backend for cell in load(tmp_path / "run").profiles] == ["linear-torch"]
 
 
+def test_a_profile_of_nothing_that_can_run_has_the_code_of_that(profiler, tmp_path):
+    sizes = ("--seqlen", "64", "--batch", "1", "--heads", "1", "--head-dim", "16", "--dtype", "fp32")
+    code, _, err = glabench(tmp_path, "profile", "gla-torch", "--device", "cpu", *sizes, "--chunk", "3")
+    assert code == 3
+    assert "unsupported: chunk sizes are multiples of 16; got 3" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

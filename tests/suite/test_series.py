@@ -1,0 +1,119 @@
+"""Series of a report: what tells rows apart, what they share, and which axis is drawn against."""
+
+from dataclasses import replace
+
+import pytest
+from reports import made_up, rows
+
+from glabench.records.run import rows_of
+from glabench.report.series import choose_x, describe_shape, make_panels, make_view
+from glabench.sweeps import Parameters
+
+
+def test_series_of_one_backend_are_told_apart_by_what_differs():
+    (panel,) = make_panels(rows(made_up("paper-fig2", {"pass": "fwd"})), "seqlen")
+    labels = [s.label for s in panel.series]
+    assert labels[:3] == ["gla-triton (states kept)", "gla-triton (checkpoints kept)", "linear-triton (states kept)"]
+    assert list(panel.x_values) == [1024, 2048, 4096, 8192, 16384]
+
+
+def test_an_axis_that_only_some_passes_have_tells_no_series_apart():
+    view = make_view([made_up("host", {"backend": "gla-triton", "batch": "8"})])
+    assert view.labels == ["gla-triton (H=16, D=64)", "gla-triton (H=4, K=128, V=256)"]
+    assert len(view.panels) == 3
+    assert view.shape == "B=8, bf16, states kept"
+
+
+def test_sizes_that_x_determines_tell_no_series_apart():
+    """Heads and value dims of the preset follow from key dims, sequence lengths from batches."""
+    panel = make_panels(rows(made_up("head-dim")), "key_dim")[0]
+    assert [s.label for s in panel.series][2:] == [
+        "linear-triton",
+        "fla-gla",
+        "gla-torch",
+        "linear-torch",
+        "sdpa-flash",
+    ]
+    assert {tuple(s.rows) for s in panel.series} == {(32, 64, 128, 256, 512), (64,)}
+    view = make_view([made_up("occupancy", {"backend": "fla-gla"})])
+    assert view.labels == ["fla-gla"]
+    assert view.shape == "H=1, D=64, bf16"
+
+
+def test_a_head_dim_beside_another_axis_is_named_once():
+    panel = make_panels(
+        rows(made_up("paper-fig2", {"head_dim": "64,128", "backend": "sdpa-flash,linear-torch"})), "seqlen"
+    )[0]
+    assert [s.label for s in panel.series] == [
+        "sdpa-flash (D=64)",
+        "sdpa-flash (D=128)",
+        "linear-torch (D=64)",
+        "linear-torch (D=128)",
+    ]
+
+
+def test_parameters_of_plugins_are_named_with_their_values():
+    run = made_up("paper-fig2", {"pass": "fwd", "backend": "gla-torch"})
+    records = [
+        replace(record, cell=replace(record.cell, parameters=Parameters({**record.cell.parameters, "fuse": fuse})))
+        for record in run.records
+        for fuse in (True, False)
+    ]
+    (panel,) = make_panels(rows_of(records), "seqlen")
+    assert [s.label for s in panel.series] == ["gla-torch (fuse=on)", "gla-torch (fuse=off)"]
+
+
+@pytest.mark.parametrize(
+    ("axis", "values"),
+    [("state", ["none", "in", "both"]), ("packed", ["off", "on"]), ("inputs", ["normal", "orthogonal"])],
+)
+def test_the_default_of_an_extra_is_a_value_as_others_are(axis, values):
+    run = made_up("chunk-sweep", {axis: ",".join(values), "pass": "fwd", "backend": "gla-torch", "chunk": "16"})
+    (panel,) = make_panels(rows(run), axis)
+    assert {s.label: list(s.rows) for s in panel.series} == {"gla-torch": values}
+
+
+def test_the_chunk_that_a_backend_chose_has_a_series_of_its_own():
+    run = made_up("chunk-sweep", {"chunk": "auto,16..64", "pass": "fwd", "backend": "gla-torch"})
+    (panel,) = make_panels(rows(run), "chunk")
+    assert {s.label: list(s.rows) for s in panel.series} == {"gla-torch (auto)": [None], "gla-torch": [16, 32, 64]}
+    (panel,) = make_panels(rows(made_up("chunk-sweep", {"chunk": "auto", "pass": "fwd"})), "chunk")
+    assert list(panel.x_values) == [None]
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "x"),
+    [
+        ("paper-fig2", {}, "seqlen"),
+        ("paper-fig2", {"seqlen": "1k", "batch": "1..8"}, "batch"),
+        ("paper-fig2", {"seqlen": "1k", "head_dim": "32..128"}, "head_dim"),
+        ("paper-fig2", {"seqlen": "1k"}, "seqlen"),
+        ("paper-fig2", {"seqlen": "1k", "batch": "1,2", "heads": "1,2"}, "seqlen"),
+        ("paper-v3-width", {"seqlen": "1k", "state_size": "16,32"}, "state_size"),
+    ],
+)
+def test_the_axis_that_varies_is_drawn_against(preset, changes, x):
+    assert choose_x(rows(made_up(preset, changes)), "seqlen") == x
+
+
+def test_every_seed_has_a_row_of_its_own():
+    found = rows(made_up("ablation", {"backend": "gla-text,linear-text", "seed": "1,2,3"}))
+    kept = [row for row in found if row["backend"] == "gla-text" or row["seed"] == 1]
+    x = choose_x(kept, "seqlen")
+    (panel,) = make_panels(kept, x)
+    assert (x, len(kept)) == ("seqlen", sum(len(series.rows) for series in panel.series))
+    of_gla = [f"gla-text (seed={seed})" for seed in (1, 2, 3)]
+    assert sorted(series.label for series in panel.series) == [*of_gla, "linear-text (seed=1)"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "x", "words"),
+    [
+        ("paper-fig2", "seqlen", "B=32, bf16; gla, linear, softmax: H=16 D=64; mamba1: inner=2048 N=16"),
+        ("head-dim", "key_dim", "B=32, T=2k, bf16; softmax: H=16"),
+        ("paper-v3-width", "seqlen", "B=32, bf16; gla: H=4 K=128 V=256; softmax: H=16 D=64; mamba1: inner=2048 N=16"),
+    ],
+)
+def test_what_series_share_and_what_differs_between_ops_is_named(preset, x, words):
+    changes = {"materialize": "on,off"}  # otherwise linear-triton's is named, too
+    assert describe_shape(rows(made_up(preset, changes)), x) == words
