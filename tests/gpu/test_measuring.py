@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
+import torch
 
 from glabench.devices.clock import sm_clock
 from glabench.devices.nvml import open_nvml
 from glabench.measure.ceilings import find_ceilings
+from glabench.measure.energy import energy_per_call
 from glabench.measure.known import spin
 from glabench.measure.timer import CudaTimer
 
@@ -117,6 +120,31 @@ def test_a_record_says_under_what_circumstances_it_was_taken(tmp_path):
     if nvml.energy_j() is not None:
         assert 0 < record["energy_j"] < 1
         assert 50 < record["energy_j"] / record["energy_call_ms"] * 1e3 < 1500  # watts, of any board
+
+
+def test_a_call_that_outlasts_the_energy_counters_changes_takes_the_energy_of_its_parts():
+    nvml = open_nvml()
+    if nvml is None or nvml.energy_j() is None:
+        pytest.skip("no counter of energy here")
+    timer = CudaTimer("hot")
+    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+
+    def products(count):
+        def call():
+            for _ in range(count):
+                x @ x
+
+        start = time.perf_counter()
+        call()
+        timer.synchronize()
+        return energy_per_call(call, time.perf_counter() - start, timer.mark, nvml.energy_j)
+
+    products(500)  # warms up
+    short, long = products(1), products(300)
+    assert long.call_ms > 300
+    assert long.call_j == pytest.approx(300 * short.call_j, rel=0.05)
+    if (limit := nvml.settings()["power_limit_w"]) is not None:
+        assert 1e3 * long.call_j / long.call_ms < 1.05 * limit
 
 
 @pytest.mark.parametrize("backend", ["illegal", "asserting", "swallowing"])

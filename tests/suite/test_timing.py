@@ -2,7 +2,8 @@
 
 import math
 import time
-from itertools import cycle
+from functools import partial
+from itertools import chain, count, cycle, repeat
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy.signal import lfilter
 from simulated import CELL
 
 from glabench.devices.nvml import DeviceState
-from glabench.measure.energy import energy_per_call
+from glabench.measure.energy import Change, changes_seen, energy_between, energy_per_call
 from glabench.measure.job import Job
 from glabench.measure.outcome import failure_of
 from glabench.measure.sampling import ClockError, collect_samples, relative_half_width
@@ -175,41 +176,56 @@ def test_no_reason_seen_is_none_in_words_and_unreadable_is_null():
 
 
 class Board:
-    """A device on which ten calls of 2 ms make a batch; its counter steps every fifth batch, 0.1 s."""
+    """A device that takes `call_s` per call and, meanwhile, `watts`; its counter changes every 0.1 s."""
 
-    def __init__(self, joules_a_step):
-        self._joules = joules_a_step
-        self.batches = self.calls = 0
+    def __init__(self, call_s, watts):
+        self.call_s, self._watts = call_s, watts
+        self.calls, self._now, self.changes = 0, 0.0, []
 
     def call(self):
         self.calls += 1
 
     def mark(self):
-        return self.finish_batch
+        return partial(self.finish, self.calls)
 
-    def finish_batch(self):
-        self.batches += 1
+    def finish(self, calls):
+        """The device has done so many calls, and the counter's changes until then were seen."""
+        self._now = calls * self.call_s
+        for number in range(len(self.changes), int(self._now / 0.1 + 1e-9)):
+            self.changes.append(Change(0.1 * (number + 1), 1000.0 + 0.1 * self._watts * (number + 1)))
 
     def clock(self):
-        return 0.02 * self.batches
-
-    def counter(self):
-        return None if self._joules is None else 1000.0 + self._joules * (self.batches // 5)
+        return self._now
 
 
-def test_energy_is_counted_between_two_steps_of_the_counter():
-    board = Board(50.0)  # a step for fifty calls
-    found = energy_per_call(board.call, 0.002, board.mark, board.counter, board.clock)
-    assert found.call_j == pytest.approx(1.0)
-    assert found.call_ms == pytest.approx(2.0)
-    assert 0.5 <= board.clock() <= 0.9
-    assert board.calls == 10 * board.batches
+@pytest.mark.parametrize("call_s", [0.002, 0.43, 0.9])
+def test_energy_is_the_power_between_changes_of_the_counter_times_the_time_per_call(call_s):
+    board = Board(call_s, 600.0)
+    found = energy_between(board.changes, board.call, call_s, board.mark, board.clock)
+    assert found.call_j == pytest.approx(600.0 * call_s)
+    assert found.call_ms == pytest.approx(1e3 * call_s)
+    assert board.clock() == board.calls * call_s  # nothing is left in the queue
+    assert board.clock() < max(0.9, 5 * call_s)
 
 
-@pytest.mark.parametrize("joules", [0.0, None])
-def test_a_counter_that_stands_still_or_is_not_there_gives_no_energy(joules):
-    board = Board(joules)
-    assert energy_per_call(board.call, 0.002, board.mark, board.counter, board.clock) is None
+def test_a_counter_that_stands_still_gives_no_energy():
+    board = Board(0.002, 0.0)
+    assert energy_between([], board.call, 0.002, board.mark, board.clock) is None
+
+
+def test_a_counter_that_cannot_be_read_gives_no_energy_and_no_calls():
+    board = Board(0.002, 0.0)
+    assert energy_per_call(board.call, 0.002, board.mark, lambda: None) is None
+    assert board.calls == 0
+
+
+def test_a_thread_sees_when_the_counter_changes():
+    readings = chain([3.0, 3.0, 3.0, 5.0, 5.0, 9.0], repeat(None))
+    with changes_seen(lambda: next(readings), count(1).__next__) as changes:
+        deadline = time.monotonic() + 5
+        while len(changes) < 2 and time.monotonic() < deadline:
+            time.sleep(1e-3)
+    assert changes == [Change(1, 5.0), Change(2, 9.0)]
 
 
 # The wall clock

@@ -28,6 +28,14 @@ def value_gated_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
     return Tile(min(padded(K), most), min(padded(V), most), _WARPS, _STAGES)
 
 
+def chunk_options(dtype: torch.dtype) -> dict[str, int]:
+    """Triton's options for `value_gated_chunks` with operands of `dtype` on NVIDIA's GPUs.
+
+    Of float32 operands ptxas 12.8 keeps all but 32 registers per thread on the stack, unless it is told to take 255.
+    """
+    return {} if dtype == torch.bfloat16 else {"maxnreg": 255}
+
+
 class Tensors(NamedTuple):
     """The tensors of a call: q, k, g [B, T, H, K], v, gv [B, T, H, V], cu_seqlens [N + 1] or None.
 
@@ -106,11 +114,12 @@ class ValueGated:
         inputs = ("late", "early", "gates", "other_late", "other_early", "other_gates")
         programs = t.slots * t.q.shape[2] * -(-D // BD)
         strong = t.q.new_empty(programs, dtype=torch.int32)
+        options = {} if torch.version.hip else chunk_options(self.dtype)
         for framed in (True, False):
             value_gated_chunks[(programs,)](
                 **tensors, **named_strides(**{name: tensors[name] for name in inputs}), strong=strong,
                 late_scale=self.scale if keys else 1.0, other_scale=1.0 if keys else self.scale, N=t.sequences,
-                D=D, E=E, BD=BD, BE=BE, KEYS=keys, FORWARD=tensors["dstates"] is None, FRAMED=framed, **self._common,
+                D=D, E=E, BD=BD, BE=BE, KEYS=keys, FORWARD=tensors["dstates"] is None, FRAMED=framed, **self._common, **options,
             )  # fmt: skip
 
     def forward(self, initial: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
