@@ -10,7 +10,7 @@ from glabench.cli.options import SweepOptions
 from glabench.cli.output import Messages
 from glabench.cli.speed import ResumedRun
 from glabench.records import Run
-from glabench.report.rates import Learner, learners_of
+from glabench.report.rates import RATE, Learner, learners_of
 from glabench.scheduling.runs import Request
 from glabench.sweeps import Sweep, Variant
 from glabench.sweeps.load import dump_sweep
@@ -32,9 +32,9 @@ def recall(options: SweepOptions, folder: ResumedRun = None) -> None:
 
 
 def name_best(run: Run, request: Request, messages: Messages) -> tuple[Run, bool]:  # noqa: ARG001
-    """Writes the sweep of the best rates, if there were several. Returns the run, and that this worked."""
+    """Writes the sweep of the best rates, if several were tried. Returns the run, and that this worked."""
     learners = learners_of([run])
-    if any(len(each.by_rate) > 1 for each in learners):
+    if learners and len({record.cell.get(RATE) for record in run.records}) > 1:
         path = Path(run.path, _BEST)
         known = {seed for each in learners for own in each.by_rate.values() for seed in own}
         seeds = ",".join(map(str, islice((seed for seed in count(1) if seed not in known), _MORE_SEEDS)))

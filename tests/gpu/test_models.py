@@ -66,16 +66,17 @@ def test_the_layer_of_mamba_2_is_the_packages(kernel):
     assert_same(ours, theirs, [*pairs, (ours.A_log, theirs.A_log), (ours.D, theirs.D)])
 
 
-@pytest.mark.parametrize("kernel", ["gla-triton", "fla-gla"])
-def test_a_model_learns_to_copy_as_with_the_reference_in_float64(kernel):
+@pytest.mark.parametrize(("kernel", "bound"), [("gla-triton", 1e-5), ("fla-gla", 5e-3)])
+def test_a_model_learns_to_copy_as_with_the_reference_in_float64(kernel, bound):
     if (why := REGISTRY[kernel].unavailable("cuda")) is not None:
         pytest.skip(why)
     found, expected = (
         losses_of(copying_model("gla", name, REGISTRY).to("cuda", dtype), 300, "cuda", half=40)
         for name, dtype in ((kernel, torch.float32), ("reference", torch.float64))
     )
-    assert found[:50] == pytest.approx(expected[:50], rel=0.02)
-    assert sum(found[-10:]) == pytest.approx(sum(expected[-10:]), rel=0.02)
+    # They differ by 9e-3 with a gate per head or none, by 5e-5 with gates that are 0.6 % stronger.
+    assert found[:50] == pytest.approx(expected[:50], rel=bound)
+    assert sum(found[-10:]) == pytest.approx(sum(expected[-10:]), rel=bound)
     assert sum(expected[-10:]) < sum(expected[:10])
 
 

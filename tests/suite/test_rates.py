@@ -95,6 +95,15 @@ def test_seeds_that_there_are_already_are_not_repeated(make_run, capsys):
     assert [cell.seed for cell in cells] == [2, 4]
 
 
+def test_a_rate_with_which_training_fails_was_tried_too(make_run, capsys):
+    failed, worked = records_of("gla-recall", {(1e-3, 0): 0.5, (3e-3, 0): 0.9})
+    run = make_run(replace(failed, status="inaccurate", accuracy=None, reason="the weights are not finite"), worked)
+    name_best(run, None, Messages(quiet=False, verbose=False))
+    assert "the best rates with seeds 1,2" in capsys.readouterr().err
+    cells = expand(resolve(load_sweep(str(run.path / "best.toml")), "cpu", {}, TRAITS), TRAITS, "cpu")
+    assert {cell.parameters["rate"] for cell in cells} == {3e-3}
+
+
 def test_a_long_title_does_not_run_into_the_legend(make_run):
     made = list(records_of("gla-recall", {(1e-3, 0): 0.5, (3e-3, 0): 0.9}))
     runs = [make_run(*made), make_run(*records_of("gla-recall", {(3e-3, 1): 0.9}), name="again")]

@@ -198,7 +198,7 @@ class Board:
         return self._now
 
 
-@pytest.mark.parametrize("call_s", [0.002, 0.43, 0.9])
+@pytest.mark.parametrize("call_s", [0.002, 0.43, 0.9, 4.0])
 def test_energy_is_the_power_between_changes_of_the_counter_times_the_time_per_call(call_s):
     board = Board(call_s, 600.0)
     found = energy_between(board.changes, board.call, call_s, board.mark, board.clock)
