@@ -19,6 +19,7 @@ from glabench.records.environment import device_name
 from glabench.records.metrics import choose_metrics, significant
 from glabench.records.profile import Profile
 from glabench.report.profiled import CUT_OFF, TITLE
+from glabench.report.kinds import has_kinds, kinds_table
 from glabench.report.profiles import LEAST_SHARE, describe_profile, profile_table
 from glabench.report.series import rows_of_runs
 from glabench.report.write import write_report
@@ -228,6 +229,8 @@ def _show_profile(record: Record, found: Profile, shown: _Shown) -> None:
         if earlier is not None:
             _show_beside([(shown.earlier.name, earlier), ("now", found)], shown.all_kernels)
             return
+    if has_kinds(found):
+        print_table(*kinds_table(found))
     print_table(*profile_table(found, record, shown.all_kernels))
     for line in describe_profile(found, record):
         print(line)

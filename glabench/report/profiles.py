@@ -10,6 +10,7 @@ from glabench.records.metrics import significant
 from glabench.records.profile import COUNTERS, Kernel, Profile, main_stall
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.grid import Grid
+from glabench.report.kinds import REST, has_kinds, kinds_table, times_by_kind
 from glabench.report.text import shorten
 from glabench.sweeps.model import Cell
 
@@ -168,6 +169,9 @@ def profiles_markdown(run: Run) -> str:
     for cell, found in run.profiles.items():
         head, rows = profile_table(found, records.get(cell))
         grid = Grid(f"{cell}", "", head, rows, words=("grid", "programs per SM", "warps wait for"))
+        if has_kinds(found):
+            kinds = Grid(f"{cell}, by kinds of kernels", "", *kinds_table(found))
+            parts.append(kinds.to_markdown().rstrip("\n"))
         parts += [grid.to_markdown().rstrip("\n"), " ".join(describe_profile(found, records.get(cell)))]
     return "\n\n".join(parts)
 
@@ -194,8 +198,11 @@ def draw_profiles(run: Run) -> Figure:
 
 
 def _pieces(found: Profile) -> dict[str, float]:
-    """Milliseconds that kernels add, in the order of their starts, then of what is too little to draw, then idle."""
-    times = found.by_name()
+    """Milliseconds that kernels add, in the order of their starts, then of what is too little to draw, then idle.
+
+    Of a call with many kernels these are kinds of kernels.
+    """
+    times = times_by_kind(found) if has_kinds(found) else found.by_name()
     longest = set(sorted(times, key=lambda name: -times[name])[:MOST_DRAWN])
     drawn = {name: ms for name, ms in times.items() if name in longest and ms >= _LEAST_DRAWN * found.span_ms}
     rest = {
@@ -207,7 +214,7 @@ def _pieces(found: Profile) -> dict[str, float]:
 
 def _choose_colours(bars: Mapping[Cell, Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     idle = {"facecolor": "white", "edgecolor": "#888888"}
-    last = {_OTHERS: {"facecolor": "#BBBBBB"}, _IDLE: idle, _OUTSIDE: idle}
+    last = {REST: {"facecolor": "#4A4A4A"}, _OTHERS: {"facecolor": "#BBBBBB"}, _IDLE: idle, _OUTSIDE: idle}
     names = dict.fromkeys(name for pieces in bars.values() for name in pieces if name not in last)
     colours: dict[str, dict[str, Any]] = {
         name: {"facecolor": _COLOURS[i % len(_COLOURS)], "hatch": _hatch(i)} for i, name in enumerate(names)
