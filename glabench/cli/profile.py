@@ -18,8 +18,8 @@ from glabench.records import FAILED, Record, RunFolder
 from glabench.records.environment import device_name
 from glabench.records.metrics import choose_metrics, significant
 from glabench.records.profile import Profile
-from glabench.report.profiled import CUT_OFF, TITLE
 from glabench.report.kinds import has_kinds, kinds_table
+from glabench.report.profiled import CUT_OFF, TITLE
 from glabench.report.profiles import LEAST_SHARE, describe_profile, profile_table
 from glabench.report.series import rows_of_runs
 from glabench.report.write import write_report

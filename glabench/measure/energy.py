@@ -37,7 +37,7 @@ class Change:
 def changes_seen(
     counter: Callable[[], float | None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Sequence[Change]]:
-    """The changes of a counter of joules, seen by a thread that reads it again and again. The sequence grows meanwhile."""
+    """The changes of a counter of joules, as a thread sees them that reads it again and again: the sequence grows."""
     changes: list[Change] = []
     ended = threading.Event()
 

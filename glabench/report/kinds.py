@@ -44,7 +44,7 @@ def times_by_kind(found: Profile) -> dict[str, float]:
 
 def kinds_table(found: Profile) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Head and rows: the longest kind first, then what is idle. Shares are of the span."""
-    rows = []
+    rows: list[Sequence[str]] = []
     for kind, ms in sorted(times_by_kind(found).items(), key=lambda item: -item[1]):
         own = [kernel for kernel in found.kernels if kind_of(kernel.name) == kind]
         names, calls = {kernel.name for kernel in own}, sum(kernel.calls for kernel in own)
