@@ -143,12 +143,16 @@ def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], ag
     figure = f"![{', '.join(metric.title for metric in drawn)}](figure.png)"
     caption = f"*{printable(title_of(view.runs))}. {explain_figure(view, drawn)}*"
     tables = make_markdown(view, metrics, against)
-    of_profiles = (
-        [parts_markdown, profiles_markdown, profiled_markdown, kernel_roof_markdown] if len(view.runs) == 1 else []
-    )
-    profiles = [section(view.runs[0]) for section in of_profiles]
+    of_profiles = [parts_markdown, profiles_markdown, profiled_markdown, kernel_roof_markdown]
+    profiles = [section(view.runs[0]) for section in of_profiles] if len(view.runs) == 1 else [_left_out(view.runs)]
     choice = [escape(line) for run in view.runs if run.sweep.x == CHUNK for line in recommend(run)]
     choice = ["## What to take", *choice] if choice else []
     rates = rates_markdown(view.runs)
     parts = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, rates, tables, *profiles, *choice]
     return "\n\n".join(filter(None, parts))
+
+
+def _left_out(runs: Sequence[Run]) -> str:
+    """What a page of several runs lacks; empty if that is nothing."""
+    with_profiles = [run.name for run in runs if run.profiles]
+    return f"Profiles are shown in reports of one run alone: {', '.join(with_profiles)}." if with_profiles else ""

@@ -111,6 +111,15 @@ def test_a_whole_run_lacks_no_profile_and_one_of_another_command_need_not_have_a
         assert describe_profiled(load(RESULTS / name)) == []
 
 
+def test_a_report_of_several_runs_says_whose_profiles_it_leaves_out(two_profiles):
+    other = RESULTS / "h200-profile-fig2"
+    code, _, err = glabench(two_profiles, "report", ".", str(other), "--out", "both", "-q")
+    assert code == 0, err
+    page = (two_profiles / "both" / "report.md").read_text()
+    assert f"Profiles are shown in reports of one run alone: run, {other.name}." in page
+    assert "profile.png" not in page
+
+
 def test_a_report_names_the_profile_of_a_cell_that_was_not_measured(two_profiles):
     lines = (two_profiles / "records.jsonl").read_text().splitlines(keepends=True)
     kept = [line for line in lines if '"backend": "mamba2"' not in line]

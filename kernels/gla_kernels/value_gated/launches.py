@@ -119,7 +119,8 @@ class ValueGated:
             value_gated_chunks[(programs,)](
                 **tensors, **named_strides(**{name: tensors[name] for name in inputs}), strong=strong,
                 late_scale=self.scale if keys else 1.0, other_scale=1.0 if keys else self.scale, N=t.sequences,
-                D=D, E=E, BD=BD, BE=BE, KEYS=keys, FORWARD=tensors["dstates"] is None, FRAMED=framed, **self._common, **options,
+                D=D, E=E, BD=BD, BE=BE, KEYS=keys, FORWARD=tensors["dstates"] is None, FRAMED=framed,
+                **self._common, **options,
             )  # fmt: skip
 
     def forward(self, initial: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
