@@ -36,7 +36,7 @@ def name_best(run: Run, request: Request, messages: Messages) -> tuple[Run, bool
     learners = learners_of([run])
     if learners and len({record.cell.get(RATE) for record in run.records}) > 1:
         path = Path(run.path, _BEST)
-        known = {seed for each in learners for own in each.by_rate.values() for seed in own}
+        known = {record.cell.seed for record in run.records}
         seeds = ",".join(map(str, islice((seed for seed in count(1) if seed not in known), _MORE_SEEDS)))
         path.write_text(dump_sweep(_again(run.sweep, learners, seeds)), encoding="utf-8")
         messages.say(f"the best rates with seeds {seeds}: glabench run {path}")

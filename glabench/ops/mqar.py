@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-# The power law of the slots: p(i) ~ i^(0.01 - 1) for slots i = 1, 2, ...; half of the queries are in the first ones.
+# The power law of the slots, of which early ones are likelier: p(i) ~ i^(0.01 - 1) for slots i = 1, 2, ...
 _POWER = 0.01
 
 

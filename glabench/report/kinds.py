@@ -8,14 +8,23 @@ from glabench.records.profile import Profile
 
 # With more names than this, kinds are shown beside the kernels and in place of them in figures.
 _MANY = 24
-# The first that fits counts: split products of cuBLAS end with a sum of their own.
+# The first that fits counts. An empty kind stands for `REST`: kernels of attention are also named as products are.
 _KINDS = (
-    ("matrix products", "nvjet|gemm|gemv|cutlass|cublas"),
+    ("", "fmha|flash|attention|attn|sdpa|chunk_|scan_(fwd|bwd)"),
+    ("between GPUs", "nccl"),
+    ("matrix products", r"nvjet|gemm|gemv|cublas|cutlass_\d|^cijk_|^triton_tem_.*mm"),
     ("compiled by torch", "^triton_"),
     ("optimizer, clipping", "multi_tensor_apply|lpnorm"),
-    ("norms, sums, losses", "layer_norm|rms_norm|gammabeta|softmax|nll_loss|reduce_kernel|tensor_kernel_scan"),
-    ("element by element", "elementwise"),
-    ("tables, sorting, copies", "gather|scatter|segment|radix|::scan::|unique|compute_grad|catarray|memcpy|memset"),
+    (
+        "norms, sums, losses",
+        "layer_norm|rms_?norm|gammabeta|moments|softmax|nll_loss|cross_entropy|logsumexp|l2norm|reduce_kernel"
+        "|tensor_kernel_scan",
+    ),
+    ("element by element", "elementwise|swiglu|dropout"),
+    (
+        "tables, sorting, copies",
+        "gather|scatter|index|embedding|segment|sort|::scan::|unique|compute_grad|copy|memcpy|memset",
+    ),
 )
 REST = "mixers, and what has no kind"
 
@@ -30,7 +39,7 @@ def has_kinds(found: Profile) -> bool:
 
 def kind_of(name: str) -> str:
     """The kind of a kernel of torch's, of cuBLAS or of a compiled model; `REST` for others."""
-    return next((kind for kind, pattern in _KINDS if re.search(pattern, name, re.IGNORECASE)), REST)
+    return next((kind for kind, pattern in _KINDS if re.search(pattern, name, re.IGNORECASE)), "") or REST
 
 
 def times_by_kind(found: Profile) -> dict[str, float]:
@@ -49,6 +58,6 @@ def kinds_table(found: Profile) -> tuple[Sequence[str], list[Sequence[str]]]:
         own = [kernel for kernel in found.kernels if kind_of(kernel.name) == kind]
         names, calls = {kernel.name for kernel in own}, sum(kernel.calls for kernel in own)
         rows.append([kind, str(len(names)), str(calls), significant(ms), f"{ms / found.span_ms:.1%}"])
-    idle = found.span_ms - found.busy_ms
+    idle = max(0.0, found.span_ms - found.busy_ms)
     rows.append(["idle", "", "", significant(idle), f"{idle / found.span_ms:.1%}"])
     return ("kind", "kernels", "calls", "adds, ms", "share"), rows

@@ -182,7 +182,8 @@ def draw_profiles(run: Run) -> Figure:
     from matplotlib.figure import Figure
 
     with mpl.rc_context(_PLAIN_TEXT):
-        bars = {cell: _pieces(found) for cell, found in run.profiles.items()}
+        of_kinds = any(has_kinds(found) for found in run.profiles.values())
+        bars = {cell: _pieces(found, of_kinds and found.on_device) for cell, found in run.profiles.items()}
         colours = _choose_colours(bars)
         legend = -(-len(colours) // _LEGEND_COLUMNS) * _LEGEND_ROW
         figure = Figure(figsize=(_WIDTH, _BAR * len(bars) + _AROUND + legend), layout="constrained", dpi=160)
@@ -197,12 +198,9 @@ def draw_profiles(run: Run) -> Figure:
     return figure
 
 
-def _pieces(found: Profile) -> dict[str, float]:
-    """Milliseconds that kernels add, in the order of their starts, then of what is too little to draw, then idle.
-
-    Of a call with many kernels these are kinds of kernels.
-    """
-    times = times_by_kind(found) if has_kinds(found) else found.by_name()
+def _pieces(found: Profile, of_kinds: bool) -> dict[str, float]:
+    """Milliseconds that kernels or kinds of them add, in the order of their starts, then of the rest, then idle."""
+    times = times_by_kind(found) if of_kinds else found.by_name()
     longest = set(sorted(times, key=lambda name: -times[name])[:MOST_DRAWN])
     drawn = {name: ms for name, ms in times.items() if name in longest and ms >= _LEAST_DRAWN * found.span_ms}
     rest = {

@@ -154,5 +154,5 @@ def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], ag
 
 def _left_out(runs: Sequence[Run]) -> str:
     """What a page of several runs lacks; empty if that is nothing."""
-    with_profiles = [run.name for run in runs if run.profiles]
-    return f"Profiles are shown in reports of one run alone: {', '.join(with_profiles)}." if with_profiles else ""
+    named = [escape(name) for run, name in zip(runs, name_runs(runs), strict=True) if run.profiles]
+    return f"Profiles, and parts of calls, are shown in reports of one run alone: {', '.join(named)}." if named else ""

@@ -116,7 +116,7 @@ def test_a_report_of_several_runs_says_whose_profiles_it_leaves_out(two_profiles
     code, _, err = glabench(two_profiles, "report", ".", str(other), "--out", "both", "-q")
     assert code == 0, err
     page = (two_profiles / "both" / "report.md").read_text()
-    assert f"Profiles are shown in reports of one run alone: run, {other.name}." in page
+    assert f"are shown in reports of one run alone: run, {other.name}." in page
     assert "profile.png" not in page
 
 
