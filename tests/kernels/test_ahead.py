@@ -14,9 +14,8 @@ from glabench.inspecting.request import Request, kernels_of
 
 # The most bytes of stack per thread on any GPU: of the exact kernels, which hardly ever have work, and of the others.
 STACK = {"plain": 1024, "strong": 1024, "exact": 3584}
-# Of those with gates of values and float32 operands: ptxas 12.8 gives some only 32 registers a thread on GPUs without
-# `wgmma`.
-VALUE_GATED_STACK = 4096
+# Of those with gates of values, whose float32 operands take twice the registers.
+VALUE_GATED_STACK = 2048
 # The kernels of the ops: forward and backward, plain, strong and exact with gates, plain without; an exact backward
 # from checkpoints; with gates, backwards without dg too. In the portable family also the recurrence; for narrow heads
 # on Hopper also both recurrences, plain forms for pieces and from checkpoints, plain kernels with a gate per head and
