@@ -1,15 +1,21 @@
 """Fixtures of the suite's tests: the command line in its own process, and in this one."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import in_process
 import pytest
+import repositories
+import small_plan
 
-from glabench.apart import ask_git
+from glabench.backends import load_registry
+from glabench.devices.environment import collect
+from glabench.scheduling.plan import Place, make_plan
 from glabench.scheduling.process import ProcessWorker
+from glabench.sweeps import Sweep, Variant
 
 FAKES = Path(__file__).parent.parent / "fake_backends.py"
 REAL = {"workers": ProcessWorker}
@@ -54,13 +60,42 @@ def run(tmp_path, monkeypatch):
     return lambda *arguments: in_process.glabench(tmp_path, *arguments)
 
 
+@pytest.fixture(scope="session")
+def made_repository(tmp_path_factory):
+    """A repository with a committed plugin, and a baseline of it."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "steady.py").write_text(in_process.PLUGIN)
+    (folder / "waiting.toml").write_text(repositories.SWEEP)
+    (folder / ".gitignore").write_text("runs/\nbaseline.json\nwas-busy\n__pycache__/\n")
+    repositories.git(folder, "init", "--quiet", "--initial-branch=main")
+    repositories.commit(folder)
+    save = ["baseline", "save", "waiting.toml", "--plugin", "steady.py", "--out", "baseline.json", "--rounds", "2"]
+    assert in_process.glabench(folder, *save, "--device", "cpu")[0] == 0
+    shutil.rmtree(folder / "runs")
+    return folder
+
+
+@pytest.fixture
+def repository(made_repository, tmp_path):
+    """A copy of that repository, in the test's own folder."""
+    shutil.copytree(made_repository, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def place():
+    """A CPU, with the made-up backends beside the others."""
+    return Place(collect("cpu"), load_registry([str(FAKES)]), (str(FAKES),))
+
+
+@pytest.fixture
+def plan(place):
+    """Three cells of two backends."""
+    sweep = Sweep("small", small_plan.AXES, (Variant("linear-torch"), Variant("gla-torch")), title="A small sweep")
+    return make_plan(sweep, {}, small_plan.SETTINGS, place)
+
+
 def last_line(stderr):
     """The command's last message, which must not be a traceback."""
     assert "Traceback" not in stderr
     return stderr.strip().splitlines()[-1]
-
-
-def git(folder, *arguments):
-    """What git prints in a folder. Commits have a made-up author."""
-    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-    return ask_git(folder, *identity, *arguments)

@@ -11,40 +11,21 @@ import cheats
 import kept_cheats
 import pytest
 import torch
+from cheated import BACKWARDS, FORWARDS, JOB, LINEAR, SETTINGS, SIZES, measure
 from fake_timer import FakeTimer, constant
-from product import product as cases
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from glabench.backends import Counts, load_registry
+from glabench.backends import load_registry
 from glabench.devices.nvml import DeviceState, Processes
 from glabench.measure.cell import CellMeter, why_idle
 from glabench.measure.contexts import active_contexts
 from glabench.measure.job import Job
-from glabench.measure.outcome import failure_of
-from glabench.measure.physics import Physics
 from glabench.measure.repeats import why_kept
 from glabench.measure.settings import Settings
-from glabench.measure.timer import UNTOUCHED, EagerTimer, Sample, WallTimer
+from glabench.measure.timer import EagerTimer, Sample, WallTimer
 from glabench.measure.work import OpWork
-from glabench.records.environment import Ceilings
 from glabench.sweeps import Cell, Parameters
-
-LINEAR = load_registry().ops["linear"]
-SIZES = Parameters({"heads": 2, "key_dim": 16, "value_dim": 16})
-SETTINGS = Settings(min_samples=12, max_samples=12, time_limit_s=60, least_time_s=0, warm_up_s=0, precision=1e-9)
-JOB = Job("honest", "run", "cpu", SETTINGS)
-FORWARDS, BACKWARDS = ("infer", "fwd"), ("bwd", "fwd+bwd")
-
-
-def measure(backend, pass_, timing="hot", timer=None, job=JOB, nvml=None, **parameters):
-    cell = Cell("honest", "linear", pass_, 2, 600, "fp32", Parameters({**SIZES, **parameters}), "cpu")
-    try:
-        return CellMeter(OpWork(LINEAR, backend), job, timer or WallTimer(timing), nvml).measure(cell)
-    except Exception as problem:
-        return failure_of(job, cell, problem)
-    finally:
-        cheats.leave_contexts()
 
 
 @pytest.mark.parametrize("pass_", [*FORWARDS, *BACKWARDS])
@@ -406,77 +387,6 @@ def test_without_memory_to_tell_kept_results_single_calls_keep_their_time_alone(
     assert measure(cheats.Honest(), "infer", timer=EagerTimer("cpu"), job=eager).status == "oom"
 
 
-class Packed(cheats.Honest):
-    """Right for packed documents, with states."""
-
-    def bind(self, inputs, cell):
-        has_final = "final" in LINEAR.outputs(cell)
-        return lambda: LINEAR.reference(inputs) if has_final else LINEAR.reference(inputs)[0]
-
-
-class Unpacked(Packed):
-    """Takes the row for one sequence."""
-
-    def bind(self, inputs, cell):
-        return super().bind({name: x for name, x in inputs.items() if name != "cu_seqlens"}, cell)
-
-
-class LosesFinalStates(Packed):
-    """Right at the small size."""
-
-    def bind(self, inputs, cell):
-        whole = super().bind(inputs, cell)
-        return lambda: (whole()[0], whole()[1] * (1.0 if cell.seqlen <= 256 else 0.96))
-
-
-class LosesOneFinalState(Packed):
-    def bind(self, inputs, cell):
-        whole = super().bind(inputs, cell)
-
-        def call():
-            out, final = whole()
-            return out, torch.cat([final[:1] * (1.0 if cell.seqlen <= 256 else 0.8), final[1:]])
-
-        return call
-
-
-class WithoutFinalStates(Packed):
-    def bind(self, inputs, cell):
-        whole = super().bind(inputs, cell)
-        return lambda: whole()[0]
-
-
-@cases(
-    lambda kind, pass_: kind == "packed, both" or pass_ in ("infer", "fwd+bwd"),
-    kind={"packed": ("on", None), "both": (None, "both"), "packed, in": ("on", "in"), "packed, both": ("on", "both")},
-    pass_=[*FORWARDS, *BACKWARDS],
-)
-def test_packed_documents_and_states_are_compared_too(kind, pass_):
-    packed, state = kind
-    record = measure(Packed(), pass_, packed=packed, state=state)
-    assert (record.status, record.reason) == ("ok", None)
-    states = {"final"} if state == "both" else set()
-    if pass_ != "infer":
-        states |= {"dinitial"} if state else set()
-    assert {name for name in record.rel_error if name in ("final", "dinitial")} == states
-
-
-@pytest.mark.parametrize(
-    ("backend", "packed", "state", "reason"),
-    [
-        (Unpacked, "on", None, "relative error beyond"),
-        (LosesFinalStates, None, "out", "final 4.0e-02"),
-        (LosesFinalStates, "on", "both", "final 4.0e-02"),
-        (LosesOneFinalState, "on", "out", "own size: final "),
-        (WithoutFinalStates, None, "out", "the call must return a tuple of 2 tensors: o, final"),
-    ],
-)
-def test_wrong_documents_and_states_are_refused(backend, packed, state, reason):
-    record = measure(backend(), "infer", packed=packed, state=state)
-    assert record.status in ("inaccurate", "error")
-    assert reason in record.reason
-
-
 @pytest.mark.parametrize(
     ("name", "seqlen", "dtype"),
     [
@@ -495,43 +405,3 @@ def test_odd_lengths_raise_no_alarm(name, seqlen, dtype):
     job = Job(name, "run", "cpu", Settings(min_samples=3, max_samples=3, least_time_s=0, warm_up_s=0, time_limit_s=60))
     record = CellMeter(OpWork(registry.op_of(name), registry[name]), job, WallTimer("hot")).measure(cell)
     assert (record.status, record.reason) == ("ok", None)
-
-
-class Instant(WallTimer):
-    """A clock that shows a millionth of the time of backends, not of copies and products."""
-
-    def bind(self, prepare, call, between=UNTOUCHED):
-        sample = super().bind(prepare, call, between)
-        return sample if between is UNTOUCHED else lambda: Sample(sample().ms * 1e-6)
-
-
-@pytest.mark.parametrize("pass_", [*FORWARDS, *BACKWARDS])
-def test_a_time_that_nothing_can_reach_is_suspicious_and_no_result(pass_):
-    record = measure(cheats.Honest(), pass_, timer=Instant("hot"))
-    assert record.status == "suspicious"
-    assert record.time_ms is None
-    assert "ms is too short: " in record.reason
-
-
-@pytest.mark.parametrize(
-    ("ceilings", "least", "ms", "reason"),
-    [
-        (Ceilings(), Counts(1, 2**20), 1e-7, "only to copy as many bytes takes"),
-        (Ceilings(1.0, 1.0), Counts(1, 2**20), 1e-7, "only to copy as many bytes takes"),
-        (Ceilings(1000.0, 1.0), Counts(1, 2**32), 4.2, None),
-        (Ceilings(1000.0, 1.0), Counts(1, 2**32), 4.0, "1074 GB/s, but a copy reaches 1000 GB/s"),
-        (Ceilings(1000.0, 1.0), Counts(10**9, 1), 0.96, None),
-        (Ceilings(1000.0, 1.0), Counts(10**9, 1), 0.9, "1.11 TFLOP/s, but a large product reaches 1 TFLOP/s"),
-        (Ceilings(), Counts(10**12, 1), 1e-3, "TFLOP/s, but a large product reaches"),
-        (Ceilings(), Counts(10**9, 2**20), 1e3, None),
-    ],
-)
-def test_rates_beyond_the_possible_by_five_percent_are_named(ceilings, least, ms, reason):
-    found = Physics("cpu", WallTimer("hot"), ceilings).why_impossible(ms, least)
-    assert found is None if reason is None else reason in found
-
-
-@pytest.mark.parametrize(("seqlen", "is_fewer"), [(8, True), (4096, False)])
-def test_the_least_operations_are_those_of_the_best_form(seqlen, is_fewer):
-    cell = Cell("honest", "linear", "fwd+bwd", 2, seqlen, "fp32", SIZES, "cpu")
-    assert (LINEAR.least_flops(cell) < LINEAR.flops(cell)) == is_fewer

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import hidden_cheats
 import pytest
 import torch
-from test_cheats import BACKWARDS, FORWARDS, JOB, LINEAR, SIZES, measure
+from cheated import BACKWARDS, FORWARDS, JOB, LINEAR, SIZES, measure
 from torch._C._dynamo import eval_frame
 
 from glabench.measure import cell as cell_module

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import git, last_line
+from conftest import last_line
 from in_process import MadeUpWorker, glabench
+from repositories import git
 from traces import KERNELS, SMALL, trace_of
 
 from glabench import load

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import git
+from repositories import git
 
 from glabench.devices import provenance
 from glabench.devices.provenance import command_line, describe_code, hash_code, hash_package, relevant_variables

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import in_process
 import pytest
-from conftest import git, last_line
+from conftest import last_line
+from repositories import git
 from simulated import record
 
 from glabench.devices.provenance import hash_code, hash_package

@@ -1,0 +1,51 @@
+"""Times that nothing can reach, and rates beyond the device's own, are refused."""
+
+import cheats
+import pytest
+from cheated import BACKWARDS, FORWARDS, LINEAR, SIZES, measure
+
+from glabench.backends import Counts
+from glabench.measure.physics import Physics
+from glabench.measure.timer import UNTOUCHED, Sample, WallTimer
+from glabench.records.environment import Ceilings
+from glabench.sweeps import Cell
+
+
+class Instant(WallTimer):
+    """A clock that shows a millionth of the time of backends, not of copies and products."""
+
+    def bind(self, prepare, call, between=UNTOUCHED):
+        sample = super().bind(prepare, call, between)
+        return sample if between is UNTOUCHED else lambda: Sample(sample().ms * 1e-6)
+
+
+@pytest.mark.parametrize("pass_", [*FORWARDS, *BACKWARDS])
+def test_a_time_that_nothing_can_reach_is_suspicious_and_no_result(pass_):
+    record = measure(cheats.Honest(), pass_, timer=Instant("hot"))
+    assert record.status == "suspicious"
+    assert record.time_ms is None
+    assert "ms is too short: " in record.reason
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "least", "ms", "reason"),
+    [
+        (Ceilings(), Counts(1, 2**20), 1e-7, "only to copy as many bytes takes"),
+        (Ceilings(1.0, 1.0), Counts(1, 2**20), 1e-7, "only to copy as many bytes takes"),
+        (Ceilings(1000.0, 1.0), Counts(1, 2**32), 4.2, None),
+        (Ceilings(1000.0, 1.0), Counts(1, 2**32), 4.0, "1074 GB/s, but a copy reaches 1000 GB/s"),
+        (Ceilings(1000.0, 1.0), Counts(10**9, 1), 0.96, None),
+        (Ceilings(1000.0, 1.0), Counts(10**9, 1), 0.9, "1.11 TFLOP/s, but a large product reaches 1 TFLOP/s"),
+        (Ceilings(), Counts(10**12, 1), 1e-3, "TFLOP/s, but a large product reaches"),
+        (Ceilings(), Counts(10**9, 2**20), 1e3, None),
+    ],
+)
+def test_rates_beyond_the_possible_by_five_percent_are_named(ceilings, least, ms, reason):
+    found = Physics("cpu", WallTimer("hot"), ceilings).why_impossible(ms, least)
+    assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize(("seqlen", "is_fewer"), [(8, True), (4096, False)])
+def test_the_least_operations_are_those_of_the_best_form(seqlen, is_fewer):
+    cell = Cell("honest", "linear", "fwd+bwd", 2, seqlen, "fp32", SIZES, "cpu")
+    assert (LINEAR.least_flops(cell) < LINEAR.flops(cell)) == is_fewer
