@@ -45,7 +45,7 @@ from gla_kernels.portable.scan import scan_pieces
 from gla_kernels.portable.sums import head_gate_sums
 from gla_kernels.portable.tail import clear_tails_kernel
 from gla_kernels.value_gated.chunks import value_gated_chunks
-from gla_kernels.value_gated.launches import CHUNK, chunk_options, value_gated_tile
+from gla_kernels.value_gated.launches import CHUNK, value_gated_chunks_tile, value_gated_tile
 from gla_kernels.value_gated.states import value_gated_states
 
 # Bytes of shared memory that a program may have, by architecture: CUDA programming guide, technical specifications;
@@ -170,11 +170,11 @@ def _small_variants(call: Call) -> Iterator[Variant]:
 
 def _value_gated_variants(call: Call) -> Iterator[Variant]:
     tile = value_gated_tile(call.K, call.V, call.operands.dtype)
-    stages = {"num_stages": tile.stages}
-    options = stages | chunk_options(call.operands.dtype)
+    chunks_tile = value_gated_chunks_tile(call.K, call.V, call.operands.dtype)
+    options = {"num_stages": tile.stages}
     for reverse in (False, True):
         name = "reverse states" if reverse else "states"
-        yield Variant(name, "plain", value_gated_states, tile, {"REVERSE": reverse}, options=stages)
+        yield Variant(name, "plain", value_gated_states, tile, {"REVERSE": reverse}, options=options)
     keys, values = (call.K, tile.block_k), (call.V, tile.block_v)
     for name, of_keys, absent in (
         ("outputs", False, ("late", "dstates", "early_out", "gates_out")),
@@ -185,8 +185,8 @@ def _value_gated_variants(call: Call) -> Iterator[Variant]:
         sizes = {"D": D, "E": E, "BD": BD, "BE": BE, "KEYS": of_keys, "FORWARD": "dstates" in absent}
         for framed in (True, False):
             yield Variant(
-                name, "plain" if framed else "strong", value_gated_chunks, tile, sizes | {"FRAMED": framed}, absent,
-                options,
+                name, "plain" if framed else "strong", value_gated_chunks, chunks_tile, sizes | {"FRAMED": framed},
+                absent, options,
             )  # fmt: skip
 
 
@@ -277,9 +277,7 @@ def compile_kernel(call: Call, variant: Variant, arch: str) -> Any:
     aligned = {places[name]: [["tt.divisibility", 16]] for name in whole}
     values = {places[name]: value for name, value in constants.items()}
     source = _source(kernel, signature, values, aligned)
-    options = variant.tile.options | variant.options
-    if _is_amd(arch):
-        options.pop("maxnreg", None)  # ptxas's
+    options = variant.tile.options_on(amd=_is_amd(arch)) | variant.options
     target = GPUTarget("hip", arch, 64) if _is_amd(arch) else GPUTarget("cuda", int(arch), 32)
     return triton.compile(source, target=target, options=options)
 

@@ -23,7 +23,7 @@ from gla_kernels.limits import (
 class Tile:
     """Size of the programs of one pass: key and value columns per program, warps, stages of the loads' pipeline.
 
-    `registers`: the most that a thread may use; None leaves it to the compiler.
+    `registers`: the most that a thread may use on NVIDIA's GPUs; None leaves it to the compiler.
     """
 
     block_k: int
@@ -34,8 +34,13 @@ class Tile:
 
     @property
     def options(self) -> dict[str, int]:
-        """The tile's options for Triton's compiler."""
-        return {"num_warps": self.warps} | ({} if self.registers is None else {"maxnreg": self.registers})
+        """The tile's options for Triton's compiler, on the GPUs that this torch is made for."""
+        return self.options_on(amd=torch.version.hip is not None)
+
+    def options_on(self, amd: bool) -> dict[str, int]:
+        """The same for AMD's GPUs, whose compiler takes no limit on registers, or for NVIDIA's."""
+        options = {"num_warps": self.warps}
+        return options if self.registers is None or amd else options | {"maxnreg": self.registers}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A forward and a backward with gates of keys and of values: what is allocated, and the kernels in order."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -22,18 +22,21 @@ _COLUMNS = 64
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
+@cache
 def value_gated_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
     """Key and value columns of a program: 32 of float32 operands (`dtype`), which take twice the memory."""
     most = _COLUMNS if dtype == torch.bfloat16 else _COLUMNS // 2
     return Tile(min(padded(K), most), min(padded(V), most), _WARPS, _STAGES)
 
 
-def chunk_options(dtype: torch.dtype) -> dict[str, int]:
-    """Triton's options for `value_gated_chunks` with operands of `dtype` on NVIDIA's GPUs.
+@cache
+def value_gated_chunks_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
+    """The tile of `value_gated_chunks`.
 
     Of float32 operands ptxas 12.8 keeps all but 32 registers per thread on the stack, unless it is told to take 255.
     """
-    return {} if dtype == torch.bfloat16 else {"maxnreg": 255}
+    tile = value_gated_tile(K, V, dtype)
+    return tile if dtype == torch.bfloat16 else replace(tile, registers=255)
 
 
 class Tensors(NamedTuple):
@@ -83,7 +86,7 @@ class ValueGated:
         return {
             "cu_seqlens": x.cu_seqlens, "T": x.q.shape[1], "H": x.q.shape[2], "C": CHUNK,
             "DOT": _DOT[self.dtype], "PRECISION": operands(x.q.dtype).precision,
-            "VARLEN": x.cu_seqlens is not None, "num_warps": self._tile.warps, "num_stages": self._tile.stages,
+            "VARLEN": x.cu_seqlens is not None, "num_stages": self._tile.stages,
         }  # fmt: skip
 
     def new_states(self, dtype: torch.dtype, count: int | None = None) -> torch.Tensor:
@@ -102,7 +105,8 @@ class ValueGated:
         programs = t.sequences * t.q.shape[2] * -(-K // BK) * -(-V // BV)
         value_gated_states[(programs,)](
             x=x, y=y, g=t.g, gv=t.gv, initial=start, end=end, states=states, scale=self.scale if reverse else 1.0,
-            **named_strides(x=x, y=y, g=t.g, gv=t.gv), K=K, V=V, BK=BK, BV=BV, REVERSE=reverse, **self._common,
+            **named_strides(x=x, y=y, g=t.g, gv=t.gv), K=K, V=V, BK=BK, BV=BV, REVERSE=reverse,
+            **self._common, **self._tile.options,
         )  # fmt: skip
         return states, end
 
@@ -114,7 +118,7 @@ class ValueGated:
         inputs = ("late", "early", "gates", "other_late", "other_early", "other_gates")
         programs = t.slots * t.q.shape[2] * -(-D // BD)
         strong = t.q.new_empty(programs, dtype=torch.int32)
-        options = {} if torch.version.hip else chunk_options(self.dtype)
+        options = value_gated_chunks_tile(t.q.shape[3], t.v.shape[3], self.dtype).options
         for framed in (True, False):
             value_gated_chunks[(programs,)](
                 **tensors, **named_strides(**{name: tensors[name] for name in inputs}), strong=strong,
