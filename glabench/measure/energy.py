@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# Over half a second, what a line between changes leaves open is a percent or two. Pauses between readings, which take
-# 3 ms, leave the interpreter to the thread that makes the calls.
-_LEAST_S, _MOST_S, _PAUSE_S = 0.5, 3.0, 1e-3
+# Over a second, what a line between changes leaves open is a percent (an H200, calls of 44 and 253 ms; over half a
+# second 2.5). Pauses between readings, which take 3 ms, leave the interpreter to the thread that makes the calls.
+_LEAST_S, _MOST_S, _PAUSE_S = 1.0, 3.0, 1e-3
 # A change is not known well enough if the two readings around it are further apart: the thread had to wait.
 _CLOSE_S = 0.02
 # Batches without an energy before it is given up: long calls need an end with a change before it and one after it.
@@ -91,7 +91,7 @@ def energy_between(
     are queued in batches of about 20 ms, without cache flushes; the next batch is queued before the last one ends, so
     that the device has work from the first end that counts to the last. `mark` marks a place in the device's queue and
     returns a function that waits for it. Returns None if within 3 s no two ends of batches that lie between changes are
-    half a second apart, or if the counter does not grow.
+    a second apart, or if the counter does not grow.
     """
     batch = max(1, round(_BATCH_S / call_s)) if call_s > 0 else 1
     ends: list[float] = []
