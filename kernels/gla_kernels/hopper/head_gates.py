@@ -68,3 +68,39 @@ def decay_scores(scores, vector, LOWER: gl.constexpr):
     layout: gl.constexpr = scores.type.layout
     differences = row_sums(vector, layout)[:, None] - vector.load(gl.SliceLayout(0, layout))[None, :]
     return scores * gl.exp2(differences if LOWER else 0.0 - differences)
+
+
+@gluon.jit
+def make_terms(C: gl.constexpr):
+    """Shared memory for terms of dg: two numbers per token of a chunk, whose sum counts."""
+    return gl.allocate_shared_memory(gl.float32, [2 * C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def store_row_sums(terms, x):
+    """Writes the sums of the rows of x [C, K] to `terms`: one for each half of the columns.
+
+    Two warpgroups hold the halves, so that no sum needs a barrier.
+    """
+    C: gl.constexpr = x.shape[0]
+    halves = gl.sum(x.reshape([C, 2, x.shape[1] // 2]), axis=2)
+    terms._reinterpret(gl.float32, [C, 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])).store(halves)
+
+
+@gluon.jit
+def store_head_gates(ptr, H, sent, from_states, boundary, rows_left):
+    """Writes dg of a chunk's tokens: the sum of `boundary`, of `from_states` if not None, and of `sent` before token t.
+
+    `ptr` is that of the first token; neighbours are H apart. Terms are those of `make_terms`. A barrier lies between
+    their writes and this.
+    """
+    C: gl.constexpr = sent.shape[0] // 2
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [gl.num_warps(), 1], [1, 0])
+    columns: gl.constexpr = gl.SliceLayout(0, layout)
+    rows = gl.arange(0, C, gl.SliceLayout(1, layout))
+    is_earlier = gl.arange(0, 2 * C, columns)[None, :] < opaque(2 * rows)[:, None]
+    terms = gl.where(is_earlier, sent.load(columns)[None, :], 0.0) + boundary.load(columns)[None, :]
+    if from_states is not None:
+        terms += from_states.load(columns)[None, :]
+    dg = gl.sum(terms, axis=1)
+    gl.store(ptr + rows.to(gl.int64) * H, dg.to(ptr.dtype.element_ty), rows < rows_left)

@@ -32,6 +32,7 @@ from gla_kernels.launching.plans import (
     recurrent_tile,
     strong_tile,
     wide_frames_tile,
+    wide_gradients_tile,
     wide_readout_tile,
     wide_recurrence_tile,
 )
@@ -242,10 +243,9 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
         for wider, tile in tiles(call.plan.forward).items():
             yield Variant(f"{wider}forward", "plain", wide_forward, tile, forward)
             yield Variant(f"{wider}forward, checkpoints", "plain", wide_forward, tile, checkpoints)
+    tile = wide_gradients_tile(call.V, call.gated, call.plan.backward)
     for parked in {False, parks_dstates(call)}:
-        yield Variant(
-            "gradients" + ", parked" * parked, "plain", wide_gradients, call.plan.backward, {"PARKED": parked}
-        )
+        yield Variant("gradients" + ", parked" * parked, "plain", wide_gradients, tile, {"PARKED": parked})
     if parks_dstates(call):
         for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
             switches = steps | {"REVERSE": True, "PARK": True, "STORE_EXCESS": True}

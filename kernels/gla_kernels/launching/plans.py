@@ -139,6 +139,15 @@ def wide_readout_tile(K: int) -> Tile:
     return _WIDE_CHUNK if K <= 384 else replace(_WIDE_CHUNK, block_v=32)
 
 
+@cache
+def wide_gradients_tile(V: int, gated: bool, chunk: Tile) -> Tile:
+    """The tile of `wide_gradients`: `chunk`, the plan's, with fewer registers if two programs fit a multiprocessor.
+
+    With one block of values they take 88 KiB, 105 with a gate per head, but 120 with one per channel (`gated`).
+    """
+    return replace(chunk, registers=128) if chunk.block_v >= V and not gated else chunk
+
+
 def operands(dtype: torch.dtype, amd: bool = torch.version.hip is not None) -> Operands:
     """Operands for inputs of `dtype`. The range of float16 is too small for scaled operands: it goes through tf32.
 

@@ -25,7 +25,10 @@ from gla_kernels.hopper.head_gates import (
     decay_to_end,
     fetch_sums,
     make_sums,
+    make_terms,
     row_sums,
+    store_head_gates,
+    store_row_sums,
     sums_in,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
@@ -133,6 +136,9 @@ def wide_backward(
             suspect = gl.zeros([C], gl.float32, gl.SliceLayout(1, key_tile))
     if HEAD_GATED:
         sums = make_sums(2, C)
+        if STORE_DG:
+            sent = make_terms(C)
+            boundary_terms = make_terms(C)  # BK = 2 C
         decayed_q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     if HAS_AFTER:
         dS = load_state(after + piece.to(gl.int64) * after_p + h * K * V, K, V, state_layout, BK, BV)
@@ -252,14 +258,16 @@ def wide_backward(
             bdq = add_product(dA_tile, k_tile, bdq)
             bdv = warpgroup_mma_wait(3, deps=[bdv])
         out_tile.store(bdv.to(gl.bfloat16))
-        if STORE_DG:
-            dS = warpgroup_mma_wait(1 if HEAD_GATED else 2, deps=[dS])
+        if STORE_DG and GATED:
+            dS = warpgroup_mma_wait(2, deps=[dS])
             boundary = gl.sum(to_float32(S_tile.load(state_layout)) * dS, axis=1)
         bdk = product(v_tile, dS_tile.permute((1, 0)), C, BK, WARPS)
         if HEAD_GATED:
             dS, bdq = warpgroup_mma_wait(1, deps=[dS, bdq])
             bdq *= from_start
             bdq = add_product(dA_tile, k_tile, bdq)
+            if STORE_DG:
+                boundary = gl.sum(to_float32(S_tile.load(state_layout)) * dS, axis=1)
             bdk = warpgroup_mma_wait(1, deps=[bdk])
             bdk *= to_end
         bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
@@ -279,7 +287,8 @@ def wide_backward(
         if STORE_DG:
             balance += to_float32(k_tile.load(key_tile)) * bdk
             if HEAD_GATED:
-                sent = gl.sum(balance, axis=1)
+                store_row_sums(sent, balance)
+                boundary_terms.store(boundary)
             else:
                 high, low = split(balance)
                 parts = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
@@ -307,12 +316,7 @@ def wide_backward(
         fetch(S_tile, states + wide_product(slot * H + h, K * V), V, gl.where(next_rows > 0, K, 0), V, copy_v)
         async_copy.commit_group()
         if STORE_DG and HEAD_GATED:
-            columns: gl.constexpr = gl.SliceLayout(0, accumulator(C, C, WARPS))
-            earlier = gl.convert_layout(sent, columns)[None, :]
-            dgates = gl.sum(gl.where(triangle(C, True, False, WARPS), earlier, 0.0), axis=1) + gl.sum(boundary, axis=0)
-            rows = gl.arange(0, C, gl.SliceLayout(1, accumulator(C, C, WARPS)))
-            there = dg + (token + rows.to(gl.int64) * H)
-            gl.store(there, dgates.to(dg.dtype.element_ty), rows < rows_left)
+            store_head_gates(dg + token, H, sent, None, boundary_terms, rows_left)
         if STORE_DG and GATED:
             bdg, suspect = warpgroup_mma_wait(0, deps=[bdg, suspect])
             boundary_row = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))

@@ -19,9 +19,11 @@ With a gate per head (`head_gates.py`; D as there), S and dS' being in no frame:
 
     dQ = scale ((dP o D) K + 2^a dO S^T),    dK = (dP o D)^T Q + 2^(a_C - a) V dS'^T
     dV = (P o D)^T dO + 2^(a_C - a) K dS'
-    dg_t = 2^(a_C) sum_kv S dS' + sum_{i >= t} q_i . (2^a dO S^T)_i + sum_{i < t} (k_i . dk_i - q_i . ((dP o D) K)_i)
+    dg_t = 2^(a_C) sum_kv S dS' + sum_i q_i . (scale 2^a dO S^T)_i + sum_{i < t} (k_i . dk_i - q_i . dq_i)
 
-of which a program computes what its key columns add: one of the sums that make dg.
+of which a program computes what its key columns add: one of the sums that make dg. The second term, for i < t, is in
+the third again, subtracted. Without that, (dP o D) K would need registers of its own, with which two programs do not
+fit a multiprocessor.
 """
 
 from triton.experimental import gluon
@@ -36,7 +38,10 @@ from gla_kernels.hopper.head_gates import (
     decay_to_end,
     fetch_sums,
     make_sums,
+    make_terms,
     row_sums,
+    store_head_gates,
+    store_row_sums,
     sums_in,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
@@ -112,6 +117,8 @@ def wide_gradients(
     """A program handles one chunk and head and BK key columns, in a loop over blocks of BV value columns."""
     blocks_k: gl.constexpr = (K + BK - 1) // BK
     blocks_v: gl.constexpr = (V + BV - 1) // BV
+    # Tiles of a block of values that are there at once. With one block, two programs fit a multiprocessor.
+    BUFFERS: gl.constexpr = min(blocks_v, 3)
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
     # Two threads share a row of a state, so that a sum over the row needs one step between threads.
@@ -151,10 +158,10 @@ def wide_gradients(
 
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
-    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [3, C, BV], operand_layout(C, BV))
-    do_tiles = gl.allocate_shared_memory(gl.bfloat16, [3, C, BV], operand_layout(C, BV))
-    S_tiles = gl.allocate_shared_memory(gl.bfloat16, [3, BK, BV], operand_layout(BK, BV))
-    dS_tiles = gl.allocate_shared_memory(gl.bfloat16, [3, BK, BV], operand_layout(BK, BV))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BV], operand_layout(C, BV))
+    do_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BV], operand_layout(C, BV))
+    S_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, BK, BV], operand_layout(BK, BV))
+    dS_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, BK, BV], operand_layout(BK, BV))
     fetch(q_tile, q, q_t, rows_left, K, copy_k, k0)
     fetch(k_tile, k, k_t, rows_left, K, copy_k, k0)
     if GATED:
@@ -164,6 +171,7 @@ def wide_gradients(
         words = make_words()
     if HEAD_GATED:
         sums = make_sums(1, C).index(0)
+        boundary_terms = make_terms(C)  # BK = 2 C
         fetch_sums(sums, sums_in(g, n * 0 if VARLEN else n, t, h, T, H), rows_left)
     async_copy.commit_group()
     for block in gl.static_range(2):
@@ -173,15 +181,14 @@ def wide_gradients(
             states += BV
             if not PARKED:
                 dstates += BV
-        rows_there = rows_left if block < blocks_v else 0
-        keys_there = K - k0 if block < blocks_v else 0
-        fetch(v_tiles.index(block), v, v_t, rows_there, V, copy_v, block * BV)
-        fetch(do_tiles.index(block), do, do_t, rows_there, V, copy_v, block * BV)
-        fetch(S_tiles.index(block), states, V, keys_there, V, copy_v, block * BV)
-        if PARKED:
-            fetch_parked(dS_tiles.index(block), dq, dk, parked, H, keys_there, K, V, copy_v, block * BV)
-        else:
-            fetch(dS_tiles.index(block), dstates, V, keys_there, V, copy_v, block * BV)
+        if block < blocks_v:
+            fetch(v_tiles.index(block), v, v_t, rows_left, V, copy_v, block * BV)
+            fetch(do_tiles.index(block), do, do_t, rows_left, V, copy_v, block * BV)
+            fetch(S_tiles.index(block), states, V, K - k0, V, copy_v, block * BV)
+            if PARKED:
+                fetch_parked(dS_tiles.index(block), dq, dk, parked, H, K - k0, K, V, copy_v, block * BV)
+            else:
+                fetch(dS_tiles.index(block), dstates, V, K - k0, V, copy_v, block * BV)
         async_copy.commit_group()
     async_copy.wait_group(2)
     thread_barrier()
@@ -224,37 +231,43 @@ def wide_gradients(
     bdk = zeros(C, BK, scale)
     boundary = gl.zeros([BK], gl.float32, gl.SliceLayout(1, state_rows))  # sum_v S~ dS~'
     for j in range(blocks_v):
-        buffer = j % 3
-        next_buffer = (j + 2) % 3
+        buffer = j % BUFFERS
         async_copy.wait_group(1)
         fence_async_shared()
         thread_barrier()
-        rows_there = gl.where(j + 2 < blocks_v, rows_left, 0)
-        keys_there = gl.where(j + 2 < blocks_v, K - k0, 0)
-        column = (j + 2) * BV
-        v += BV
-        do += BV
-        states += BV
-        fetch(v_tiles.index(next_buffer), v, v_t, rows_there, V, copy_v, column)
-        fetch(do_tiles.index(next_buffer), do, do_t, rows_there, V, copy_v, column)
-        fetch(S_tiles.index(next_buffer), states, V, keys_there, V, copy_v, column)
-        if PARKED:
-            fetch_parked(dS_tiles.index(next_buffer), dq, dk, parked, H, keys_there, K, V, copy_v, column)
-        else:
-            dstates += BV
-            fetch(dS_tiles.index(next_buffer), dstates, V, keys_there, V, copy_v, column)
+        if blocks_v > 2:
+            next_buffer = (j + 2) % 3
+            rows_there = gl.where(j + 2 < blocks_v, rows_left, 0)
+            keys_there = gl.where(j + 2 < blocks_v, K - k0, 0)
+            column = (j + 2) * BV
+            v += BV
+            do += BV
+            states += BV
+            fetch(v_tiles.index(next_buffer), v, v_t, rows_there, V, copy_v, column)
+            fetch(do_tiles.index(next_buffer), do, do_t, rows_there, V, copy_v, column)
+            fetch(S_tiles.index(next_buffer), states, V, keys_there, V, copy_v, column)
+            if PARKED:
+                fetch_parked(dS_tiles.index(next_buffer), dq, dk, parked, H, keys_there, K, V, copy_v, column)
+            else:
+                dstates += BV
+                fetch(dS_tiles.index(next_buffer), dstates, V, keys_there, V, copy_v, column)
         async_copy.commit_group()
         v_tile = v_tiles.index(buffer)
         do_tile = do_tiles.index(buffer)
         S_tile = S_tiles.index(buffer)
         dS_tile = dS_tiles.index(buffer)
+        if STORE_DG and HEAD_GATED and blocks_v == 1:
+            # While no product needs registers, of which a thread has 128 here.
+            S = to_float32(S_tile.load(state_rows))
+            boundary = gl.sum(S * dS_tile.load(state_rows).to(gl.float32), axis=1)
+            boundary_terms.store(gl.exp2(total) * boundary)
         if blocks_k == 1:
             bdv = product(Pt_tile, do_tile, C, BV, WARPS)
             bdv = add_product(k_for_state, dS_tile, bdv)
         dP = add_product(do_tile, v_tile.permute((1, 0)), dP)
         bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)
         bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
-        if STORE_DG:
+        if STORE_DG and not (HEAD_GATED and blocks_v == 1):
             S = to_float32(S_tile.load(state_rows))
             boundary += gl.sum(S * dS_tile.load(state_rows).to(gl.float32), axis=1)
         if blocks_k == 1:
@@ -276,37 +289,34 @@ def wide_gradients(
     dA_tile.store(gl.where(triangle(C, True, True, WARPS), dP, 0.0).to(gl.bfloat16))
     fence_async_shared()
     thread_barrier()
-    intra = product(dA_tile, k_tile, C, BK, WARPS)  # dP K~
-    bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
-    if STORE_DG:
+    if GATED and STORE_DG:
+        intra = product(dA_tile, k_tile, C, BK, WARPS)  # dP K~
+        bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
         Q = to_float32(q_tile.load(key_tile))
-        if GATED:
-            high, low = split(Q * bdq)
-            readdressed(halves.index(0)).store(high)
-            readdressed(halves.index(1)).store(low)
-    if HEAD_GATED:
-        # The tiles are listed as dependencies, as in the loop: the sums over rows take memory.
-        intra, bdk, _, _, _ = warpgroup_mma_wait(0, deps=[intra, bdk, dA_tile, q_tile, k_tile])
-        thread_barrier()
-    else:
+        high, low = split(Q * bdq)
+        readdressed(halves.index(0)).store(high)
+        readdressed(halves.index(1)).store(low)
         intra, bdk = warpgroup_mma_wait(0, deps=[intra, bdk])
-    if HEAD_GATED and STORE_DG:
-        from_states = gl.sum(Q * bdq, axis=1)
-    bdq += intra
-    if STORE_DG:
-        sent = to_float32(k_tile.load(key_tile)) * bdk - Q * intra
+        bdq += intra
+        high, low = split(to_float32(k_tile.load(key_tile)) * bdk - Q * intra)
+    else:
+        bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
+        if STORE_DG:
+            from_states = make_terms(C)
+            sent = make_terms(C)
+            if blocks_v > 1:
+                boundary_terms.store(gl.exp2(total) * boundary)
+            store_row_sums(from_states, to_float32(q_tile.load(key_tile)) * bdq)
+        bdq = add_product(dA_tile, k_tile, bdq)
         if HEAD_GATED:
-            # Terms of the rows t, as columns i beside them, are summed with the mask of i >= t or of i < t.
-            columns: gl.constexpr = gl.SliceLayout(0, accumulator(C, C, WARPS))
-            later = gl.convert_layout(from_states, columns)[None, :]
-            earlier = gl.convert_layout(gl.sum(sent, axis=1), columns)[None, :]
-            dgates = gl.sum(gl.where(triangle(C, True, False, WARPS), earlier, later), axis=1)
-            dgates += gl.exp2(total) * gl.sum(boundary, axis=0)
-            rows = gl.arange(0, C, gl.SliceLayout(1, accumulator(C, C, WARPS)))
-            there = dg + ((b * T + t + rows) * H + h) * blocks_k + k0 // BK
-            gl.store(there, dgates.to(dg.dtype.element_ty), rows < rows_left)
+            # The tiles are listed as dependencies, as in the loop: the sums over rows take memory.
+            bdq, bdk, _, _, _ = warpgroup_mma_wait(0, deps=[bdq, bdk, dA_tile, q_tile, k_tile])
+            thread_barrier()
         else:
-            high, low = split(sent)
+            bdq, bdk = warpgroup_mma_wait(0, deps=[bdq, bdk])
+        if STORE_DG:
+            balance = negative(to_float32(q_tile.load(key_tile))) * bdq
+            store_row_sums(sent, balance + to_float32(k_tile.load(key_tile)) * bdk)
     if GATED:
         # Otherwise 2^G and 2^-G would be kept from above, not G.
         G = opaque_float(G)
@@ -331,6 +341,9 @@ def wide_gradients(
         bdg = add_product(before_tile, k_tile, bdg)
     write(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     write(dk, gl.convert_layout(bdk.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
+    if STORE_DG and HEAD_GATED:
+        there = dg + (((b * T + t) * H + h) * blocks_k + k0 // BK)
+        store_head_gates(there, H * blocks_k, sent, from_states, boundary_terms, rows_left)
     if STORE_DG and GATED:
         # The tiles are listed as dependencies, as in the loop: dq and dk are converted while the products read them.
         bdg, _, _, _, _, _ = warpgroup_mma_wait(0, deps=[bdg, dA_tile, before_tile, halves, q_tile, k_tile])

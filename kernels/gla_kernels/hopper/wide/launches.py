@@ -7,7 +7,7 @@ import torch
 from gla_kernels.hopper.wide.pieces import Run, forward_tile, programs_a_piece, recurrence_tile
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged
-from gla_kernels.launching.plans import WIDE_BACKWARD, wide_frames_tile, wide_readout_tile
+from gla_kernels.launching.plans import WIDE_BACKWARD, wide_frames_tile, wide_gradients_tile, wide_readout_tile
 from gla_kernels.portable.launches import gates_of, scan
 
 
@@ -108,7 +108,7 @@ def launch_gradients(
         "do": do, "states": states, "dstates": dstates, "parked": parked, "excesses": excesses, "flags": flags,
         "failed": failed,
     }  # fmt: skip
-    tile = call.plan.backward
+    tile = wide_gradients_tile(call.V, call.gated, call.plan.backward)
     blocks_k = (call.K + tile.block_k - 1) // tile.block_k
     switches = gradients.switches | {"PARKED": parked is not None}
     programs = (chunks * call.H * blocks_k,)
