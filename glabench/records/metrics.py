@@ -38,6 +38,7 @@ _UNITS: Mapping[str, tuple[float, str, float]] = {
     "KiB": (8192, "MiB", 1 / 1024),
     "MiB": (8192, "GiB", 1 / 1024),
     "million/s": (0.5, "thousand/s", 1e3),
+    "kJ": (0.5, "J", 1e3),
 }
 
 
@@ -133,7 +134,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("reserved", "peak_reserved_mib", "peak memory taken from the device", "MiB", "lower", _whole, timed=False),
     Metric("process", "process_memory_mib", "memory of the whole process", "MiB", "lower", _whole),
     Metric("energy", "energy_j", "energy per call", "J", "lower", timed=False),
-    Metric("energy_tokens", "energy_mtoken_j", "energy per million tokens", "J", "lower", _whole, timed=False),
+    Metric("energy_tokens", "energy_mtoken_j", "energy per million tokens", "kJ", "lower", scale=1e-3, timed=False),
     Metric("power", "power_w", "power", "W", None, _whole),
     Metric("clock", "sm_clock_mhz", "SM clock", "MHz", None, _whole),
     Metric("accuracy", "accuracy", "values recalled", "%", "higher", scale=100, timed=False),

@@ -38,6 +38,7 @@ _NARROW_PANEL, _LARGER_PRINT = 3.7, 10.0
 _DPI, _MOST_PIXELS = 160, 1728
 _MOST_COLUMNS = 3
 _LINEAR_UNITS = ("%", "W", "MHz")
+_LEAST_PERCENT = 5.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class Quantity:
     def is_linear(self) -> bool:
         """Whether the axis is linear and not logarithmic."""
         return self.metric.unit in _LINEAR_UNITS
+
+    @property
+    def least_top(self) -> float:
+        """A linear axis ends here or beyond: that a GPU idles for 0.2 % or 0.8 % is no difference to look at."""
+        return _LEAST_PERCENT if self.metric.unit == "%" else 0.0
 
     def of(self, row: Row) -> float | None:
         """A row's value; None if the axis cannot show one."""

@@ -107,7 +107,7 @@ def _draw_bars(layout: Layout) -> Figure:
             beside: Any = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
             axes.annotate(plot.quantity.text(row), (length, place), fontsize=layout.small_print, **beside)
         axes.margins(x=0.16 * PANEL_WIDTH / layout.panel_width)
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, max(axes.get_xlim()[1], plot.quantity.least_top))
         axes.set_ylim(len(series) - 0.4, -0.6)
         axes.set_yticks(range(len(series)), names if plot.is_first else [""] * len(series))
         axes.tick_params(axis="y", length=0)

@@ -246,7 +246,8 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool, slanted: boo
     if not is_scale or len(places) == 1:
         axes.margins(x=0.2 if len(places) <= _MOST_TICKS else 0.05)
     if plot.quantity.is_linear:
-        axes.set_ylim(0, max(axes.get_ylim()[1], _OVER_LINEAR * axes.dataLim.y1))
+        top = max(axes.get_ylim()[1], _OVER_LINEAR * axes.dataLim.y1, plot.quantity.least_top)
+        axes.set_ylim(0, top)
     else:
         low, high = axes.get_ylim()
         middle = (low * high) ** 0.5

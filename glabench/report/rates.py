@@ -25,8 +25,9 @@ RATE, WIDTH = "rate", "model_width"
 _TASK = ("pairs", "seqlen")
 _PANEL_WIDTH, _PANEL_HEIGHT, _MOST_PANELS = 3.9, 3.4, 4
 _SMALL_PRINT = 8.5
-# Characters of a title in an inch.
+# Characters in an inch of a title, and of small print.
 _IN_TITLE = 10
+_IN_SMALL_PRINT = 15
 _EXPLAINED = (
     "A model's best learning rate is the one of the highest mean accuracy over the seeds that all its rates have. Its "
     "accuracy is the mean over all seeds at that rate, with the least and the most."
@@ -155,7 +156,8 @@ def draw_rates(runs: Sequence[Run]) -> Figure:
         if not of_width and not of_rate:
             _draw_seeds(all_axes[0], learners, styles)
         all_axes[0].set_ylabel("values recalled, %")
-        about = "\n".join(surroundings_of(runs))
+        characters = int(_IN_SMALL_PRINT * figure.get_figwidth())
+        about = "\n".join(line for text in surroundings_of(runs) for line in textwrap.wrap(text, characters))
         figure.supxlabel(about, x=0.01, ha="left", fontsize=_SMALL_PRINT - 1, color="#444444")
         handles = {
             label: line for axes in all_axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
