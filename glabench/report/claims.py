@@ -8,8 +8,9 @@ from pathlib import Path
 
 from glabench.errors import UsageError
 from glabench.records.claims import CLAIMS, Claim, Claims, Point, Test, points_of, verdict_of
-from glabench.records.metrics import BY_NAME, significant
+from glabench.records.metrics import choose_metrics, significant
 from glabench.records.published import Published
+from glabench.report.series import rows_of_runs
 from glabench.report.text import escape_bars
 from glabench.sweeps.words import show_x
 
@@ -40,7 +41,7 @@ def _describe(test: Test, points: list[Point], one: Published, folder: Path) -> 
     link = f"[{test.run}]({Path(os.path.relpath((one.page or one.path).resolve(), folder)).as_posix()})"
     places = ", ".join(show_x(point.x) for point in points)
     values = ", ".join(p.found if isinstance(p.found, str) else significant(p.found, 2) for p in points)
-    title = BY_NAME[test.metric].title
+    title = choose_metrics(test.metric, rows_of_runs([one.first]))[0].title
     if test.fails:
         return f"{_name(test.fails)} at {places}: {values} ({link})"
     if not test.than:
