@@ -73,13 +73,15 @@ class Model(MixerModel):
     def limits(self, cell: Cell) -> str | None:
         if cell.batch % cell.gpus:
             return f"{cell.gpus} GPUs need a batch that is a multiple of {cell.gpus}; it is {cell.batch} (--batch)"
+        if cell.dtype == "fp16" and cell.get("weights") == "pure":
+            return "AdamW's moments are too small for fp16; use --weights fp32 or --dtype bf16"
         return super().limits(cell) or (self._refused_segments(cell) if segments_of(cell) > 1 else None)
 
     def _refused_segments(self, cell: Cell) -> str | None:
         if cell.gpus > 1:
             return "segments are trained on one GPU; use --gpus 1 or --segments 1"
         if self.kind.op not in _CARRYING:
-            return "carries no state from segment to segment; use --segments 1, or a model with a matrix as state"
+            return "carries no state from segment to segment; use --segments 1, or GLA's model or one of its kin"
         if cell.seqlen % segments_of(cell):
             return f"{cell.seqlen} tokens are not whole segments of one length; {segments_of(cell)} have to divide them"
         return self.without_states(self.kernel_of(cell))

@@ -135,6 +135,8 @@ def _explain_drift(found: Sequence[Record]) -> str:
 def _explain_host(found: Sequence[Record]) -> str:
     worst = max(found, key=lambda record: (record.host_ms or 0.0) / (record.time_ms or 1.0))
     times = f"{significant(worst.host_ms or 0.0)} ms against {significant(worst.time_ms or 0.0)} ms"
+    if all((record.timing or "").startswith("eager") for record in found):
+        return f"a call keeps the host busy for as long as it takes ({times}), so the device waits for the host."
     return (
         f"a call keeps the host busy for longer than the device ({'up to ' if len(found) > 1 else ''}{times}), so an "
         "uncompiled loop is slower than this; see --timing eager."

@@ -27,7 +27,7 @@ _PANEL_WIDTH, _PANEL_HEIGHT, _MOST_PANELS = 3.9, 3.4, 4
 _SMALL_PRINT = 8.5
 # Characters in an inch of a title, and of small print.
 _IN_TITLE = 10
-_IN_SMALL_PRINT = 15
+_IN_SMALL_PRINT = 13
 _EXPLAINED = (
     "A model's best learning rate is the one of the highest mean accuracy over the seeds that all its rates have. Its "
     "accuracy is the mean over all seeds at that rate, with the least and the most."

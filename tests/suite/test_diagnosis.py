@@ -59,3 +59,7 @@ def test_the_hint_fits_the_timing_in_use():
     assert explain(Diagnosis.EXPOSED, [exposed]).endswith("Rerun with --timing graph.")
     by_graph = replace(exposed, timing="graph, cold, device events behind a spin")
     assert explain(Diagnosis.EXPOSED, [by_graph]).endswith("Measure a longer call.")
+    busy = replace(SOUND, host_ms=1.5)
+    assert explain(Diagnosis.HOST, [busy]).endswith("see --timing eager.")
+    eager = replace(busy, timing="eager, calls back to back, wall clock")
+    assert explain(Diagnosis.HOST, [eager]).endswith("so the device waits for the host.")

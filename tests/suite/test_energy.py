@@ -11,40 +11,46 @@ from glabench.measure.energy import Change, changes_seen, energy_between, energy
 class Board:
     """A device whose calls take `call_s`, at `watts` in their first part and at half of them in the last `low_share`.
 
-    Its counter changes every 0.1 s.
+    The host needs `host_s` to queue a call. Waiting for the next one takes no power. The counter changes every 0.1 s.
     """
 
-    def __init__(self, call_s, watts, low_share=0.0):
-        self.call_s, self._watts, self._low_share = call_s, watts, low_share
+    def __init__(self, call_s, watts, low_share=0.0, host_s=0.0):
+        self.call_s, self._watts, self._low_share, self._host_s = call_s, watts, low_share, host_s
         self.calls, self._now, self.changes = 0, 0.0, []
 
     @property
     def joules_per_call(self):
         return self.call_s * self._watts * (1 - self._low_share / 2)
 
+    @property
+    def seconds_per_call(self):
+        return max(self.call_s, self._host_s)
+
     def call(self):
         self.calls += 1
+        self._now += self._host_s
 
     def mark(self):
         return partial(self.finish, self.calls)
 
     def finish(self, calls):
         """The device has done so many calls, and the counter's changes until then were seen."""
-        self._now = calls * self.call_s
+        self._now = max(self._now, calls * self.seconds_per_call)
         for number in range(len(self.changes), int(self._now / 0.1 + 1e-9)):
             at = 0.1 * (number + 1)
             self.changes.append(Change(at, 1000.0 + self._joules(at)))
 
     def _joules(self, at):
-        whole, part = divmod(at, self.call_s)
+        whole, part = divmod(at, self.seconds_per_call)
         high = (1 - self._low_share) * self.call_s
-        return whole * self.joules_per_call + self._watts * (min(part, high) + max(0.0, part - high) / 2)
+        low = max(0.0, min(part, self.call_s) - high)
+        return whole * self.joules_per_call + self._watts * (min(part, high) + low / 2)
 
     def clock(self):
         return self._now
 
     def energy(self):
-        return energy_between(self.changes, self.call, self.call_s, self.mark, self.clock)
+        return energy_between(self.changes, self.call, self.seconds_per_call, self.mark, self.clock)
 
 
 @pytest.mark.parametrize("call_s", [0.002, 0.43, 0.9, 2.5])
@@ -56,6 +62,29 @@ def test_energy_is_that_of_whole_calls_whatever_parts_they_have(call_s, low_shar
     assert found.call_ms == pytest.approx(1e3 * call_s)
     assert board.clock() == board.calls * call_s  # nothing is left in the queue
     assert board.clock() <= 1.2 + 4 * call_s
+
+
+@pytest.mark.parametrize(
+    ("call_s", "host_s"), [(0.5, 0.4), (0.876, 0.603), (0.133, 0.119), (0.002, 0.0019), (0.002, 0.003), (1.41, 1.48)]
+)
+def test_energy_is_that_of_whole_calls_whatever_time_the_host_needs_to_queue_them(call_s, host_s):
+    board = Board(call_s, 600.0, host_s=host_s)
+    found = board.energy()
+    assert found.call_j == pytest.approx(board.joules_per_call, rel=0.02)
+    assert found.call_ms == pytest.approx(1e3 * board.seconds_per_call, rel=0.01)
+    assert board.clock() <= 4.5 + 4 * board.seconds_per_call
+
+
+def test_a_counter_that_is_set_back_gives_no_energy():
+    board = Board(0.002, 600.0)
+    finish = board.finish
+
+    def finish_with_less(calls):
+        finish(calls)
+        board.changes = [Change(each.at_s, each.joules % 1300.0) for each in board.changes]
+
+    board.finish = finish_with_less
+    assert board.energy() is None
 
 
 @pytest.mark.parametrize("joules", [[], [5.0] * 30, [9.0, 5.0, 2.0]])

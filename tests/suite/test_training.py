@@ -262,6 +262,7 @@ def test_operations_are_six_per_weight_of_a_matrix_and_token_and_the_mixers_own(
         ({"segments": 5}, "64 tokens are not whole segments of one length; 5 have to divide them"),
         ({"segments": 4, "kernel": "gla-scan-torch"}, "the kernel 'gla-scan-torch' returns no states (allowed: ref"),
         ({"segments": 4}, None),
+        ({"dtype": "fp16", "weights": "pure"}, "AdamW's moments are too small for fp16; use --weights fp32"),
         ({}, None),
     ],
 )
@@ -272,7 +273,7 @@ def test_kernels_that_cannot_run_are_refused_before(changes, said):
 
 @pytest.mark.parametrize("backend", ["transformer-model", "mamba1-model", "mamba2-model"])
 def test_models_that_carry_no_state_refuse_segments(backend):
-    said = "carries no state from segment to segment; use --segments 1, or a model with a matrix as state"
+    said = "carries no state from segment to segment; use --segments 1, or GLA's model or one of its kin"
     assert REGISTRY[backend].limits(cell_of(backend, segments=2)) == said
 
 
