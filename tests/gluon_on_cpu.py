@@ -9,6 +9,7 @@ all. What is checked beside the numbers:
 - Asynchronous products: an accumulator is NaN until a wait for its product, and operands in shared memory must not
   change before that.
 - Shared memory is NaN (or -1, if it holds integers) until it is written.
+- Programs run in no order, and no two of a launch may store different values in a place of global memory.
 
 What is not: layouts, registers, fences and barriers between threads.
 """
@@ -19,10 +20,12 @@ import contextlib
 import functools
 import importlib
 import inspect
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -202,6 +205,7 @@ class _Program:
     grid: tuple[int, ...] = (1,)
     warps: int = 4
     kernel: str = ""
+    writers: dict[Any, torch.Tensor] = field(default_factory=dict)  # who wrote each element last, from 1
     copies: list[list[Callable[[], None]]] = field(default_factory=lambda: [[]])
     products: list[_Product] = field(default_factory=list)
 
@@ -275,12 +279,26 @@ def _assembly(text: str, _: str, args: list[Any], dtype: Any, **__: Any) -> Any:
 def _store(pointer: Pointer, value: Any, mask: Any = None, eviction_policy: str = "") -> None:
     at, there = pointer.places(mask)
     value = torch.as_tensor(value, dtype=pointer.memory.dtype).as_subclass(torch.Tensor).expand(at.shape)
-    pointer.memory[at[there]] = value[there]
+    at, value = at[there], value[there]
+    _note_writer(pointer.memory, at, value)
+    pointer.memory[at] = value
+
+
+def _note_writer(memory: torch.Tensor, at: torch.Tensor, value: torch.Tensor) -> None:
+    key, me = (memory.data_ptr(), memory.dtype), _now.number[0] + 1
+    if key not in _now.writers:
+        _now.writers[key] = torch.zeros(len(memory), dtype=torch.int32)
+    before = _now.writers[key][at]
+    others = (before != 0) & (before != me)
+    if others.any():
+        same = torch.equal(memory[at][others].view(torch.uint8), value[others].view(torch.uint8))
+        assert same, "two programs have stored different values in a place"
+    _now.writers[key][at] = me
 
 
 def _add_to_memory(pointer: Pointer, value: Any, sem: str, scope: str) -> Any:
     before = _value(pointer.load(None, None).clone())
-    _store(pointer, before + value)
+    pointer.memory[int(pointer.offset)] = before + value
     return before
 
 
@@ -293,6 +311,10 @@ def _where(mask: Any, x: Any, y: Any) -> Any:
 
 def _reduce_or(x: Value, axis: int) -> Value:
     return _value(torch.as_tensor(np.bitwise_or.reduce(x.as_subclass(torch.Tensor).numpy(), axis=axis)))
+
+
+def _scan(x: Value, axis: int, combine: Callable[[Any, Any], Any]) -> Value:
+    return _value(torch.stack(list(accumulate(x.unbind(axis), combine)), axis))
 
 
 def _extreme(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
@@ -323,6 +345,7 @@ def _language() -> ModuleType:
         "max": lambda x, axis: x.amax(axis),
         "min": lambda x, axis: x.amin(axis),
         "reduce_or": _reduce_or,
+        "associative_scan": _scan,
         "exp2": torch.exp2,
         "cdiv": lambda x, y: (x + y - 1) // y,
         "convert_layout": lambda x, _: x,
@@ -359,8 +382,11 @@ class Kernel:
             Kernel.launches += 1
             constants = {name: x for name, x in named.items() if name in self.arg_names}
             arguments = [_argument(x) for x in args]
-            for number in range(int(grid[0])):
-                _now = _Program((number,), tuple(grid), num_warps, self.__name__)
+            numbers = list(range(int(grid[0])))
+            random.Random(0).shuffle(numbers)
+            writers: dict[Any, torch.Tensor] = {}
+            for number in numbers:
+                _now = _Program((number,), tuple(grid), num_warps, self.__name__, writers)
                 self.function(*arguments, **constants)
                 assert not any(_now.copies), "a copy was not waited for"
                 assert not _now.products, "a product was not waited for"
