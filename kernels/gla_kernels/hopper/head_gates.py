@@ -60,47 +60,76 @@ def decay_to_end(a, total):
 
 
 @gluon.jit
+def score_decays(vector, layout: gl.constexpr, LOWER: gl.constexpr):
+    """2^(a_i - a_j) of each pair of tokens: token i is the row and j the column (LOWER), or the other way round.
+
+    Outside the triangle, which the caller masks, values can be infinite.
+    """
+    rows = row_sums(vector, layout)[:, None]
+    columns = vector.load(gl.SliceLayout(0, layout))[None, :]
+    return gl.exp2(rows - columns if LOWER else columns - rows)
+
+
+@gluon.jit
 def decay_scores(scores, vector, LOWER: gl.constexpr):
-    """Scores times 2^(a_i - a_j): token i is the row and j the column (LOWER), or the other way round.
-
-    Outside the triangle, which the caller masks, values can be infinite or NaN.
-    """
+    """Scores times their decays (`score_decays`), with the same rows and columns."""
     layout: gl.constexpr = scores.type.layout
-    differences = row_sums(vector, layout)[:, None] - vector.load(gl.SliceLayout(0, layout))[None, :]
-    return scores * gl.exp2(differences if LOWER else 0.0 - differences)
+    return scores * score_decays(vector, layout, LOWER)
 
 
 @gluon.jit
-def make_terms(C: gl.constexpr):
-    """Shared memory for terms of dg: two numbers per token of a chunk, whose sum counts."""
-    return gl.allocate_shared_memory(gl.float32, [2 * C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+def make_row_sums(C: gl.constexpr, parts: gl.constexpr):
+    """Shared memory for `parts` numbers per token of a chunk, whose sum counts."""
+    return gl.allocate_shared_memory(gl.float32, [C, parts], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 @gluon.jit
-def store_row_sums(terms, x):
-    """Writes the sums of the rows of x [C, K] to `terms`: one for each half of the columns.
+def make_totals(count: gl.constexpr):
+    """Shared memory for `count` times a number per warp, whose sum counts."""
+    return gl.allocate_shared_memory(gl.float32, [count, gl.num_warps()], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
-    Two warpgroups hold the halves, so that no sum needs a barrier.
-    """
+
+@gluon.jit
+def halves_sums(x):
+    """Sums of the rows of x [C, K]: [C, 2], one for each half of the columns, which two warpgroups hold."""
+    return gl.sum(x.reshape([x.shape[0], 2, x.shape[1] // 2]), axis=2)
+
+
+@gluon.jit
+def store_total(totals, x):
+    """Writes the sum of x [C, K] to `totals` [8]: what each of eight warps holds, 16 rows and half of the columns."""
     C: gl.constexpr = x.shape[0]
-    halves = gl.sum(x.reshape([C, 2, x.shape[1] // 2]), axis=2)
-    terms._reinterpret(gl.float32, [C, 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])).store(halves)
+    warps = gl.sum(gl.sum(x.reshape([C // 16, 16, 2, x.shape[1] // 2]), axis=3), axis=1)
+    totals._reinterpret(gl.float32, [C // 16, 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])).store(warps)
 
 
 @gluon.jit
-def store_head_gates(ptr, H, sent, from_states, boundary, rows_left):
-    """Writes dg of a chunk's tokens: the sum of `boundary`, of `from_states` if not None, and of `sent` before token t.
+def store_row_total(totals, x):
+    """Writes the sum of x to `totals` [warps]: what each warp holds, 16 places."""
+    totals.store(gl.sum(x.reshape([x.shape[0] // 16, 16]), axis=1))
 
-    `ptr` is that of the first token; neighbours are H apart. Terms are those of `make_terms`. A barrier lies between
-    their writes and this.
+
+@gluon.jit
+def _add(x, y):
+    return x + y
+
+
+@gluon.jit
+def store_head_gates(ptr, H, sent, totals, rows_left):
+    """Writes dg of a chunk's tokens: all of `totals`, and the sum of `sent` before token t.
+
+    `ptr` is that of the first token; neighbours are H apart. A barrier lies between the writes of these and this. Every
+    warp computes the same.
     """
-    C: gl.constexpr = sent.shape[0] // 2
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [gl.num_warps(), 1], [1, 0])
-    columns: gl.constexpr = gl.SliceLayout(0, layout)
-    rows = gl.arange(0, C, gl.SliceLayout(1, layout))
-    is_earlier = gl.arange(0, 2 * C, columns)[None, :] < opaque(2 * rows)[:, None]
-    terms = gl.where(is_earlier, sent.load(columns)[None, :], 0.0) + boundary.load(columns)[None, :]
-    if from_states is not None:
-        terms += from_states.load(columns)[None, :]
-    dg = gl.sum(terms, axis=1)
-    gl.store(ptr + rows.to(gl.int64) * H, dg.to(ptr.dtype.element_ty), rows < rows_left)
+    C: gl.constexpr = sent.shape[0]
+    W: gl.constexpr = gl.num_warps()
+    rows_layout: gl.constexpr = gl.BlockedLayout([C // 32, sent.shape[1]], [32, 1], [W, 1], [1, 0])
+    count: gl.constexpr = totals.shape[0] * totals.shape[1]
+    flat = totals._reinterpret(gl.float32, [count], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    total = gl.sum(flat.load(gl.BlockedLayout([count], [32], [W], [0])), axis=0)
+    tokens: gl.constexpr = gl.BlockedLayout([C // 32], [32], [W], [0])
+    before_next = gl.associative_scan(gl.convert_layout(gl.sum(sent.load(rows_layout), axis=1), tokens), 0, _add)
+    next_row = gl.arange(0, C, tokens) + 1
+    dtype: gl.constexpr = ptr.dtype.element_ty
+    gl.store(ptr + next_row.to(gl.int64) * H, (before_next + total).to(dtype), next_row < gl.minimum(rows_left, C))
+    gl.store(ptr, total.to(dtype), rows_left > 0)

@@ -29,6 +29,9 @@ With a gate per head and token (`head_gates.py`), where D_ij = 2^(a_i - a_j):
     dQ = scale ((dP o D) K + 2^a dO S^T),    dK = (dP o D)^T Q + 2^(a_C - a) V dS'^T
     dS = 2^(a_C) dS' + Q^T (2^a dO)
     dg_t = sum_kv S dS + sum_{i < t} (k_i . dk_i - q_i . dq_i)
+
+There, dP o D is computed once, transposed like P o D, and goes through shared memory. In the other forms dP is computed
+twice, because the barrier costs what a product saves (NOTES, "One gate per head").
 """
 
 from triton.experimental import gluon
@@ -51,16 +54,20 @@ from gla_kernels.hopper.gates import (
 )
 from gla_kernels.hopper.head_gates import (
     chunk_gate,
-    decay_scores,
     decay_to_end,
     fetch_sums,
+    make_row_sums,
     make_sums,
+    make_totals,
     row_sums,
+    score_decays,
+    store_head_gates,
+    store_row_total,
     sums_in,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, locate, wait_for_previous_kernel
-from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
+from gla_kernels.hopper.products import add_product, masked, masked_operand, product, triangle
 from gla_kernels.hopper.values import negative, readdressed, split, thread_barrier, to_float32, wide_product
 
 
@@ -225,6 +232,10 @@ def gla_backward_hopper(
     if HEAD_GATED:
         g_tiles = make_sums(buffers, C)
         decayed_q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+        dAt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+        if STORE_DG:
+            sent = make_row_sums(C, 1)
+            totals = make_totals(1)
 
     # 2^r of the later chunk, which was processed before this one: takes its gradient out of its frame.
     previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
@@ -300,9 +311,11 @@ def gla_backward_hopper(
                 fence_async_shared()
                 thread_barrier()
                 G, total = start_gate_frame(parts.index(0), parts.index(1), readdressed(ones_memory), C, BK)
-            bq = to_float32(q_tile.load(key_tile)) * scale
-            bk = to_float32(k_tile.load(key_tile))
+            bq = to_float32(q_tile.load(key_tile))
+            if not HEAD_GATED:
+                bq *= scale
             if GATED:
+                bk = to_float32(k_tile.load(key_tile))
                 G, total = warpgroup_mma_wait(0, deps=[G, total])
                 last = chunk_total(total, BV)
                 factor = frame_factor(last)
@@ -312,8 +325,9 @@ def gla_backward_hopper(
                 G += 0.5 * beyond
                 bk *= gl.exp2(beyond - G)
                 bq *= gl.exp2(G)
-            q_tile.store(bq.to(gl.bfloat16))
-            k_tile.store(bk.to(gl.bfloat16))
+                k_tile.store(bk.to(gl.bfloat16))
+            if not HEAD_GATED:
+                q_tile.store(bq.to(gl.bfloat16))
             # With gates into the memory of a part of them, which no product reads any more: converting `beyond` has
             # synchronised the warps.
             readdressed(dS_memory).store(dS.to(gl.bfloat16))
@@ -321,7 +335,7 @@ def gla_backward_hopper(
                 sums = g_tiles.index(buffer)
                 a = row_sums(sums, key_tile)
                 total = chunk_gate(sums)
-                from_start = gl.exp2(a)[:, None]
+                from_start = gl.exp2(a)[:, None] * scale
                 to_end = decay_to_end(a, total)
                 decayed_q_tile.store((bq * from_start).to(gl.bfloat16))
                 dS *= gl.exp2(total)
@@ -330,43 +344,50 @@ def gla_backward_hopper(
             thread_barrier()
 
             Pt = product(k_tile, q_tile.permute((1, 0)), C, C)
-            bdv = product(k_tile, readdressed(dS_memory), C, BV)
             if HEAD_GATED:
+                # Transposed like P, so that one tile of decays, times scale, is for both.
+                dPt = product(v_tile, do_tile.permute((1, 0)), C, C)
+                bdv = product(k_tile, readdressed(dS_memory), C, BV)
                 dS = add_product(decayed_q_tile.permute((1, 0)), do_tile, dS)
-                Pt = warpgroup_mma_wait(2, deps=[Pt])
-                Pt = decay_scores(Pt, sums, False)
+                decays = score_decays(sums, accumulator(C), False) * scale
+                Pt, dPt = warpgroup_mma_wait(2, deps=[Pt, dPt])
+                mask = triangle(C, False, True)
+                dAt_tile.store(masked(dPt * decays, mask).to(gl.bfloat16))
+                Pt *= decays
                 bdv = warpgroup_mma_wait(1, deps=[bdv])
-                bdv *= to_end
+                bdv = add_product(masked_operand(Pt, mask), do_tile, bdv * to_end)
             else:
+                bdv = product(k_tile, readdressed(dS_memory), C, BV)
                 dS = add_product(q_tile.permute((1, 0)), do_tile, dS)  # dS~
                 Pt = warpgroup_mma_wait(2, deps=[Pt])
-            bdv = add_product(masked_operand(Pt, triangle(C, False, True)), do_tile, bdv)
-            dP = product(do_tile, v_tile.permute((1, 0)), C, C)
-            dS, bdv = warpgroup_mma_wait(1, deps=[dS, bdv])
+                bdv = add_product(masked_operand(Pt, triangle(C, False, True)), do_tile, bdv)
+                dP = product(do_tile, v_tile.permute((1, 0)), C, C)
+            dS, bdv = warpgroup_mma_wait(0 if HEAD_GATED else 1, deps=[dS, bdv])
             readdressed(dv_memory).store(bdv.to(gl.bfloat16))
             if STORE_DG:
                 boundary = gl.sum(to_float32(readdressed(S_memory).load(state_layout)) * dS, axis=1)
             bdq = product(do_tile, readdressed(S_memory).permute((1, 0)), C, BK)
             if HEAD_GATED:
-                dP, bdq = warpgroup_mma_wait(0, deps=[dP, bdq])
-                dP = decay_scores(dP, sums, True)
-                bdq *= from_start
+                bdk = product(v_tile, readdressed(dS_memory).permute((1, 0)), C, BK)
+                fence_async_shared()
+                thread_barrier()  # dP is in its tile
+                bdq = warpgroup_mma_wait(1, deps=[bdq])
+                bdq = add_product(dAt_tile.permute((1, 0)), k_tile, bdq * from_start)
+                bdk = warpgroup_mma_wait(1, deps=[bdk])
+                bdk = add_product(dAt_tile, q_tile, bdk * to_end)
+                bdq = warpgroup_mma_wait(1, deps=[bdq])
             else:
                 dP = warpgroup_mma_wait(1, deps=[dP])
-            bdq = add_product(masked_operand(dP, triangle(C, True, True)), k_tile, bdq)
-            # dP again, transposed: a left operand in registers cannot be transposed. Both round equally.
-            dPt = product(v_tile, do_tile.permute((1, 0)), C, C)
-            bdq, dPt = warpgroup_mma_wait(0, deps=[bdq, dPt])
-            bdk = product(v_tile, readdressed(dS_memory).permute((1, 0)), C, BK)
-            if HEAD_GATED:
-                dPt = decay_scores(dPt, sums, False)
-                bdk = warpgroup_mma_wait(0, deps=[bdk])
-                bdk *= to_end
-            bdk = add_product(masked_operand(dPt, triangle(C, False, True)), q_tile, bdk)
+                bdq = add_product(masked_operand(dP, triangle(C, True, True)), k_tile, bdq)
+                # dP again, transposed: a left operand in registers cannot be transposed. Both round equally.
+                dPt = product(v_tile, do_tile.permute((1, 0)), C, C)
+                bdq, dPt = warpgroup_mma_wait(0, deps=[bdq, dPt])
+                bdk = product(v_tile, readdressed(dS_memory).permute((1, 0)), C, BK)
+                bdk = add_product(masked_operand(dPt, triangle(C, False, True)), q_tile, bdk)
             if STORE_DG:
                 balance = -to_float32(q_tile.load(key_tile)) * bdq
                 if HEAD_GATED:
-                    sent = gl.sum(balance, axis=1)
+                    lost = gl.sum(balance, axis=1)
             if GATED:
                 bdq *= gl.exp2(G)
                 suspect += gl.sum(bdq, axis=1) * 0.0
@@ -374,11 +395,15 @@ def gla_backward_hopper(
             write(
                 dv + wide_product(token, V), readdressed(dv_memory).load(copy_v), H * V, rows_left, V, copy_v, 0, GATED
             )
-            do_tile.store((bdq * scale).to(gl.bfloat16))
+            if not HEAD_GATED:
+                bdq *= scale
+            do_tile.store(bdq.to(gl.bfloat16))
             bdk = warpgroup_mma_wait(0, deps=[bdk])
             if STORE_DG:
                 if HEAD_GATED:
-                    sent += gl.sum(to_float32(k_tile.load(key_tile)) * bdk, axis=1)
+                    gained = gl.sum(to_float32(k_tile.load(key_tile)) * bdk, axis=1)
+                    sent.store((lost + gained)[:, None])
+                    store_row_total(totals.index(0), boundary)
                 else:
                     balance += k_tile.load(key_tile).to(gl.float32) * bdk
             if GATED:
@@ -404,12 +429,7 @@ def gla_backward_hopper(
                 bdg = warpgroup_mma_wait(0, deps=[bdg])
                 write(dg + wide_product(token, K), bdg + boundary_row[None, :], H * K, rows_left, K, key_tile, 0, GATED)
             if STORE_DG and HEAD_GATED:
-                columns: gl.constexpr = gl.SliceLayout(0, key_tile)
-                earlier = gl.where(triangle(C, True, False), gl.convert_layout(sent, columns)[None, :], 0.0)
-                dgates = gl.sum(earlier + gl.convert_layout(boundary, columns)[None, :], axis=1)
-                rows = gl.arange(0, C, gl.SliceLayout(1, key_tile))
-                there = dg + (token + rows.to(gl.int64) * H)
-                gl.store(there, dgates.to(dg.dtype.element_ty), rows < rows_left)
+                store_head_gates(dg + token, H, sent, totals, rows_left)
             t -= C
             slot -= 1
             rows_left = C

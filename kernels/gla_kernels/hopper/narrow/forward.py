@@ -31,11 +31,11 @@ from gla_kernels.hopper.gates import (
 )
 from gla_kernels.hopper.head_gates import (
     chunk_gate,
-    decay_scores,
     decay_to_end,
     fetch_sums,
     make_sums,
     row_sums,
+    score_decays,
     sums_in,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
@@ -231,8 +231,9 @@ def gla_forward_hopper(
             # Not as float32 yet, which would take twice the registers until they are brought into the frame.
             if GATED:
                 bk = k_tile.load(accumulator(BK))
-            bq = q_tiles.index(buffer).load(accumulator(BK))
+            q_tile = q_tiles.index(buffer)
             if GATED:
+                bq = q_tile.load(accumulator(BK))
                 high, low = load_gates(g_tiles.index(buffer), g, words)
                 high_tile.store(high)
                 low_tile.store(low)
@@ -261,35 +262,38 @@ def gla_forward_hopper(
                     k_tile.store((to_float32(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
                 bq = to_float32(bq) * scale * gl.exp2(G)
                 mark += H
-            else:
-                bq = to_float32(bq) * scale
             S_tile.store(S.to(gl.bfloat16))
             if HEAD_GATED:
                 sums = g_tiles.index(buffer)
                 a = row_sums(sums, accumulator(BK))
                 total = chunk_gate(sums)
+                bq = to_float32(q_tile.load(accumulator(BK)))
                 bk = to_float32(k_tile.load(accumulator(BK)))
                 kept_k_tile.store((bk * decay_to_end(a, total)).to(gl.bfloat16))
                 S *= gl.exp2(total)
             fence_async_shared()
             thread_barrier()
-            Q = gl.convert_layout(bq.to(gl.bfloat16), left_operand(BK))
+            Q = gl.convert_layout(bq.to(gl.bfloat16), left_operand(BK)) if GATED else q_tile
             P = product(Q, k_tile.permute((1, 0)), C, C)
             if HEAD_GATED:
-                decayed_Q = gl.convert_layout((bq * gl.exp2(a)[:, None]).to(gl.bfloat16), left_operand(BK))
+                from_start = gl.exp2(a)[:, None] * scale
+                decayed_Q = gl.convert_layout((bq * from_start).to(gl.bfloat16), left_operand(BK))
                 O = product(decayed_Q, S_tile, C, BV)
                 S = add_product(kept_k_tile.permute((1, 0)), v_tile, S)
+                decays = score_decays(sums, accumulator(C), True) * scale
             else:
                 O = product(Q, S_tile, C, BV)
                 S = add_product(k_tile.permute((1, 0)), v_tile, S)
             P = warpgroup_mma_wait(2, deps=[P])
             if HEAD_GATED:
-                P = decay_scores(P, sums, True)
+                P *= decays
             O = add_product(masked_operand(P, triangle(C, True, True)), v_tile, O)
             if STORE_STATES:
                 write(states_at, S_tile.load(copy_v), V, K, V, copy_v)
                 states_at += H * K * V
             O, S = warpgroup_mma_wait(0, deps=[O, S])
+            if not GATED and not HEAD_GATED:
+                O *= scale
             suspect += gl.sum(O, axis=1) * 0.0
             write(o_at, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v)
             o_at += C * H * V

@@ -5,8 +5,8 @@ With the names of `narrow/forward.py` and `narrow/backward.py`, for every chunk
 
     S <- 2^r (2^r S + K~^T V),        or in reverse        dS' <- 2^r (2^r dS' + Q~^T dO)
 
-from 0 on. `portable/scan.py` adds what comes from the pieces before (in reverse after). This takes the time
-of half a forward more, but few heads of a long sequence then fill the GPU.
+from 0 on; scale is a factor at the end. `portable/scan.py` adds what comes from the pieces before (in reverse after).
+This takes the time of half a forward more, but few heads of a long sequence then fill the GPU.
 """
 
 from triton.experimental import gluon
@@ -119,8 +119,6 @@ def gla_recurrence_hopper(
             fetch_sums(g_tiles.index(next_buffer), sums_in(g, b, t, h, T, H), rows_left)
         async_copy.commit_group()
         bx = to_float32(bx)
-        if REVERSE:
-            bx *= scale
         if GATED:
             large = has_large(words)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
@@ -140,13 +138,14 @@ def gla_recurrence_hopper(
             S *= gl.exp2(total)
             a = row_sums(sums, key_tile)
             bx *= gl.exp2(a)[:, None] if REVERSE else decay_to_end(a, total)
-        x_tile.store(bx.to(gl.bfloat16))
+        if GATED or HEAD_GATED:
+            x_tile.store(bx.to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
         S = add_product(x_tile.permute((1, 0)), y_tiles.index(buffer), S)
         S = warpgroup_mma_wait(0, deps=[S])
     async_copy.wait_group(0)
-    S *= previous_factor[:, None]
+    S *= previous_factor[:, None] * scale if REVERSE else previous_factor[:, None]
     write(end + pid.to(gl.int64) * K * V, S, V, K, V, state_layout)
     if GATED or HEAD_GATED:
         keys = gl.arange(0, BK, key_layout)

@@ -11,7 +11,9 @@ q and k of the next chunk are fetched into the tiles of v and do once those have
 k. The two parts of the sum in dg go to the tile of dS~'. The accumulators of dv, dq and dk are used one after another
 as far as possible, and the addresses of rows are recomputed.
 
-With a gate per head, the decays of rows are factors of accumulators, and only 2^a q has a tile of its own."""
+With a gate per head, the decays of rows are factors of accumulators, and only 2^a q has a tile of its own. P and dP are
+both transposed, so that one tile of decays is for both.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -21,19 +23,21 @@ from gla_kernels.hopper.copies import fetch, fetch_rows, load_state, write
 from gla_kernels.hopper.gates import excess, fetch_gate_rows, frame_factor, make_words
 from gla_kernels.hopper.head_gates import (
     chunk_gate,
-    decay_scores,
     decay_to_end,
     fetch_sums,
+    halves_sums,
+    make_row_sums,
     make_sums,
-    make_terms,
+    make_totals,
     row_sums,
+    score_decays,
     store_head_gates,
-    store_row_sums,
+    store_row_total,
     sums_in,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, raise_where, wait_for_previous_kernel
-from gla_kernels.hopper.products import add_product, no_state, product, triangle
+from gla_kernels.hopper.products import add_product, masked, no_state, product, triangle
 from gla_kernels.hopper.values import negative, readdressed, split, thread_barrier, to_float32, wide_product
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
@@ -137,8 +141,8 @@ def wide_backward(
     if HEAD_GATED:
         sums = make_sums(2, C)
         if STORE_DG:
-            sent = make_terms(C)
-            boundary_terms = make_terms(C)  # BK = 2 C
+            sent = make_row_sums(C, 2)
+            totals = make_totals(1)
         decayed_q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     if HAS_AFTER:
         dS = load_state(after + piece.to(gl.int64) * after_p + h * K * V, K, V, state_layout, BK, BV)
@@ -165,7 +169,7 @@ def wide_backward(
         do_tile = k_and_do.index((j + 1) % ring)
         next_rows = gl.where(j + 1 < chunks, C, 0)
         token = (b * T + t) * H + h
-        if GATED:
+        if GATED or (HEAD_GATED and STORE_DG):
             # With the branch for large gates, some 20 descriptors and addresses would be on the stack otherwise.
             S_tile = readdressed(S_memory)
             dS_tile = readdressed(dS_memory)
@@ -213,11 +217,9 @@ def wide_backward(
             if HEAD_GATED:
                 a = row_sums(sums.index(j % 2), key_tile)
                 total = chunk_gate(sums.index(j % 2))
-                from_start = gl.exp2(a)[:, None]
+                from_start = gl.exp2(a)[:, None] * scale
                 to_end = decay_to_end(a, total)
-                bq = to_float32(q_tile.load(key_tile)) * scale
-                q_tile.store(bq.to(gl.bfloat16))
-                decayed_q_tile.store((bq * from_start).to(gl.bfloat16))
+                decayed_q_tile.store((to_float32(q_tile.load(key_tile)) * from_start).to(gl.bfloat16))
             else:
                 store_scaled(q_tile, scale, C, BK)
         dS_tile.store(dS.to(gl.bfloat16))
@@ -230,16 +232,18 @@ def wide_backward(
             fetch_gate_rows(g_tile, g, b, t - C, h, g_b, g_t, g_h, next_rows, K)
             async_copy.commit_group()
         Pt = product(k_tile, q_tile.permute((1, 0)), C, C, WARPS)
-        dP = product(do_tile, v_tile.permute((1, 0)), C, C, WARPS)
-        if HEAD_GATED:
+        if HEAD_GATED:  # transposed like P, so that one tile of decays, times scale, is for both
+            dP = product(v_tile, do_tile.permute((1, 0)), C, C, WARPS)
             bdv = product(k_tile, dS_tile, C, BV, WARPS)
+            decays = score_decays(sums.index(j % 2), accumulator(C, C, WARPS), False) * scale
             Pt, dP = warpgroup_mma_wait(1, deps=[Pt, dP])
-            Pt = decay_scores(Pt, sums.index(j % 2), False)
-            dP = decay_scores(dP, sums.index(j % 2), True)
+            Pt *= decays
+            dP *= decays
         else:
+            dP = product(do_tile, v_tile.permute((1, 0)), C, C, WARPS)
             Pt, dP = warpgroup_mma_wait(0, deps=[Pt, dP])
-        Pt_tile.store(gl.where(triangle(C, False, True, WARPS), Pt, 0.0).to(gl.bfloat16))
-        dA_tile.store(gl.where(triangle(C, True, True, WARPS, 1), dP, 0.0).to(gl.bfloat16))
+        Pt_tile.store(masked(Pt, triangle(C, False, True, WARPS)).to(gl.bfloat16))
+        dA_tile.store(masked(dP, triangle(C, not HEAD_GATED, True, WARPS, 1)).to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
         # For the waits: two products of dv, one of dS, two each of dq and dk, in this order.
@@ -265,12 +269,14 @@ def wide_backward(
         if HEAD_GATED:
             dS, bdq = warpgroup_mma_wait(1, deps=[dS, bdq])
             bdq *= from_start
-            bdq = add_product(dA_tile, k_tile, bdq)
+            bdq = add_product(dA_tile.permute((1, 0)), k_tile, bdq)
             if STORE_DG:
                 boundary = gl.sum(to_float32(S_tile.load(state_layout)) * dS, axis=1)
             bdk = warpgroup_mma_wait(1, deps=[bdk])
             bdk *= to_end
-        bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
+            bdk = add_product(dA_tile, q_tile, bdk)
+        else:
+            bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
         thread_barrier()
         write_tile(dv + wide_product(token, V), out_tile, H * V, rows_left, V, copy_v, 0, True)
         dS, bdq = warpgroup_mma_wait(1 if HEAD_GATED else 2, deps=[dS, bdq])
@@ -281,14 +287,16 @@ def wide_backward(
             if not STORE_DG:
                 suspect += gl.sum(bdq, axis=1) * 0.0
         thread_barrier()  # all threads have read dv from out_tile
-        out_tile.store((bdq * scale).to(gl.bfloat16))
+        if not HEAD_GATED:
+            bdq *= scale
+        out_tile.store(bdq.to(gl.bfloat16))
         bdk = warpgroup_mma_wait(0, deps=[bdk])
         thread_barrier()  # no product reads dS~', dP, Q~ and K~ any more
         if STORE_DG:
             balance += to_float32(k_tile.load(key_tile)) * bdk
             if HEAD_GATED:
-                store_row_sums(sent, balance)
-                boundary_terms.store(boundary)
+                sent.store(halves_sums(balance))
+                store_row_total(totals.index(0), boundary)
             else:
                 high, low = split(balance)
                 parts = dS_tile._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
@@ -316,7 +324,7 @@ def wide_backward(
         fetch(S_tile, states + wide_product(slot * H + h, K * V), V, gl.where(next_rows > 0, K, 0), V, copy_v)
         async_copy.commit_group()
         if STORE_DG and HEAD_GATED:
-            store_head_gates(dg + token, H, sent, None, boundary_terms, rows_left)
+            store_head_gates(dg + token, H, sent, totals, rows_left)
         if STORE_DG and GATED:
             bdg, suspect = warpgroup_mma_wait(0, deps=[bdg, suspect])
             boundary_row = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))

@@ -16,7 +16,8 @@ which are read out one after the other through one tile of shared memory. Regist
 recomputed wherever possible (`opaque`) and tiles are stored in parts. Spills go to L2, because shared memory leaves the
 L1 cache 28 KiB.
 
-With a gate per head (`head_gates.py`), keys for the state have a tile of their own, and 2^a is a factor of Q S.
+With a gate per head (`head_gates.py`), keys for the state have a tile of their own, and 2^a is a factor of Q S. So is
+scale with such gates, and of the output without gates: q is then used as it is.
 """
 
 from triton.experimental import gluon
@@ -27,16 +28,16 @@ from gla_kernels.hopper.copies import fetch_rows, load_state, write
 from gla_kernels.hopper.gates import fetch_gate_rows, frame_factor, make_words
 from gla_kernels.hopper.head_gates import (
     chunk_gate,
-    decay_scores,
     decay_to_end,
     fetch_sums,
     make_sums,
     row_sums,
+    score_decays,
     sums_in,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, mark_strong, wait_for_previous_kernel
-from gla_kernels.hopper.products import add_product, product, triangle
+from gla_kernels.hopper.products import add_product, masked, product, triangle
 from gla_kernels.hopper.values import opaque, readdressed, thread_barrier, to_float32, wide_product
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
@@ -49,7 +50,6 @@ from gla_kernels.hopper.wide.tiles import (
     start_centred_gates,
     start_total_gate,
     store_frame,
-    store_scaled,
     write_tile,
     zeros,
 )
@@ -71,10 +71,10 @@ def store_keys_for_state(tile, k_tile, sums, C: gl.constexpr, BK: gl.constexpr):
 
 
 @gluon.jit
-def decay_from_start(O, sums):
-    """2^a O of each row, from a chunk's sums of gates per head."""
+def decay_from_start(O, sums, scale):
+    """scale 2^a O of each row, from a chunk's sums of gates per head."""
     layout: gl.constexpr = O.type.layout
-    return O * gl.exp2(row_sums(sums, layout))[:, None]
+    return O * (gl.exp2(row_sums(sums, layout)) * scale)[:, None]
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "checkpoint_chunks"])
@@ -219,8 +219,6 @@ def wide_forward(
                 if large:
                     mark_strong(marks + chunk_head_of(cu_seqlens, n, opaque(t), h, opaque(T), H, C, VARLEN), last, n)
                 store_frame(q_tile, k_tile, G, last, large, scale, C, BK)
-            else:
-                store_scaled(q_tile, scale, C, BK)
             S_tile.store(S.to(gl.bfloat16))
             if HEAD_GATED:
                 store_keys_for_state(state_k_tiles.index(0), k_tile, sums.index(buffer), C, BK)
@@ -241,17 +239,19 @@ def wide_forward(
             write_tile(before, O_tile, H * V, gl.where(j > 0, rows_left + C, 0), V, copy_v, v0 + W)
             O = product(q_tile, S_tile, C, W, WARPS)
             S = add_product(state_k_tile.permute((1, 0)), v_tile, S)
+            if HEAD_GATED:
+                decays = score_decays(sums.index(buffer), accumulator(C, C, WARPS), True) * scale
             P = warpgroup_mma_wait(2, deps=[P])
             if HEAD_GATED:
-                P = decay_scores(P, sums.index(buffer), True)
-            P = gl.where(triangle(C, True, True, WARPS), P, 0.0)
+                P *= decays
+            P = masked(P, triangle(C, True, True, WARPS))
             P_tile.store(P.to(gl.bfloat16))
             if GATED:
                 raise_where_not_finite(flags + n * H + h, P)
             fence_async_shared()
             thread_barrier()
             if HEAD_GATED:
-                O = decay_from_start(warpgroup_mma_wait(1, deps=[O]), sums.index(buffer))
+                O = decay_from_start(warpgroup_mma_wait(1, deps=[O]), sums.index(buffer), scale)
             O = add_product(P_tile, v_tile, O)
             if STORE_STATES:
                 state = states + wide_product(chunk_slot * H + h, K * V) + v0
@@ -259,6 +259,8 @@ def wide_forward(
             O, S = warpgroup_mma_wait(0, deps=[O, S])
             thread_barrier()  # no product reads S_tile any more
             S_tile.store(S2.to(gl.bfloat16))
+            if not GATED and not HEAD_GATED:
+                O *= scale
             O_tile.store(O.to(gl.bfloat16))
             if HEAD_GATED:
                 S2 *= gl.exp2(chunk_gate(sums.index(buffer)))
@@ -267,7 +269,7 @@ def wide_forward(
             O2 = product(q_tile, S_tile, C, W, WARPS)
             if HEAD_GATED:
                 S2 = add_product(state_k_tile.permute((1, 0)), v2_tile, S2)
-                O2 = decay_from_start(warpgroup_mma_wait(1, deps=[O2]), sums.index(buffer))
+                O2 = decay_from_start(warpgroup_mma_wait(1, deps=[O2]), sums.index(buffer), scale)
             O2 = add_product(P_tile, v2_tile, O2)
             if not HEAD_GATED:
                 S2 = add_product(state_k_tile.permute((1, 0)), v2_tile, S2)
@@ -276,6 +278,8 @@ def wide_forward(
                 write_tile(state + W, S_tile, V, K, V, copy_v, v0 + W)
             write_tile(o + wide_product(token, V) + v0, O_tile, H * V, rows_left, V, copy_v, v0)
             O2, S2 = warpgroup_mma_wait(0, deps=[O2, S2])
+            if not GATED and not HEAD_GATED:
+                O2 *= scale
             O_tile.store(O2.to(gl.bfloat16))
             if STORE_STATES:
                 chunk_slot += 1
@@ -307,8 +311,9 @@ def wide_forward(
         if HEAD_GATED:
             fetch_sums(sums.index(1), sums_in(g, b, t + C, h, T, H), rows_left - C)
         async_copy.commit_group()
-        async_copy.wait_group(2)
-        thread_barrier()
+        if GATED or HEAD_GATED:
+            async_copy.wait_group(2)
+            thread_barrier()
         if GATED:
             G, total, large = start_frame(g_tiles.index(0), g, words, cumulative, ones, C, BK)
             G, total = warpgroup_mma_wait(0, deps=[G, total])
@@ -317,8 +322,6 @@ def wide_forward(
             if large:
                 mark_strong(marks + chunk_head, last, n)
             store_frame(q_tiles.index(0), k_tiles.index(0), G, last, large, scale, C, BK)
-        else:
-            store_scaled(q_tiles.index(0), scale, C, BK)
         if HEAD_GATED:
             store_keys_for_state(state_k_tiles.index(0), k_tiles.index(0), sums.index(0), C, BK)
 
@@ -353,18 +356,21 @@ def wide_forward(
             # Meanwhile, the next chunk's gates. Their products queue up behind these.
             if GATED:
                 G, total, large = start_frame(g_tiles.index(next_buffer), g, words, cumulative, ones, C, BK)
+            if HEAD_GATED:
+                decays = score_decays(these_sums, accumulator(C, C, WARPS), True) * scale
             P = warpgroup_mma_wait(6 if GATED else 2, deps=[P])
             if HEAD_GATED:
-                P = decay_scores(P, these_sums, True)
-            P = gl.where(triangle(C, True, True, WARPS), P, 0.0)
+                P *= decays
+            P = masked(P, triangle(C, True, True, WARPS))
             P_memory.store(P.to(gl.bfloat16))
             if GATED:
                 raise_where_not_finite(flags + n * H + h, P)
-            async_copy.wait_group(0)  # the next chunk's q and k
+            if GATED or HEAD_GATED:
+                async_copy.wait_group(0)  # the next chunk's q and k
             fence_async_shared()
             thread_barrier()
             if HEAD_GATED:
-                O = decay_from_start(warpgroup_mma_wait(1, deps=[O]), these_sums)
+                O = decay_from_start(warpgroup_mma_wait(1, deps=[O]), these_sums, scale)
             O = add_product(P_memory, v_tile, O)
             # Behind the loads of gates, which would wait for these copies.
             fetch_rows(v_tiles.index(next_buffer), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
@@ -383,8 +389,6 @@ def wide_forward(
                 if large:
                     mark_strong(marks + opaque(chunk_head), last, n)  # beyond the last chunk, gates are 0
                 store_frame(q_tiles.index(next_buffer), k_tiles.index(next_buffer), G, last, large, scale, C, BK)
-            else:
-                store_scaled(q_tiles.index(next_buffer), scale, C, BK)
             if HEAD_GATED:
                 store_keys_for_state(state_k_tiles.index(next_buffer), k_tiles.index(next_buffer), next_sums, C, BK)
             O, S = warpgroup_mma_wait(0, deps=[O, S])
@@ -394,6 +398,8 @@ def wide_forward(
             if HEAD_GATED:
                 fetch_sums(sums.index((j + 2) % 3), sums_in(g, b, t + 2 * C, h, T, H), rows_left - 2 * C)
             async_copy.commit_group()
+            if not GATED and not HEAD_GATED:
+                O *= scale
             row = o + wide_product((b * T + t) * H + h, V) + v0
             write(row, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, v0)
             t += C

@@ -27,7 +27,7 @@ from gla_kernels.hopper.head_gates import (
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
 from gla_kernels.hopper.places import mark_strong, wait_for_previous_kernel
-from gla_kernels.hopper.products import add_product, triangle
+from gla_kernels.hopper.products import add_product, masked, triangle
 from gla_kernels.hopper.values import thread_barrier, to_float32
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
@@ -159,7 +159,7 @@ def wide_frames(
     if HEAD_GATED:
         gl.store(frame_factors + (chunk_slot.to(gl.int64) * H + h), gl.exp2(chunk_gate(sums)))
         P = decay_scores(P, sums, not REVERSE)
-    P = gl.where(triangle(C, not REVERSE, True, WARPS), P, 0.0)
+    P = masked(P, triangle(C, not REVERSE, True, WARPS))
     if GATED:
         raise_where_not_finite(raised + n * H + h, P)
     write(scores, gl.convert_layout(P.to(gl.bfloat16), copy_p), H * C, rows_left, C, copy_p)

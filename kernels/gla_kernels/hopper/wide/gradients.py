@@ -34,19 +34,22 @@ from gla_kernels.hopper.copies import fetch, write
 from gla_kernels.hopper.gates import fetch_gates, make_words
 from gla_kernels.hopper.head_gates import (
     chunk_gate,
-    decay_scores,
     decay_to_end,
     fetch_sums,
+    halves_sums,
+    make_row_sums,
     make_sums,
-    make_terms,
+    make_totals,
     row_sums,
+    score_decays,
     store_head_gates,
-    store_row_sums,
+    store_row_total,
+    store_total,
     sums_in,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
 from gla_kernels.hopper.places import wait_for_previous_kernel
-from gla_kernels.hopper.products import add_product, product, triangle
+from gla_kernels.hopper.products import add_product, masked, product, triangle
 from gla_kernels.hopper.values import negative, opaque_float, readdressed, split, thread_barrier, to_float32
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
@@ -171,7 +174,7 @@ def wide_gradients(
         words = make_words()
     if HEAD_GATED:
         sums = make_sums(1, C).index(0)
-        boundary_terms = make_terms(C)  # BK = 2 C
+        totals = make_totals(2)
         fetch_sums(sums, sums_in(g, n * 0 if VARLEN else n, t, h, T, H), rows_left)
     async_copy.commit_group()
     for block in gl.static_range(2):
@@ -191,10 +194,10 @@ def wide_gradients(
                 fetch(dS_tiles.index(block), dstates, V, K - k0, V, copy_v, block * BV)
         async_copy.commit_group()
     async_copy.wait_group(2)
-    thread_barrier()
-    bq = to_float32(q_tile.load(key_tile)) * scale
-    bk = to_float32(k_tile.load(key_tile))
     if GATED:
+        thread_barrier()
+        bq = to_float32(q_tile.load(key_tile)) * scale
+        bk = to_float32(k_tile.load(key_tile))
         halves, large = gate_halves(g_tile, g, words, C, BK)
         G = start_centred_gates(halves, cumulative, C, BK)
         G = warpgroup_mma_wait(0, deps=[G])
@@ -205,90 +208,131 @@ def wide_gradients(
         else:
             bk *= gl.exp2(negative(G))
         bq *= gl.exp2(G)
-    q_tile.store(bq.to(gl.bfloat16))
-    k_tile.store(bk.to(gl.bfloat16))
+        q_tile.store(bq.to(gl.bfloat16))
+        k_tile.store(bk.to(gl.bfloat16))
     if HEAD_GATED:
-        a = row_sums(sums, key_tile)
+        thread_barrier()
         total = chunk_gate(sums)
-        if blocks_k == 1:
-            k_for_state = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
-            k_for_state.store((bk * decay_to_end(a, total)).to(gl.bfloat16))
+    if HEAD_GATED and blocks_k == 1:
+        k_for_state = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+        bk = to_float32(k_tile.load(key_tile)) * decay_to_end(row_sums(sums, key_tile), total)
+        k_for_state.store(bk.to(gl.bfloat16))
     else:
         k_for_state = k_tile
+    if blocks_v == 1:
+        async_copy.wait_group(0)
     fence_async_shared()
     thread_barrier()
     if blocks_k == 1:
         Pt = product(k_tile, q_tile.permute((1, 0)), C, C, WARPS)
-        Pt = warpgroup_mma_wait(0, deps=[Pt])
-        if HEAD_GATED:
-            Pt = decay_scores(Pt, sums, False)
-        Pt = gl.where(triangle(C, False, True, WARPS), Pt, 0.0).to(gl.bfloat16)
         Pt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
-        Pt_tile.store(Pt)
-
-    dP = zeros(C, C, scale)
-    bdq = zeros(C, BK, scale)
-    bdk = zeros(C, BK, scale)
-    boundary = gl.zeros([BK], gl.float32, gl.SliceLayout(1, state_rows))  # sum_v S~ dS~'
-    for j in range(blocks_v):
-        buffer = j % BUFFERS
-        async_copy.wait_group(1)
+    # If HEAD_GATED and there is one block of values, dP is transposed like P, so that one tile of decays is for both.
+    TRANSPOSED: gl.constexpr = HEAD_GATED and blocks_v == 1
+    if blocks_v == 1:
+        v_tile = v_tiles.index(0)
+        do_tile = do_tiles.index(0)
+        S_tile = S_tiles.index(0)
+        dS_tile = dS_tiles.index(0)
+        if TRANSPOSED:
+            dP = product(v_tile, do_tile.permute((1, 0)), C, C, WARPS)
+        else:
+            dP = product(do_tile, v_tile.permute((1, 0)), C, C, WARPS)
+        if STORE_DG:
+            S = to_float32(S_tile.load(state_rows))
+            boundary = gl.sum(S * to_float32(dS_tile.load(state_rows)), axis=1)  # sum_v S~ dS~'
+            if HEAD_GATED:
+                store_row_total(totals.index(0), gl.exp2(total) * boundary)
+        if blocks_k == 1:
+            dP, Pt = warpgroup_mma_wait(0, deps=[dP, Pt])
+        else:
+            dP = warpgroup_mma_wait(0, deps=[dP])
+    elif blocks_k == 1:
+        Pt = warpgroup_mma_wait(0, deps=[Pt])
+    if not GATED and (blocks_k == 1 or blocks_v == 1):
+        # Scale is a factor of scores and of dO S^T, so that q and k are used as they are.
+        factor = score_decays(sums, accumulator(C, C, WARPS), False) * scale if HEAD_GATED else scale
+        if blocks_k == 1:
+            Pt *= factor
+        if blocks_v == 1:
+            dP *= factor
+    if blocks_k == 1:
+        Pt_tile.store(masked(Pt, triangle(C, False, True, WARPS)).to(gl.bfloat16))
+    if blocks_v == 1:
+        dA_memory = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+        dA_memory.store(masked(dP, triangle(C, not TRANSPOSED, True, WARPS)).to(gl.bfloat16))
+        dA_tile = dA_memory.permute((1, 0)) if TRANSPOSED else dA_memory
         fence_async_shared()
         thread_barrier()
-        if blocks_v > 2:
-            next_buffer = (j + 2) % 3
-            rows_there = gl.where(j + 2 < blocks_v, rows_left, 0)
-            keys_there = gl.where(j + 2 < blocks_v, K - k0, 0)
-            column = (j + 2) * BV
-            v += BV
-            do += BV
-            states += BV
-            fetch(v_tiles.index(next_buffer), v, v_t, rows_there, V, copy_v, column)
-            fetch(do_tiles.index(next_buffer), do, do_t, rows_there, V, copy_v, column)
-            fetch(S_tiles.index(next_buffer), states, V, keys_there, V, copy_v, column)
-            if PARKED:
-                fetch_parked(dS_tiles.index(next_buffer), dq, dk, parked, H, keys_there, K, V, copy_v, column)
-            else:
-                dstates += BV
-                fetch(dS_tiles.index(next_buffer), dstates, V, keys_there, V, copy_v, column)
-        async_copy.commit_group()
-        v_tile = v_tiles.index(buffer)
-        do_tile = do_tiles.index(buffer)
-        S_tile = S_tiles.index(buffer)
-        dS_tile = dS_tiles.index(buffer)
-        if STORE_DG and HEAD_GATED and blocks_v == 1:
-            # While no product needs registers, of which a thread has 128 here.
-            S = to_float32(S_tile.load(state_rows))
-            boundary = gl.sum(S * dS_tile.load(state_rows).to(gl.float32), axis=1)
-            boundary_terms.store(gl.exp2(total) * boundary)
         if blocks_k == 1:
             bdv = product(Pt_tile, do_tile, C, BV, WARPS)
             bdv = add_product(k_for_state, dS_tile, bdv)
-        dP = add_product(do_tile, v_tile.permute((1, 0)), dP)
-        bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)
-        bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
-        if STORE_DG and not (HEAD_GATED and blocks_v == 1):
-            S = to_float32(S_tile.load(state_rows))
-            boundary += gl.sum(S * dS_tile.load(state_rows).to(gl.float32), axis=1)
+        bdq = product(do_tile, S_tile.permute((1, 0)), C, BK, WARPS)
+        bdk = product(v_tile, dS_tile.permute((1, 0)), C, BK, WARPS)
         if blocks_k == 1:
-            bdv = warpgroup_mma_wait(3, deps=[bdv])
-            write(dv, gl.convert_layout(bdv.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
-            dv += BV
-        # The tiles are listed as dependencies too: with one block of V nothing reads them later, and the compiler could
-        # use their memory for the conversion of dv while the products still read them.
-        dP, bdq, bdk, _, _, _, _ = warpgroup_mma_wait(0, deps=[dP, bdq, bdk, S_tile, dS_tile, v_tile, do_tile])
-    # The last copies, of zeros, have to end before dP takes memory of the tiles; and a parked state has to be read
-    # before dq, dk and dg take its place.
-    async_copy.wait_group(0)
-    thread_barrier()
+            bdv = warpgroup_mma_wait(2, deps=[bdv])
+            write(dv, gl.convert_layout(bdv.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, 0)
+        # The tiles are dependencies too: nothing reads them later, and the compiler could use their memory for the
+        # conversion of dv while the products still read them.
+        bdq, bdk, _, _, _, _ = warpgroup_mma_wait(0, deps=[bdq, bdk, S_tile, dS_tile, v_tile, do_tile])
+    else:
+        dP = zeros(C, C, scale)
+        bdq = zeros(C, BK, scale)
+        bdk = zeros(C, BK, scale)
+        boundary = gl.zeros([BK], gl.float32, gl.SliceLayout(1, state_rows))
+        for j in range(blocks_v):
+            buffer = j % BUFFERS
+            async_copy.wait_group(1)
+            fence_async_shared()
+            thread_barrier()
+            if blocks_v > 2:
+                next_buffer = (j + 2) % 3
+                rows_there = gl.where(j + 2 < blocks_v, rows_left, 0)
+                keys_there = gl.where(j + 2 < blocks_v, K - k0, 0)
+                column = (j + 2) * BV
+                v += BV
+                do += BV
+                states += BV
+                fetch(v_tiles.index(next_buffer), v, v_t, rows_there, V, copy_v, column)
+                fetch(do_tiles.index(next_buffer), do, do_t, rows_there, V, copy_v, column)
+                fetch(S_tiles.index(next_buffer), states, V, keys_there, V, copy_v, column)
+                if PARKED:
+                    fetch_parked(dS_tiles.index(next_buffer), dq, dk, parked, H, keys_there, K, V, copy_v, column)
+                else:
+                    dstates += BV
+                    fetch(dS_tiles.index(next_buffer), dstates, V, keys_there, V, copy_v, column)
+            async_copy.commit_group()
+            v_tile = v_tiles.index(buffer)
+            do_tile = do_tiles.index(buffer)
+            S_tile = S_tiles.index(buffer)
+            dS_tile = dS_tiles.index(buffer)
+            if blocks_k == 1:
+                bdv = product(Pt_tile, do_tile, C, BV, WARPS)
+                bdv = add_product(k_for_state, dS_tile, bdv)
+            dP = add_product(do_tile, v_tile.permute((1, 0)), dP)
+            bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)
+            bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
+            if STORE_DG:
+                S = to_float32(S_tile.load(state_rows))
+                boundary += gl.sum(S * dS_tile.load(state_rows).to(gl.float32), axis=1)
+            if blocks_k == 1:
+                bdv = warpgroup_mma_wait(3, deps=[bdv])
+                write(dv, gl.convert_layout(bdv.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, j * BV)
+                dv += BV
+            dP, bdq, bdk, _, _, _, _ = warpgroup_mma_wait(0, deps=[dP, bdq, bdk, S_tile, dS_tile, v_tile, do_tile])
+        # The last copies, of zeros, have to end before dP takes memory of the tiles; and a parked state has to be read
+        # before dq, dk and dg take its place.
+        async_copy.wait_group(0)
+        thread_barrier()
+        if not GATED:
+            dP *= score_decays(sums, accumulator(C, C, WARPS), True) * scale if HEAD_GATED else scale
+        dA_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+        dA_tile.store(masked(dP, triangle(C, True, True, WARPS)).to(gl.bfloat16))
+        fence_async_shared()
+        thread_barrier()
+    if not GATED:
+        bdq *= gl.exp2(row_sums(sums, key_tile))[:, None] * scale if HEAD_GATED else scale
     if HEAD_GATED:
-        dP = decay_scores(dP, sums, True)
-        bdq *= gl.exp2(row_sums(sums, key_tile))[:, None]
         bdk *= decay_to_end(row_sums(sums, key_tile), total)
-    dA_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
-    dA_tile.store(gl.where(triangle(C, True, True, WARPS), dP, 0.0).to(gl.bfloat16))
-    fence_async_shared()
-    thread_barrier()
     if GATED and STORE_DG:
         intra = product(dA_tile, k_tile, C, BK, WARPS)  # dP K~
         bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
@@ -302,11 +346,10 @@ def wide_gradients(
     else:
         bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
         if STORE_DG:
-            from_states = make_terms(C)
-            sent = make_terms(C)
+            sent = make_row_sums(C, 2)
             if blocks_v > 1:
-                boundary_terms.store(gl.exp2(total) * boundary)
-            store_row_sums(from_states, to_float32(q_tile.load(key_tile)) * bdq)
+                store_row_total(totals.index(0), gl.exp2(total) * boundary)
+            store_total(totals.index(1), to_float32(q_tile.load(key_tile)) * bdq)
         bdq = add_product(dA_tile, k_tile, bdq)
         if HEAD_GATED:
             # The tiles are listed as dependencies, as in the loop: the sums over rows take memory.
@@ -315,8 +358,8 @@ def wide_gradients(
         else:
             bdq, bdk = warpgroup_mma_wait(0, deps=[bdq, bdk])
         if STORE_DG:
-            balance = negative(to_float32(q_tile.load(key_tile))) * bdq
-            store_row_sums(sent, balance + to_float32(k_tile.load(key_tile)) * bdk)
+            lost = halves_sums(to_float32(q_tile.load(key_tile)) * bdq)
+            sent.store(halves_sums(to_float32(k_tile.load(key_tile)) * bdk) - lost)
     if GATED:
         # Otherwise 2^G and 2^-G would be kept from above, not G.
         G = opaque_float(G)
@@ -339,11 +382,13 @@ def wide_gradients(
         bdg = add_product(dA_tile, readdressed(halves.index(1)), bdg)
         bdg = add_product(before_tile, q_tile, bdg)
         bdg = add_product(before_tile, k_tile, bdg)
-    write(dq, gl.convert_layout((bdq * scale).to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
+    if GATED:
+        bdq *= scale
+    write(dq, gl.convert_layout(bdq.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     write(dk, gl.convert_layout(bdk.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     if STORE_DG and HEAD_GATED:
         there = dg + (((b * T + t) * H + h) * blocks_k + k0 // BK)
-        store_head_gates(there, H * blocks_k, sent, from_states, boundary_terms, rows_left)
+        store_head_gates(there, H * blocks_k, sent, totals, rows_left)
     if STORE_DG and GATED:
         # The tiles are listed as dependencies, as in the loop: dq and dk are converted while the products read them.
         bdg, _, _, _, _, _ = warpgroup_mma_wait(0, deps=[bdg, dA_tile, before_tile, halves, q_tile, k_tile])

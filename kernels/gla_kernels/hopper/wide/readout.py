@@ -28,7 +28,7 @@ from gla_kernels.hopper.head_gates import (
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
 from gla_kernels.hopper.places import mark_strong, wait_for_previous_kernel
-from gla_kernels.hopper.products import add_product, product, triangle
+from gla_kernels.hopper.products import add_product, masked, product, triangle
 from gla_kernels.hopper.values import negative, thread_barrier, to_float32
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
@@ -199,7 +199,7 @@ def wide_readout(
             async_copy.commit_group()
     if HEAD_GATED:
         P = decay_scores(P, sums, not REVERSE)
-    P = gl.where(triangle(C, not REVERSE, True, WARPS), P, 0.0)
+    P = masked(P, triangle(C, not REVERSE, True, WARPS))
     P_tile.store(P.to(gl.bfloat16))
     if GATED:
         raise_where_not_finite(raised + n * H + h, P)

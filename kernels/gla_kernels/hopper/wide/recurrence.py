@@ -198,7 +198,7 @@ def wide_recurrence(
             if STORE_EXCESS:
                 chunk_head += -H if REVERSE else H
         bx = to_float32(bx)
-        if REVERSE:
+        if REVERSE and not HEAD_GATED:
             bx *= scale
         if GATED:
             bx *= factor
@@ -206,8 +206,9 @@ def wide_recurrence(
             total = chunk_gate(sums.index(buffer))
             decay += total
             a = row_sums(sums.index(buffer), key_tile)
-            bx *= gl.exp2(a)[:, None] if REVERSE else decay_to_end(a, total)
-        x_tile.store(bx.to(gl.bfloat16))
+            bx *= gl.exp2(a)[:, None] * scale if REVERSE else decay_to_end(a, total)
+        if GATED or HEAD_GATED or REVERSE:
+            x_tile.store(bx.to(gl.bfloat16))
         if STORE_STATES or PARK:
             S_tile.store(S.to(gl.bfloat16))
         if HEAD_GATED:
