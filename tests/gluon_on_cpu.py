@@ -24,7 +24,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -32,7 +32,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-import triton.language as tl
 
 # The package's Gluon modules, each after those that it imports.
 OURS = tuple(
@@ -446,61 +445,3 @@ def gluon_on_cpu() -> Iterator[None]:
     for name in OURS:
         del sys.modules[name]
     sys.modules.update(before)
-
-
-@contextlib.contextmanager
-def on_hopper(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every call runs the kernels for Hopper, and at least one; memory that is not initialised is NaN."""
-    from gla_kernels.launching import call
-    from gla_kernels.launching.plans import hopper_plan
-    from gla_kernels.portable import launches
-
-    patch.setattr(call, "plan", lambda K, V, dtype, chunk, *_: hopper_plan(K, V, dtype, chunk))
-    patch.setattr(call, "_remembered_call", call._call)
-    patch.setattr(call.Call, "pdl", False)
-    # The interpreter takes its time by the program.
-    patch.setattr(launches, "SCAN", replace(launches.SCAN, block_v=4096))
-    interpret_bfloat16(patch)
-    torch.use_deterministic_algorithms(True)
-    before = Kernel.launches
-    with gluon_on_cpu():
-        yield
-    torch.use_deterministic_algorithms(False)
-    assert Kernel.launches > before
-
-
-def set_multiprocessors(patch: pytest.MonkeyPatch, count: int) -> None:
-    """Calls are made for a GPU with so many multiprocessors."""
-    from gla_kernels.launching import call
-    from gla_kernels.launching.device import Gpu
-
-    patch.setattr(call, "gpu_of", lambda device: Gpu(multiprocessors=count))
-
-
-def interpret_bfloat16(patch: pytest.MonkeyPatch) -> None:
-    """Makes Triton's interpreter round to bfloat16 as a GPU does, and multiply such numbers.
-
-    It holds them as integers. Without this it cuts bits off, and multiplies the integers.
-    """
-    from triton.runtime import interpreter
-
-    convert = interpreter._convert_float
-    multiply = interpreter.InterpreterBuilder.create_dot
-
-    def nearest(data: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if (source, target) != (tl.float32, tl.bfloat16):
-            return convert(data, source, target, rounding)
-        rounded = torch.from_numpy(np.ascontiguousarray(data).view(np.float32)).bfloat16()
-        return rounded.view(torch.int16).numpy().view(np.uint16)
-
-    def widened(x: Any) -> Any:
-        if x.dtype.scalar != tl.bfloat16:
-            return x
-        data = convert(x.data, tl.bfloat16, tl.float32, None).view(np.float32)
-        return interpreter.TensorHandle(data.reshape(x.data.shape), tl.float32)
-
-    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        return multiply(self, widened(a), widened(b), *rest)
-
-    patch.setattr(interpreter, "_convert_float", nearest)
-    patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

@@ -22,7 +22,7 @@ from gla_kernels.launching import call
 from gla_kernels.launching.buffers import Flags
 from gla_kernels.launching.call import Call, make_call
 from gla_kernels.operators import ops, passes
-from gluon_on_cpu import on_hopper, set_multiprocessors
+from hopper_on_cpu import on_hopper, set_multiprocessors
 from product import product
 
 # As on a GPU, most errors are around 3e-3.

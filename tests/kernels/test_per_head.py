@@ -15,7 +15,8 @@ from gla_kernels import (
 )
 from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.simple import retention_gates
-from gluon_on_cpu import Kernel, on_hopper, set_multiprocessors
+from gluon_on_cpu import Kernel
+from hopper_on_cpu import on_hopper, set_multiprocessors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # As on a GPU, most errors in bfloat16 are around 3e-3.

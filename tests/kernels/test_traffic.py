@@ -9,7 +9,8 @@ from gla_kernels import chunk_linear_attn
 from gla_kernels.inspection.traffic import kernel_work
 from gla_kernels.launching import call
 from gla_kernels.launching.plans import hopper_plan
-from gluon_on_cpu import Kernel, gluon_on_cpu, on_hopper, set_multiprocessors
+from gluon_on_cpu import Kernel, gluon_on_cpu
+from hopper_on_cpu import on_hopper, set_multiprocessors
 
 WORDS = 4
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gla_cases import GATES
-from gluon_on_cpu import interpret_bfloat16
+from hopper_on_cpu import interpret_bfloat16
 from product import product
 
 from glabench.backends.papers import TARGETS, forms

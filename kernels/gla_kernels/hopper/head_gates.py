@@ -71,13 +71,6 @@ def score_decays(vector, layout: gl.constexpr, LOWER: gl.constexpr):
 
 
 @gluon.jit
-def decay_scores(scores, vector, LOWER: gl.constexpr):
-    """Scores times their decays (`score_decays`), with the same rows and columns."""
-    layout: gl.constexpr = scores.type.layout
-    return scores * score_decays(vector, layout, LOWER)
-
-
-@gluon.jit
 def make_row_sums(C: gl.constexpr, parts: gl.constexpr):
     """Shared memory for `parts` numbers per token of a chunk, whose sum counts."""
     return gl.allocate_shared_memory(gl.float32, [C, parts], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))

@@ -387,7 +387,7 @@ def gla_backward_hopper(
             if STORE_DG:
                 balance = -to_float32(q_tile.load(key_tile)) * bdq
                 if HEAD_GATED:
-                    lost = gl.sum(balance, axis=1)
+                    balance_sums = gl.sum(balance, axis=1)
             if GATED:
                 bdq *= gl.exp2(G)
                 suspect += gl.sum(bdq, axis=1) * 0.0
@@ -401,8 +401,8 @@ def gla_backward_hopper(
             bdk = warpgroup_mma_wait(0, deps=[bdk])
             if STORE_DG:
                 if HEAD_GATED:
-                    gained = gl.sum(to_float32(k_tile.load(key_tile)) * bdk, axis=1)
-                    sent.store((lost + gained)[:, None])
+                    balance_sums += gl.sum(to_float32(k_tile.load(key_tile)) * bdk, axis=1)
+                    sent.store(balance_sums[:, None])
                     store_row_total(totals.index(0), boundary)
                 else:
                     balance += k_tile.load(key_tile).to(gl.float32) * bdk

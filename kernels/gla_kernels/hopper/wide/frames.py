@@ -18,11 +18,11 @@ from gla_kernels.hopper.copies import fetch, write
 from gla_kernels.hopper.gates import fetch_gates, frame_factor, make_words
 from gla_kernels.hopper.head_gates import (
     chunk_gate,
-    decay_scores,
     decay_to_end,
     fetch_sums,
     make_sums,
     row_sums,
+    score_decays,
     sums_in,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
@@ -158,7 +158,7 @@ def wide_frames(
         P = warpgroup_mma_wait(0, deps=[P])
     if HEAD_GATED:
         gl.store(frame_factors + (chunk_slot.to(gl.int64) * H + h), gl.exp2(chunk_gate(sums)))
-        P = decay_scores(P, sums, not REVERSE)
+        P *= score_decays(sums, accumulator(C, C, WARPS), not REVERSE)
     P = masked(P, triangle(C, not REVERSE, True, WARPS))
     if GATED:
         raise_where_not_finite(raised + n * H + h, P)

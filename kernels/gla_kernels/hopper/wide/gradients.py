@@ -226,14 +226,12 @@ def wide_gradients(
     if blocks_k == 1:
         Pt = product(k_tile, q_tile.permute((1, 0)), C, C, WARPS)
         Pt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
-    # If HEAD_GATED and there is one block of values, dP is transposed like P, so that one tile of decays is for both.
-    TRANSPOSED: gl.constexpr = HEAD_GATED and blocks_v == 1
     if blocks_v == 1:
         v_tile = v_tiles.index(0)
         do_tile = do_tiles.index(0)
         S_tile = S_tiles.index(0)
         dS_tile = dS_tiles.index(0)
-        if TRANSPOSED:
+        if HEAD_GATED:  # transposed like P, so that one tile of decays is for both
             dP = product(v_tile, do_tile.permute((1, 0)), C, C, WARPS)
         else:
             dP = product(do_tile, v_tile.permute((1, 0)), C, C, WARPS)
@@ -259,8 +257,8 @@ def wide_gradients(
         Pt_tile.store(masked(Pt, triangle(C, False, True, WARPS)).to(gl.bfloat16))
     if blocks_v == 1:
         dA_memory = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
-        dA_memory.store(masked(dP, triangle(C, not TRANSPOSED, True, WARPS)).to(gl.bfloat16))
-        dA_tile = dA_memory.permute((1, 0)) if TRANSPOSED else dA_memory
+        dA_memory.store(masked(dP, triangle(C, not HEAD_GATED, True, WARPS)).to(gl.bfloat16))
+        dA_tile = dA_memory.permute((1, 0)) if HEAD_GATED else dA_memory
         fence_async_shared()
         thread_barrier()
         if blocks_k == 1:

@@ -19,11 +19,11 @@ from gla_kernels.hopper.copies import fetch, write
 from gla_kernels.hopper.gates import fetch_gates, make_words
 from gla_kernels.hopper.head_gates import (
     chunk_gate,
-    decay_scores,
     decay_to_end,
     fetch_sums,
     make_sums,
     row_sums,
+    score_decays,
     sums_in,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
@@ -198,7 +198,7 @@ def wide_readout(
                 fetch_gates(g_tile, g + (ik + 1) * BK, g_t, rows_left, K, (ik + 1) * BK)
             async_copy.commit_group()
     if HEAD_GATED:
-        P = decay_scores(P, sums, not REVERSE)
+        P *= score_decays(sums, accumulator(C, C, WARPS), not REVERSE)
     P = masked(P, triangle(C, not REVERSE, True, WARPS))
     P_tile.store(P.to(gl.bfloat16))
     if GATED:
