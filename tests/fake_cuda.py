@@ -140,12 +140,12 @@ class Keeping(TorchDispatchMode):
         return found
 
 
-def inputs_of(B, T, H, K, V, gated, states, lengths, dtype=torch.bfloat16):
-    """Tensors of a forward, and of a backward's output gradients."""
+def inputs_of(B, T, H, K, V, gated, states, lengths, dtype=torch.bfloat16, per_head=False):
+    """Tensors of a forward, and of a backward's output gradients. `per_head`: gates, if any, are [B, T, H]."""
     N = len(lengths) if lengths else B
     q, k = (torch.ones(B, T, H, K, dtype=dtype) for _ in range(2))
     v, do = (torch.ones(B, T, H, V, dtype=dtype) for _ in range(2))
-    g = torch.zeros(B, T, H, K) if gated else None
+    g = torch.zeros(B, T, H, *([] if per_head else [K])) if gated else None
     initial, dfinal = (torch.ones(N, H, K, V) if states else None for _ in range(2))
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0) if lengths else None
     return (q, k, v, g, initial, cu_seqlens), do, dfinal

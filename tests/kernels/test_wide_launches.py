@@ -36,7 +36,7 @@ def test_calls_of_the_same_form_launch_the_same_kernels(K, V, materialize, monke
         )  # fmt: skip
         gradients = Gradients.empty(call, inputs, needs_dg=True)
         wide.run_backward(
-            call, inputs, do, kept, flags, failure_flags(flags, False), gradients,
+            call, inputs, do, kept, flags, failure_flags(call, flags, False), gradients,
             dfinal=None, dinitial=state, materialized=materialize,
         )  # fmt: skip
         assert seen.setdefault(wide_pieces.form(call), set(launched)) == launched, (B, T, H)
@@ -58,7 +58,7 @@ def test_gradients_of_states_that_have_room_are_computed_at_once_and_states_slic
     q, k, v, do, g = (torch.empty(33, 2048, 4, D, device="meta") for D in (128, 128, 256, 256, 128))
     inputs, flags = Inputs(q, k, v, g, None), Flags.of(call, flag_buffer(call, q))
     wide.run_backward(
-        call, inputs, do, torch.empty(call.kept_shape(False), device="meta"), flags, failure_flags(flags, False),
+        call, inputs, do, torch.empty(call.kept_shape(False), device="meta"), flags, failure_flags(call, flags, False),
         Gradients.empty(call, inputs, needs_dg=True), dfinal=None,
         dinitial=torch.empty(call.state_shape(33), device="meta"), materialized=False,
     )  # fmt: skip

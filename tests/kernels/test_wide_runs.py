@@ -1,6 +1,7 @@
 """How the kernels for wide heads cut time: every chunk is done once, by whatever pieces and runs of them."""
 
 from bisect import bisect_right
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -91,6 +92,15 @@ def test_the_wider_tile_is_taken_where_its_programs_occupy_the_gpu():
     assert wide_pieces.recurrence_tile(few, wide_pieces.choose_pieces(few).count).block_v == 256
     assert wide_pieces.recurrence_tile(few, 8).block_v == 128
     assert wide_pieces.recurrence_tile(make_call(32, 2048, H=4, V=320), 32).block_v == 128
+
+
+@pytest.mark.parametrize(("V", "heads", "stages"), [(64, 132, 6), (64, 133, 4), (128, 132, 3), (128, 133, 2)])
+def test_a_recurrence_without_gates_takes_the_memory_of_a_multiprocessor_if_that_leaves_no_program_waiting(
+    V, heads, stages
+):
+    call = make_call(1, 2048, H=heads, V=V)
+    assert wide_pieces.recurrence_tile(call, 1).stages == 2
+    assert wide_pieces.recurrence_tile(replace(call, gated=False, multiprocessors=132), 1).stages == stages
 
 
 @pytest.mark.parametrize(("K", "forward", "recurrence"), [

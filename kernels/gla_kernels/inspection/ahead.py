@@ -29,6 +29,7 @@ from gla_kernels.launching.plans import (
     exact_tile,
     narrower_state_tile,
     operands,
+    recurrence_stages,
     recurrent_tile,
     strong_tile,
     wide_frames_tile,
@@ -222,14 +223,22 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
         narrower = narrower_state_tile(state)
         return {"": narrower} | ({} if narrower == state else {"wider ": state})
 
+    def staged(tile: Tile) -> dict[str, Tile]:
+        alone, others = (
+            replace(tile, stages=recurrence_stages(tile.block_v, call.gated, alone)) for alone in (True, False)
+        )
+        return {"": alone} | ({} if others == alone else {", many programs": others})
+
     checkpoints = forward | {"STORE_STATES": False, "STORE_CHECKPOINTS": True}
     steps = dict.fromkeys(("HAS_INITIAL", "STORE_END", "STORE_STATES"), True)
     steps |= {"SCRATCH": False, "STORE_DECAYS": call.gated or call.head_gated, "CHECK": call.gated, "PARK": False}
     for reverse in (False, True):
         way, backwards = {"REVERSE": reverse}, "reverse " if reverse else ""
         kept = {"STORE_EXCESS": reverse and call.gated}
-        for wider, tile in tiles(wide_recurrence_tile(call.V)).items():
-            yield Variant(f"{wider}{backwards}recurrence", "plain", wide_recurrence, tile, steps | way | kept)
+        for wider, state in tiles(wide_recurrence_tile(call.V)).items():
+            for many, tile in staged(state).items():
+                name = f"{wider}{backwards}recurrence{many}"
+                yield Variant(name, "plain", wide_recurrence, tile, steps | way | kept)
         if wide.walks(call):
             yield Variant(f"{backwards}frames", "plain", wide_frames, wide_frames_tile(call.gated), way)
             switches = steps | way | {"STORE_CHECKPOINTS": False}

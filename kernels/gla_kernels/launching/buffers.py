@@ -60,7 +60,7 @@ class Inputs:
     g: torch.Tensor | None
     cu_seqlens: torch.Tensor | None
     head_gates: torch.Tensor | None = None
-    sums: torch.Tensor | None = None  # of head_gates; see `sum_head_gates`
+    sums: torch.Tensor | None = None  # [B, H, T] float32: of head_gates, if the call is `head_gated`
 
     @classmethod
     def of(
@@ -91,8 +91,8 @@ class Inputs:
 class Flags(NamedTuple):
     """What a forward found: `rows` [N, H], 1 where a result is not finite, and `marks` of chunks with strong gates.
 
-    Marks are [slots, H], n + 1 for a chunk of sequence n, and empty without gates. Both are int32 and start at 0,
-    because kernels only write raised ones.
+    Marks are [slots, H], n + 1 for a chunk of sequence n. Both are int32 and start at 0, because kernels only write
+    raised ones. Both are empty if the call is not `gated`.
     """
 
     rows: torch.Tensor
@@ -101,8 +101,9 @@ class Flags(NamedTuple):
     @classmethod
     def of(cls, call: Call, buffer: torch.Tensor) -> "Flags":
         """The parts of a buffer, which is one tensor so that it is set to 0 by one launch; see `flag_buffer`."""
-        N, H = call.sequences, call.H
-        slots = call.slots(1) if call.gated else 0
+        if not call.gated:
+            return cls(buffer[:0], buffer[:0])
+        N, H, slots = call.sequences, call.H, call.slots(1)
         begin = buffer.storage_offset() + _aligned(N * H)
         return cls(buffer.as_strided((N, H), (H, 1)), buffer.as_strided((slots, H), (H, 1), begin))
 
@@ -113,14 +114,21 @@ def _aligned(words: int) -> int:
 
 
 def flag_buffer(call: Call, like: torch.Tensor, zero: bool = True) -> torch.Tensor:
-    """A buffer for `Flags`, on `like`'s device, of zeros or uninitialised."""
-    marks = call.slots(1) * call.H if call.gated else 0
+    """A buffer for `Flags`, on `like`'s device, of zeros or uninitialised.
+
+    If the call is `head_gated`, it is for `Inputs.sums` instead. Without gates, nothing uses it; but it is not empty,
+    because tensors without memory take calls the long way (see `is_plain`).
+    """
+    if not call.gated:
+        return like.new_empty((call.B, call.H, call.T) if call.head_gated else 1, dtype=torch.int32)
     make = like.new_zeros if zero else like.new_empty
-    return make(_aligned(call.sequences * call.H) + marks, dtype=torch.int32)
+    return make(_aligned(call.sequences * call.H) + call.slots(1) * call.H, dtype=torch.int32)
 
 
-def failure_flags(flags: Flags, after_forward: bool) -> torch.Tensor:
+def failure_flags(call: Call, flags: Flags, after_forward: bool) -> torch.Tensor:
     """Flags [N, H] for a backward to raise: first 0 or, `after_forward`, as the forward has left its own."""
+    if not call.gated:
+        return flags.rows
     return flags.rows.clone() if after_forward else flags.rows.new_zeros(flags.rows.shape)
 
 

@@ -128,6 +128,21 @@ def wide_recurrence_tile(V: int) -> Tile:
 
 
 @cache
+def recurrence_stages(block_v: int, gated: bool, alone: bool) -> int:
+    """Chunks that a program of `wide_recurrence` has in shared memory at once, one of them in use.
+
+    `alone`: it has its multiprocessor for itself. Then it takes so much memory that no second program fits there:
+    programs start while the kernel before ends, and would come to lie in twos beside multiprocessors without any. With
+    gates per channel it does anyway, and arithmetic takes longer than copies.
+    """
+    if gated:
+        return 2
+    if block_v <= 64:
+        return 6 if alone else 4
+    return 3 if alone or block_v > 128 else 2
+
+
+@cache
 def narrower_state_tile(state: Tile) -> Tile:
     """The tile of a kernel that walks the state, if too few programs with the wider tile `state` would fill the GPU."""
     return replace(state, block_v=min(state.block_v, 128))

@@ -2,8 +2,9 @@
 """The kernels as PyTorch operators, with fake implementations and autograd, for what traces or changes calls.
 
 `gla_kernels::chunk_forward` returns what the user gets (o and the final states) and what `gla_kernels::chunk_backward`
-needs (the kept states and the flags). An output that was not requested is an empty tensor. `plan` is the text of a
-launch plan; if None, the plan comes from the table in `plans.py`. Eager calls go around them: see `eager.py`.
+needs (the kept states, and the flags or the sums of a gate per head). An output that was not requested is an empty
+tensor. `plan` is the text of a launch plan; if None, the plan comes from the table in `plans.py`. Eager calls go around
+them: see `eager.py`.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ def _all_present(outputs: passes.Outputs, q: torch.Tensor) -> tuple[torch.Tensor
 
 
 def _chunk_forward(q: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
-    """Returns o, the final states, the kept states or checkpoints, and the flags; empty tensors if not requested."""
+    """Returns o, the final states, the kept states or checkpoints, and the flags or sums; empty if not requested."""
     return _all_present(passes.forward(q, *others), q)
 
 

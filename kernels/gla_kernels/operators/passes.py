@@ -28,13 +28,19 @@ from gla_kernels.operators.launches import (
     run_strong_backward,
 )
 from gla_kernels.operators.rehearsal import rehearsing, unrehearsed
-from gla_kernels.portable.launches import clear_tails, run_plain_backward, run_plain_forward, run_recurrence
+from gla_kernels.portable.launches import (
+    clear_tails,
+    run_plain_backward,
+    run_plain_forward,
+    run_recurrence,
+    sum_head_gates,
+)
 
 # What a forward keeps for the backward. Integers, because an operator's schema has no enums. Checkpoints (a state every
 # few chunks) save memory and cost recomputed states.
 KEEP_NOTHING, KEEP_STATES, KEEP_CHECKPOINTS = 0, 1, 2
 
-# o, the final states, the kept states or checkpoints, and the flags.
+# o, the final states, the kept states or checkpoints, and the flags or, with a gate per head, the sums of gates.
 Outputs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]
 
 _NO_CHANGE = nullcontext()
@@ -97,6 +103,9 @@ def launch_forward(
         return _launch_recurrence(call, inputs, initial_state, output_final_state)
     o, final, kept, buffer = forward_outputs(call, inputs.q, inputs.v, output_final_state, keep, parts=call.key_parts)
     flags = Flags.of(call, buffer)
+    if call.head_gated:
+        inputs.sums = buffer.view(torch.float32)
+        sum_head_gates(call, inputs)
     outputs: dict[str, Any] = {
         "o": o,
         "initial": initial_state,
@@ -196,12 +205,17 @@ def launch_backward(
     call: Call, inputs: Inputs, do: torch.Tensor, dfinal: torch.Tensor | None, kept: torch.Tensor,
     buffer: torch.Tensor, needs_dinitial: bool, needs_dg: bool, keep: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """Launches all kernels of the backward, recomputing states from checkpoints if needed. `buffer`: see `Flags`."""
+    """Launches all kernels of the backward, recomputing states from checkpoints if needed.
+
+    `buffer`: what `flag_buffer` has made for the forward.
+    """
+    if call.head_gated:
+        inputs.sums = buffer.view(torch.float32)
     gradients = Gradients.empty(call, inputs, needs_dg)
     flags = Flags.of(call, buffer)
     materialized = keep == KEEP_STATES
     # From checkpoints, one exact kernel computes what either pass has flagged; it needs no states of the plain form.
-    failed = failure_flags(flags, after_forward=call.gated and not materialized)
+    failed = failure_flags(call, flags, after_forward=not materialized)
     # With gates, the exact kernel passes the state's gradient on in it.
     zero = dfinal is None and not materialized and wide.carries_gradient(call)
     dinitial = call.new_states(inputs.q, zero=zero) if needs_dinitial or call.gated else None

@@ -117,23 +117,20 @@ def run_recurrence(
     clear_tails(call, inputs, o)
 
 
-def sum_head_gates(call: Call, inputs: Inputs) -> torch.Tensor:
-    """The sums of gates per head [B, H, T] float32 that the kernels of a `head_gated` call read in place of g."""
-    if inputs.sums is not None:
-        return inputs.sums
+def sum_head_gates(call: Call, inputs: Inputs) -> None:
+    """Fills `inputs.sums`, which the kernels of a `head_gated` call read in place of g."""
     gates = inputs.head_gates
-    inputs.sums = sums = inputs.q.new_empty((call.B, call.H, call.T), dtype=torch.float32)
     arguments = named_strides(gates=gates) | {
-        "gates": gates, "sums": sums, "cu_seqlens": inputs.cu_seqlens, "T": call.T, "H": call.H, "N": call.sequences,
+        "gates": gates, "sums": inputs.sums, "cu_seqlens": inputs.cu_seqlens, "T": call.T, "H": call.H,
+        "N": call.sequences,
     }  # fmt: skip
     programs = (call.slots(1), -(-call.H // SUMS.block_v))
     call.launch(head_gate_sums, SUMS, programs, arranged(head_gate_sums, arguments), {})
-    return sums
 
 
 def gates_of(call: Call, inputs: Inputs) -> dict[str, Any]:
     """g and its strides as the kernels for Hopper take them, by name: of a gate per head, g is sums."""
-    return {"g": sum_head_gates(call, inputs) if call.head_gated else inputs.g} | named_strides(g=inputs.g)
+    return {"g": inputs.sums if call.head_gated else inputs.g} | named_strides(g=inputs.g)
 
 
 def clear_tails(call: Call, inputs: Inputs, *outputs: torch.Tensor | None) -> None:

@@ -57,6 +57,9 @@ def gla_recurrence_hopper(
     REVERSE: gl.constexpr,
 ):  # fmt: skip
     """A program handles one piece and head."""
+    # Chunks in shared memory at once: so many that two programs fit a multiprocessor, and not three, because programs
+    # that start while the kernel before ends would come to lie in threes (see `recurrence_stages`).
+    BUFFERS: gl.constexpr = 3 if GATED else 6
     state_layout: gl.constexpr = accumulator(BV)
     key_tile: gl.constexpr = accumulator(BK)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
@@ -69,34 +72,36 @@ def gla_recurrence_hopper(
     chunk = first_chunk + chunks - 1 if REVERSE else first_chunk
     b = n * 0 if VARLEN else b
 
-    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-    y_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
+    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BK], operand_layout(C, BK))
+    y_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BV], operand_layout(C, BV))
     if GATED:
-        g_tiles = gl.allocate_shared_memory(gl.float32, [2, C, BK], gate_layout())
+        g_tiles = gl.allocate_shared_memory(gl.float32, [BUFFERS, C, BK], gate_layout())
         high_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
         low_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
         ones = make_ones()
         words = make_words()
     if HEAD_GATED:
-        g_tiles = make_sums(2, C)
+        g_tiles = make_sums(BUFFERS, C)
     S = gl.zeros([BK, BV], gl.float32, state_layout)
     # 2^r of the previous chunk, which takes its state out of its frame.
     previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
     decay = gl.zeros([BK], gl.float32, key_layout)
 
-    t = begin + chunk * C
-    rows_left = gl.minimum(length - chunk * C, gl.minimum(chunks, 1) * C)
-    fetch_rows(x_tiles.index(0), x, b, t, h, x_b, x_t, x_h, rows_left, K, 16)
-    fetch_rows(y_tiles.index(0), y, b, t, h, y_b, y_t, y_h, rows_left, V, 16)
-    if GATED:
-        fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
-    if HEAD_GATED:
-        fetch_sums(g_tiles.index(0), sums_in(g, b, t, h, T, H), rows_left)
-    async_copy.commit_group()
+    for ahead in gl.static_range(BUFFERS - 1):
+        t = begin + chunk * C
+        rows_left = gl.where(ahead < chunks, gl.minimum(length - chunk * C, C), 0)
+        fetch_rows(x_tiles.index(ahead), x, b, t, h, x_b, x_t, x_h, rows_left, K, 16)
+        fetch_rows(y_tiles.index(ahead), y, b, t, h, y_b, y_t, y_h, rows_left, V, 16)
+        if GATED:
+            fetch_gate_rows(g_tiles.index(ahead), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+        if HEAD_GATED:
+            fetch_sums(g_tiles.index(ahead), sums_in(g, b, t, h, T, H), rows_left)
+        async_copy.commit_group()
+        chunk += -1 if REVERSE else 1
     for j in range(chunks):
-        buffer = j % 2
-        next_buffer = (j + 1) % 2
-        async_copy.wait_group(0)
+        buffer = j % BUFFERS
+        next_buffer = (j + BUFFERS - 1) % BUFFERS
+        async_copy.wait_group(BUFFERS - 2)
         thread_barrier()
         x_tile = x_tiles.index(buffer)
         bx = x_tile.load(key_tile)
@@ -107,16 +112,15 @@ def gla_recurrence_hopper(
             fence_async_shared()
             thread_barrier()
             G, total = start_gate_frame(high_tile, low_tile, ones, C, BK)
-        # The next chunk is copied while this one is processed.
-        chunk += -1 if REVERSE else 1
         t += -C if REVERSE else C
-        rows_left = gl.where(j + 1 < chunks, gl.minimum(length - chunk * C, C), 0)
+        rows_left = gl.where(j + BUFFERS - 1 < chunks, gl.minimum(length - chunk * C, C), 0)
         fetch_rows(x_tiles.index(next_buffer), x, b, t, h, x_b, x_t, x_h, rows_left, K, 16)
         fetch_rows(y_tiles.index(next_buffer), y, b, t, h, y_b, y_t, y_h, rows_left, V, 16)
         if GATED:
             fetch_gate_rows(g_tiles.index(next_buffer), g, b, t, h, g_b, g_t, g_h, rows_left, K)
         if HEAD_GATED:
             fetch_sums(g_tiles.index(next_buffer), sums_in(g, b, t, h, T, H), rows_left)
+        chunk += -1 if REVERSE else 1
         async_copy.commit_group()
         bx = to_float32(bx)
         if GATED:

@@ -137,9 +137,10 @@ def wide_forward(
         checkpoint_slot = first_slot(n, begin, length, checkpoint_chunks * C, VARLEN)
     chunk_slot = first_slot(n, begin, length, C, VARLEN) + first_chunk
 
-    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
+    BUFFERS: gl.constexpr = 2 if GATED or PAIR else 3  # chunks in memory at once
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BK], operand_layout(C, BK))
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BK], operand_layout(C, BK))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, W], operand_layout(C, W))
     if PAIR:
         v2_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
     S_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, W], operand_layout(BK, W))
@@ -152,8 +153,8 @@ def wide_forward(
         cumulative = cumulative_tile(C)
         words = make_words()
     if HEAD_GATED:
-        sums = make_sums(2 if PAIR else 3, C)
-        state_k_tiles = gl.allocate_shared_memory(gl.bfloat16, [1 if PAIR else 2, C, BK], operand_layout(C, BK))
+        sums = make_sums(BUFFERS, C)
+        state_k_memory = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     if HAS_INITIAL:
         initial += piece.to(gl.int64) * initial_p + h * K * V + v0
         S = load_state(initial, K, V, state_layout, BK, W, v0)
@@ -221,9 +222,9 @@ def wide_forward(
                 store_frame(q_tile, k_tile, G, last, large, scale, C, BK)
             S_tile.store(S.to(gl.bfloat16))
             if HEAD_GATED:
-                store_keys_for_state(state_k_tiles.index(0), k_tile, sums.index(buffer), C, BK)
+                store_keys_for_state(state_k_memory, k_tile, sums.index(buffer), C, BK)
                 S *= gl.exp2(chunk_gate(sums.index(buffer)))
-                state_k_tile = state_k_tiles.index(0)
+                state_k_tile = state_k_memory
             else:
                 state_k_tile = k_tile
             fence_async_shared()
@@ -291,28 +292,26 @@ def wide_forward(
         last = o + wide_product(token, V) + v0 + W
         write_tile(last, O_memory, H * V, gl.where(chunks > 0, rows_left + C, 0), V, copy_v, v0 + W)
     else:
-        # Two chunks at a time. Before the loop, bring the first one into its frame, and start copying its v and the
-        # second one's q, k and g.
+        # With gates per channel, two chunks at a time: before the loop, bring the first one into its frame, and start
+        # copying its v and the second one's q, k and g. Otherwise chunks are copied whole, two ahead.
         if GATED:
             chunk_head = chunk_slot * H + h
-        fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
-        fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
-        if GATED:
-            fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
-        if HEAD_GATED:
-            fetch_sums(sums.index(0), sums_in(g, b, t, h, T, H), rows_left)
-        async_copy.commit_group()
-        fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
-        if GATED:
-            fetch_gate_rows(g_tiles.index(1), g, b, t + C, h, g_b, g_t, g_h, rows_left - C, K)
-        async_copy.commit_group()
-        fetch_rows(q_tiles.index(1), q, b, t + C, h, q_b, q_t, q_h, rows_left - C, K, 16)
-        fetch_rows(k_tiles.index(1), k, b, t + C, h, k_b, k_t, k_h, rows_left - C, K, 16)
-        if HEAD_GATED:
-            fetch_sums(sums.index(1), sums_in(g, b, t + C, h, T, H), rows_left - C)
-        async_copy.commit_group()
+        for ahead in gl.static_range(2):
+            rows_there = rows_left - ahead * C
+            fetch_rows(q_tiles.index(ahead), q, b, t + ahead * C, h, q_b, q_t, q_h, rows_there, K, 16)
+            fetch_rows(k_tiles.index(ahead), k, b, t + ahead * C, h, k_b, k_t, k_h, rows_there, K, 16)
+            if HEAD_GATED:
+                fetch_sums(sums.index(ahead), sums_in(g, b, t + ahead * C, h, T, H), rows_there)
+            if GATED and ahead == 0:
+                fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
+                async_copy.commit_group()
+                fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
+                fetch_gate_rows(g_tiles.index(1), g, b, t + C, h, g_b, g_t, g_h, rows_left - C, K)
+            if not GATED:
+                fetch_rows(v_tiles.index(ahead), v, b, t + ahead * C, h, v_b, v_t, v_h, rows_there, V, 16, v0)
+            async_copy.commit_group()
         if GATED or HEAD_GATED:
-            async_copy.wait_group(2)
+            async_copy.wait_group(2 if GATED else 1)
             thread_barrier()
         if GATED:
             G, total, large = start_frame(g_tiles.index(0), g, words, cumulative, ones, C, BK)
@@ -323,11 +322,11 @@ def wide_forward(
                 mark_strong(marks + chunk_head, last, n)
             store_frame(q_tiles.index(0), k_tiles.index(0), G, last, large, scale, C, BK)
         if HEAD_GATED:
-            store_keys_for_state(state_k_tiles.index(0), k_tiles.index(0), sums.index(0), C, BK)
+            store_keys_for_state(state_k_memory, k_tiles.index(0), sums.index(0), C, BK)
 
         for j in range(chunks):
-            buffer = j % 2
-            next_buffer = (j + 1) % 2
+            buffer = j % BUFFERS
+            next_buffer = (j + 1) % BUFFERS
             q_tile = q_tiles.index(buffer)
             k_tile = k_tiles.index(buffer)
             v_tile = v_tiles.index(buffer)
@@ -336,20 +335,28 @@ def wide_forward(
                     there = checkpoints + wide_product(checkpoint_slot * H + h, K * V) + v0
                     write(there, S * previous_factor[:, None], V, K, V, state_layout, v0)
                     checkpoint_slot += 1
-            async_copy.wait_group(1)  # this chunk's v
+            async_copy.wait_group(1)  # this chunk, or its v
             if GATED:
                 S *= (previous_factor * factor)[:, None]
                 previous_factor = factor
             S_memory.store(S.to(gl.bfloat16))
             if HEAD_GATED:
-                these_sums = sums.index(j % 3)
-                next_sums = sums.index((j + 1) % 3)
-                state_k_tile = state_k_tiles.index(buffer)
+                these_sums = sums.index(buffer)
+                state_k_tile = state_k_memory
                 S *= gl.exp2(chunk_gate(these_sums))
             else:
                 state_k_tile = k_tile
             fence_async_shared()
             thread_barrier()
+            if not GATED:
+                there = (j + 2) % BUFFERS
+                rows_there = rows_left - 2 * C
+                fetch_rows(q_tiles.index(there), q, b, t + 2 * C, h, q_b, q_t, q_h, rows_there, K, 16)
+                fetch_rows(k_tiles.index(there), k, b, t + 2 * C, h, k_b, k_t, k_h, rows_there, K, 16)
+                fetch_rows(v_tiles.index(there), v, b, t + 2 * C, h, v_b, v_t, v_h, rows_there, V, 16, v0)
+                if HEAD_GATED:
+                    fetch_sums(sums.index(there), sums_in(g, b, t + 2 * C, h, T, H), rows_there)
+                async_copy.commit_group()
             P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
             O = product(q_tile, S_memory, C, W, WARPS)
             S = add_product(state_k_tile.permute((1, 0)), v_tile, S)
@@ -365,18 +372,18 @@ def wide_forward(
             P_memory.store(P.to(gl.bfloat16))
             if GATED:
                 raise_where_not_finite(flags + n * H + h, P)
+            if HEAD_GATED:
+                O, S = warpgroup_mma_wait(0, deps=[O, S])  # S too: its keys are replaced next
+                O = decay_from_start(O, these_sums, scale)
             if GATED or HEAD_GATED:
-                async_copy.wait_group(0)  # the next chunk's q and k
+                async_copy.wait_group(0 if GATED else 1)  # the next chunk's q and k
             fence_async_shared()
             thread_barrier()
-            if HEAD_GATED:
-                O = decay_from_start(warpgroup_mma_wait(1, deps=[O]), these_sums, scale)
             O = add_product(P_memory, v_tile, O)
-            # Behind the loads of gates, which would wait for these copies.
-            fetch_rows(v_tiles.index(next_buffer), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
-            if GATED:
+            if GATED:  # behind the loads of gates, which would wait for these copies
+                fetch_rows(v_tiles.index(next_buffer), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
                 fetch_gate_rows(g_tiles.index(buffer), g, b, t + 2 * C, h, g_b, g_t, g_h, rows_left - 2 * C, K)
-            async_copy.commit_group()
+                async_copy.commit_group()
             if STORE_STATES:
                 state = states + wide_product(chunk_slot * H + h, K * V) + v0
                 write(state, S_memory.load(copy_v), V, K, V, copy_v, v0)
@@ -390,14 +397,13 @@ def wide_forward(
                     mark_strong(marks + opaque(chunk_head), last, n)  # beyond the last chunk, gates are 0
                 store_frame(q_tiles.index(next_buffer), k_tiles.index(next_buffer), G, last, large, scale, C, BK)
             if HEAD_GATED:
-                store_keys_for_state(state_k_tiles.index(next_buffer), k_tiles.index(next_buffer), next_sums, C, BK)
+                store_keys_for_state(state_k_memory, k_tiles.index(next_buffer), sums.index(next_buffer), C, BK)
             O, S = warpgroup_mma_wait(0, deps=[O, S])
-            thread_barrier()  # no product reads q_tile or k_tile any more
-            fetch_rows(q_tile, q, b, t + 2 * C, h, q_b, q_t, q_h, rows_left - 2 * C, K, 16)
-            fetch_rows(k_tile, k, b, t + 2 * C, h, k_b, k_t, k_h, rows_left - 2 * C, K, 16)
-            if HEAD_GATED:
-                fetch_sums(sums.index((j + 2) % 3), sums_in(g, b, t + 2 * C, h, T, H), rows_left - 2 * C)
-            async_copy.commit_group()
+            thread_barrier()  # no product reads any tile of this chunk any more
+            if GATED:
+                fetch_rows(q_tile, q, b, t + 2 * C, h, q_b, q_t, q_h, rows_left - 2 * C, K, 16)
+                fetch_rows(k_tile, k, b, t + 2 * C, h, k_b, k_t, k_h, rows_left - 2 * C, K, 16)
+                async_copy.commit_group()
             if not GATED and not HEAD_GATED:
                 O *= scale
             row = o + wide_product((b * T + t) * H + h, V) + v0

@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gla_kernels.launching.call import Call, decided_once
-from gla_kernels.launching.plans import WIDE_BACKWARD, Tile, narrower_state_tile, wide_recurrence_tile
+from gla_kernels.launching.plans import (
+    WIDE_BACKWARD,
+    Tile,
+    narrower_state_tile,
+    recurrence_stages,
+    wide_recurrence_tile,
+)
 from gla_kernels.limits import WIDE_KEY_BLOCK
 
 # The fewest chunks of a piece. With fewer, the borders cost more time than more programs save.
@@ -69,7 +75,9 @@ def forward_tile(call: Call, pieces: int) -> Tile:
 @decided_once
 def recurrence_tile(call: Call, pieces: int) -> Tile:
     """The tile of `wide_recurrence`."""
-    return state_tile(call, wide_recurrence_tile(call.V), pieces)
+    tile = state_tile(call, wide_recurrence_tile(call.V), pieces)
+    alone = pieces * programs_a_piece(call, tile) <= call.multiprocessors
+    return replace(tile, stages=recurrence_stages(tile.block_v, call.gated, alone))
 
 
 def fits_one_backward(call: Call) -> bool:

@@ -77,6 +77,7 @@ def wide_recurrence(
     BK: gl.constexpr,
     BV: gl.constexpr,
     C: gl.constexpr,
+    STAGES: gl.constexpr,  # chunks in shared memory at once
     GATED: gl.constexpr,
     HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,
@@ -91,6 +92,8 @@ def wide_recurrence(
     CHECK: gl.constexpr,
 ):  # fmt: skip
     """A program handles one piece and head, and a tile of BK key and BV value columns of the state."""
+    # With a tile of 256 value columns there is room for the gates of one chunk only.
+    g_buffers: gl.constexpr = STAGES if BV <= 128 else 1
     blocks_k: gl.constexpr = (K + BK - 1) // BK
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_k: gl.constexpr = copy_layout(BK, 16, WARPS)
@@ -118,9 +121,8 @@ def wide_recurrence(
     if GATED:
         g += b * g_b + t * g_t + h.to(gl.int64) * g_h + k0
     if HEAD_GATED:
-        sums = make_sums(2, C)
+        sums = make_sums(STAGES, C)
         sums_at = sums_in(g, n * 0 if VARLEN else n, t, h, T, H)
-        fetch_sums(sums.index(0), sums_at, rows_left)
     tile_at = (h * K + k0) * V + v0
     if STORE_EXCESS:
         chunk_head = (first_slot(n, begin, length, C, VARLEN) + start) * H + h
@@ -132,11 +134,9 @@ def wide_recurrence(
         chunk_slot += start - first_chunk
         states += ((chunk_slot.to(gl.int64) * H + h) * K + k0) * V + v0
 
-    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-    y_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
+    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BK], operand_layout(C, BK))
+    y_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BV], operand_layout(C, BV))
     S_tile = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
-    # With a tile of 256 value columns there is room for the gates of one chunk only.
-    g_buffers: gl.constexpr = 2 if BV <= 128 else 1
     if GATED:
         g_tiles = gl.allocate_shared_memory(gl.float32, [g_buffers, C, BK], gate_layout())
         ones = make_ones_columns(C)
@@ -151,26 +151,39 @@ def wide_recurrence(
     decay = gl.zeros([BK], gl.float32, key_layout)
 
     step = -C if REVERSE else C
-    fetch(x_tiles.index(0), x, x_t, rows_left, K, copy_k, k0)
-    fetch(y_tiles.index(0), y, y_t, rows_left, V, copy_v, v0)
-    if GATED:
-        fetch_gates(g_tiles.index(0), g, g_t, rows_left, K, k0)
-    async_copy.commit_group()
+    for ahead in gl.static_range(STAGES - 1):
+        if ahead > 0:
+            chunk = start - ahead if REVERSE else start + ahead
+            rows_left = gl.where(ahead < chunks, gl.minimum(length - chunk * C, C), 0)
+            x += step * x_t
+            y += step * y_t
+            if GATED:
+                g += step * g_t
+            if HEAD_GATED:
+                sums_at += step
+        fetch(x_tiles.index(ahead), x, x_t, rows_left, K, copy_k, k0)
+        fetch(y_tiles.index(ahead), y, y_t, rows_left, V, copy_v, v0)
+        if GATED and ahead < g_buffers:
+            fetch_gates(g_tiles.index(ahead), g, g_t, rows_left, K, k0)
+        if HEAD_GATED:
+            fetch_sums(sums.index(ahead), sums_at, rows_left)
+        async_copy.commit_group()
     for j in range(chunks):
-        buffer = j % 2
-        next_buffer = (j + 1) % 2
-        async_copy.wait_group(0)
+        buffer = j % STAGES
+        next_j = j + STAGES - 1
+        next_buffer = next_j % STAGES
+        async_copy.wait_group(STAGES - 2)
         thread_barrier()
-        # The next chunk is copied while this one is processed.
-        next_chunk = start - j - 1 if REVERSE else start + j + 1
-        next_rows = gl.where(j + 1 < chunks, gl.minimum(length - next_chunk * C, C), 0)
+        # The next chunks are copied while this one is processed.
+        next_chunk = start - next_j if REVERSE else start + next_j
+        next_rows = gl.where(next_j < chunks, gl.minimum(length - next_chunk * C, C), 0)
         x += step * x_t
         y += step * y_t
         fetch(x_tiles.index(next_buffer), x, x_t, next_rows, K, copy_k, k0)
         fetch(y_tiles.index(next_buffer), y, y_t, next_rows, V, copy_v, v0)
         if GATED:
             g += step * g_t
-            if g_buffers == 2:
+            if g_buffers > 1:
                 fetch_gates(g_tiles.index(next_buffer), g, g_t, next_rows, K, k0)
         if HEAD_GATED:
             sums_at += step
@@ -178,8 +191,9 @@ def wide_recurrence(
         async_copy.commit_group()
 
         x_tile = x_tiles.index(buffer)
-        bx = x_tile.load(key_tile)
+        y_tile = y_tiles.index(buffer)
         if GATED:
+            bx = x_tile.load(key_tile)
             halves, large = gate_halves(g_tiles.index(buffer % g_buffers), g, words, C, BK)
             G = start_centred_gates(halves, cumulative, C, BK)
             total = start_total_gate(halves, ones, BK)
@@ -197,18 +211,23 @@ def wide_recurrence(
             factor = gl.exp2(G if REVERSE else negative(G))
             if STORE_EXCESS:
                 chunk_head += -H if REVERSE else H
-        bx = to_float32(bx)
-        if REVERSE and not HEAD_GATED:
-            bx *= scale
         if GATED:
-            bx *= factor
-        if HEAD_GATED:
-            total = chunk_gate(sums.index(buffer))
-            decay += total
-            a = row_sums(sums.index(buffer), key_tile)
-            bx *= gl.exp2(a)[:, None] * scale if REVERSE else decay_to_end(a, total)
-        if GATED or HEAD_GATED or REVERSE:
-            x_tile.store(bx.to(gl.bfloat16))
+            bx = to_float32(bx)
+            if REVERSE:
+                bx *= scale
+            x_tile.store((bx * factor).to(gl.bfloat16))
+        elif HEAD_GATED or REVERSE:
+            # A factor of rows: of the narrower operand.
+            narrower = y_tile if BV < BK else x_tile
+            tile: gl.constexpr = accumulator(min(BK, BV), C, WARPS)
+            if HEAD_GATED:
+                total = chunk_gate(sums.index(buffer))
+                decay += total
+                a = row_sums(sums.index(buffer), tile)
+                factor = gl.exp2(a)[:, None] * scale if REVERSE else decay_to_end(a, total)
+            else:
+                factor = scale
+            narrower.store((to_float32(narrower.load(tile)) * factor).to(gl.bfloat16))
         if STORE_STATES or PARK:
             S_tile.store(S.to(gl.bfloat16))
         if HEAD_GATED:
@@ -218,7 +237,7 @@ def wide_recurrence(
         if GATED and g_buffers == 1:
             fetch_gates(g_tiles.index(0), g, g_t, next_rows, K, k0)
             async_copy.commit_group()
-        S = add_product(x_tile.permute((1, 0)), y_tiles.index(buffer), S)
+        S = add_product(x_tile.permute((1, 0)), y_tile, S)
         if PARK:
             for part in gl.static_range(BV // BK):
                 column = v0 + part * BK
