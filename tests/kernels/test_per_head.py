@@ -1,8 +1,10 @@
 """A gate per head and token: `chunk_simple_gla` and its kin, on the kernels for Hopper and on the portable ones."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
-from gla_cases import assert_close, cumulative, per_head_case, run, run_with_a_tail
+from gla_cases import assert_close, cumulative, make_case, per_head_case, run, run_with_a_tail
 from gla_kernels import (
     chunk_gla,
     chunk_linear_attn,
@@ -14,6 +16,8 @@ from gla_kernels import (
     naive_recurrent_gla,
 )
 from gla_kernels.hopper.wide import passes as wide
+from gla_kernels.hopper.wide import pieces
+from gla_kernels.launching import plans
 from gla_kernels.simple import retention_gates
 from gluon_on_cpu import Kernel
 from hopper_on_cpu import on_hopper, set_multiprocessors
@@ -114,6 +118,21 @@ def test_wide_heads_for_hopper(hopper, monkeypatch, gate, materialize, K, V, mul
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize), case, BOUND)
     found = run(chunk_simple_gla, case.inputs, case.grads, frozen={"g"}, materialize=materialize)
     assert_close(found, case, BOUND)
+
+
+# Ten chunks; one multiprocessor has more programs than one, three and five have them all at once.
+@pytest.mark.parametrize("function", [chunk_simple_gla, chunk_linear_attn])
+@pytest.mark.parametrize(("V", "multiprocessors"), [(48, 1), (48, 3), (144, 1), (144, 5)])
+def test_however_many_chunks_are_copied_ahead(hopper, monkeypatch, V, multiprocessors, function):
+    set_multiprocessors(monkeypatch, multiprocessors)
+    stages = Mock(side_effect=plans.recurrence_stages)
+    monkeypatch.setattr(pieces, "recurrence_stages", stages)
+    if function is chunk_linear_attn:
+        case = make_case(None, B=1, T=600, H=2, K=128, V=V, dtype=torch.bfloat16)
+    else:
+        case = narrow("logsigmoid", T=600, K=128, V=V)
+    assert_close(run(function, case.inputs, case.grads), case, BOUND)
+    stages.assert_any_call(64 if V < 64 else 128, False, multiprocessors > 1)
 
 
 @pytest.mark.parametrize(("gate", "materialize"), [("logsigmoid", True), ("resets", False)])
