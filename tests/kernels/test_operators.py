@@ -65,6 +65,16 @@ def test_the_forward_operator_passes_torchs_checks(keep, packed):
     library.opcheck(ops.chunk_forward, arguments, test_utils=checks)
 
 
+def test_the_forward_operator_without_gates_has_the_same_outputs_whatever_memory_holds():
+    q, k, v, _ = leaves_of(make_case("mild", T=20, K=16, V=16))
+    torch.use_deterministic_algorithms(True)  # memory that is not initialised is not 0
+    try:
+        *_, flags = ops.chunk_forward(q, k, v, None, None, None, 0.25, False, passes.KEEP_STATES, None, None)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert flags.tolist() == [0]
+
+
 def test_the_backward_operator_passes_torchs_checks():
     case = make_case("mild", T=33, K=16, V=16)
     q, k, v, g = (case.inputs[name] for name in NAMES)

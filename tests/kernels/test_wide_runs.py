@@ -95,7 +95,7 @@ def test_the_wider_tile_is_taken_where_its_programs_occupy_the_gpu():
 
 
 @pytest.mark.parametrize(("V", "heads", "stages"), [(64, 132, 6), (64, 133, 4), (128, 132, 3), (128, 133, 2)])
-def test_a_recurrence_without_gates_takes_the_memory_of_a_multiprocessor_if_that_leaves_no_program_waiting(
+def test_a_recurrence_without_gates_has_more_chunks_in_memory_if_there_is_a_multiprocessor_for_each_program(
     V, heads, stages
 ):
     call = make_call(1, 2048, H=heads, V=V)

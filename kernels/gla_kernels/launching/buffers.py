@@ -126,7 +126,10 @@ def flag_buffer(call: Call, like: torch.Tensor, zero: bool = True) -> torch.Tens
 
 
 def failure_flags(call: Call, flags: Flags, after_forward: bool) -> torch.Tensor:
-    """Flags [N, H] for a backward to raise: first 0 or, `after_forward`, as the forward has left its own."""
+    """Flags [N, H] for a backward to raise: first 0 or, `after_forward`, as the forward has left its own.
+
+    Empty if the call is not `gated`.
+    """
     if not call.gated:
         return flags.rows
     return flags.rows.clone() if after_forward else flags.rows.new_zeros(flags.rows.shape)

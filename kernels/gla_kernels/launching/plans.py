@@ -90,8 +90,8 @@ class Operands:
 # Tokens per subchunk in the exact kernels, which divide every chunk further: the least that a product takes.
 EXACT_ROWS = 16
 
-# The Gluon kernels for narrow heads: programs of 4 warps, two per multiprocessor, loads one chunk ahead. What was tried
-# and measured on the way to them is in kernels/NOTES.md.
+# The Gluon kernels for narrow heads: programs of 4 warps, two per multiprocessor. What was tried and measured on the
+# way to them is in kernels/NOTES.md.
 HOPPER = LaunchPlan("hopper", 64, Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
 # The fewest pieces that a sequence of narrow heads is cut into, on average. With two, the states at the borders cost
 # what more programs save; with three, 88 heads of 8192 tokens took 0.71 ms in place of 0.95 forward + backward.
@@ -131,9 +131,9 @@ def wide_recurrence_tile(V: int) -> Tile:
 def recurrence_stages(block_v: int, gated: bool, alone: bool) -> int:
     """Chunks that a program of `wide_recurrence` has in shared memory at once, one of them in use.
 
-    `alone`: it has its multiprocessor for itself. Then it takes so much memory that no second program fits there:
-    programs start while the kernel before ends, and would come to lie in twos beside multiprocessors without any. With
-    gates per channel it does anyway, and arithmetic takes longer than copies.
+    `alone`: there are multiprocessors enough for all programs. Then, if it stores states, it takes so much memory that
+    no second program fits beside it: programs start while the kernel before ends, and would come to lie in twos beside
+    multiprocessors without any. With gates per channel it does anyway, and arithmetic takes longer than copies.
     """
     if gated:
         return 2
