@@ -6,7 +6,9 @@ from functools import partial
 import pytest
 import torch
 from gla_cases import cumulative, make_case, run
-from gla_kernels import chunk_gla, chunk_linear_attn, fused_recurrent_gla
+from gla_kernels import chunk_gla, chunk_linear_attn, chunk_simple_gla, fused_recurrent_gla
+from gla_kernels.launching import call
+from gla_kernels.launching.plans import hopper_plan
 from gla_kernels.operators import eager, kinds, ops, passes
 from product import product
 from torch import library
@@ -73,6 +75,19 @@ def test_the_forward_operator_without_gates_has_the_same_outputs_whatever_memory
     finally:
         torch.use_deterministic_algorithms(False)
     assert flags.tolist() == [0]
+
+
+@pytest.mark.parametrize("function", [chunk_gla, chunk_simple_gla, chunk_linear_attn])
+@pytest.mark.parametrize(("B", "H", "K", "V"), [(1, 2, 64, 64), (2, 4, 128, 128), (2, 4, 384, 64)])
+def test_a_call_for_hopper_is_traced_with_symbols_for_sizes(B, H, K, V, function, monkeypatch):
+    """Long sequences of few heads, which are cut into pieces."""
+    monkeypatch.setattr(call, "plan", lambda K, V, dtype, chunk, *_: hopper_plan(K, V, dtype, chunk))
+    sizes = [(K,), (K,), (V,), (K,) if function is chunk_gla else ()][: 3 if function is chunk_linear_attn else 4]
+    tensors = [torch.empty(B, 8192, H, *size, dtype=torch.bfloat16, requires_grad=True) for size in sizes]
+    for materialize in (True, False):
+        options = {"materialize": materialize}
+        traced = make_fx(lambda *xs, options=options: function(*xs, **options)[0], tracing_mode="symbolic")(*tensors)
+        assert "gla_kernels.chunk_forward" in traced.code
 
 
 def test_the_backward_operator_passes_torchs_checks():
