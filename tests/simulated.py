@@ -1,4 +1,7 @@
-"""Records with simulated samples: autocorrelated noise, drift between and within rounds, outliers, process spread."""
+"""Records with simulated samples, and comparisons of them.
+
+Samples have autocorrelated noise, drift between and within rounds, outliers, and a spread of processes.
+"""
 
 from dataclasses import dataclass
 
@@ -6,8 +9,10 @@ import numpy as np
 
 from glabench.records import Record
 from glabench.sweeps import Cell, Parameters
+from glabench.verdicts import Limits, Side, compare_sides
 
 SIZES = {"heads": 4, "key_dim": 64, "value_dim": 64, "materialize": "states", "gate": "logsigmoid/16"}
+LIMITS = Limits.of()
 CELL = Cell("gla-triton", "gla", "fwd", 2, 1024, "bf16", Parameters(SIZES))
 
 
@@ -56,3 +61,8 @@ def measured(world, seed, factor=1.0, rounds=2, start=0, cell=CELL, **fields):
     """Rounds of one cell; `seed` is a number, or a generator to continue with."""
     generator = np.random.default_rng(seed)
     return [[record(world.round(generator, factor, start + at), cell, **fields)] for at in range(rounds)]
+
+
+def compare(base, new, limits=LIMITS, **options):
+    """A comparison of rounds of records."""
+    return compare_sides(Side("base", base), Side("new", new), limits, **options)
