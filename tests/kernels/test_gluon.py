@@ -196,6 +196,30 @@ def test_narrow_heads_are_right_in_pieces(gate, packed, materialize, monkeypatch
     assert not any(flags.any() for flags in made)  # else the exact kernel would be what is right
 
 
+@pytest.fixture
+def poisoned():
+    """Memory that is not initialised has values that are flags."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("keep", [passes.KEEP_STATES, passes.KEEP_CHECKPOINTS])
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 112), (272, 48)])
+def test_flags_are_cleared_where_time_is_cut(K, V, keep, monkeypatch):
+    made = []
+    flags_of = passes.failure_flags
+    monkeypatch.setattr(passes, "failure_flags", lambda *of, **how: made.append(flags_of(*of, **how)) or made[-1])
+    T = 1100 if keep == passes.KEEP_CHECKPOINTS else 600
+    tensors = [bfloat16_case("mild", T=T, H=1, K=K, V=V).inputs[name] for name in ("q", "k", "v", "g")]
+    _, _, kept, flags = passes.forward(*tensors, None, None, 1.0, False, keep, None, None)
+    assert not flags.any()
+    settings = 1.0, False, True, keep, None, None
+    passes.backward(*tensors, None, torch.ones_like(tensors[2]), None, kept, flags, *settings)
+    assert not made[0].any()
+
+
 @pytest.mark.parametrize(("K", "V"), HEADS)
 def test_exactly_the_chunks_with_a_strong_channel_are_marked(K, V):
     case = bfloat16_case("mild", B=2, T=130, H=2, K=K, V=V)

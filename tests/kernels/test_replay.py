@@ -110,7 +110,6 @@ def test_a_replay_launches_what_the_pass_has_launched(shape, gates, frozen, stat
         assert again is None  # torch copies states between launches
         return
     same_outputs(again, outputs)
-    assert gates != "channel" or not again[-1].any()  # flags
     moved = same_launches(driver.launched, log)
     assert_scratch_does_not_collide(log, moved, [*tensors, *all_tensors.kept])
     assert_addresses(driver, log, moved, (*tensors, *outputs), (*tensors, *again))

@@ -94,7 +94,7 @@ def test_the_wider_tile_is_taken_where_its_programs_occupy_the_gpu():
     assert wide_pieces.recurrence_tile(make_call(32, 2048, H=4, V=320), 32).block_v == 128
 
 
-@pytest.mark.parametrize(("V", "heads", "stages"), [(64, 132, 6), (64, 133, 4), (128, 132, 3), (128, 133, 2)])
+@pytest.mark.parametrize(("V", "heads", "stages"), [(64, 132, 6), (64, 133, 4), (128, 132, 4), (128, 133, 2)])
 def test_a_recurrence_without_gates_has_more_chunks_in_memory_if_there_is_a_multiprocessor_for_each_program(
     V, heads, stages
 ):
@@ -128,10 +128,12 @@ def test_the_scan_gives_the_state_at_every_border(lengths, gated, reverse):
     decays = -torch.rand(pieces, H, K, generator=generator)
     initial = torch.randn(len(each), H, K, V, generator=generator)
     borders, final = torch.full_like(local, float("nan")), torch.full_like(initial, float("nan"))
+    flags = torch.ones(1000, dtype=torch.int32)
     scan_pieces[(len(each) * H, 1)](
-        local, decays, initial, borders, final, cu, call.T, H, rows, K=K, V=V, BLOCK=32, GATED=gated,
-        VARLEN=lengths is not None, REVERSE=reverse, HAS_INITIAL=True, STORE_FINAL=True, PDL=False,
+        local, decays, initial, borders, final, flags, cu, call.T, H, rows, 999, K=K, V=V, BLOCK=32, GATED=gated,
+        VARLEN=lengths is not None, REVERSE=reverse, HAS_INITIAL=True, STORE_FINAL=True, PDL=False, CLEAR=gated,
     )  # fmt: skip
+    assert flags.tolist() == [int(not gated)] * 999 + [1]
     for n, length in enumerate(each):
         state = initial[n]
         order = range(firsts[n], firsts[n] - (-length // rows))

@@ -69,6 +69,7 @@ _SCALARS = (
     "stride",
     "piece_chunks",
     "rows",
+    "words",
     "items",
 )
 _STEPS = ("_b", "_t", "_h", "_p", "_width")
@@ -76,7 +77,7 @@ _INPUTS = (
     *("q", "k", "v", "x", "y", "z", "do", "out", "framed_q", "framed_k", "scores"),
     *("late", "early", "other_late", "other_early", "late_out", "early_out"),
 )
-_GATES = ("dg", "gates", "gv", "other_gates", "gates_out")
+_GATES = ("dg", "gates", "head_gates", "gv", "other_gates", "gates_out")
 # What `clear_tails_kernel` gets in a backward.
 _TAILS = {"a": "dq", "b": "dk", "c": "dv", "d": "dg"}
 
@@ -162,6 +163,7 @@ def _small_variants(call: Call) -> Iterator[Variant]:
     gates = call.gated or call.head_gated
     if call.plan.family != "triton":
         switches = {"BLOCK": SCAN.block_v, "GATED": gates, "HAS_INITIAL": True, "STORE_FINAL": True}
+        switches |= {"CLEAR": call.gated}
         for reverse in (False, True):
             name = "reverse scan" if reverse else "scan"
             yield Variant(name, "plain", scan_pieces, SCAN, switches | {"REVERSE": reverse})
@@ -207,7 +209,8 @@ def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, b
             yield Variant(f"backward{whence}{name}", "plain", gla_backward_hopper, call.plan.backward, backwards)
     for reverse in (False, True):
         name = "reverse recurrence" if reverse else "recurrence"
-        yield Variant(name, "plain", gla_recurrence_hopper, call.plan.forward, {"REVERSE": reverse})
+        absent = () if call.head_gated and not reverse else ("head_gates",)
+        yield Variant(name, "plain", gla_recurrence_hopper, call.plan.forward, {"REVERSE": reverse}, absent)
 
 
 def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
@@ -301,7 +304,7 @@ def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
         return "constexpr"
     if name in _SCALARS or name.endswith(_STEPS):
         return "i32"
-    if name in ("flags", "failed", "raised", "marks", "strong"):
+    if name in ("flags", "failed", "raised", "marks", "strong", "cleared"):
         return "*i32"
     if name == "cu_seqlens":
         return "*i64"

@@ -92,20 +92,22 @@ class Flags(NamedTuple):
     """What a forward found: `rows` [N, H], 1 where a result is not finite, and `marks` of chunks with strong gates.
 
     Marks are [slots, H], n + 1 for a chunk of sequence n. Both are int32 and start at 0, because kernels only write
-    raised ones. Both are empty if the call is not `gated`.
+    raised ones. Both are empty if the call is not `gated`. `uncleared`: their memory, if it is still to be set to 0.
     """
 
     rows: torch.Tensor
     marks: torch.Tensor
+    uncleared: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, call: Call, buffer: torch.Tensor) -> "Flags":
+    def of(cls, call: Call, buffer: torch.Tensor, *, uncleared: bool = False) -> "Flags":
         """The parts of a buffer, which is one tensor so that it is set to 0 by one launch; see `flag_buffer`."""
         if not call.gated:
             return cls(buffer[:0], buffer[:0])
         N, H, slots = call.sequences, call.H, call.slots(1)
         begin = buffer.storage_offset() + _aligned(N * H)
-        return cls(buffer.as_strided((N, H), (H, 1)), buffer.as_strided((slots, H), (H, 1), begin))
+        rows, marks = buffer.as_strided((N, H), (H, 1)), buffer.as_strided((slots, H), (H, 1), begin)
+        return cls(rows, marks, buffer if uncleared else None)
 
 
 def _aligned(words: int) -> int:
@@ -125,13 +127,15 @@ def flag_buffer(call: Call, like: torch.Tensor, zero: bool = True) -> torch.Tens
     return make(_aligned(call.sequences * call.H) + call.slots(1) * call.H, dtype=torch.int32)
 
 
-def failure_flags(call: Call, flags: Flags, after_forward: bool) -> torch.Tensor:
+def failure_flags(call: Call, flags: Flags, after_forward: bool, *, zero: bool = True) -> torch.Tensor:
     """Flags [N, H] for a backward to raise: first 0 or, `after_forward`, as the forward has left its own.
 
-    Empty if the call is not `gated`.
+    If not `zero`, they are still to be set to 0. Empty if the call is not `gated`.
     """
     if not call.gated:
         return flags.rows
+    if not zero:
+        return flags.rows.new_empty(flags.rows.shape)
     return flags.rows.clone() if after_forward else flags.rows.new_zeros(flags.rows.shape)
 
 

@@ -101,11 +101,15 @@ def launch_forward(
     """Launches the kernels of the forward, and returns its outputs."""
     if keep == KEEP_NOTHING and call.is_short:
         return _launch_recurrence(call, inputs, initial_state, output_final_state)
-    o, final, kept, buffer = forward_outputs(call, inputs.q, inputs.v, output_final_state, keep, parts=call.key_parts)
-    flags = Flags.of(call, buffer)
+    clears = _clears(call, keep)
+    o, final, kept, buffer = forward_outputs(
+        call, inputs.q, inputs.v, output_final_state, keep, parts=call.key_parts, zero=not clears
+    )
+    flags = Flags.of(call, buffer, uncleared=clears)
     if call.head_gated:
         inputs.sums = buffer.view(torch.float32)
-        sum_head_gates(call, inputs)
+        if not (call.plan.family == "hopper" and narrow.cuts(call, keep == KEEP_CHECKPOINTS)):
+            sum_head_gates(call, inputs)
     outputs: dict[str, Any] = {
         "o": o,
         "initial": initial_state,
@@ -158,16 +162,26 @@ def _probable_needs(
 
 
 def forward_outputs(
-    call: Call, q: torch.Tensor, v: torch.Tensor, output_final_state: bool, keep: int, parts: int = 1
-) -> Outputs:
-    """Allocates a forward's outputs, o in `parts` partial sums. q and v give the device and the dtypes."""
+    call: Call, q: torch.Tensor, v: torch.Tensor, output_final_state: bool, keep: int, parts: int = 1,
+    zero: bool = True,
+) -> Outputs:  # fmt: skip
+    """Allocates a forward's outputs, o in `parts` partial sums. q and v give the device and the dtypes.
+
+    `zero`: flags are 0.
+    """
     final = kept = None
     if output_final_state:
         final = call.new_states(q)
     if keep != KEEP_NOTHING:
         materialize = keep == KEEP_STATES
         kept = q.new_empty(call.kept_shape(materialize), dtype=call.kept_dtype(materialize))
-    return output_parts(v, parts), final, kept, flag_buffer(call, q)
+    return output_parts(v, parts), final, kept, flag_buffer(call, q, zero=zero)
+
+
+def _clears(call: Call, keep: int) -> bool:
+    """Whether a forward, or a backward from all states, sets its flags to 0 itself."""
+    families = {"wide": wide.clears, "hopper": narrow.cuts}
+    return call.gated and call.plan.family in families and families[call.plan.family](call, keep == KEEP_CHECKPOINTS)
 
 
 def backward(
@@ -215,7 +229,8 @@ def launch_backward(
     flags = Flags.of(call, buffer)
     materialized = keep == KEEP_STATES
     # From checkpoints, one exact kernel computes what either pass has flagged; it needs no states of the plain form.
-    failed = failure_flags(call, flags, after_forward=not materialized)
+    zero = not (materialized and _clears(call, keep))
+    failed = failure_flags(call, flags, after_forward=not materialized, zero=zero)
     # With gates, the exact kernel passes the state's gradient on in it.
     zero = dfinal is None and not materialized and wide.carries_gradient(call)
     dinitial = call.new_states(inputs.q, zero=zero) if needs_dinitial or call.gated else None

@@ -148,17 +148,21 @@ def clear_tails(call: Call, inputs: Inputs, *outputs: torch.Tensor | None) -> No
 def scan(
     call: Call, inputs: Inputs, piece_chunks: int, local: torch.Tensor, decays: torch.Tensor | None,
     borders: torch.Tensor, initial: torch.Tensor | None, final: torch.Tensor | None, *, reverse: bool,
+    cleared: torch.Tensor | None,
 ) -> None:  # fmt: skip
     """Fills `borders` and `final` from what each piece of `piece_chunks` chunks adds to the state, `local`.
 
-    `decays`: total gates of each piece. Not of the portable plain form, but of those that cut sequences.
+    `decays`: total gates of each piece. `cleared`: int32, set to 0 as well. Not of the portable plain form, but of
+    those that cut sequences.
     """
     arguments = {
         "local": local, "decays": decays, "initial": initial, "borders": borders, "final": final,
         "cu_seqlens": inputs.cu_seqlens, "T": call.T, "H": call.H, "rows": piece_chunks * call.plan.chunk_size,
+        "cleared": cleared, "words": 0 if cleared is None else cleared.numel(),
     }  # fmt: skip
     switches = {
         "BLOCK": SCAN.block_v,
+        "CLEAR": cleared is not None,
         "GATED": decays is not None,
         "REVERSE": reverse,
         "HAS_INITIAL": initial is not None,

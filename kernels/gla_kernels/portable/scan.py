@@ -19,17 +19,19 @@ def scan_place(slot, i, pieces, H, h, REVERSE: tl.constexpr):
     return (slot + (pieces - 1 - i if REVERSE else i)).to(tl.int64) * H + h
 
 
-@triton.jit(do_not_specialize=["T", "H", "rows"])
+@triton.jit(do_not_specialize=["T", "H", "rows", "words"])
 def scan_pieces(
     local,  # [pieces, H, K, V] float32: the state after each piece if it starts from zero; in reverse before it
     decays,  # [pieces, H, K] float32: total gate of each piece, in log2; unused if not GATED
     initial,  # [N, H, K, V] float32: the state before each sequence; in reverse after it
     borders,  # [pieces, H, K, V] float32: the state before each piece; in reverse after it
     final,  # [N, H, K, V] float32: the state after each sequence; in reverse before it
+    cleared,  # [words] int32: set to 0 if CLEAR
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     T,
     H,
     rows,  # tokens of a piece
+    words,
     K: tl.constexpr,
     V: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -39,9 +41,17 @@ def scan_pieces(
     REVERSE: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     STORE_FINAL: tl.constexpr,
+    CLEAR: tl.constexpr,
 ):
     """S <- 2^decay S + local from piece to piece. A program handles BLOCK elements of the state of a head."""
     wait_for_previous_kernel(PDL)
+    if CLEAR:
+        share = tl.cdiv(words, tl.num_programs(0) * tl.num_programs(1))
+        begin = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * share
+        for start in range(0, share, BLOCK):
+            word = start + tl.arange(0, BLOCK)
+            there = (word < share) & (begin + word < words)
+            tl.store(cleared + begin + word, tl.zeros([BLOCK], tl.int32), mask=there)
     nh = tl.program_id(0)
     n = nh // H
     h = nh % H

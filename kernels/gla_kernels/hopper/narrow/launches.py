@@ -27,6 +27,20 @@ def choose_pieces(call: Call, multiple: int = 1) -> Run:
     return run if pieces >= LEAST_NARROW_PIECES * call.sequences else whole(call)
 
 
+def _forward_pieces(call: Call, checkpoints: bool) -> Run:
+    """The pieces of a forward, at whose borders checkpoints are if it keeps any."""
+    return choose_pieces(call, call.checkpoint_chunks if checkpoints else 1)
+
+
+@decided_once
+def cuts(call: Call, checkpoints: bool = False) -> bool:
+    """Whether a forward, with checkpoints or not, or a backward from all states cuts sequences into pieces.
+
+    A pass that does sets its flags to 0 itself, and a forward computes the sums of gates per head.
+    """
+    return not is_whole(call, _forward_pieces(call, checkpoints))
+
+
 @decided_once
 def recomputed_groups(call: Call) -> Sequence[Run]:
     """Runs of pieces of `call.every` chunks for a backward from checkpoints; none if all sequences take a piece a time.
@@ -49,20 +63,24 @@ def form(call: Call) -> tuple[object, ...]:
 
 def _borders(
     call: Call, inputs: Inputs, x: torch.Tensor, y: torch.Tensor, run: Run, initial: torch.Tensor | None,
-    final: torch.Tensor | None, *, reverse: bool,
+    final: torch.Tensor | None, *, reverse: bool, cleared: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The state before each piece, from k and v; in reverse its gradient after it, from q and do. Fills `final`."""
+    """The state before each piece, from k and v; in reverse its gradient after it, from q and do.
+
+    Fills `final`, and sets `cleared` to 0.
+    """
     from gla_kernels.hopper.narrow.recurrence import gla_recurrence_hopper
 
     local, borders = call.new_states(inputs.q, run.count), call.new_states(inputs.q, run.count)
     decays = borders.new_empty(borders.shape[:3]) if call.gated or call.head_gated else None
-    arguments = call.numbers | gates_of(call, inputs) | named_strides(x=x, y=y) | {
-        "x": x, "y": y, "end": local, "decays": decays, "cu_seqlens": inputs.cu_seqlens,
+    head_gates = None if reverse or not call.head_gated else inputs.head_gates
+    arguments = call.numbers | gates_of(call, inputs) | named_strides(x=x, y=y, head_gates=head_gates) | {
+        "x": x, "y": y, "head_gates": head_gates, "end": local, "decays": decays, "cu_seqlens": inputs.cu_seqlens,
         "N": call.sequences, "piece_chunks": run.chunks,
     }  # fmt: skip
     programs, kernel = (run.count * call.H,), gla_recurrence_hopper
     call.launch(kernel, call.plan.forward, programs, arranged(kernel, arguments), {"REVERSE": reverse})
-    scan(call, inputs, run.chunks, local, decays, borders, initial, final, reverse=reverse)
+    scan(call, inputs, run.chunks, local, decays, borders, initial, final, reverse=reverse, cleared=cleared)
     return borders
 
 
@@ -71,13 +89,13 @@ def run_forward(
     final: torch.Tensor | None, states: torch.Tensor | None, checkpoints: torch.Tensor | None,
 ) -> None:  # fmt: skip
     """Runs the forward over whole sequences or, if these are cut, over their pieces. Outputs of None are left out."""
-    run = choose_pieces(call, 1 if checkpoints is None else call.checkpoint_chunks)
+    run = _forward_pieces(call, checkpoints is not None)
     if is_whole(call, run):
         _forward(
             call, inputs, flags, None, o=o, initial=initial, final=final, states=states, checkpoints=checkpoints
         )  # fmt: skip
         return
-    borders = _borders(call, inputs, inputs.k, inputs.v, run, initial, final, reverse=False)
+    borders = _borders(call, inputs, inputs.k, inputs.v, run, initial, final, reverse=False, cleared=flags.uncleared)
     _forward(call, inputs, flags, run, o=o, initial=borders, states=states, checkpoints=checkpoints)
 
 
@@ -121,7 +139,8 @@ def run_backward(
             call, inputs, do, states, None, flags, failed, gradients, None, dfinal=dfinal, dinitial=dinitial
         )  # fmt: skip
         return
-    after = _borders(call, inputs, inputs.q, do, run, dfinal, dinitial, reverse=True)
+    cleared = failed if call.gated else None
+    after = _borders(call, inputs, inputs.q, do, run, dfinal, dinitial, reverse=True, cleared=cleared)
     _backward(call, inputs, do, states, None, flags, failed, gradients, run, dfinal=after)
 
 

@@ -67,13 +67,16 @@ def launch_recurrence(
 
 def compute_borders(
     call: Call, inputs: Inputs, way: Direction, run: Run, borders: torch.Tensor, initial: torch.Tensor | None,
-    final: torch.Tensor | None,
+    final: torch.Tensor | None, cleared: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Fills `borders` with the state before each piece (in reverse its gradient after it), and `final`."""
+    """Fills `borders` with the state before each piece (in reverse its gradient after it), and `final`.
+
+    Sets `cleared` to 0.
+    """
     local = torch.empty_like(borders)
     decays = borders.new_empty(borders.shape[:3]) if call.gated or call.head_gated else None
     launch_recurrence(call, inputs, way, run, end=local, decays=decays)
-    scan(call, inputs, run.chunks, local, decays, borders, initial, final, reverse=way.reverse)
+    scan(call, inputs, run.chunks, local, decays, borders, initial, final, reverse=way.reverse, cleared=cleared)
 
 
 def launch_readout(

@@ -42,7 +42,7 @@ from gla_kernels.hopper.wide.pieces import (
     whole,
 )
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs
-from gla_kernels.launching.call import Call
+from gla_kernels.launching.call import Call, decided_once
 from gla_kernels.limits import WIDE_KEY_BLOCK
 
 
@@ -54,6 +54,19 @@ def fused(call: Call) -> bool:
 def walks(call: Call) -> bool:
     """Whether that kernel is `wide_walk`, which needs frames."""
     return fused(call) and call.K > WIDE_KEY_BLOCK
+
+
+@decided_once
+def clears(call: Call, checkpoints: bool = False) -> bool:
+    """Whether a pass sets its flags to 0 itself: a forward, with checkpoints or not, or a backward from all states.
+
+    `compute_borders` does, if it comes first: `wide_frames` already raises flags.
+    """
+    if not call.gated or walks(call):
+        return False
+    if not checkpoints or fused(call):
+        return not is_whole(call, choose_pieces(call))
+    return not carries(call)
 
 
 @dataclass(frozen=True)
@@ -122,7 +135,8 @@ def run_forward(
         forward.run(run, initial, final, states)
         return
     borders = call.new_states(inputs.q, run.count) if checkpoints is None else checkpoints
-    compute_borders(call, inputs, Direction(inputs.k, inputs.v, reverse=False), run, borders, initial, final)
+    way = Direction(inputs.k, inputs.v, reverse=False)
+    compute_borders(call, inputs, way, run, borders, initial, final, flags.uncleared)
     if checkpoints is None or fused(call):
         forward.run(run, borders, None, states)
         return
@@ -203,7 +217,8 @@ def run_backward(
     carried = not materialized and carries(call)
     if not carried and not (materialized and is_whole(call, run)):
         after = call.new_states(inputs.q, run.count)
-        compute_borders(call, inputs, reverse, run, after, dfinal, dinitial)
+        cleared = failed if materialized and clears(call) else None
+        compute_borders(call, inputs, reverse, run, after, dfinal, dinitial, cleared)
     if materialized:
         do_run(run, after, dinitial if is_whole(call, run) else None, kept, new_dstates(len(kept)))
         return
