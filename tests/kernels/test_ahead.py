@@ -281,44 +281,6 @@ def test_every_kernel_that_a_call_launches_is_among_those_compiled():
     assert done.stdout == "all seen: clear_tails_kernel head_gate_sums scan_pieces\n", done.stderr[-2000:]
 
 
-JUST_IN_TIME = """
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-class Driver:
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_current_stream(self, device): return 0
-
-driver.set_active(Driver())
-from gla_kernels.launching.buffers import Inputs
-from gla_kernels.launching.call import Call, make_call, named
-from gla_kernels.launching.plans import hopper_plan, plan_text
-from gla_kernels.operators.passes import KEEP_NOTHING, launch_forward
-
-def compile(call, kernel, tile, programs, arguments, switches, *, early=True):
-    if kernel.__name__ == "gla_recurrence_hopper":
-        constants = named(kernel, call.constants(tile) | switches)
-        kernel.warmup(*arguments, grid=programs, **constants, **call.options(tile, early))
-        print("compiled")
-
-Call.launch = compile
-q, k, v = (torch.empty(1, 8192, 2, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
-for g in (torch.empty(1, 8192, 2, device="meta"), torch.empty(1, 2, 8192, device="meta").transpose(1, 2)):
-    call = make_call(q, v, g, None, 1.0, None, plan_text(hopper_plan(64, 64, q.dtype)))
-    launch_forward(call, Inputs.of(call, q, k, v, g, None), None, False, KEEP_NOTHING)
-"""
-
-
-def test_the_jit_compiles_gates_with_a_stride_of_1_in_either_place():
-    """It makes a constant of such a stride, which `compile_kernel` does not."""
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-c", JUST_IN_TIME]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.stdout == "compiled\n" * 2, done.stderr[-2000:]
-
-
 STRIDES_OF_64_BITS = """
 import re, torch
 from gla_kernels.inspection import ahead

@@ -8,15 +8,13 @@ of tokens, and no exponent is above 0:
     S' = 2^(a_C) S + K^T 2^(a_C - a) V
 
 So nothing has to be taken into a frame, and strong gates need no other kernel. Gates are at least LEAST_GATE, so that a
-difference of two sums is finite. The first kernel of a forward computes the sums: `portable/sums.py` or, if sequences
-of narrow heads are cut, `narrow/recurrence.py`.
+difference of two sums is finite. `portable/sums.py` computes the sums.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
-from gla_kernels.hopper.gates import LOG2E, raise_to_least
 from gla_kernels.hopper.values import opaque
 
 
@@ -39,35 +37,6 @@ def fetch_sums(vector, ptr, rows_left):
     rows = opaque(gl.arange(0, C, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])))
     at = gl.maximum(gl.minimum(rows, rows_left - 1), 0)
     async_copy.async_copy_global_to_shared(vector, ptr + at, at < rows_left)
-
-
-@gluon.constexpr_function
-def token_layout(C):
-    """The layout of a number per token of a chunk, all of which every warp has."""
-    return gl.BlockedLayout([C // 32], [32], [4], [0])
-
-
-@gluon.jit
-def gates_in_place(ptr, b, t, h, stride_b, stride_t, stride_h):
-    """Pointer to the gate of batch row b, token t and head h. A stride may be 1, which the JIT makes a constant."""
-    return ptr + (b.to(gl.int64) * stride_b + t.to(gl.int64) * stride_t + h.to(gl.int64) * stride_h)
-
-
-@gluon.jit
-def load_row_gates(ptr, rows, stride, rows_left):
-    """Gates of a chunk's tokens, `stride` apart; 0 behind the last token."""
-    return gl.load(ptr + rows.to(gl.int64) * stride, mask=rows < rows_left, other=0.0)
-
-
-@gluon.jit
-def _add(x, y):
-    return x + y
-
-
-@gluon.jit
-def sum_gates(gates):
-    """The sums of gates (natural log) up to each token, in log2."""
-    return gl.associative_scan(raise_to_least(gates.to(gl.float32) * LOG2E), 0, _add)
 
 
 @gluon.jit
@@ -131,6 +100,11 @@ def store_total(totals, x):
 def store_row_total(totals, x):
     """Writes the sum of x to `totals` [warps]: what each warp holds, 16 places."""
     totals.store(gl.sum(x.reshape([x.shape[0] // 16, 16]), axis=1))
+
+
+@gluon.jit
+def _add(x, y):
+    return x + y
 
 
 @gluon.jit

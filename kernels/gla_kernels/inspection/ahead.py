@@ -77,7 +77,7 @@ _INPUTS = (
     *("q", "k", "v", "x", "y", "z", "do", "out", "framed_q", "framed_k", "scores"),
     *("late", "early", "other_late", "other_early", "late_out", "early_out"),
 )
-_GATES = ("dg", "gates", "head_gates", "gv", "other_gates", "gates_out")
+_GATES = ("dg", "gates", "gv", "other_gates", "gates_out")
 # What `clear_tails_kernel` gets in a backward.
 _TAILS = {"a": "dq", "b": "dk", "c": "dv", "d": "dg"}
 
@@ -209,8 +209,7 @@ def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, b
             yield Variant(f"backward{whence}{name}", "plain", gla_backward_hopper, call.plan.backward, backwards)
     for reverse in (False, True):
         name = "reverse recurrence" if reverse else "recurrence"
-        absent = () if call.head_gated and not reverse else ("head_gates",)
-        yield Variant(name, "plain", gla_recurrence_hopper, call.plan.forward, {"REVERSE": reverse}, absent)
+        yield Variant(name, "plain", gla_recurrence_hopper, call.plan.forward, {"REVERSE": reverse})
 
 
 def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:

@@ -131,17 +131,15 @@ def wide_recurrence_tile(V: int) -> Tile:
 def recurrence_stages(block_v: int, gated: bool, alone: bool) -> int:
     """Chunks that a program of `wide_recurrence` has in shared memory at once, one of them in use.
 
-    `alone`: there are multiprocessors enough for all programs. Then it takes so much memory that no second program fits
-    beside it: programs start while the kernel before ends, and would come to lie in twos beside multiprocessors without
-    any. With gates per channel it does anyway, and arithmetic takes longer than copies.
+    `alone`: there are multiprocessors enough for all programs. Then, if it stores states, it takes so much memory that
+    no second program fits beside it: programs start while the kernel before ends, and would come to lie in twos beside
+    multiprocessors without any. With gates per channel it does anyway, and arithmetic takes longer than copies.
     """
     if gated:
         return 2
     if block_v <= 64:
         return 6 if alone else 4
-    if block_v <= 128:
-        return 4 if alone else 2
-    return 3
+    return 3 if alone or block_v > 128 else 2
 
 
 @cache

@@ -108,8 +108,7 @@ def launch_forward(
     flags = Flags.of(call, buffer, uncleared=clears)
     if call.head_gated:
         inputs.sums = buffer.view(torch.float32)
-        if not (call.plan.family == "hopper" and narrow.cuts(call, keep == KEEP_CHECKPOINTS)):
-            sum_head_gates(call, inputs)
+        sum_head_gates(call, inputs)
     outputs: dict[str, Any] = {
         "o": o,
         "initial": initial_state,

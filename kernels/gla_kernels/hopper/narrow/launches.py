@@ -36,7 +36,7 @@ def _forward_pieces(call: Call, checkpoints: bool) -> Run:
 def cuts(call: Call, checkpoints: bool = False) -> bool:
     """Whether a forward, with checkpoints or not, or a backward from all states cuts sequences into pieces.
 
-    A pass that does sets its flags to 0 itself, and a forward computes the sums of gates per head.
+    A pass that does sets its flags to 0 itself.
     """
     return not is_whole(call, _forward_pieces(call, checkpoints))
 
@@ -73,9 +73,8 @@ def _borders(
 
     local, borders = call.new_states(inputs.q, run.count), call.new_states(inputs.q, run.count)
     decays = borders.new_empty(borders.shape[:3]) if call.gated or call.head_gated else None
-    head_gates = None if reverse or not call.head_gated else inputs.head_gates
-    arguments = call.numbers | gates_of(call, inputs) | named_strides(x=x, y=y, head_gates=head_gates) | {
-        "x": x, "y": y, "head_gates": head_gates, "end": local, "decays": decays, "cu_seqlens": inputs.cu_seqlens,
+    arguments = call.numbers | gates_of(call, inputs) | named_strides(x=x, y=y) | {
+        "x": x, "y": y, "end": local, "decays": decays, "cu_seqlens": inputs.cu_seqlens,
         "N": call.sequences, "piece_chunks": run.chunks,
     }  # fmt: skip
     programs, kernel = (run.count * call.H,), gla_recurrence_hopper

@@ -25,35 +25,23 @@ from gla_kernels.hopper.gates import (
     make_words,
     start_gate_frame,
 )
-from gla_kernels.hopper.head_gates import (
-    chunk_gate,
-    decay_to_end,
-    fetch_sums,
-    gates_in_place,
-    load_row_gates,
-    make_sums,
-    row_sums,
-    sum_gates,
-    sums_in,
-    token_layout,
-)
+from gla_kernels.hopper.head_gates import chunk_gate, decay_to_end, fetch_sums, make_sums, row_sums, sums_in
 from gla_kernels.hopper.layouts import accumulator, gate_layout, operand_layout
 from gla_kernels.hopper.places import find_piece, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product
-from gla_kernels.hopper.values import negative, opaque, thread_barrier, to_float32
+from gla_kernels.hopper.values import negative, thread_barrier, to_float32
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "piece_chunks"])
 def gla_recurrence_hopper(
     x,  # [B, T, H, K] bfloat16, any strides of B, T and H: k, or q in reverse
     y,  # [B, T, H, V]: v, or do in reverse
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T] float32: sums, output of SUMS
-    head_gates,  # [B, T, H] float32, bfloat16 or float16, any strides, natural log, <= 0: of SUMS
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
     end,  # [pieces, H, K, V] float32: the state after each piece if it starts from 0; in reverse before it
     decays,  # [pieces, H, K] float32: total gate of each piece, in log2
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
-    x_b, x_t, x_h, y_b, y_t, y_h, g_b, g_t, g_h, head_gates_b, head_gates_t, head_gates_h,
+    x_b, x_t, x_h, y_b, y_t, y_h, g_b, g_t, g_h,
     T,
     H,
     N,
@@ -72,7 +60,6 @@ def gla_recurrence_hopper(
     # Chunks in shared memory at once: so many that two programs fit a multiprocessor, and not three, because programs
     # that start while the kernel before ends would come to lie in threes (see `recurrence_stages`).
     BUFFERS: gl.constexpr = 3 if GATED else 6
-    SUMS: gl.constexpr = HEAD_GATED and not REVERSE  # the forward computes the sums of gates, for all kernels
     state_layout: gl.constexpr = accumulator(BV)
     key_tile: gl.constexpr = accumulator(BK)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
@@ -100,12 +87,6 @@ def gla_recurrence_hopper(
     previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
     decay = gl.zeros([BK], gl.float32, key_layout)
 
-    if SUMS:
-        rows = opaque(gl.arange(0, C, token_layout(C)))
-        gates_left = gl.minimum(length - chunk * C, gl.minimum(chunks, 1) * C)
-        gates_at = gates_in_place(head_gates, b, begin + chunk * C, h, head_gates_b, head_gates_t, head_gates_h)
-        sums_at = sums_in(g, b, begin + chunk * C, h, T, H)
-        a = sum_gates(load_row_gates(gates_at, rows, head_gates_t, gates_left))
     for ahead in gl.static_range(BUFFERS - 1):
         t = begin + chunk * C
         rows_left = gl.where(ahead < chunks, gl.minimum(length - chunk * C, C), 0)
@@ -113,20 +94,13 @@ def gla_recurrence_hopper(
         fetch_rows(y_tiles.index(ahead), y, b, t, h, y_b, y_t, y_h, rows_left, V, 16)
         if GATED:
             fetch_gate_rows(g_tiles.index(ahead), g, b, t, h, g_b, g_t, g_h, rows_left, K)
-        if HEAD_GATED and REVERSE:
+        if HEAD_GATED:
             fetch_sums(g_tiles.index(ahead), sums_in(g, b, t, h, T, H), rows_left)
         async_copy.commit_group()
         chunk += -1 if REVERSE else 1
     for j in range(chunks):
         buffer = j % BUFFERS
         next_buffer = (j + BUFFERS - 1) % BUFFERS
-        if SUMS:
-            g_tiles.index(buffer).store(a)
-            gl.store(sums_at + rows, a, rows < gates_left)
-            gates_left = gl.where(j + 1 < chunks, gl.minimum(length - (first_chunk + j + 1) * C, C), 0)
-            gates_at += C * head_gates_t
-            sums_at += C
-            gates = load_row_gates(gates_at, rows, head_gates_t, gates_left)
         async_copy.wait_group(BUFFERS - 2)
         thread_barrier()
         x_tile = x_tiles.index(buffer)
@@ -144,7 +118,7 @@ def gla_recurrence_hopper(
         fetch_rows(y_tiles.index(next_buffer), y, b, t, h, y_b, y_t, y_h, rows_left, V, 16)
         if GATED:
             fetch_gate_rows(g_tiles.index(next_buffer), g, b, t, h, g_b, g_t, g_h, rows_left, K)
-        if HEAD_GATED and REVERSE:
+        if HEAD_GATED:
             fetch_sums(g_tiles.index(next_buffer), sums_in(g, b, t, h, T, H), rows_left)
         chunk += -1 if REVERSE else 1
         async_copy.commit_group()
@@ -173,8 +147,6 @@ def gla_recurrence_hopper(
         fence_async_shared()
         thread_barrier()
         S = add_product(x_tile.permute((1, 0)), y_tiles.index(buffer), S)
-        if SUMS:
-            a = sum_gates(gates)
         S = warpgroup_mma_wait(0, deps=[S])
     async_copy.wait_group(0)
     S *= previous_factor[:, None] * scale if REVERSE else previous_factor[:, None]
