@@ -122,18 +122,20 @@ class Pointer:
         return Pointer(self.memory, self.offset + offset)
 
     def places(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the elements and the mask, as tensors of one shape. Raises IndexError."""
+        """Indices of the elements, 0 beside the mask, and the mask, as tensors of one shape. Raises IndexError."""
         at = torch.as_tensor(self.offset, dtype=torch.int64)
         there = torch.as_tensor(True if mask is None else mask)
         at, there = (x.as_subclass(torch.Tensor) for x in torch.broadcast_tensors(at, there))
-        used = at[there]
-        if used.numel() and not (int(used.min()) >= 0 and int(used.max()) < len(self.memory)):
-            raise IndexError(f"elements {int(used.min())} to {int(used.max())} of {len(self.memory)}")
+        if mask is not None:
+            at = torch.where(there, at, 0)
+        least, most = (int(x) for x in torch.aminmax(at))
+        if not (least >= 0 and most < len(self.memory)) and there.any():
+            raise IndexError(f"elements {least} to {most} of {len(self.memory)}")
         return at, there
 
     def load(self, mask: Any, other: Any) -> torch.Tensor:
         at, there = self.places(mask)
-        read = self.memory[torch.where(there, at, 0)]
+        read = self.memory[at]
         return read if mask is None else torch.where(there, read, torch.tensor(other or 0, dtype=read.dtype))
 
 

@@ -1,7 +1,11 @@
-"""Makes Triton's interpreter faster, with the same results: it looks all of triton.language through at every call.
+"""Makes Triton's interpreter faster, with the same results.
 
-Before a launch, it replaces the functions of triton.language by its own. It does so again whenever a kernel calls a
-device function, which took more than a quarter of a test's time; here once per launch and module.
+- Before a launch, it replaces the functions of triton.language by its own. It does so again whenever a kernel calls a
+  device function, which took more than a quarter of a test's time; here once per launch and module.
+- Every operation makes tensors and their types anew, each of which looks its shape through, item by item. Here that is
+  done once per shape.
+- It converts between float32 and bfloat16 bit by bit. As both have the same exponents, a shift does the same (and,
+  other than the interpreter, is right for subnormal numbers).
 """
 
 from __future__ import annotations
@@ -10,7 +14,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import triton.language as tl
+from triton.language import core
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 
@@ -43,3 +50,47 @@ def make_quick() -> None:
     interpreter._patch_lang = patch_for_launch
     interpreter._get_np_dtype = quick_np_dtype_of
     interpreter.InterpretedFunction.__call__ = call
+    _look_at_shapes_once()
+    _shift_between_bfloat16_and_float32()
+
+
+def _look_at_shapes_once() -> None:
+    make_type, equal, broadcast = core.block_type.__init__, core.dtype.__eq__, TritonSemantic.broadcast_impl_value
+    types: dict[tuple[int, ...], tuple[Any, str]] = {}  # one of every shape, and the shape in words
+    shapes: dict[tuple[int, ...], Any] = {(): (core.tuple([]), core.constexpr(1))}  # as a tensor has it, and elements
+
+    def quick_block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = tuple([x.value if isinstance(x, core.constexpr) else x for x in shape])
+        if key in types:
+            known, text = types[key]
+            self.element_ty, self.shape, self.numel = element_ty, known.shape, known.numel
+            self.name = f"<{text}, {element_ty}>"
+            return
+        make_type(self, element_ty, shape)
+        types[key] = self, str(self.shape)
+        shapes[key] = core.tuple([core.constexpr(x) for x in key]), core.constexpr(self.numel)
+
+    def quick_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shapes[tuple(type.shape.values) if type.is_block() else ()]
+
+    def quick_broadcast(self: Any, one: Any, other: Any) -> Any:
+        return (one, other) if one.shape is other.shape else broadcast(self, one, other)
+
+    core.block_type.__init__ = quick_block_type
+    core.tensor.__init__ = quick_tensor
+    core.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
+    TritonSemantic.broadcast_impl_value = quick_broadcast
+
+
+def _shift_between_bfloat16_and_float32() -> None:
+    convert = interpreter._convert_float
+
+    def quick_convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+        if source == tl.bfloat16 and target == tl.float32:
+            return data.view(np.uint16).astype(np.uint32) << 16
+        if source == tl.float32 and target == tl.bfloat16 and rounding is None:
+            return (data.view(np.uint32) >> 16).astype(np.uint16)
+        return convert(data, source, target, rounding)
+
+    interpreter._convert_float = quick_convert
