@@ -1,6 +1,7 @@
 """The command line in this process with made-up workers, which tests the flow without starting processes.
 
-A made-up worker answers with the time that the plugin's backend `says` for a cell.
+A made-up worker answers with the time that the plugin's backend `says` for a cell. The figures of reports are drawn but
+not rendered, which would take most of a command's time; `renders=True` renders them.
 """
 
 import sys
@@ -15,6 +16,7 @@ from zlib import crc32
 
 import numpy as np
 import simulated
+from matplotlib.text import Text
 from typer.main import get_command
 
 from glabench import cli
@@ -26,6 +28,7 @@ from glabench.devices.choice import parse_device
 from glabench.devices.environment import collect
 from glabench.errors import RenamedWarning
 from glabench.measure.outcome import failure
+from glabench.report.figures import check_figure
 
 # Tests commit it and change it to make revisions that are slower, wrong or busy.
 PLUGIN = """
@@ -101,10 +104,20 @@ def app_of(axes):
     return built_app(tuple(axes.items()), help_has_tables())
 
 
+def sketch(figure, path):
+    """Writes a figure's texts and the points of its lines, which differ where figures do, instead of the figure."""
+    check_figure(path)
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    points = [line.get_xydata().tolist() for axes in figure.axes for line in axes.lines]
+    path.write_text("\n".join(map(str, [*filter(None, texts), *points])))
+
+
 @contextmanager
-def made_up_workers(workers=MadeUpWorker) -> Iterator[None]:
+def made_up_workers(workers=MadeUpWorker, renders=False) -> Iterator[None]:
     """Starts no process for the environment, and none for cells unless `workers` does."""
     with ExitStack() as stack:
+        if not renders:
+            stack.enter_context(mock.patch("glabench.report.write.save_figure", sketch))
         for place in ("glabench.scheduling.plan.probe", "glabench.cli.env.probe"):
             stack.enter_context(mock.patch(place, probe))
         for place in ("glabench.scheduling.runs.ProcessWorker", "glabench.scheduling.versions.ProcessWorker"):
@@ -114,11 +127,11 @@ def made_up_workers(workers=MadeUpWorker) -> Iterator[None]:
         yield
 
 
-def glabench(folder, *arguments, workers=MadeUpWorker, stdout=None):
+def glabench(folder, *arguments, workers=MadeUpWorker, stdout=None, renders=False):
     """Runs the command in a folder; gives (exit code, stdout, stderr). With the file `stdout`, stdout goes there."""
     stdout, stderr = stdout or StringIO(), StringIO()
     with ExitStack() as stack:
-        stack.enter_context(made_up_workers(workers))
+        stack.enter_context(made_up_workers(workers, renders))
         stack.enter_context(chdir(folder))
         stack.enter_context(mock.patch.object(sys, "argv", ["glabench", *map(str, arguments)]))
         stack.enter_context(mock.patch.object(cli, "_end_like_an_interruption"))

@@ -309,7 +309,7 @@ def there(tmp_path_factory):
 
 def test_several_runs_share_a_report_with_the_metrics_and_the_figure_asked_for(there):
     chosen = ["--metric", "time,first_call,error", "--against", "steady", "--figure", "x.pdf"]
-    code, stdout, stderr = in_process.glabench(there, "report", "one", "two", *chosen, "--out", "there")
+    code, stdout, stderr = in_process.glabench(there, "report", "one", "two", *chosen, "--out", "there", renders=True)
     assert code == 0, stderr
     assert "one" in stdout
     assert "two" in stdout

@@ -116,7 +116,7 @@ CPU = ("--device", "cpu", "--seqlen", "64", "--heads", "2", "--head-dim", "16", 
 def profiled(tmp_path_factory):
     """The folder of a run with profiles of two cells on a CPU, and what the command printed."""
     folder = tmp_path_factory.mktemp("profiled")
-    code, out, err = glabench(folder, "profile", "linear-torch,gla-torch", *CPU, "--out", "run")
+    code, out, err = glabench(folder, "profile", "linear-torch,gla-torch", *CPU, "--out", "run", renders=True)
     assert code == 0, err
     return folder, out
 
