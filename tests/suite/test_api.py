@@ -13,6 +13,7 @@ from in_process import PLUGIN
 import glabench
 from glabench.errors import GlabenchError, InterruptedRunError, UsageError
 from glabench.records.environment import device_name
+from glabench.scheduling.process import ProcessWorker
 from glabench.sweeps import Variant
 from glabench.verdicts import FAILING
 from glabench.verdicts.occasions import Occasion, Occasions
@@ -27,7 +28,8 @@ def measured(tmp_path_factory):
     told = []
     out = tmp_path_factory.mktemp("api") / "run"
     axes = {"seqlen": [16, 32], "backend": "linear-torch", **TINY}
-    return glabench.run("cpu-smoke", out=out, on_record=told.append, device="cpu", **axes, **QUICK), told
+    with in_process.made_up_workers(ProcessWorker, renders=True):
+        return glabench.run("cpu-smoke", out=out, on_record=told.append, device="cpu", **axes, **QUICK), told
 
 
 @pytest.fixture

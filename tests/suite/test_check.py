@@ -35,7 +35,7 @@ KERNELS = Path(__file__).parents[2] / "kernels/gla_kernels"
 BUSY_ONCE = '0.1 if __import__("os").path.exists("was-busy") else [2.5, __import__("os").mkdir("was-busy")][0]'
 
 
-def test_processes_measure_each_revisions_own_kernels(glabench, tmp_path):
+def test_processes_measure_each_revisions_own_kernels(command, tmp_path):
     """The only test here with real workers: they find their revision's kernels, with separate compile caches."""
     shutil.copytree(KERNELS, tmp_path / "kernels/gla_kernels", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "kernels/gla_kernels/factor.py").write_text("FACTOR = 1.0")
@@ -45,8 +45,8 @@ def test_processes_measure_each_revisions_own_kernels(glabench, tmp_path):
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     commit(tmp_path)
     (tmp_path / "kernels/gla_kernels/factor.py").write_text("FACTOR = 1.1")
-    command = ["check", "--rev", "main", "--sweep", "waiting.toml", "--plugin", plugin, "--device", "cpu"]
-    code, stdout, stderr = glabench(*command, "--rounds", "1", "--time-limit", "0.05", "--out", "there")
+    check = ["check", "--rev", "main", "--sweep", "waiting.toml", "--plugin", plugin, "--device", "cpu"]
+    code, stdout, stderr = command(*check, "--rounds", "1", "--time-limit", "0.05", "--out", "there")
     assert code == 5, stderr
     assert "1 inaccurate" in stdout
     base, new = (RunFolder.open(tmp_path / "there" / name).load() for name in ("base-1", "new-1"))

@@ -3,6 +3,7 @@
 Most fakes misbehave before their worker loads torch, which takes a tenth of a second instead of three.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -198,6 +199,22 @@ def test_variables_and_autotuning_reach_the_worker(tmp_path):
 # Signals
 
 
+# The command line in a process that is told its environment. Finding it out would take another one, and seconds.
+START = """
+import json, sys
+from unittest import mock
+from glabench import cli
+environment = json.loads(sys.argv.pop(1))
+with mock.patch("glabench.scheduling.plan.probe", lambda *_: environment):
+    cli.main()
+"""
+
+
+def start_of(*arguments):
+    """How to start the command line."""
+    return [sys.executable, "-c", START, json.dumps(in_process.environment()), *map(str, arguments)]
+
+
 def wait_until(holds, seconds=60):
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:
@@ -207,11 +224,10 @@ def wait_until(holds, seconds=60):
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_stopped_suite_loses_at_most_the_cell_in_work_and_resumes(command, tmp_path, how):
     many = ["--seqlen", "16..160:+16", "--backend", "fake-slow,fake-good", "--when", "limits", "--out", "here"]
-    arguments = [*map(str, SPEED), *many]
+    arguments = [*SPEED, *many]
     records = tmp_path / "here/records.jsonl"
-    started = [sys.executable, "-m", "glabench", *arguments]
     suite = subprocess.Popen(
-        started,
+        start_of(*arguments),
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -236,8 +252,7 @@ def test_a_stopped_suite_loses_at_most_the_cell_in_work_and_resumes(command, tmp
 
 
 def test_a_batch_systems_signal_in_mid_cell_leaves_no_process_and_loses_no_record(tmp_path, lives):
-    arguments = [*map(str, SPEED), "--backend", "fake-hanging", "--when", "limits", "--out", "here", "-q"]
-    started = [sys.executable, "-m", "glabench", *arguments]
+    started = start_of(*SPEED, "--backend", "fake-hanging", "--when", "limits", "--out", "here", "-q")
     variables = {**os.environ, "FAKE_CHILD": str(tmp_path / "child")}
     suite = subprocess.Popen(started, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=variables)
     wait_until(lives)
