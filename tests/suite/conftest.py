@@ -53,6 +53,12 @@ def one_thread():
 
 
 @pytest.fixture
+def soon_settled(monkeypatch):
+    """A few steps before those that are timed; beside other tests they never take equally long."""
+    monkeypatch.setattr("glabench.measure.loop._MOST_STEPS", 3)
+
+
+@pytest.fixture
 def run(tmp_path, monkeypatch):
     """Runs a command in a folder with a plugin, in this process; gives (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)

@@ -30,7 +30,7 @@ SIZES = {"model_width": 128, "layers": 1, "vocabulary": 64}
 SETTINGS = Settings(time_limit_s=0.02, max_samples=3, warm_up_s=0.0, least_time_s=0.0)
 JOB = Job("gla-decode", "run", "cpu", SETTINGS, ceilings=Ceilings(copy_gbps=20.0, product_tflops=2.0))
 BACKENDS = [name for name, each in REGISTRY.items() if each.work == "decode"]
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "soon_settled")
 
 
 def cell_of(backend="gla-decode", batch=2, prefix=24, dtype="fp32", **parameters):

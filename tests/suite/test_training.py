@@ -27,10 +27,10 @@ from glabench.sweeps.model import Cell, Parameters
 REGISTRY = load_registry()
 OP = REGISTRY.ops["training"]
 SIZES = {"model_width": 128, "layers": 2, "vocabulary": 64, "weights": "fp32"}
-NARROW = {"model_width": 64}  # where the size tells nothing
+NARROW = {"model_width": 64, "layers": 1}  # where the size tells nothing
 SETTINGS = Settings(time_limit_s=0.05, max_samples=5, warm_up_s=0.0, least_time_s=0.0)
 JOB = Job("gla-model", "run", "cpu", SETTINGS, ceilings=Ceilings(product_tflops=2.0))
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "soon_settled")
 
 
 def cell_of(backend="gla-model", batch=2, seqlen=64, dtype="fp32", **parameters):
@@ -69,6 +69,7 @@ def test_a_step_in_half_precision_has_its_rounding_and_no_more(backend, weights)
 
 def test_a_steps_rates_are_shares_of_the_devices_and_of_the_step():
     record = measured(cell_of())
+    assert record.status == "ok", record.reason
     row = {**record.to_json(), "samples": None}
     found = derived(row)
     assert found["mfu_pct"] == pytest.approx(100 * record.tflops / 2.0)
@@ -223,7 +224,8 @@ def test_a_model_that_does_not_train_as_it_should_has_no_time(backend, said):
     registry.add(ForgetfulKernel(), "a test")
     registry.add(made := backend(), "a test")
     tokens = 240 if backend is Loud else 80  # more than the small model has, or than a chunk
-    record = measured(replace(cell_of(seqlen=tokens, **NARROW), backend=backend.name), made)
+    layers = 2 if backend is Flipped else 1  # gradients of as few numbers as a bias are judged over all blocks
+    record = measured(replace(cell_of(seqlen=tokens, **NARROW | {"layers": layers}), backend=backend.name), made)
     assert record.status == "inaccurate"
     assert re.search(said, record.reason)
 
@@ -336,8 +338,7 @@ class Partly(GlaModel):
 def test_in_half_precision_losses_tell_what_is_not_trained(weights):
     registry = load_registry()
     registry.add(partly := Partly(), "a test")
-    sizes = {"layers": 2, "weights": weights}
-    cell = replace(cell_of("gla-model", seqlen=200, dtype="bf16", **sizes), backend="partly-model")
+    cell = replace(cell_of("gla-model", dtype="bf16", weights=weights), backend="partly-model")
     record = StepMeter(OP, partly, JOB).measure(cell)
     assert record.status == "inaccurate"
     assert re.search(r"float64: loss \S+ \(allowed", record.reason)
