@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from in_process import SIZES, glabench
+from in_process import SIZES, glabench, profile_here
 from reports import made_up
 from test_papers import two_level_inputs
 from test_rivals import install
@@ -213,7 +213,8 @@ def test_a_chunk_sweep_profiles_the_parts_of_forwards(tmp_path):
     (tmp_path / "parted.py").write_text(PARTED)
     sizes = ("--seqlen", "32", "--batch", "1", "--heads", "1", "--head-dim", "16", "--dtype", "fp32")
     arguments = ("--plugin", "parted.py", "--backend", "parted", "--device", "cpu", "--chunk", "16,32", *sizes)
-    code, out, err = glabench(tmp_path, "chunk-sweep", *arguments, "--out", "run")
+    with mock.patch("glabench.cli.profile.profile_cell", profile_here):
+        code, out, err = glabench(tmp_path, "chunk-sweep", *arguments, "--out", "run")
     assert code == 0, err
     run = load(tmp_path / "run")
     assert [(cell.pass_, cell.get("chunk")) for cell in run.profiles] == [("fwd", 16), ("fwd", 32)]

@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from conftest import last_line
-from in_process import MadeUpWorker, glabench
+from in_process import MadeUpWorker, glabench, profile_here
 from repositories import git
 from traces import KERNELS, SMALL, trace_of
 
@@ -116,7 +117,8 @@ CPU = ("--device", "cpu", "--seqlen", "64", "--heads", "2", "--head-dim", "16", 
 def profiled(tmp_path_factory):
     """The folder of a run with profiles of two cells on a CPU, and what the command printed."""
     folder = tmp_path_factory.mktemp("profiled")
-    code, out, err = glabench(folder, "profile", "linear-torch,gla-torch", *CPU, "--out", "run", renders=True)
+    with mock.patch("glabench.cli.profile.profile_cell", profile_here):
+        code, out, err = glabench(folder, "profile", "linear-torch,gla-torch", *CPU, "--out", "run", renders=True)
     assert code == 0, err
     return folder, out
 
