@@ -10,7 +10,7 @@ from gla_cases import GATES
 from hopper_on_cpu import interpret_bfloat16
 from product import product
 
-from glabench.backends.papers import TARGETS, forms
+from glabench.backends.papers import TARGETS, forms, stored_states
 from glabench.backends.papers.backends import (
     GlaFiveStep,
     GlaParallelNaive,
@@ -105,7 +105,7 @@ def test_two_levels_are_right_at_every_gate(gate, lengths):
 
 @pytest.mark.parametrize("gate", ["mild", "strong", "resets", "-inf"])
 def test_stored_states_are_right_at_every_gate(gate):
-    tensors, do = two_level_inputs(gate, 20)
+    tensors, do = two_level_inputs(gate, 20, values=2 * stored_states.COLUMNS)
     assert max(errors_of(stored_states_gla, tensors, do).values()) < 1e-6
 
 
@@ -160,10 +160,10 @@ def test_two_levels_multiply_in_bfloat16(gate, monkeypatch):
     assert 1e-4 < max(errors_of(two_level_gla, tensors, do).values()) < 1e-2
 
 
-def two_level_inputs(gate, tokens, dtype=torch.float32):
+def two_level_inputs(gate, tokens, dtype=torch.float32, values=128):
     """Inputs whose head dims are powers of two; the values are wider than a program's columns."""
     torch.manual_seed(0)
-    q, k, v, do = (torch.randn(1, tokens, 2, D).to(dtype) for D in (32, 32, 128, 128))
+    q, k, v, do = (torch.randn(1, tokens, 2, D).to(dtype) for D in (32, 32, values, values))
     return [q, k, v, *([] if gate is None else [GATES[gate](torch.randn(1, tokens, 2, 32))])], do
 
 
