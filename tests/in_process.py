@@ -29,6 +29,7 @@ from glabench.devices.choice import parse_device
 from glabench.devices.environment import collect
 from glabench.errors import RenamedWarning
 from glabench.measure.outcome import failure
+from glabench.measure.worker import _Cells
 from glabench.profiling import worker
 from glabench.profiling.request import Answer, Request
 from glabench.records.profile import Profile
@@ -78,6 +79,19 @@ class MadeUpWorker:
         fields = {"rel_error": {"o": said["error"]}, "first_call_s": said.get("first_call_s", 0.1)}
         made_up = simulated.record(samples, cell, peak_allocated_mib=None, peak_resident_mib=1.0, **fields)
         return replace(made_up, run_id=self._job.run_id, code=self._job.code)
+
+    def close(self):
+        pass
+
+
+class WorkerHere:
+    """Measures in this process, which has loaded torch already: for cells that do it no harm."""
+
+    def __init__(self, job, variables, show_errors=False):
+        self._cells = _Cells(load_registry(job.plugins), job)
+
+    def measure(self, cell):
+        return self._cells.record(cell)
 
     def close(self):
         pass

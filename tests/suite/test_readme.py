@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from in_process import WorkerHere
 
 from glabench.backends import load_registry
 from glabench.cli.app import make_app
@@ -118,7 +119,9 @@ def test_the_readmes_plugin_is_one(tmp_path):
 def test_the_plugin_pages_parameter_is_an_axis_and_a_short_window_is_found_out(command, tmp_path):
     (tmp_path / "windowed.py").write_text(re.search(r"```python\n(.*?)```", TEXTS["docs/plugins.md"], re.DOTALL)[1])
     chosen = ["--plugin", "windowed.py", "--backend", "windowed", "--device", "cpu", "--seqlen", "64", "--pass", "fwd"]
-    done = command("run", "cpu-smoke", *chosen, "--window", "16,64", "--time-limit", "0.02", "--json", "-")
+    done = command(
+        "run", "cpu-smoke", *chosen, "--window", "16,64", "--time-limit", "0.02", "--json", "-", workers=WorkerHere
+    )
     found = {record["window"]: record["status"] for record in json.loads(done[1])}
     assert found == {16: "inaccurate", 64: "ok"}, done
 
@@ -128,7 +131,7 @@ def test_the_plugin_pages_op_runs_as_printed(command, tmp_path):
     assert len([line for line in code.splitlines() if line]) <= 25
     (tmp_path / "mean.py").write_text(code)
     chosen = ["--plugin", "mean.py", "--backend", "mean-torch", "--device", "cpu", "--seqlen", "64"]
-    done = command("run", "cpu-smoke", *chosen, "--time-limit", "0.02", "--json", "-")
+    done = command("run", "cpu-smoke", *chosen, "--time-limit", "0.02", "--json", "-", workers=WorkerHere)
     assert [record["status"] for record in json.loads(done[1])] == ["ok", "ok"], done
 
 
