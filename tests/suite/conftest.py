@@ -74,7 +74,7 @@ def run(tmp_path, monkeypatch):
     """Runs a command in a folder with a plugin, in this process; gives (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "steady.py").write_text(in_process.PLUGIN)
-    return lambda *arguments: in_process.glabench(tmp_path, *arguments)
+    return lambda *arguments, **options: in_process.glabench(tmp_path, *arguments, **options)
 
 
 @pytest.fixture(scope="session")

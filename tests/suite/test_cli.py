@@ -88,12 +88,17 @@ def test_importing_the_command_line_is_quick_and_leaves_torch_alone():
     assert float(seconds) < 1.0
 
 
-def test_a_reader_that_leaves_and_a_full_disk_are_one_line_at_most(glabench):
-    for arguments in (["sweeps"], ["sweeps", "--json", "-"], ["--help"], ["--version"]):
+def test_a_reader_that_leaves_and_a_full_disk_are_one_line_at_most(glabench, run):
+    for start, arguments in (
+        (glabench, ["sweeps"]),  # until the process has ended
+        (run, ["sweeps", "--json", "-"]),
+        (run, ["--help"]),
+        (run, ["--version"]),
+    ):
         read, write = os.pipe()
         os.close(read)
-        code, _, stderr = glabench(*arguments, stdout=write)
-        os.close(write)
+        with open(write, "w") as stdout:  # noqa: PTH123
+            code, _, stderr = start(*arguments, stdout=stdout)
         assert (code, stderr) == (141, "")
     with open("/dev/full", "w") as full:  # noqa: PTH123
         code, _, stderr = glabench("sweeps", "--json", "-", stdout=full)
