@@ -18,7 +18,7 @@ from glabench.scheduling.plan import Place, make_plan
 from glabench.scheduling.process import ProcessWorker
 from glabench.sweeps import Sweep, Variant
 
-loaded = 0
+loaded = 0  # modules, at the last test before which there were more than ever
 FAKES = Path(__file__).parent.parent / "fake_backends.py"
 REAL = {"workers": ProcessWorker}
 os.environ.pop("COLUMNS", None)  # which readline sets in workers of pytest, and which makes output narrow
