@@ -2,12 +2,16 @@
 
 import gc
 import os
+import sys
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread, because tests already use every core. Set before torch is imported; started processes inherit it.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
+
+LOADED = pytest.StashKey[int]()  # modules, when garbage was frozen last
 
 if not torch.cuda.is_available():
     # Set before Triton is imported anywhere, because Triton reads it once.
@@ -31,7 +35,9 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
-def pytest_collection_finish():
-    """Measuring collects garbage often, which need not look through all that was imported."""
-    gc.collect()
-    gc.freeze()
+def pytest_runtest_setup(item):
+    """Measuring collects garbage often, which need not look through all that was imported, in earlier tests too."""
+    if len(sys.modules) > item.config.stash.get(LOADED, 0):
+        item.config.stash[LOADED] = len(sys.modules)
+        gc.collect()
+        gc.freeze()

@@ -66,6 +66,10 @@ def narrow_heads():
     return compile_some([request_of("hopper", 64, 64, names)])
 
 
+def narrow_pieces_without_gates():
+    return compile_some([request_of("hopper", 64, 64, ("forward, pieces", "backward, pieces"))])
+
+
 def assert_fits(found):
     for kernel in found:
         of_values = kernel["kernel"].startswith("value-gated")
@@ -107,7 +111,12 @@ def test_the_largest_chunks_fit_gpus_with_less_shared_memory(size, dtype, arch):
 
 # The portable backward holds two factors of the gates, because one need not be the other's reciprocal.
 @pytest.mark.parametrize(
-    ("shape", "count", "bound"), [(default_shape, 7, 512), (narrow_heads, 14, 128)], ids=["triton", "hopper"]
+    ("shape", "count", "bound"),
+    [
+        pytest.param(default_shape, 7, 512, id="triton"),
+        pytest.param(narrow_heads, 14, 128, id="hopper"),
+        pytest.param(narrow_pieces_without_gates, 2, 128, id="pieces without gates", marks=pytest.mark.full),
+    ],
 )
 def test_the_plain_kernels_of_the_default_shape_do_not_spill_much_on_hopper(shape, count, bound):
     found = [kernel for kernel in shape() if kernel["form"] == "plain"]
@@ -121,27 +130,56 @@ def test_the_strong_kernels_do_not_spill_much():
     assert max(kernel["stack_bytes"] for kernel in found) <= 128
 
 
-def test_the_kernels_around_others_keep_everything_in_registers():
-    """Scans over pieces, sums of gates per head, zeros behind packed sequences."""
-    names = ("gated scan", "gated reverse scan", "reverse scan", "per-head scan")
-    names += ("gated tails", "tails", "per-head tails", "per-head sums of gates")
-    found = compile_some([
-        request_of("hopper", 64, 64, names),
+# Scans over pieces, sums of gates per head, zeros behind packed sequences.
+AROUND_OTHERS = {
+    "of each kind": [
+        request_of("hopper", 64, 64, (
+            "gated scan", "gated reverse scan", "reverse scan", "per-head scan",
+            "gated tails", "tails", "per-head tails", "per-head sums of gates",
+        )),
         request_of("hopper", 64, 64, ("gated tails", "per-head sums of gates"), gates="bf16"),
         request_of("hopper", 128, 256, ("per-head sums of gates", "per-head tails")),
         *(request_of("triton", 64, 64, ("gated tails", "tails"), arch) for arch in ("80", "gfx942")),
-    ])  # fmt: skip
-    assert not [kernel for kernel in found if kernel["stack_bytes"]]
+    ],
+    "others": [
+        request_of("hopper", 64, 64, ("scan", "per-head reverse scan")),
+        request_of("hopper", 128, 256, ("gated scan", "reverse scan")),
+        request_of("triton", 64, 64, ("gated tails", "tails"), "100"),
+    ],
+}  # fmt: skip
 
 
-def test_the_kernels_with_gates_of_values_fit_every_architecture():
-    parts = ("outputs", "gradients of values", "gradients of keys")
-    names = tuple(f"value-gated {name}" for name in ("states", "reverse states", *parts))
-    strong = tuple(f"value-gated strong {name}" for name in parts)
-    requests = [request_of("hopper", 128, 256, names + strong[1:])]
-    requests += [request_of("triton", 64, 64, (names[0], strong[-1]), arch) for arch in ("80", "gfx942")]
-    found = compile_some(requests)
-    for kernel in found:
+@product(lambda requests: requests == "of each kind", requests=AROUND_OTHERS)
+def test_the_kernels_around_others_keep_everything_in_registers(requests):
+    assert not [kernel for kernel in compile_some(requests) if kernel["stack_bytes"]]
+
+
+OF_VALUES = tuple(f"value-gated {name}" for name in ("states", "reverse states"))
+PARTS_OF_VALUES = ("outputs", "gradients of values", "gradients of keys")
+WITH_GATES_OF_VALUES = {
+    "of each kind": [
+        request_of("hopper", 128, 256, (
+            *OF_VALUES, *(f"value-gated {part}" for part in PARTS_OF_VALUES),
+            *(f"value-gated strong {part}" for part in PARTS_OF_VALUES[1:]),
+        )),
+        *(
+            request_of("triton", 64, 64, (OF_VALUES[0], "value-gated strong gradients of keys"), arch)
+            for arch in ("80", "gfx942")
+        ),
+    ],
+    "others": [
+        request_of("hopper", 128, 256, ("value-gated strong outputs",)),
+        request_of("triton", 64, 64, ("value-gated gradients of keys",), "80"),
+        request_of("triton", 64, 64, (
+            OF_VALUES[0], "value-gated gradients of keys", "value-gated strong gradients of keys",
+        ), "100"),
+    ],
+}  # fmt: skip
+
+
+@product(lambda requests: requests == "of each kind", requests=WITH_GATES_OF_VALUES)
+def test_the_kernels_with_gates_of_values_fit_every_architecture(requests):
+    for kernel in compile_some(requests):
         assert kernel["stack_bytes"] <= (64 if kernel["form"] == "plain" else 640), kernel
 
 

@@ -98,11 +98,15 @@ def test_gates_that_need_no_gradient_change_no_other_result(heads, gate):
     assert_same_without_dg(bfloat16_case(gate, T=150, H=1, K=K, V=V))
 
 
-@pytest.mark.parametrize("shape", [{"K": 48, "V": 64}, {"K": 128, "V": 144}, {"K": 272, "V": 32}], ids=str)
-def test_gates_that_need_no_gradient_change_no_other_result_from_checkpoints(shape):
+@product(
+    lambda heads, rows: rows == (2 if heads == (128, 144) else 1),
+    heads=[(48, 64), (128, 144), (272, 32)],
+    rows=[1, 2],
+)
+def test_gates_that_need_no_gradient_change_no_other_result_from_checkpoints(heads, rows):
     """In one of the shapes a state is parked in the memory that dg would have."""
-    rows = 2 if shape["K"] == 128 else 1
-    assert_same_without_dg(bfloat16_case("mild", B=rows, T=576, H=1, **shape), materialize=False)
+    K, V = heads
+    assert_same_without_dg(bfloat16_case("mild", B=rows, T=576, H=1, K=K, V=V), materialize=False)
 
 
 def test_all_gradients_in_one_kernel_are_the_same_without_that_of_the_gate(monkeypatch):
@@ -160,15 +164,25 @@ def test_sequences_are_right_however_time_is_cut(shape, gate, multiprocessors, m
 
 # Packed ones have at most one piece of 8 chunks each, or more.
 @product(
-    lambda lengths, gate: (lengths == "rows") == (gate == "mild"),
+    lambda lengths, gate, heads: (lengths == "rows") == (gate == "mild") and heads == (1 if lengths == "long" else 2),
     lengths={"rows": None, "short": (150, 0, 1, 200, 64), "long": (600, 0, 1, 100, 64)},
     gate=["mild", "strong"],
+    heads=[1, 2],
 )
-def test_narrow_heads_are_right_from_checkpoints(lengths, gate):
+def test_narrow_heads_are_right_from_checkpoints(lengths, gate, heads):
     shape = {"B": 2, "T": 600} if lengths is None else {"lengths": lengths}
     options = {} if lengths is None else {"cu_seqlens": cumulative(lengths)}
-    case = bfloat16_case(gate, H=1 if lengths and max(lengths) > 512 else 2, K=64, V=64, **shape)
+    case = bfloat16_case(gate, H=heads, K=64, V=64, **shape)
     assert_close(attend(case, materialize=False, **options), case, BOUND)
+
+
+@pytest.fixture
+def made_flags(monkeypatch):
+    """The flags that backwards raise, in the order in which they are made."""
+    made = []
+    flags_of = passes.failure_flags
+    monkeypatch.setattr(passes, "failure_flags", lambda *of, **how: made.append(flags_of(*of, **how)) or made[-1])
+    return made
 
 
 # For each kind of gates whether sequences are packed and states are kept, unless all cases are run.
@@ -181,20 +195,17 @@ PIECES = {"mild": (False, True), "strong": (True, True), "resets": (True, False)
     packed=[False, True],
     materialize=[True, False],
 )
-def test_narrow_heads_are_right_in_pieces(gate, packed, materialize, monkeypatch):
+def test_narrow_heads_are_right_in_pieces(gate, packed, materialize, made_flags, monkeypatch):
     """As with few heads of a long sequence."""
     monkeypatch.setattr(narrow, "LEAST_NARROW_PIECES", 0)
     cut = Mock(side_effect=narrow._borders)
     monkeypatch.setattr(narrow, "_borders", cut)
-    made = []
-    flags_of = passes.failure_flags
-    monkeypatch.setattr(passes, "failure_flags", lambda *of, **how: made.append(flags_of(*of, **how)) or made[-1])
     lengths = (700, 0, 1, 350)
     case = bfloat16_case(gate, H=1, K=48, V=64, **({"lengths": lengths} if packed else {"B": 2, "T": 600}))
     options = {"cu_seqlens": cumulative(lengths)} if packed else {}
     assert_close(attend(case, gated=gate is not None, materialize=materialize, **options), case, BOUND)
     assert cut.call_count == 2
-    assert not any(flags.any() for flags in made)  # else the exact kernel would be what is right
+    assert not any(flags.any() for flags in made_flags)  # else the exact kernel would be what is right
 
 
 @pytest.fixture
@@ -208,17 +219,14 @@ def poisoned():
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("keep", [passes.KEEP_STATES, passes.KEEP_CHECKPOINTS])
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 112), (272, 48)])
-def test_flags_are_cleared_where_time_is_cut(K, V, keep, monkeypatch):
-    made = []
-    flags_of = passes.failure_flags
-    monkeypatch.setattr(passes, "failure_flags", lambda *of, **how: made.append(flags_of(*of, **how)) or made[-1])
+def test_flags_are_cleared_where_time_is_cut(K, V, keep, made_flags):
     T = 1100 if keep == passes.KEEP_CHECKPOINTS else 600
     tensors = [bfloat16_case("mild", T=T, H=1, K=K, V=V).inputs[name] for name in ("q", "k", "v", "g")]
     _, _, kept, flags = passes.forward(*tensors, None, None, 1.0, False, keep, None, None)
     assert not flags.any()
     settings = 1.0, False, True, keep, None, None
     passes.backward(*tensors, None, torch.ones_like(tensors[2]), None, kept, flags, *settings)
-    assert not made[0].any()
+    assert not made_flags[0].any()
 
 
 @product(lambda heads: heads not in ((48, 16), (144, 32)), heads=HEADS)
@@ -281,26 +289,24 @@ def test_gates_that_are_nan_reach_the_results_and_the_flags(heads):
     assert o[1, 70:].isnan().all()
 
 
-@pytest.mark.parametrize(
-    ("K", "V", "T", "materialize"),
-    [
-        pytest.param(64, 64, 100, True, marks=pytest.mark.full),
-        (64, 64, 300, True),
-        pytest.param(64, 64, 600, False, marks=pytest.mark.full),
-        (144, 32, 100, True),
-        (96, 80, 100, False),
-    ],
+@product(
+    lambda shape, frozen: (
+        shape in ((64, 64, 300, True), (144, 32, 100, True), (96, 80, 100, False))
+        and (frozen == "all gradients" or shape[0] == 64)
+    ),
+    shape=[(64, 64, 100, True), (64, 64, 300, True), (64, 64, 600, False), (144, 32, 100, True), (96, 80, 100, False)],
+    frozen={"all gradients": (), "no dg": ("g",)},
 )
-def test_values_beyond_the_scaled_operands_range_go_to_the_exact_kernels(K, V, T, materialize, monkeypatch):
+def test_values_beyond_the_scaled_operands_range_go_to_the_exact_kernels(shape, frozen, monkeypatch):
+    K, V, T, materialize = shape
     # Two pieces of 300 or 600 tokens, of which the first is flagged.
     monkeypatch.setattr(narrow, "LEAST_NARROW_PIECES", 0)
     case = bfloat16_case("zero", T=T, H=1, K=K, V=V, initial=False)
     case.inputs["g"][...] = -1.2
     case.inputs["q"][:, :256] *= 1e25
     case = Case(case.inputs, case.grads, truth(case.inputs, case.grads))
-    for frozen in ((), ("g",)) if K == 64 else ((),):
-        found = attend(case, materialize=materialize, frozen=frozen)
-        assert_close({name: found[name] for name in ("o", "dq", "dv", "final")}, case, BOUND)
+    found = attend(case, materialize=materialize, frozen=frozen)
+    assert_close({name: found[name] for name in ("o", "dq", "dv", "final")}, case, BOUND)
 
 
 @product(

@@ -1,6 +1,5 @@
 """Fixtures of the suite's tests: the command line in its own process, and in this one."""
 
-import gc
 import os
 import shutil
 import subprocess
@@ -18,19 +17,9 @@ from glabench.scheduling.plan import Place, make_plan
 from glabench.scheduling.process import ProcessWorker
 from glabench.sweeps import Sweep, Variant
 
-loaded = 0  # modules, at the last test before which there were more than ever
 FAKES = Path(__file__).parent.parent / "fake_backends.py"
 REAL = {"workers": ProcessWorker}
 os.environ.pop("COLUMNS", None)  # which readline sets in workers of pytest, and which makes output narrow
-
-
-def pytest_runtest_setup():
-    """Measuring collects garbage often, which need not look through what earlier tests have imported either."""
-    global loaded
-    if len(sys.modules) > loaded:
-        loaded = len(sys.modules)
-        gc.collect()
-        gc.freeze()
 
 
 @pytest.fixture

@@ -179,8 +179,8 @@ def forward_outputs(
 
 def _clears(call: Call, keep: int) -> bool:
     """Whether a forward, or a backward from all states, sets its flags to 0 itself."""
-    families = {"wide": wide.clears, "hopper": narrow.cuts}
-    return call.gated and call.plan.family in families and families[call.plan.family](call, keep == KEEP_CHECKPOINTS)
+    families = {"wide": wide.clears, "hopper": narrow.clears}
+    return call.plan.family in families and families[call.plan.family](call, keep == KEEP_CHECKPOINTS)
 
 
 def backward(
@@ -228,8 +228,8 @@ def launch_backward(
     flags = Flags.of(call, buffer)
     materialized = keep == KEEP_STATES
     # From checkpoints, one exact kernel computes what either pass has flagged; it needs no states of the plain form.
-    zero = not (materialized and _clears(call, keep))
-    failed = failure_flags(call, flags, after_forward=not materialized, zero=zero)
+    clears = materialized and _clears(call, keep)
+    failed = failure_flags(call, flags, after_forward=not materialized, zero=not clears)
     # With gates, the exact kernel passes the state's gradient on in it.
     zero = dfinal is None and not materialized and wide.carries_gradient(call)
     dinitial = call.new_states(inputs.q, zero=zero) if needs_dinitial or call.gated else None

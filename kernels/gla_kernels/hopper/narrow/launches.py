@@ -33,12 +33,12 @@ def _forward_pieces(call: Call, checkpoints: bool) -> Run:
 
 
 @decided_once
-def cuts(call: Call, checkpoints: bool = False) -> bool:
-    """Whether a forward, with checkpoints or not, or a backward from all states cuts sequences into pieces.
+def clears(call: Call, checkpoints: bool = False) -> bool:
+    """Whether a pass sets its flags to 0 itself: a forward, with checkpoints or not, or a backward from all states.
 
-    A pass that does sets its flags to 0 itself.
+    `_borders` does, if sequences are cut into pieces.
     """
-    return not is_whole(call, _forward_pieces(call, checkpoints))
+    return call.gated and not is_whole(call, _forward_pieces(call, checkpoints))
 
 
 @decided_once
@@ -138,7 +138,7 @@ def run_backward(
             call, inputs, do, states, None, flags, failed, gradients, None, dfinal=dfinal, dinitial=dinitial
         )  # fmt: skip
         return
-    cleared = failed if call.gated else None
+    cleared = failed if clears(call) else None
     after = _borders(call, inputs, inputs.q, do, run, dfinal, dinitial, reverse=True, cleared=cleared)
     _backward(call, inputs, do, states, None, flags, failed, gradients, run, dfinal=after)
 
