@@ -419,6 +419,7 @@ def _modules() -> dict[str, ModuleType]:
         async_copy=copies,
         fence_async_shared=lambda: None,
         warpgroup_mma=_multiply,
+        warpgroup_mma_init=lambda x: x,
         warpgroup_mma_wait=_wait_products,
     )
     import triton.experimental

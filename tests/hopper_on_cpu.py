@@ -17,15 +17,15 @@ from gluon_on_cpu import Kernel, gluon_on_cpu
 @contextlib.contextmanager
 def on_hopper(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every call runs the kernels for Hopper, and at least one; memory that is not initialised is NaN."""
-    from gla_kernels.launching import call
+    from gla_kernels.launching import call, plans
     from gla_kernels.launching.plans import hopper_plan
-    from gla_kernels.portable import launches
 
     patch.setattr(call, "plan", lambda K, V, dtype, chunk, *_: hopper_plan(K, V, dtype, chunk))
     patch.setattr(call, "_remembered_call", call._call)
     patch.setattr(call.Call, "pdl", False)
     # The interpreter takes its time by the program.
-    patch.setattr(launches, "SCAN", replace(launches.SCAN, block_v=4096))
+    for name in ("SCAN", "SCAN_OF_MANY"):
+        patch.setattr(plans, name, replace(getattr(plans, name), block_v=4096))
     interpret_bfloat16(patch)
     torch.use_deterministic_algorithms(True)
     before = Kernel.launches

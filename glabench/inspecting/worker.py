@@ -86,9 +86,11 @@ def _faults(compiled: Any, call: Any, variant: Any, code: str) -> dict[str, int]
     if ptx is None:
         return {}
     early = getattr(variant, "early", True)
+    # Copies of inputs, which packed sequences have to find first.
+    allowed = ("cp.async", *(["ld.global"] if call.varlen else [])) if getattr(variant, "fetches_early", False) else ()
     counts = {
         "pairs that overflow": len(overflowing_pairs(ptx)),
-        "reads before the wait": int(call.plan.family != "triton" and early and not waits_first(ptx)),
+        "reads before the wait": int(call.plan.family != "triton" and early and not waits_first(ptx, *allowed)),
         # The exact form's products are too small for `wgmma`, whose descriptors these are.
         "faulty descriptors": 0 if variant.form == "exact" else len(faulty_descriptors(code)),
     }

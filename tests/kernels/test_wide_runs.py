@@ -130,8 +130,9 @@ def test_the_scan_gives_the_state_at_every_border(lengths, gated, reverse):
     borders, final = torch.full_like(local, float("nan")), torch.full_like(initial, float("nan"))
     flags = torch.ones(1000, dtype=torch.int32)
     scan_pieces[(len(each) * H, 1)](
-        local, decays, initial, borders, final, flags, cu, call.T, H, rows, 999, K=K, V=V, BLOCK=32, GATED=gated,
-        VARLEN=lengths is not None, REVERSE=reverse, HAS_INITIAL=True, STORE_FINAL=True, PDL=False, CLEAR=gated,
+        local, decays, initial, borders, final, flags, cu, call.T, H, rows, 999, K=K, V=V, BLOCK=32, STAGES=2,
+        GATED=gated, VARLEN=lengths is not None, REVERSE=reverse, HAS_INITIAL=True, STORE_FINAL=True, PDL=False,
+        CLEAR=gated,
     )  # fmt: skip
     assert flags.tolist() == [int(not gated)] * 999 + [1]
     for n, length in enumerate(each):

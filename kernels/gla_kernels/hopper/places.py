@@ -9,10 +9,18 @@ from gla_kernels.hopper.gates import SPAN_LIMIT
 
 
 @gluon.jit
+def let_next_kernel_start():
+    """Programs of the next kernel may start once all programs of this one have come here, and there is room."""
+    cuda.gdc_launch_dependents()
+
+
+@gluon.jit
 def wait_for_previous_kernel(LET_NEXT: gl.constexpr = True):
     """Waits for the previous kernel to end.
 
-    With programmatic dependent launch (`Call.launch`), this kernel's programs may start before that.
+    With programmatic dependent launch (`Call.launch`), this kernel's programs may start before that. All kernels of a
+    call wait before they let the next one start, so the last but one has ended by then: what a call is given may be
+    read before this, but not by the call's first kernel.
 
     LET_NEXT: programs of the next kernel may start, and run up to their own call of this, once all programs of this
     kernel have started and there is room. This suits kernels of one or two programs per multiprocessor. Smaller
@@ -20,7 +28,7 @@ def wait_for_previous_kernel(LET_NEXT: gl.constexpr = True):
     """
     cuda.gdc_wait()
     if LET_NEXT:
-        cuda.gdc_launch_dependents()
+        let_next_kernel_start()
 
 
 @gluon.jit

@@ -21,6 +21,7 @@ from gla_kernels.hopper.wide.pieces import fits_one_backward, parks_dstates
 from gla_kernels.launching.call import Call, named
 from gla_kernels.launching.plans import (
     SCAN,
+    SCAN_OF_MANY,
     SUMS,
     TAIL,
     WIDE_BACKWARD,
@@ -97,7 +98,8 @@ class Variant:
 
     `form`: the plain form, what that leaves out of chunks with strong gates, or the exact form. `absent`: tensors that
     it is launched without. `options`: Triton's, beside those of the tile. `early`: whether it may start before the
-    previous kernel has ended, in families whose kernels do.
+    previous kernel has ended, in families whose kernels do. `fetches_early`: whether it then starts copying inputs
+    before it waits for that kernel; never the first of a call.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Variant:
     absent: tuple[str, ...] = ()
     options: dict[str, int] = field(default_factory=dict)
     early: bool = True
+    fetches_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,11 +165,12 @@ def _small_variants(call: Call) -> Iterator[Variant]:
     """The kernels around those of a family: for pieces of sequences, for gates per head, for packed sequences."""
     gates = call.gated or call.head_gated
     if call.plan.family != "triton":
-        switches = {"BLOCK": SCAN.block_v, "GATED": gates, "HAS_INITIAL": True, "STORE_FINAL": True}
-        switches |= {"CLEAR": call.gated}
-        for reverse in (False, True):
-            name = "reverse scan" if reverse else "scan"
-            yield Variant(name, "plain", scan_pieces, SCAN, switches | {"REVERSE": reverse})
+        switches: dict[str, Any] = {"GATED": gates, "HAS_INITIAL": True, "STORE_FINAL": True, "CLEAR": call.gated}
+        for tile, pieces in ((SCAN, ""), (SCAN_OF_MANY, " of many pieces")):
+            switches["BLOCK"] = tile.block_v
+            for reverse in (False, True):
+                name = f"{'reverse ' if reverse else ''}scan{pieces}"
+                yield Variant(name, "plain", scan_pieces, tile, switches | {"REVERSE": reverse})
     if call.head_gated:
         yield Variant("sums of gates", "plain", head_gate_sums, SUMS, {})
     yield Variant("tails", "plain", clear_tails_kernel, TAIL, {}, absent=() if gates else ("d",), early=False)
@@ -202,14 +206,20 @@ def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, b
     for of_pieces in (False, True):
         name, pieces = ", pieces" * of_pieces, {"PIECES": of_pieces}
         forwards = forward | pieces | {"STORE_FINAL": not of_pieces}
-        yield Variant(f"forward{name}", "plain", gla_forward_hopper, call.plan.forward, forwards)
+        yield Variant(
+            f"forward{name}", "plain", gla_forward_hopper, call.plan.forward, forwards, fetches_early=of_pieces
+        )  # fmt: skip
         for recompute in (False, True):
             backwards = backward | pieces | {"STORE_DINITIAL": not of_pieces, "RECOMPUTE": recompute}
             whence = " from checkpoints" * recompute
-            yield Variant(f"backward{whence}{name}", "plain", gla_backward_hopper, call.plan.backward, backwards)
+            yield Variant(
+                f"backward{whence}{name}", "plain", gla_backward_hopper, call.plan.backward, backwards,
+                fetches_early=of_pieces and not recompute,
+            )  # fmt: skip
     for reverse in (False, True):
-        name = "reverse recurrence" if reverse else "recurrence"
-        yield Variant(name, "plain", gla_recurrence_hopper, call.plan.forward, {"REVERSE": reverse})
+        name, early = "reverse recurrence" if reverse else "recurrence", call.head_gated and not reverse
+        kernel, switches = gla_recurrence_hopper, {"REVERSE": reverse}
+        yield Variant(name, "plain", kernel, call.plan.forward, switches, fetches_early=early)
 
 
 def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:

@@ -71,7 +71,10 @@ def overflowing_pairs(ptx: str) -> list[str]:
     return faults
 
 
-def waits_first(ptx: str) -> bool:
-    """Whether a kernel waits for the previous one (`griddepcontrol.wait`) before its first access to global memory."""
-    wait, access = ptx.find("griddepcontrol.wait"), _GLOBAL_ACCESS.search(ptx)
-    return wait >= 0 and (access is None or wait < access.start())
+def waits_first(ptx: str, *allowed: str) -> bool:
+    """Whether a kernel waits for the previous one (`griddepcontrol.wait`) before its first access to global memory.
+
+    `allowed`: instructions that may come before, by their beginning.
+    """
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    return bool(wait) and all(found[0].startswith(allowed) for found in _GLOBAL_ACCESS.finditer(before))

@@ -20,6 +20,7 @@ from gla_kernels.launching.plans import (
     operands,
     parse_plan,
     plan,
+    scan_tile,
     strong_shares,
 )
 from gla_kernels.limits import SHORT_TOKENS
@@ -149,6 +150,10 @@ class Call:
         """Slots of a buffer with one per piece of `chunks` chunks, in all sequences; see `tiles.first_slot`."""
         rows = chunks * self.plan.chunk_size
         return self.T // rows + self.sequences if self.varlen else self.sequences * ((self.T + rows - 1) // rows)
+
+    def tile_of_scan(self, piece_chunks: int) -> Tile:
+        """The tile of a scan over pieces of so many chunks: by how many of them a sequence of average length has."""
+        return scan_tile(self.slots(piece_chunks) // self.sequences)
 
     def state_shape(self, slots: int) -> tuple[int, int, int, int]:
         return slots, self.H, self.K, self.V

@@ -6,7 +6,7 @@ import torch
 
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged
-from gla_kernels.launching.plans import SCAN, SUMS, TAIL, recurrent_tile
+from gla_kernels.launching.plans import SUMS, TAIL, recurrent_tile
 from gla_kernels.portable.backward import gla_backward_kernel
 from gla_kernels.portable.forward import gla_forward_kernel
 from gla_kernels.portable.recurrence import gla_recurrent_kernel
@@ -160,14 +160,15 @@ def scan(
         "cu_seqlens": inputs.cu_seqlens, "T": call.T, "H": call.H, "rows": piece_chunks * call.plan.chunk_size,
         "cleared": cleared, "words": 0 if cleared is None else cleared.numel(),
     }  # fmt: skip
+    tile = call.tile_of_scan(piece_chunks)
     switches = {
-        "BLOCK": SCAN.block_v,
+        "BLOCK": tile.block_v,
         "CLEAR": cleared is not None,
         "GATED": decays is not None,
         "REVERSE": reverse,
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,
     }
-    blocks = -(-call.K * call.V // SCAN.block_v)
+    blocks = -(-call.K * call.V // tile.block_v)
     programs = (call.sequences * call.H, blocks)
-    call.launch(scan_pieces, SCAN, programs, arranged(scan_pieces, arguments), switches)
+    call.launch(scan_pieces, tile, programs, arranged(scan_pieces, arguments), switches)

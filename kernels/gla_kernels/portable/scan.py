@@ -9,9 +9,6 @@ import triton.language as tl
 
 from gla_kernels.portable.tiles import first_slot, locate, wait_for_previous_kernel
 
-# Pieces whose states `scan_pieces` loads together.
-AT_ONCE = tl.constexpr(8)
-
 
 @triton.jit
 def scan_place(slot, i, pieces, H, h, REVERSE: tl.constexpr):
@@ -35,6 +32,7 @@ def scan_pieces(
     K: tl.constexpr,
     V: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,  # pieces whose states are loaded together
     GATED: tl.constexpr,
     VARLEN: tl.constexpr,
     PDL: tl.constexpr,
@@ -63,17 +61,17 @@ def scan_pieces(
     S = tl.zeros([BLOCK], dtype=tl.float32)
     if HAS_INITIAL:
         S = tl.load(initial + nh.to(tl.int64) * K * V + at, mask=inside)
-    for start in range(0, pieces, AT_ONCE):
+    for start in range(0, pieces, STAGES):
         # No load depends on S: several at a time take as long as one.
         added = ()
         decay = ()
-        for j in tl.static_range(AT_ONCE):
+        for j in tl.static_range(STAGES):
             place = scan_place(slot, start + j, pieces, H, h, REVERSE)
             there = inside & (start + j < pieces)
             added += (tl.load(local + place * K * V + at, mask=there, other=0.0),)  # type: ignore[assignment]
             if GATED:
                 decay += (tl.load(decays + place * K + at // V, mask=there, other=0.0),)  # type: ignore[assignment]
-        for j in tl.static_range(AT_ONCE):
+        for j in tl.static_range(STAGES):
             place = scan_place(slot, start + j, pieces, H, h, REVERSE)
             tl.store(borders + place * K * V + at, S, mask=inside & (start + j < pieces))
             if GATED:

@@ -146,6 +146,24 @@ def recompute_states(
     thread_barrier()
 
 
+@gluon.jit
+def fetch_chunk(
+    q_tile, k_tile, v_tile, do_tile, g_tile, q, k, v, g, do, b, t, h, T, H, rows_left,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
+    K: gl.constexpr, V: gl.constexpr, GATED: gl.constexpr, HEAD_GATED: gl.constexpr,
+):  # fmt: skip
+    """Starts copying a chunk from token t on, of which `rows_left` rows are there, as a group."""
+    fetch_rows(q_tile, q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
+    fetch_rows(k_tile, k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+    fetch_rows(v_tile, v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
+    fetch_rows(do_tile, do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
+    if GATED:
+        fetch_gate_rows(g_tile, g, b, t, h, g_b, g_t, g_h, rows_left, K)
+    if HEAD_GATED:
+        fetch_sums(g_tile, sums_in(g, b, t, h, T, H), rows_left)
+    async_copy.commit_group()
+
+
 @gluon.jit(do_not_specialize=["T", "H", "count", "checkpoint_chunks", "N", "base"])
 def gla_backward_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
@@ -196,7 +214,10 @@ def gla_backward_hopper(
     copy_v: gl.constexpr = copy_layout(BV, 16)
     state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
-    wait_for_previous_kernel()
+    # The kernel before makes `dfinal` of pieces, and this is not the first one: inputs may be read at once.
+    EARLY: gl.constexpr = PIECES and not RECOMPUTE
+    if not EARLY:
+        wait_for_previous_kernel()
     pid = gl.program_id(0)
     h = pid % H
     if PIECES:
@@ -206,7 +227,7 @@ def gla_backward_hopper(
         n = pid // H
         first_chunk = n * 0
         b, begin, length = locate(cu_seqlens, n, T, VARLEN)
-    if GATED:  # the exact kernel computes what the forward has flagged
+    if GATED and not EARLY:  # the exact kernel computes what the forward has flagged
         if gl.load(flags + n * H + h) != 0:
             return
     chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first_chunk, count), 0)
@@ -228,6 +249,7 @@ def gla_backward_hopper(
         if RECOMPUTE:
             words = make_words()
     else:
+        g_tiles = k_tiles
         dS_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
     if HEAD_GATED:
         g_tiles = make_sums(buffers, C)
@@ -237,6 +259,17 @@ def gla_backward_hopper(
             sent = make_row_sums(C, 1)
             totals = make_totals(1)
 
+    if EARLY:
+        fetch_chunk(
+            q_tiles.index(0), k_tiles.index(0), v_tiles.index(0), do_tiles.index(0), g_tiles.index(0),
+            q, k, v, g, do, b, t, h, T, H, rows_left,
+            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, K, V, GATED, HEAD_GATED,
+        )  # fmt: skip
+        wait_for_previous_kernel()
+        if GATED:
+            if gl.load(flags + n * H + h) != 0:
+                async_copy.wait_group(0)
+                return
     # 2^r of the later chunk, which was processed before this one: takes its gradient out of its frame.
     previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
     if HAS_DFINAL:
@@ -261,20 +294,17 @@ def gla_backward_hopper(
             recompute_states(
                 states + wide_product(pid * checkpoint_chunks, K * V),
                 checkpoints + wide_product(checkpoint * H + h, K * V),
-                k_tiles, v_tiles, g_tiles if GATED or HEAD_GATED else k_tiles, S_memory,
+                k_tiles, v_tiles, g_tiles, S_memory,
                 ones_memory if GATED else S_memory, words if GATED else S_memory,
                 k, v, g, b, t - (slice_chunks - 1) * C, h, T, H, slice_chunks, rows_left + (slice_chunks - 1) * C,
                 k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, BK, BV, C, GATED, HEAD_GATED,
             )  # fmt: skip
-        fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
-        fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
-        fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
-        fetch_rows(do_tiles.index(0), do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
-        if GATED:
-            fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
-        if HEAD_GATED:
-            fetch_sums(g_tiles.index(0), sums_in(g, b, t, h, T, H), rows_left)
-        async_copy.commit_group()
+        if not EARLY:
+            fetch_chunk(
+                q_tiles.index(0), k_tiles.index(0), v_tiles.index(0), do_tiles.index(0), g_tiles.index(0),
+                q, k, v, g, do, b, t, h, T, H, rows_left,
+                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, K, V, GATED, HEAD_GATED,
+            )  # fmt: skip
         for i in range(slice_chunks):
             buffer = i % buffers
             next_buffer = (i + 1) % buffers
@@ -285,15 +315,11 @@ def gla_backward_hopper(
             async_copy.commit_group()
             # The chunk to be processed next, the earlier one, is copied while this one is processed.
             next_rows = gl.where(i + 1 < slice_chunks, C, 0)
-            fetch_rows(q_tiles.index(next_buffer), q, b, t - C, h, q_b, q_t, q_h, next_rows, K, 16)
-            fetch_rows(k_tiles.index(next_buffer), k, b, t - C, h, k_b, k_t, k_h, next_rows, K, 16)
-            fetch_rows(v_tiles.index(next_buffer), v, b, t - C, h, v_b, v_t, v_h, next_rows, V, 16)
-            fetch_rows(do_tiles.index(next_buffer), do, b, t - C, h, do_b, do_t, do_h, next_rows, V, 16)
-            if GATED:
-                fetch_gate_rows(g_tiles.index(next_buffer), g, b, t - C, h, g_b, g_t, g_h, next_rows, K)
-            if HEAD_GATED:
-                fetch_sums(g_tiles.index(next_buffer), sums_in(g, b, t - C, h, T, H), next_rows)
-            async_copy.commit_group()
+            fetch_chunk(
+                q_tiles.index(next_buffer), k_tiles.index(next_buffer), v_tiles.index(next_buffer),
+                do_tiles.index(next_buffer), g_tiles.index(next_buffer), q, k, v, g, do, b, t - C, h, T, H, next_rows,
+                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, K, V, GATED, HEAD_GATED,
+            )  # fmt: skip
 
             q_tile = q_tiles.index(buffer)
             k_tile = k_tiles.index(buffer)

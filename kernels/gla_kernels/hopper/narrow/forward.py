@@ -143,7 +143,8 @@ def gla_forward_hopper(
     copy_v: gl.constexpr = copy_layout(BV, 16)
     state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
-    wait_for_previous_kernel()
+    if not PIECES:
+        wait_for_previous_kernel()
     programs = gl.num_programs(0)
     if PIECES:
         n, nth, _, begin, length = find_piece(cu_seqlens, base + gl.program_id(0) // H, N, T, count * C, VARLEN)
@@ -190,6 +191,8 @@ def gla_forward_hopper(
             ahead, ahead_i, rows, length, chunks, first_chunk, programs, start, T, H, q_at, k_at, v_at, g_at,
             q, k, v, g, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, HEAD_GATED, VARLEN,
         )  # fmt: skip
+    if PIECES:  # the kernel before this one makes `initial`; inputs may be read earlier
+        wait_for_previous_kernel()
     buffer = ahead * 0
     for row in range(gl.program_id(0), rows, programs):
         if not PIECES:

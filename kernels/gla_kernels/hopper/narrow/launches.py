@@ -57,8 +57,9 @@ def recomputed_groups(call: Call) -> Sequence[Run]:
 @decided_once
 def form(call: Call) -> tuple[object, ...]:
     """The part of a call's sizes that decides which kernels it launches."""
-    forwards = (is_whole(call, choose_pieces(call, multiple)) for multiple in (1, call.checkpoint_chunks))
-    return *forwards, bool(recomputed_groups(call))
+    runs = (choose_pieces(call, multiple) for multiple in (1, call.checkpoint_chunks))
+    scans = (None if is_whole(call, run) else call.tile_of_scan(run.chunks) for run in runs)
+    return *scans, bool(recomputed_groups(call)), call.tile_of_scan(call.checkpoint_chunks)
 
 
 def _borders(

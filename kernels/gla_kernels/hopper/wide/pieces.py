@@ -196,6 +196,7 @@ def form(call: Call) -> tuple[object, ...]:
     one = (one_backward(call, count) for count in counts)
     return (
         is_whole(call, pieces),
+        *(call.tile_of_scan(chunks) for chunks in (pieces.chunks, call.checkpoint_chunks)),
         call.chunks > call.checkpoint_chunks,
         carries(call),
         parks_dstates(call),
