@@ -144,7 +144,7 @@ def test_narrow_calls_of_the_same_form_launch_the_same_kernels(packed, monkeypat
         Call,
         "launch",
         lambda self, kernel, tile, programs, arguments, switches, early=True: launched.add(
-            (kernel.__name__, tile, tuple(switches.items()))
+            (kernel.__name__, tile, tuple(switches.items()), early)
         ),
     )
     for N, T, H in itertools.product((1, 2, 33), (250, 513, 2048, 32768), (1, 6, 17, 40, 300)):

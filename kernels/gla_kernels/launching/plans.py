@@ -96,6 +96,19 @@ HOPPER = LaunchPlan("hopper", 64, Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
 # The fewest pieces that a sequence of narrow heads is cut into, on average. With two, the states at the borders cost
 # what more programs save; with three, 88 heads of 8192 tokens took 0.71 ms in place of 0.95 forward + backward.
 LEAST_NARROW_PIECES = 3
+
+
+def pieces_gain(chunks: int, heads: int, multiprocessors: int, gates: bool) -> bool:
+    """Whether the forward of so many heads of all sequences gains if sequences of so many chunks are cut.
+
+    Without gates, with one per head and with one per channel, forwards of whole sequences take 4, 6 and 8 us, and 0.95,
+    1.3 and 2.0 per chunk; cut ones 10, 12 and 15 us, and 0.014, 0.016 and 0.027 per chunk of all heads (H200, 16 to 64
+    heads of 4 to 16 chunks). A backward gains nearly always: it takes twice as long per chunk.
+    """
+    least, share = (4.5, 0.57) if gates else (6.5, 0.51)
+    return chunks * (1 - heads / (share * multiprocessors)) > least
+
+
 # The Gluon kernels for wide heads: 8 warps and one program per multiprocessor. Two warpgroups share the rows of a state
 # of 128 x 128. The second tile is for kernels that read a chunk's stored states; they hold the state and its gradient,
 # so it has half of the columns. A state of 256 columns reads q, k and g once, not twice: at B, T, H, K, V =

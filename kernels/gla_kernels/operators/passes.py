@@ -43,6 +43,7 @@ KEEP_NOTHING, KEEP_STATES, KEEP_CHECKPOINTS = 0, 1, 2
 # o, the final states, the kept states or checkpoints, and the flags or, with a gate per head, the sums of gates.
 Outputs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]
 
+_FAMILIES = {"wide": wide, "hopper": narrow}  # those that may set flags to 0 themselves
 _NO_CHANGE = nullcontext()
 
 
@@ -101,7 +102,8 @@ def launch_forward(
     """Launches the kernels of the forward, and returns its outputs."""
     if keep == KEEP_NOTHING and call.is_short:
         return _launch_recurrence(call, inputs, initial_state, output_final_state)
-    clears = _clears(call, keep)
+    family = _FAMILIES.get(call.plan.family)
+    clears = family is not None and family.forward_clears(call, keep == KEEP_CHECKPOINTS)
     o, final, kept, buffer = forward_outputs(
         call, inputs.q, inputs.v, output_final_state, keep, parts=call.key_parts, zero=not clears
     )
@@ -177,12 +179,6 @@ def forward_outputs(
     return output_parts(v, parts), final, kept, flag_buffer(call, q, zero=zero)
 
 
-def _clears(call: Call, keep: int) -> bool:
-    """Whether a forward, or a backward from all states, sets its flags to 0 itself."""
-    families = {"wide": wide.clears, "hopper": narrow.clears}
-    return call.plan.family in families and families[call.plan.family](call, keep == KEEP_CHECKPOINTS)
-
-
 def backward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -228,7 +224,8 @@ def launch_backward(
     flags = Flags.of(call, buffer)
     materialized = keep == KEEP_STATES
     # From checkpoints, one exact kernel computes what either pass has flagged; it needs no states of the plain form.
-    clears = materialized and _clears(call, keep)
+    family = _FAMILIES.get(call.plan.family)
+    clears = family is not None and materialized and family.backward_clears(call)
     failed = failure_flags(call, flags, after_forward=not materialized, zero=not clears)
     # With gates, the exact kernel passes the state's gradient on in it.
     zero = dfinal is None and not materialized and wide.carries_gradient(call)

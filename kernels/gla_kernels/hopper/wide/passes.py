@@ -57,8 +57,8 @@ def walks(call: Call) -> bool:
 
 
 @decided_once
-def clears(call: Call, checkpoints: bool = False) -> bool:
-    """Whether a pass sets its flags to 0 itself: a forward, with checkpoints or not, or a backward from all states.
+def forward_clears(call: Call, checkpoints: bool) -> bool:
+    """Whether a forward, with checkpoints or not, sets its flags to 0 itself.
 
     `compute_borders` does, if it comes first: `wide_frames` already raises flags.
     """
@@ -67,6 +67,11 @@ def clears(call: Call, checkpoints: bool = False) -> bool:
     if not checkpoints or fused(call):
         return not is_whole(call, choose_pieces(call))
     return not carries(call)
+
+
+def backward_clears(call: Call) -> bool:
+    """The same for a backward from all states."""
+    return forward_clears(call, False)
 
 
 @dataclass(frozen=True)
@@ -217,7 +222,7 @@ def run_backward(
     carried = not materialized and carries(call)
     if not carried and not (materialized and is_whole(call, run)):
         after = call.new_states(inputs.q, run.count)
-        cleared = failed if materialized and clears(call) else None
+        cleared = failed if materialized and backward_clears(call) else None
         compute_borders(call, inputs, reverse, run, after, dfinal, dinitial, cleared)
     if materialized:
         do_run(run, after, dinitial if is_whole(call, run) else None, kept, new_dstates(len(kept)))

@@ -1,0 +1,80 @@
+"""How the kernels for narrow heads cut time, and which of their programs start before the kernel before has ended."""
+
+import pytest
+import torch
+from gla_kernels.hopper.narrow import launches as narrow
+from gla_kernels.hopper.wide import pieces as wide_pieces
+from gla_kernels.launching.buffers import Inputs
+from gla_kernels.launching.call import Call
+from gla_kernels.launching.plans import SCAN, SCAN_OF_MANY, hopper_plan
+from gla_kernels.operators import passes
+
+
+def make_call(B, T, H, K=64, V=64, gates="per channel", sequences=None):
+    plan, per_head = hopper_plan(K, V, torch.bfloat16), gates == "per head"
+    return Call(
+        B, T, H, K, V, sequences or B, sequences is not None, gates == "per channel", 1.0, torch.bfloat16, plan,
+        head_gated=per_head,
+    )  # fmt: skip
+
+
+def chunks_of_a_piece(call, run):
+    return None if wide_pieces.is_whole(call, run) else run.chunks
+
+
+@pytest.mark.parametrize(("B", "T", "H", "gates", "forward", "backward"), [
+    (1, 64, 16, "per channel", None, None),
+    (1, 256, 16, "per channel", None, 1),
+    (1, 512, 16, "per channel", 1, 1),
+    (1, 512, 16, "per head", 1, 1),
+    (1, 512, 16, "none", None, 1),
+    (1, 1024, 16, "none", 1, 1),
+    (1, 4096, 16, "none", 4, 4),
+    (4, 1024, 16, "per channel", None, 4),
+    (4, 4096, 16, "per channel", 16, 16),
+    (4, 4096, 16, "none", None, 16),
+    (1, 8192, 88, "per channel", None, 43),
+    (1, 8192, 89, "per channel", None, None),
+])  # fmt: skip
+def test_a_pass_is_cut_where_that_was_faster(B, T, H, gates, forward, backward):
+    call = make_call(B, T, H, gates=gates)
+    assert chunks_of_a_piece(call, narrow.forward_pieces(call, False)) == forward
+    assert chunks_of_a_piece(call, narrow.choose_pieces(call)) == backward
+    assert narrow.forward_clears(call, False) == (gates == "per channel" and forward is not None)
+    assert narrow.backward_clears(call) == (gates == "per channel" and backward is not None)
+
+
+@pytest.mark.parametrize(("T", "chunks"), [(256, 1), (512, 1), (576, 2), (2048, 2), (32768, 16)])
+def test_wide_heads_are_cut_into_single_chunks_if_these_are_few(T, chunks):
+    call = make_call(1, T, 4, 128, 256)
+    assert chunks_of_a_piece(call, wide_pieces.choose_pieces(call)) == chunks
+
+
+@pytest.mark.parametrize(("T", "chunks", "sequences", "tile"), [
+    (4096, 8, None, SCAN), (4096, 7, None, SCAN_OF_MANY), (4096, 7, 8, SCAN),
+])  # fmt: skip
+def test_a_scan_over_many_pieces_has_smaller_programs(T, chunks, sequences, tile):
+    assert make_call(1, T, 16, sequences=sequences).tile_of_scan(chunks) == tile
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Which kernels calls launch, and whether they may start early."""
+    notes = []
+    monkeypatch.setattr(
+        Call, "launch", lambda self, kernel, *_, early=True: notes.append((kernel.__name__, early)),
+    )  # fmt: skip
+    return notes
+
+
+@pytest.mark.parametrize(("B", "H", "early"), [(11, 6, True), (67, 1, False), (8, 16, False), (133, 1, True)])
+def test_programs_that_would_lie_in_twos_beside_idle_multiprocessors_start_late(B, H, early, launched):
+    """Up to 66 find enough that are empty; more than 132 have to share them."""
+    call, T = make_call(B, 320, H, gates="per head"), 320
+    q, k, v = (torch.empty(B, T, H, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    inputs = Inputs(q, k, v, None, None, head_gates=torch.empty(B, T, H, device="meta"))
+    o, _, kept, buffer = passes.launch_forward(call, inputs, None, False, passes.KEEP_STATES)
+    passes.launch_backward(call, inputs, torch.empty_like(o), None, kept, buffer, False, True, passes.KEEP_STATES)
+    cut = not wide_pieces.is_whole(call, narrow.choose_pieces(call))
+    assert ("gla_forward_hopper", early) in launched
+    assert ("gla_backward_hopper", early or cut) in launched
