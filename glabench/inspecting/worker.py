@@ -86,8 +86,9 @@ def _faults(compiled: Any, call: Any, variant: Any, code: str) -> dict[str, int]
     if ptx is None:
         return {}
     early = getattr(variant, "early", True)
-    # Copies of inputs, which packed sequences have to find first.
-    allowed = ("cp.async", *(["ld.global"] if call.varlen else [])) if getattr(variant, "fetches_early", False) else ()
+    allowed = getattr(variant, "reads_early", ())
+    if allowed and call.varlen:  # boundaries of sequences
+        allowed += ("ld.global",)
     counts = {
         "pairs that overflow": len(overflowing_pairs(ptx)),
         "reads before the wait": int(call.plan.family != "triton" and early and not waits_first(ptx, *allowed)),

@@ -197,15 +197,27 @@ PIECES = {"mild": (False, True), "strong": (True, True), "resets": (True, False)
 )
 def test_narrow_heads_are_right_in_pieces(gate, packed, materialize, made_flags, monkeypatch):
     """As with few heads of a long sequence."""
+    set_multiprocessors(monkeypatch, 6 if packed else 3)
     monkeypatch.setattr(narrow, "LEAST_NARROW_PIECES", 0)
+    monkeypatch.setattr(narrow, "pieces_gain", lambda *_: True)
     cut = Mock(side_effect=narrow._borders)
     monkeypatch.setattr(narrow, "_borders", cut)
     lengths = (700, 0, 1, 350)
     case = bfloat16_case(gate, H=1, K=48, V=64, **({"lengths": lengths} if packed else {"B": 2, "T": 600}))
     options = {"cu_seqlens": cumulative(lengths)} if packed else {}
     assert_close(attend(case, gated=gate is not None, materialize=materialize, **options), case, BOUND)
-    assert cut.call_count == 2
+    assert [call.args[4].chunks > 2 for call in cut.mock_calls] == [True, True]
     assert not any(flags.any() for flags in made_flags)  # else the exact kernel would be what is right
+
+
+def test_a_piece_without_gates_may_have_more_chunks_than_are_in_memory_at_once(monkeypatch):
+    set_multiprocessors(monkeypatch, 2)
+    monkeypatch.setattr(narrow, "pieces_gain", lambda *_: True)
+    cut = Mock(side_effect=narrow._borders)
+    monkeypatch.setattr(narrow, "_borders", cut)
+    case = bfloat16_case(None, B=1, T=1750, H=1, K=48, V=64)
+    assert_close(attend(case, gated=False), case, BOUND)
+    assert [call.args[4].chunks for call in cut.mock_calls] == [7, 7]
 
 
 @pytest.fixture

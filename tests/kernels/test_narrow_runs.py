@@ -44,10 +44,16 @@ def test_a_pass_is_cut_where_that_was_faster(B, T, H, gates, forward, backward):
     assert narrow.backward_clears(call) == (gates == "per channel" and backward is not None)
 
 
-@pytest.mark.parametrize(("T", "chunks"), [(256, 1), (512, 1), (576, 2), (2048, 2), (32768, 16)])
+@pytest.mark.parametrize(("T", "chunks"), [(256, None), (257, 1), (512, 1), (576, 2), (2048, 2), (32768, 16)])
 def test_wide_heads_are_cut_into_single_chunks_if_these_are_few(T, chunks):
     call = make_call(1, T, 4, 128, 256)
     assert chunks_of_a_piece(call, wide_pieces.choose_pieces(call)) == chunks
+
+
+def test_a_packed_forward_is_cut_by_the_average_length():
+    call = make_call(1, 8 * 256, 2, sequences=8)
+    assert chunks_of_a_piece(call, narrow.forward_pieces(call, False)) is None
+    assert chunks_of_a_piece(call, narrow.choose_pieces(call)) == 1
 
 
 @pytest.mark.parametrize(("T", "chunks", "sequences", "tile"), [
@@ -67,14 +73,44 @@ def launched(monkeypatch):
     return notes
 
 
+def launch_both(call, keep, launched):
+    """The kernels that a forward launches, and its backward, in order; the tensors have no data."""
+    B, T, H, K, V = call.B, call.T, call.H, call.K, call.V
+    q, k, v = (torch.empty(B, T, H, D, dtype=torch.bfloat16, device="meta") for D in (K, K, V))
+    g = torch.empty(B, T, H, K, device="meta") if call.gated else None
+    head_gates = torch.empty(B, T, H, device="meta") if call.head_gated else None
+    cu_seqlens = torch.empty(call.sequences + 1, dtype=torch.int32, device="meta") if call.varlen else None
+    inputs = Inputs(q, k, v, g, cu_seqlens, head_gates)
+    o, _, kept, buffer = passes.launch_forward(call, inputs, None, False, keep)
+    forward = launched.copy()
+    launched.clear()
+    gates = g is not None or head_gates is not None
+    passes.launch_backward(call, inputs, torch.empty_like(o), None, kept, buffer, False, gates, keep)
+    return forward, launched
+
+
+@pytest.mark.parametrize("sequences", [None, 2])
+@pytest.mark.parametrize("gates", ["none", "per head", "per channel"])
+@pytest.mark.parametrize("keep", [passes.KEEP_STATES, passes.KEEP_CHECKPOINTS])
+@pytest.mark.parametrize("T", [256, 1024, 8192])
+def test_kernels_that_read_inputs_before_their_wait_are_never_the_first(T, keep, gates, sequences, launched):
+    """The kernel before one is of the same call, and writes none of these inputs: a scan, or the sums of gates."""
+    call = make_call(1, T, 4, gates=gates, sequences=sequences)
+    for kernels in launch_both(call, keep, launched):
+        names = [name for name, _ in kernels]
+        last = names.index("scan_pieces") if "scan_pieces" in names else None
+        if last is not None:  # then those behind it are of pieces, which read early
+            assert names[last + 1] in ("gla_forward_hopper", "gla_backward_hopper")
+            assert set(names[:last]) <= {"head_gate_sums", "gla_recurrence_hopper"}
+            assert (names[0] == "head_gate_sums") == (gates == "per head" and "gla_forward_hopper" in names)
+        assert ("gla_recurrence_hopper" in names) == (last is not None)
+
+
 @pytest.mark.parametrize(("B", "H", "early"), [(11, 6, True), (67, 1, False), (8, 16, False), (133, 1, True)])
 def test_programs_that_would_lie_in_twos_beside_idle_multiprocessors_start_late(B, H, early, launched):
     """Up to 66 find enough that are empty; more than 132 have to share them."""
-    call, T = make_call(B, 320, H, gates="per head"), 320
-    q, k, v = (torch.empty(B, T, H, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
-    inputs = Inputs(q, k, v, None, None, head_gates=torch.empty(B, T, H, device="meta"))
-    o, _, kept, buffer = passes.launch_forward(call, inputs, None, False, passes.KEEP_STATES)
-    passes.launch_backward(call, inputs, torch.empty_like(o), None, kept, buffer, False, True, passes.KEEP_STATES)
+    call = make_call(B, 320, H, gates="per head")
+    forward, backward = launch_both(call, passes.KEEP_STATES, launched)
     cut = not wide_pieces.is_whole(call, narrow.choose_pieces(call))
-    assert ("gla_forward_hopper", early) in launched
-    assert ("gla_backward_hopper", early or cut) in launched
+    assert ("gla_forward_hopper", early) in forward
+    assert ("gla_backward_hopper", early or cut) in backward

@@ -15,6 +15,7 @@ from gla_kernels import (
     fused_recurrent_simple_gla,
     naive_recurrent_gla,
 )
+from gla_kernels.hopper.narrow import launches as narrow_launches
 from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.hopper.wide import pieces
 from gla_kernels.launching import plans
@@ -69,6 +70,19 @@ def test_few_heads_are_cut_into_pieces(hopper, monkeypatch, lengths, materialize
     packed = {} if lengths is None else {"cu_seqlens": cumulative(lengths)}
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize, **packed), case, BOUND)
     assert Kernel.launches > before + 2  # more than a forward and a backward
+
+
+@pytest.mark.parametrize("lengths", [None, [1500, 0, 100]])
+def test_a_piece_may_have_more_chunks_than_are_in_memory_at_once(hopper, monkeypatch, lengths):
+    set_multiprocessors(monkeypatch, 5 if lengths else 2)
+    monkeypatch.setattr(narrow_launches, "pieces_gain", lambda *_: True)
+    monkeypatch.setattr(narrow_launches, "LEAST_NARROW_PIECES", 0)
+    cut = Mock(side_effect=narrow_launches._borders)
+    monkeypatch.setattr(narrow_launches, "_borders", cut)
+    case = narrow("logsigmoid", T=1750, H=1, K=32, V=16, lengths=lengths)
+    packed = {} if lengths is None else {"cu_seqlens": cumulative(lengths)}
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads, **packed), case, BOUND)
+    assert [call.args[4].chunks for call in cut.mock_calls] == [4 if lengths else 7] * 2
 
 
 def test_gates_in_bfloat16_have_gradients_in_bfloat16(hopper):

@@ -18,9 +18,10 @@ def let_next_kernel_start():
 def wait_for_previous_kernel(LET_NEXT: gl.constexpr = True):
     """Waits for the previous kernel to end.
 
-    With programmatic dependent launch (`Call.launch`), this kernel's programs may start before that. All kernels of a
-    call wait before they let the next one start, so the last but one has ended by then: what a call is given may be
-    read before this, but not by the call's first kernel.
+    With programmatic dependent launch (`Call.launch`), this kernel's programs may start before that. All programs of a
+    call's kernels wait before they let the next kernel start, as they do by ending, too. So all but the last kernel
+    have ended then, and what they and the caller have written may be read before this, but not by the call's first
+    kernel.
 
     LET_NEXT: programs of the next kernel may start, and run up to their own call of this, once all programs of this
     kernel have started and there is room. This suits kernels of one or two programs per multiprocessor. Smaller

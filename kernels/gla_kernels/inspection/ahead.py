@@ -58,6 +58,9 @@ SHARED = {
     "gfx942": 64 * 1024,
 }  # fmt: skip
 
+# Copies to shared memory: of rows 16 bytes at a time, past the L1 cache; of sums of gates 4 bytes, through it.
+_COPIES_OF_ROWS, _COPIES = ("cp.async.cg",), ("cp.async.cg", "cp.async.ca")
+
 _POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 _SCALARS = (
     "T",
@@ -98,8 +101,8 @@ class Variant:
 
     `form`: the plain form, what that leaves out of chunks with strong gates, or the exact form. `absent`: tensors that
     it is launched without. `options`: Triton's, beside those of the tile. `early`: whether it may start before the
-    previous kernel has ended, in families whose kernels do. `fetches_early`: whether it then starts copying inputs
-    before it waits for that kernel; never the first of a call.
+    previous kernel has ended, in families whose kernels do. `reads_early`: the instructions by which it then reads
+    inputs before it waits for that kernel, so it must not be the first of a call.
     """
 
     name: str
@@ -110,7 +113,7 @@ class Variant:
     absent: tuple[str, ...] = ()
     options: dict[str, int] = field(default_factory=dict)
     early: bool = True
-    fetches_early: bool = False
+    reads_early: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -207,19 +210,22 @@ def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, b
         name, pieces = ", pieces" * of_pieces, {"PIECES": of_pieces}
         forwards = forward | pieces | {"STORE_FINAL": not of_pieces}
         yield Variant(
-            f"forward{name}", "plain", gla_forward_hopper, call.plan.forward, forwards, fetches_early=of_pieces
+            f"forward{name}", "plain", gla_forward_hopper, call.plan.forward, forwards,
+            reads_early=_COPIES if of_pieces else (),
         )  # fmt: skip
         for recompute in (False, True):
             backwards = backward | pieces | {"STORE_DINITIAL": not of_pieces, "RECOMPUTE": recompute}
             whence = " from checkpoints" * recompute
             yield Variant(
                 f"backward{whence}{name}", "plain", gla_backward_hopper, call.plan.backward, backwards,
-                fetches_early=of_pieces and not recompute,
+                reads_early=_COPIES if of_pieces and not recompute else (),
             )  # fmt: skip
     for reverse in (False, True):
         name, early = "reverse recurrence" if reverse else "recurrence", call.head_gated and not reverse
         kernel, switches = gla_recurrence_hopper, {"REVERSE": reverse}
-        yield Variant(name, "plain", kernel, call.plan.forward, switches, fetches_early=early)
+        yield Variant(
+            name, "plain", kernel, call.plan.forward, switches, reads_early=_COPIES_OF_ROWS if early else ()
+        )  # fmt: skip
 
 
 def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:

@@ -23,6 +23,8 @@ from gla_kernels.limits import (
 class Tile:
     """Size of the programs of one pass: key and value columns per program, warps, stages of the loads' pipeline.
 
+    Of a scan, the stages are how many pieces it loads together.
+
     `registers`: the most that a thread may use on NVIDIA's GPUs; None leaves it to the compiler.
     """
 
@@ -103,7 +105,8 @@ def pieces_gain(chunks: int, heads: int, multiprocessors: int, gates: bool) -> b
 
     Without gates, with one per head and with one per channel, forwards of whole sequences take 4, 6 and 8 us, and 0.95,
     1.3 and 2.0 per chunk; cut ones 10, 12 and 15 us, and 0.014, 0.016 and 0.027 per chunk of all heads (H200, 16 to 64
-    heads of 4 to 16 chunks). A backward gains nearly always: it takes twice as long per chunk.
+    heads of 4 to 16 chunks). So cutting gains from 6, 5 and 3.5 chunks on, divided by 1 - heads / (67, 79 and 75); the
+    numbers below are near these. A backward gains nearly always: it takes twice as long per chunk.
     """
     least, share = (4.5, 0.57) if gates else (6.5, 0.51)
     return chunks * (1 - heads / (share * multiprocessors)) > least
@@ -208,11 +211,11 @@ def exact_tile(K: int, V: int, plan: LaunchPlan) -> Tile:
 TAIL = Tile(1, 1024, 4, 1)
 # The kernel that sums a gate per head; block_v is heads.
 SUMS = Tile(1, 16, 4, 1)
-# The tile of the scan over pieces: elements of a state are its value columns, pieces that it loads together its stages.
+# The tile of the scan over pieces: elements of a state are its value columns.
 SCAN = Tile(1, 1024, 8, 8)
 # The same for sequences of many pieces, so of few heads: more and smaller programs. At 1, 32k, 4, 64, 64, 66 pieces,
-# forward + backward takes 0.094 ms in place of 0.100 without gates, 0.106 in place of 0.114 with a gate per head. With
-# 32 pieces at once it takes longer if there are gates, and so does this tile at 8, 8k, 4, 128, 128 with 4 pieces.
+# forward + backward takes 0.094 ms in place of 0.100 without gates, 0.106 in place of 0.114 with a gate per head. If
+# 32 pieces are loaded together, calls with gates take longer. This tile is slower at 8, 8k, 4, 128, 128, with 4 pieces.
 SCAN_OF_MANY = Tile(1, 256, 2, 16)
 
 

@@ -214,7 +214,7 @@ def gla_backward_hopper(
     copy_v: gl.constexpr = copy_layout(BV, 16)
     state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
-    # The kernel before makes `dfinal` of pieces, and this is not the first one: inputs may be read at once.
+    # The kernel before makes `dfinal` of pieces. All else has been there for longer, so it may be read at once.
     EARLY: gl.constexpr = PIECES and not RECOMPUTE
     if not EARLY:
         wait_for_previous_kernel()
@@ -249,7 +249,7 @@ def gla_backward_hopper(
         if RECOMPUTE:
             words = make_words()
     else:
-        g_tiles = k_tiles
+        g_tiles = k_tiles  # for calls of functions; nothing reads it
         dS_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
     if HEAD_GATED:
         g_tiles = make_sums(buffers, C)
@@ -268,7 +268,7 @@ def gla_backward_hopper(
         wait_for_previous_kernel()
         if GATED:
             if gl.load(flags + n * H + h) != 0:
-                async_copy.wait_group(0)
+                async_copy.wait_group(0)  # no copy may outlive the program
                 return
     # 2^r of the later chunk, which was processed before this one: takes its gradient out of its frame.
     previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)

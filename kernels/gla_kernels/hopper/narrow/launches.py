@@ -18,7 +18,10 @@ from gla_kernels.portable.launches import gates_of, scan
 
 @decided_once
 def choose_pieces(call: Call, multiple: int = 1) -> Run:
-    """A backward's: whole sequences or, if these occupy too little of the GPU, pieces of a multiple of chunks."""
+    """Whole sequences or, if these occupy too little of the GPU, pieces of a multiple of `multiple` chunks.
+
+    A backward takes these, a forward only if it gains.
+    """
     if not call.has_few_narrow_heads:
         return whole(call)
     run = cut_into(call, call.narrow_programs // call.H, multiple)
@@ -30,8 +33,8 @@ def choose_pieces(call: Call, multiple: int = 1) -> Run:
 @decided_once
 def forward_pieces(call: Call, checkpoints: bool) -> Run:
     """The pieces of a forward, at whose borders checkpoints are if it keeps any."""
-    gates = call.gated or call.head_gated
-    if not pieces_gain(call.chunks, call.sequences * call.H, call.multiprocessors, gates):
+    chunks = call.chunks // call.sequences if call.varlen else call.chunks  # of a sequence of average length
+    if not pieces_gain(chunks, call.sequences * call.H, call.multiprocessors, call.gated or call.head_gated):
         return whole(call)
     return choose_pieces(call, call.checkpoint_chunks if checkpoints else 1)
 

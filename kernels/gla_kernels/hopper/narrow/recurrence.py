@@ -47,7 +47,7 @@ def fetch_chunk(
     x_tile, y_tile, x, y, b, h, chunk, there, begin, length, x_b, x_t, x_h, y_b, y_t, y_h,
     K: gl.constexpr, V: gl.constexpr,
 ):  # fmt: skip
-    """Starts copying x and y of a sequence's chunk; zeros if it is not `there`.
+    """Starts copying x and y of a sequence's chunk, without closing the group; zeros if it is not `there`.
 
     Returns the chunk's first token, and how many rows of it to copy.
     """
@@ -90,7 +90,7 @@ def gla_recurrence_hopper(
     # The order of chunks. With a gate per head, the first is the one next to the state at the piece's end (in reverse,
     # its beginning): what lies between a chunk and that state has then been read, and the state itself never decays.
     step: gl.constexpr = -1 if REVERSE != HEAD_GATED else 1
-    # The kernel before makes the sums of gates, and this is not the first one: x and y may be read at once.
+    # The kernel before makes the sums of gates, so these are read after it has ended, but x and y at once.
     EARLY: gl.constexpr = HEAD_GATED and not REVERSE
     state_layout: gl.constexpr = accumulator(BV)
     key_tile: gl.constexpr = accumulator(BK)
@@ -140,7 +140,7 @@ def gla_recurrence_hopper(
             chunk = start + step * ahead
             rows_left = gl.where(ahead < chunks, gl.minimum(length - chunk * C, C), 0)
             fetch_sums(sums.index(ahead), sums_in(g, b, begin + chunk * C, h, T, H), rows_left)
-        for _ in gl.static_range(BUFFERS - 1):  # a group of all copies, and empty ones that the loop counts on
+        for _ in gl.static_range(BUFFERS - 1):  # all copies as the first chunk's group, then the others' empty ones
             async_copy.commit_group()
     for j in range(chunks):
         buffer = j % BUFFERS
@@ -178,8 +178,8 @@ def gla_recurrence_hopper(
         if HEAD_GATED:
             total = chunk_gate(sums.index(buffer))
             a = row_sums(sums.index(buffer), key_tile)
-            between = a if REVERSE else total - a
-            x_tile.store((to_float32(x_tile.load(key_tile)) * gl.exp2(between + decay)[:, None]).to(gl.bfloat16))
+            within = a if REVERSE else total - a
+            x_tile.store((to_float32(x_tile.load(key_tile)) * gl.exp2(within + decay)[:, None]).to(gl.bfloat16))
             decay += total
         if not GATED:
             S = warpgroup_mma_wait(0, deps=[S])  # the chunk before's product, which ran until now

@@ -21,7 +21,8 @@ from gla_kernels.launching.plans import (
 )
 from gla_kernels.limits import WIDE_KEY_BLOCK
 
-# Sequences of at most so many chunks may be cut into single ones.
+# Sequences of at most so many chunks stay whole, and those of at most so many may be cut into single ones.
+WHOLE_CHUNKS = 4
 SHORT_CHUNKS = 8
 # How often a run of pieces fills the GPU: more takes fewer launches, but more memory for the run's states.
 ROUNDS = 4
@@ -133,7 +134,7 @@ def choose_pieces(call: Call) -> Run:
     1, 2k, 4, 128, 256, pieces of 1, 2 and 4 chunks take 0.072, 0.054 and 0.054 ms forward + backward without gates,
     0.097, 0.083 and 0.098 with one per channel.
     """
-    if half_occupied(call, call.plan.forward):
+    if call.chunks <= WHOLE_CHUNKS or half_occupied(call, call.plan.forward):
         return whole(call)
     least = 1 if call.chunks <= SHORT_CHUNKS else 2
     return cut_into(call, call.multiprocessors // programs_a_piece(call, call.plan.forward), least=least)
