@@ -44,9 +44,12 @@ def test_a_pass_is_cut_where_that_was_faster(B, T, H, gates, forward, backward):
     assert narrow.backward_clears(call) == (gates == "per channel" and backward is not None)
 
 
-@pytest.mark.parametrize(("T", "chunks"), [(256, None), (257, 1), (512, 1), (576, 2), (2048, 2), (32768, 16)])
-def test_wide_heads_are_cut_into_single_chunks_if_these_are_few(T, chunks):
-    call = make_call(1, T, 4, 128, 256)
+@pytest.mark.parametrize(("T", "gates", "chunks"), [
+    (192, "per channel", None), (256, "per channel", 1), (256, "per head", None), (256, "none", None),
+    (320, "per head", 1), (512, "none", 1), (576, "none", 2), (2048, "per channel", 2), (32768, "none", 16),
+])  # fmt: skip
+def test_wide_heads_are_cut_into_single_chunks_if_these_are_few(T, gates, chunks):
+    call = make_call(1, T, 4, 128, 256, gates=gates)
     assert chunks_of_a_piece(call, wide_pieces.choose_pieces(call)) == chunks
 
 

@@ -21,8 +21,9 @@ from gla_kernels.launching.plans import (
 )
 from gla_kernels.limits import WIDE_KEY_BLOCK
 
-# Sequences of at most so many chunks stay whole, and those of at most so many may be cut into single ones.
-WHOLE_CHUNKS = 4
+# Sequences of at most so many chunks may be cut into single ones. Of longer ones, so many states at borders cost more
+# than they save: at 1, 2k, 4, 128, 256, pieces of 1, 2 and 4 chunks take 0.072, 0.054 and 0.054 ms forward + backward
+# without gates, 0.097, 0.083 and 0.098 with one per channel.
 SHORT_CHUNKS = 8
 # How often a run of pieces fills the GPU: more takes fewer launches, but more memory for the run's states.
 ROUNDS = 4
@@ -128,13 +129,12 @@ def half_occupied(call: Call, tile: Tile) -> bool:
 
 @decided_once
 def choose_pieces(call: Call) -> Run:
-    """Whole sequences or, if these leave half of the multiprocessors idle, pieces that just occupy all.
+    """Whole sequences or, if these are long enough and leave half of the GPU idle, pieces that just occupy all.
 
-    Of longer sequences, more pieces of a single chunk cost more for the states at their borders than they save: at
-    1, 2k, 4, 128, 256, pieces of 1, 2 and 4 chunks take 0.072, 0.054 and 0.054 ms forward + backward without gates,
-    0.097, 0.083 and 0.098 with one per channel.
+    Forward + backward of 1, 256, 4, 128, 256 (4 chunks) takes 0.032 ms whole and 0.035 in pieces without gates, 0.066
+    and 0.057 with one per channel; of 128 tokens, all take longer in pieces.
     """
-    if call.chunks <= WHOLE_CHUNKS or half_occupied(call, call.plan.forward):
+    if call.chunks < (4 if call.gated else 5) or half_occupied(call, call.plan.forward):
         return whole(call)
     least = 1 if call.chunks <= SHORT_CHUNKS else 2
     return cut_into(call, call.multiprocessors // programs_a_piece(call, call.plan.forward), least=least)
