@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _TRITON = Requirement("triton", "pip install triton")
 _CHUNK = integers("chunk", "Chunk length C, or auto.", auto=True)
-_MATERIALIZE = aliased(
+KEPT = aliased(
     "materialize", "What the forward keeps for the backward: all chunk states, some, or nothing.",
     ("states", "checkpoints", "nothing"), MATERIALIZE, for_training=True,
 )  # fmt: skip
@@ -47,7 +47,7 @@ def call_on(
 class _Ours(Backend):
     """Limits and arguments that our kernels share for all ops."""
 
-    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK, _MATERIALIZE)
+    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK, KEPT)
     requires = (_TRITON,)
     packages = ("triton",)
     devices = frozenset({"cuda"})
@@ -221,7 +221,7 @@ class LightningTriton(_Constant):
 class _ValueGated(_Ours):
     """`gla_kernels.chunk_gla` with gates of values."""
 
-    parameters: ClassVar[tuple[Parameter, ...]] = (_MATERIALIZE,)
+    parameters: ClassVar[tuple[Parameter, ...]] = (KEPT,)
 
     def working_bytes(self, cell: Cell) -> int:
         """The state before every chunk of 32 tokens and, of a backward, its gradient after it."""

@@ -120,6 +120,8 @@ class Cell:
             own = _from_first_schema(flat.op, read_as(_FirstSchema, data))
         else:
             own = {name: data.get(name) for name in flat.parameters}
+        if flat.backend in _KEPT_STATES_ALONE and flat.pass_ != "infer":
+            own.setdefault("materialize", "states")
         parameters = Parameters({name: read_value(name, value) for name, value in own.items()})
         return cls(
             flat.backend, flat.op, flat.pass_, flat.batch, flat.seqlen, flat.dtype, parameters, flat.device, flat.seed
@@ -147,6 +149,10 @@ def read_value(name: str, value: Any) -> Value | None:
         return read_as(_PlainValue, value)  # type: ignore[arg-type]  # a union is no type to mypy
     except ValueError as problem:
         raise ValueError(f"{name}: {problem}") from None
+
+
+# Backends whose first records do not say what they keep, because they could not choose.
+_KEPT_STATES_ALONE = ("gla-two-level", "linear-two-pass")
 
 
 class _FlatCell(msgspec.Struct, rename={"pass_": "pass"}):

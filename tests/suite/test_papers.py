@@ -21,6 +21,7 @@ from glabench.backends.papers.backends import (
     LinearTwoPass,
 )
 from glabench.backends.papers.five_step import five_step_gla
+from glabench.backends.papers.one_pass import one_pass_gla
 from glabench.backends.papers.stored_states import stored_states_gla
 from glabench.backends.papers.two_level import two_level_gla
 from glabench.ops.gla import GLA
@@ -92,14 +93,17 @@ def test_what_divides_by_the_gates_is_right_while_their_sums_are_small_and_fails
 
 
 @product(
-    lambda gate, lengths: lengths == (64, 32, 16) or (lengths == (64, 64, 32) and gate in ("mild", "resets")),
+    lambda gate, lengths, form: (
+        lengths == (64, 32, 16) or (lengths == (64, 64, 32) and gate in ("mild", "resets") and form is two_level_gla)
+    ),
     gate=[None, "mild", "strong", "resets"],
     lengths=[(64, 32, 16), (64, 64, 32), (256, 256, 16)],
+    form={"states": two_level_gla, "nothing": one_pass_gla},
 )
-def test_two_levels_are_right_at_every_gate(gate, lengths):
+def test_two_levels_are_right_at_every_gate(gate, lengths, form):
     tokens, chunk, subchunk = lengths
     tensors, do = two_level_inputs(gate, tokens)
-    found = errors_of(partial(two_level_gla, chunk=chunk, subchunk=subchunk), tensors, do)
+    found = errors_of(partial(form, chunk=chunk, subchunk=subchunk), tensors, do)
     assert max(found.values()) < 2e-5
 
 
@@ -152,12 +156,24 @@ def test_what_five_steps_do_not_take_is_said(changes, why):
     assert GlaFiveStep().limits(cell) == why
 
 
+@pytest.mark.parametrize("form", [two_level_gla, one_pass_gla])
 @pytest.mark.parametrize("gate", [None, "mild", "strong"])
-def test_two_levels_multiply_in_bfloat16(gate, monkeypatch):
+def test_two_levels_multiply_in_bfloat16(gate, form, monkeypatch):
     """Scores within a subchunk are sums in float32."""
     interpret_bfloat16(monkeypatch)
     tensors, do = two_level_inputs(gate, 64, torch.bfloat16)
-    assert 1e-4 < max(errors_of(two_level_gla, tensors, do).values()) < 1e-2
+    assert 1e-4 < max(errors_of(form, tensors, do).values()) < 1e-2
+
+
+def test_what_follows_a_chunk_loses_nothing_over_many_chunks_without_states(monkeypatch):
+    """Summed to the end of the sequence, as the papers do it, dg would be off by 1 %."""
+    interpret_bfloat16(monkeypatch)
+    torch.manual_seed(0)
+    q, k, v, do = (torch.randn(1, 512, 1, 16).bfloat16() for _ in range(4))
+    g = GATES["mild"](torch.randn(1, 512, 1, 16))
+    found = errors_of(partial(one_pass_gla, chunk=32, subchunk=16), [q, k, v, g], do)
+    assert max(found.values()) < 6e-3
+    assert found["dg"] < 1.2 * max(found["dq"], found["dk"])
 
 
 def two_level_inputs(gate, tokens, dtype=torch.float32, values=128):
@@ -174,6 +190,9 @@ def two_level_inputs(gate, tokens, dtype=torch.float32, values=128):
         ({"chunk": 48}, "chunks and subchunks are powers of two from 16 to 256; got 48 and 16"),
         ({"chunk": 16, "subchunk": 32}, "chunks and subchunks are powers of two from 16 to 256; got 16 and 32"),
         ({"chunk": 128}, "whole chunks of 128 tokens only; got 64"),
+        ({"materialize": "checkpoints"}, "keeps the states of all chunks, or nothing; got checkpoints"),
+        ({"materialize": "nothing", "key_dim": 256}, "K is at most 128 if nothing is kept; got K=256"),
+        ({"materialize": "nothing"}, None),
         ({}, None),
     ],
 )

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Counts, Part, Requirement
-from glabench.backends.papers import TARGETS
+from glabench.backends.gla import KEPT
+from glabench.backends.papers import TARGETS, value_columns
 from glabench.ops import BYTES, GLA, GLA_BOTH, LINEAR
 from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
@@ -137,15 +138,26 @@ class _InTriton(Backend):
     dtypes = frozenset({"bf16", "fp16", "fp32"})
 
 
-class _TwoLevel(_InTriton):
-    """`two_level.two_level_gla`, with the states of all chunks in memory. The paper's chunks have 64 tokens."""
+def _keeps_nothing(cell: Cell) -> bool:
+    return bool(cell.get("materialize") == "nothing")
 
-    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK,)
+
+class _TwoLevel(_InTriton):
+    """`two_level.two_level_gla`, with the states of all chunks in memory, or `one_pass.one_pass_gla`, with none.
+
+    The paper's chunks have 64 tokens.
+    """
+
+    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK, KEPT)
     has_parts = True
 
     def limits(self, cell: Cell) -> str | None:
         K, V = cell.sizes("key_dim", "value_dim")
         C, c = self.chunks(cell)
+        if cell.get("materialize") == "checkpoints":
+            return "keeps the states of all chunks, or nothing; got checkpoints"
+        if _keeps_nothing(cell) and K > 128:
+            return f"K is at most 128 if nothing is kept; got K={K}"
         if any(D not in _POWERS for D in (K, V)):
             return f"head dims are powers of two from 16 to 256; got K={K} V={V}"
         if C not in _POWERS or c not in _POWERS or c > C:
@@ -158,15 +170,20 @@ class _TwoLevel(_InTriton):
         return C, cell.get("subchunk") or min(C, 16)
 
     def working_bytes(self, cell: Cell) -> int:
-        """States and their gradients, scores and theirs, and two sums of gates."""
+        """States and their gradients, scores and theirs, and two sums of gates; or shares of dq and dk, and one sum."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         C, _ = self.chunks(cell)
+        if _keeps_nothing(cell):
+            shares = self._programs(cell, backward=True) * 2 * K * 4 if cell.has_backward else 0
+            return cell.tokens * H * (shares + (K * BYTES[wide(cell)] if self.op == "gla" else 0))
         twice = 2 if cell.has_backward else 1
         held = twice * (K * V / C + C) * BYTES[cell.dtype] + (2 * K * BYTES[wide(cell)] if self.op == "gla" else 0)
         return int(cell.tokens * H * held)
 
     def executes(self, cell: Cell) -> Counts:
         """States, scores and outputs as products, with those of whole blocks; scores within a subchunk one by one."""
+        if _keeps_nothing(cell):
+            return self._executes_anew(cell)
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         C, rows, own = self._blocks(cell)
         op = GLA if self.op == "gla" else LINEAR
@@ -178,17 +195,19 @@ class _TwoLevel(_InTriton):
         )
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+        from glabench.backends.papers.one_pass import one_pass_gla
         from glabench.backends.papers.two_level import two_level_gla
 
         q, k, v = (inputs[name] for name in ("q", "k", "v"))
         C, c = self.chunks(cell)
-        return lambda: two_level_gla(q, k, v, inputs.get("g"), C, c)
+        function = one_pass_gla if _keeps_nothing(cell) else two_level_gla
+        return lambda: function(q, k, v, inputs.get("g"), C, c)
 
     def parts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
         """Of a forward: within chunks, across them, and with gates their sums. Each of the first two writes an o."""
         from glabench.backends.papers.two_level import across_chunks, chunk_sums, within_chunks
 
-        if cell.has_backward:
+        if cell.has_backward or _keeps_nothing(cell):
             return {}
         q, k, v = (inputs[name].detach() for name in ("q", "k", "v"))
         C, c = self.chunks(cell)
@@ -206,6 +225,23 @@ class _TwoLevel(_InTriton):
         C, c = self.chunks(cell)
         rows = min(C, 64)
         return C, rows, c if self.op == "gla" else rows
+
+    def _programs(self, cell: Cell, backward: bool) -> int:
+        """Programs that share a head if nothing is kept."""
+        K, V = cell.sizes("key_dim", "value_dim")
+        return V // value_columns(K, V, backward and self.op == "gla")
+
+    def _executes_anew(self, cell: Cell) -> Counts:
+        """As `executes` if nothing is kept: the backward computes states and scores again, and each program scores."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        C, _, own = self._blocks(cell)
+        first, second = (self._programs(cell, backward) for backward in (False, True))
+        op, of_values = GLA if self.op == "gla" else LINEAR, (C + own) * V
+        of_keys = (C - own) * K + (4 if self.op == "gla" else 2) * own * K
+        forward, backward = 4 * K * V + of_values + first * of_keys, 10 * K * V + 3 * (of_values + second * of_keys)
+        flops = (cell.pass_ != "bwd") * forward + cell.has_backward * backward
+        shares = cell.has_backward * second * 2 * K * 4 * 2  # of dq and dk, written and read
+        return Counts(cell.tokens * H * flops, op.moved_bytes(cell) + cell.tokens * H * shares)
 
     def _score_columns(self, cell: Cell) -> float:
         """Scores that a token's row has written, and read again: blocks up to the diagonal, on average."""
@@ -226,10 +262,14 @@ class _TwoLevel(_InTriton):
 
 
 class GlaTwoLevel(_TwoLevel):
-    """Final paper, Algorithms 3 and 4 with the subchunks of section 4.3."""
+    """Final paper, Algorithms 3 and 4 with the subchunks of section 4.3; 5 and 6 if nothing is kept."""
 
-    name, op, title = "gla-two-level", "gla", "GLA as in the paper: two levels of chunks, states first, in Triton"
-    parameters = (_CHUNK, integers("subchunk", "Subchunk length c, or auto.", auto=True))
+    name, op, title = (
+        "gla-two-level",
+        "gla",
+        "GLA as in the paper: two levels of chunks, states first or none kept, in Triton",
+    )
+    parameters = (_CHUNK, integers("subchunk", "Subchunk length c, or auto.", auto=True), KEPT)
 
 
 class GlaStoredStates(_InTriton):
@@ -309,6 +349,10 @@ class GlaFiveStep(_InTriton):
 
 
 class LinearTwoPass(_TwoLevel):
-    """Final paper, Algorithms 1 and 2: FlashLinearAttention."""
+    """Final paper, Algorithms 1 and 2, with materialization or without: FlashLinearAttention."""
 
-    name, op, title = "linear-two-pass", "linear", "linear attention as in the paper: states first, in Triton"
+    name, op, title = (
+        "linear-two-pass",
+        "linear",
+        "linear attention as in the paper: states first or none kept, in Triton",
+    )

@@ -20,7 +20,8 @@ backward has the same three steps with the states' gradients D, from the last ch
 The papers sum Q dQ - K dK to the end of the sequence, where their terms cancel: 1 % of dg is lost to the rounding of
 bfloat16 at 512 tokens, and more at more. What follows a chunk is S' D', the state after it and the state's gradient.
 
-Without gates (`linear-two-pass`) this is FIN's Algorithms 1 and 2, FlashLinearAttention.
+Without gates (`linear-two-pass`) this is FIN's Algorithms 1 and 2 with materialization, FlashLinearAttention.
+`one_pass.py` has the algorithms that keep nothing.
 """
 
 from typing import Any
@@ -34,15 +35,35 @@ from torch import Tensor
 # there are, ptxas 12.8 gives the gradients of keys a wrong descriptor (kernels/NOTES.md, "Faults of the compiler").
 _MOST_COLUMNS, _TILE = 64, 8192
 # Rows of a chunk that are multiplied at a time.
-_ROWS = 64
+MOST_ROWS = 64
 # A gate below this empties a state in every format; sums of it are still exact enough.
 _LEAST_GATE = -60.0
 
 
 @triton.jit
-def _rows(x, token, cols, D: tl.constexpr):
+def rows_of(x, token, cols, D: tl.constexpr):
     """Rows of x [tokens, D] at the places `token`, the columns `cols`."""
     return tl.load(x + token[:, None] * D + cols[None, :])
+
+
+@triton.jit
+def own_scores(
+    of_q, b_q, k, b, first, row, H, R: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr
+):
+    """P / scale among the R tokens from `row` on, 0 above the diagonal: with gates sums in float32, by channel."""
+    steps, cols = tl.arange(0, R), tl.arange(0, K)
+    if GATED:
+        own = tl.zeros([R, R], dtype=tl.float32)
+        for t in range(R):
+            token = first + (row + t) * H
+            of_k, sums = tl.load(k + token * K + cols).to(tl.float32), tl.load(b + token * K + cols)
+            # Exponents of earlier rows are above 0 and not used.
+            factor = tl.exp(tl.minimum(b_q - sums[None, :], 0.0))
+            score = tl.sum(of_q.to(tl.float32) * factor * of_k[None, :], axis=1)
+            own += tl.where(steps[None, :] == t, score[:, None], 0.0)
+    else:
+        own = tl.dot(of_q, tl.trans(rows_of(k, first + (row + steps) * H, cols, K)), input_precision=PRECISION)
+    return tl.where(steps[:, None] >= steps[None, :], own, 0.0)
 
 
 @triton.jit
@@ -60,9 +81,9 @@ def _states(
         at = states + ((bh * chunks + n) * K + cols[:, None]) * V + vals[None, :]
         tl.store(at, state.to(states.dtype.element_ty))
         token = first + (n * C + tl.arange(0, C)) * H
-        of_x, of_y = _rows(x, token, cols, K), _rows(y, token, vals, V)
+        of_x, of_y = rows_of(x, token, cols, K), rows_of(y, token, vals, V)
         if GATED:
-            sums = _rows(b, token, cols, K)
+            sums = rows_of(b, token, cols, K)
             total = tl.load(b + (first + (n * C + C - 1) * H) * K + cols)
             factor = tl.exp(sums) * scale if REVERSE else tl.exp(total[None, :] - sums)
             of_x = (of_x.to(tl.float32) * factor).to(of_x.dtype)
@@ -82,10 +103,10 @@ def _scores(
     first, start = bh // H * T * H + bh % H, i * R // C * C
     steps, cols = tl.arange(0, R), tl.arange(0, K)
     rows = i * R + steps
-    of_q = _rows(q, first + rows * H, cols, K)
+    of_q = rows_of(q, first + rows * H, cols, K)
     out = scores + (bh * T + rows[:, None]) * C
     if GATED:
-        b_q = _rows(b, first + rows * H, cols, K)
+        b_q = rows_of(b, first + rows * H, cols, K)
         # The sums before the subchunk; those of a chunk begin with 0.
         r = tl.load(b + (first + (i * R - 1) * H) * K + cols, mask=(i * R > start) & (cols < K), other=0.0)
         framed = (of_q.to(tl.float32) * tl.exp(b_q - r[None, :])).to(of_q.dtype)
@@ -93,23 +114,14 @@ def _scores(
         framed = of_q
     for j in range(start // R, i):
         token = first + (j * R + steps) * H
-        of_k = _rows(k, token, cols, K)
+        of_k = rows_of(k, token, cols, K)
         if GATED:
-            of_k = (of_k.to(tl.float32) * tl.exp(r[None, :] - _rows(b, token, cols, K))).to(of_k.dtype)
+            of_k = (of_k.to(tl.float32) * tl.exp(r[None, :] - rows_of(b, token, cols, K))).to(of_k.dtype)
         part = tl.dot(framed, tl.trans(of_k), input_precision=PRECISION) * scale
         tl.store(out + (j * R - start + steps)[None, :], part.to(scores.dtype.element_ty))
-    if GATED:
-        own = tl.zeros([R, R], dtype=tl.float32)
-        for t in range(R):
-            token = first + (i * R + t) * H
-            row, sums = tl.load(k + token * K + cols).to(tl.float32), tl.load(b + token * K + cols)
-            # Exponents of earlier rows are above 0 and not used.
-            factor = tl.exp(tl.minimum(b_q - sums[None, :], 0.0))
-            score = tl.sum(of_q.to(tl.float32) * factor * row[None, :], axis=1)
-            own += tl.where(steps[None, :] == t, score[:, None], 0.0)
-    else:
-        own = tl.dot(of_q, tl.trans(_rows(k, first + rows * H, cols, K)), input_precision=PRECISION)
-    own = tl.where(steps[:, None] >= steps[None, :], own * scale, 0.0)
+    if not GATED:
+        b_q = of_q
+    own = own_scores(of_q, b_q, k, b, first, i * R, H, R, K, GATED, PRECISION) * scale
     tl.store(out + (i * R - start + steps)[None, :], own.to(scores.dtype.element_ty))
 
 
@@ -124,9 +136,9 @@ def _outputs(
     steps, cols, vals = tl.arange(0, R), tl.arange(0, K), tl.program_id(1) * BV + tl.arange(0, BV)
     rows = i * R + steps
     if ACROSS:
-        of_q = _rows(q, first + rows * H, cols, K).to(tl.float32) * scale
+        of_q = rows_of(q, first + rows * H, cols, K).to(tl.float32) * scale
         if GATED:
-            of_q *= tl.exp(_rows(b, first + rows * H, cols, K))
+            of_q *= tl.exp(rows_of(b, first + rows * H, cols, K))
         state = tl.load(states + ((bh * (T // C) + n) * K + cols[:, None]) * V + vals[None, :])
         out = tl.dot(of_q.to(state.dtype), state, input_precision=PRECISION)
     else:
@@ -136,7 +148,7 @@ def _outputs(
             at = j * R + steps
             part = tl.load(scores + (bh * T + rows[:, None]) * C + (at - n * C)[None, :])
             part = tl.where(rows[:, None] >= at[None, :], part, 0.0).to(part.dtype)
-            out = tl.dot(part, _rows(v, first + at * H, vals, V), out, input_precision=PRECISION)
+            out = tl.dot(part, rows_of(v, first + at * H, vals, V), out, input_precision=PRECISION)
     tl.store(o + (first + rows * H)[:, None] * V + vals[None, :], out.to(o.dtype.element_ty))
 
 
@@ -149,10 +161,10 @@ def _score_gradients(
     first, start = bh // H * T * H + bh % H, i * R // C * C
     steps, vals = tl.arange(0, R), tl.arange(0, V)
     rows = i * R + steps
-    of_do = _rows(do, first + rows * H, vals, V)
+    of_do = rows_of(do, first + rows * H, vals, V)
     for j in range(start // R, i + 1):
         at = j * R + steps
-        part = tl.dot(of_do, tl.trans(_rows(v, first + at * H, vals, V)), input_precision=PRECISION) * scale
+        part = tl.dot(of_do, tl.trans(rows_of(v, first + at * H, vals, V)), input_precision=PRECISION) * scale
         part = tl.where(rows[:, None] >= at[None, :], part, 0.0)
         place = dscores + (bh * T + rows[:, None]) * C + (at - start)[None, :]
         tl.store(place, part.to(dscores.dtype.element_ty))
@@ -168,10 +180,10 @@ def _value_gradients(
     first, n = bh // H * T * H + bh % H, j * R // C
     steps, cols, vals = tl.arange(0, R), tl.arange(0, K), tl.program_id(1) * BV + tl.arange(0, BV)
     at = j * R + steps
-    of_k = _rows(k, first + at * H, cols, K)
+    of_k = rows_of(k, first + at * H, cols, K)
     if GATED:
         total = tl.load(b + (first + (n * C + C - 1) * H) * K + cols)
-        factor = tl.exp(total[None, :] - _rows(b, first + at * H, cols, K))
+        factor = tl.exp(total[None, :] - rows_of(b, first + at * H, cols, K))
         of_k = (of_k.to(tl.float32) * factor).to(of_k.dtype)
     dstate = tl.load(dstates + ((bh * (T // C) + n) * K + cols[:, None]) * V + vals[None, :])
     out = tl.dot(of_k.to(dstate.dtype), dstate, input_precision=PRECISION)
@@ -179,7 +191,7 @@ def _value_gradients(
         rows = i * R + steps
         part = tl.load(scores + (bh * T + rows[:, None]) * C + (at - n * C)[None, :])
         part = tl.where(rows[:, None] >= at[None, :], part, 0.0).to(part.dtype)
-        out = tl.dot(tl.trans(part), _rows(do, first + rows * H, vals, V), out, input_precision=PRECISION)
+        out = tl.dot(tl.trans(part), rows_of(do, first + rows * H, vals, V), out, input_precision=PRECISION)
     tl.store(dv + (first + at * H)[:, None] * V + vals[None, :], out.to(dv.dtype.element_ty))
 
 
@@ -200,12 +212,12 @@ def _key_gradients(
         vals = iv * BV + tl.arange(0, BV)
         place = ((bh * (T // C) + n) * K + cols[:, None]) * V + vals[None, :]
         state, dstate = tl.load(states + place), tl.load(dstates + place)
-        of_do, of_v = _rows(do, token, vals, V), _rows(v, token, vals, V)
+        of_do, of_v = rows_of(do, token, vals, V), rows_of(v, token, vals, V)
         of_dq = tl.dot(of_do.to(state.dtype), tl.trans(state), of_dq, input_precision=PRECISION)
         of_dk = tl.dot(of_v.to(dstate.dtype), tl.trans(dstate), of_dk, input_precision=PRECISION)
     of_dq *= scale
     if GATED:
-        sums = _rows(b, token, cols, K)
+        sums = rows_of(b, token, cols, K)
         total = tl.load(b + (first + (n * C + C - 1) * H) * K + cols)
         before = tl.load(b + (first + (i * R - 1) * H) * K + cols, mask=(i * R > n * C) & (cols < K), other=0.0)
         last = tl.load(b + (first + (i * R + R - 1) * H) * K + cols)
@@ -214,22 +226,22 @@ def _key_gradients(
     across = tl.zeros([R, BK], dtype=tl.float32)
     for j in range(n * C // R, i):
         at = j * R + steps
-        of_k = _rows(k, first + at * H, cols, K)
+        of_k = rows_of(k, first + at * H, cols, K)
         if GATED:
-            of_k = (of_k.to(tl.float32) * tl.exp(before[None, :] - _rows(b, first + at * H, cols, K))).to(of_k.dtype)
+            of_k = (of_k.to(tl.float32) * tl.exp(before[None, :] - rows_of(b, first + at * H, cols, K))).to(of_k.dtype)
         part = tl.load(dscores + (bh * T + rows[:, None]) * C + (at - n * C)[None, :])
         across = tl.dot(part, of_k, across, input_precision=PRECISION)
     of_dq += across * tl.exp(sums - before[None, :]) if GATED else across
     across = tl.zeros([R, BK], dtype=tl.float32)
     for j in range(i + 1, (n + 1) * C // R):
         at = j * R + steps
-        of_q = _rows(q, first + at * H, cols, K)
+        of_q = rows_of(q, first + at * H, cols, K)
         if GATED:
-            of_q = (of_q.to(tl.float32) * tl.exp(_rows(b, first + at * H, cols, K) - last[None, :])).to(of_q.dtype)
+            of_q = (of_q.to(tl.float32) * tl.exp(rows_of(b, first + at * H, cols, K) - last[None, :])).to(of_q.dtype)
         part = tl.load(dscores + (bh * T + at[:, None]) * C + (rows - n * C)[None, :])
         across = tl.dot(tl.trans(part), of_q, across, input_precision=PRECISION)
     of_dk += across * tl.exp(last[None, :] - sums) if GATED else across
-    own_q, own_k = _rows(q, token, cols, K), _rows(k, token, cols, K)
+    own_q, own_k = rows_of(q, token, cols, K), rows_of(k, token, cols, K)
     if GATED:
         own = dscores + bh * T * C - n * C
         for t in range(R):
@@ -274,7 +286,7 @@ class _Plan:
     def __init__(self, q: Tensor, v: Tensor, C: int, c: int, gated: bool) -> None:
         self.B, self.T, self.H, self.K = q.shape
         self.V, self.C, self.gated = v.shape[-1], C, gated
-        self.rows = min(C, _ROWS)
+        self.rows = min(C, MOST_ROWS)
         self.subchunk = c if gated else self.rows
         self.BV = min(self.V, _MOST_COLUMNS)
         self.BK = min(self.K, _MOST_COLUMNS)
@@ -299,7 +311,7 @@ class _Plan:
         states = x.new_empty(self.state_shape)
         BK = min(self.BK, max(16, _TILE // self.C))
         grid = (self.K // BK, self.V // self.BV, self.B * self.H)
-        self.launch(_states, grid, x, y, b, states, BK=BK, REVERSE=reverse, warps=8 if self.C > _ROWS else 4)
+        self.launch(_states, grid, x, y, b, states, BK=BK, REVERSE=reverse, warps=8 if self.C > MOST_ROWS else 4)
         return states
 
     def run_scores(self, q: Tensor, k: Tensor, b: Tensor | None) -> Tensor:
