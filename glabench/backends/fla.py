@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -35,6 +36,10 @@ class _Fla(Backend):
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         return call_on(self.function(), inputs, cell, **self.options)
+
+    def more_packages(self, cell: Cell) -> tuple[str, ...]:  # noqa: ARG002
+        """Those that fla-core runs in place of its own kernels, unless it is told not to."""
+        return () if os.environ.get("FLA_DISABLE_BACKEND_DISPATCH") == "1" else ("tilelang", "flash-qla", "flash-kda")
 
     def working_bytes(self, cell: Cell) -> int:
         """States per chunk of 64 tokens and their gradients, and copies of the tensors between kernels."""

@@ -95,7 +95,7 @@ class MixerModel(Backend):
     def more_packages(self, cell: Cell) -> tuple[str, ...]:
         """Those of the mixers' kernels, and those that layers take if they are there."""
         kernel = self.registry.get(self.kernel_of(cell))
-        return (*self.kind.packages, *(kernel.packages if kernel is not None else ()))
+        return (*self.kind.packages, *((*kernel.packages, *kernel.more_packages(cell)) if kernel is not None else ()))
 
     def limits(self, cell: Cell) -> str | None:
         pass_, why_only = self.only_pass

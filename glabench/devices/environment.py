@@ -23,7 +23,7 @@ from glabench.errors import ExitCode, GlabenchError, UsageError
 
 _PACKAGES = (
     *("torch", "triton", "numpy", "pandas", "flash-attn", "flash-attn-4", "mamba-ssm", "causal-conv1d", "fla-core"),
-    *("nvidia-cudnn-cu13", "cuda-bench"),
+    *("nvidia-cudnn-cu13", "cuda-bench", "tilelang", "flash-qla", "flash-kda"),
 )
 _ID_DIGITS = 12
 

@@ -5,20 +5,29 @@ from typing import Any
 
 from glabench.errors import printable
 from glabench.records import Run
-from glabench.records.environment import device_name, versions_of_sites
+from glabench.records.environment import device_name, packages_of_backends, versions_of_sites
 from glabench.records.metrics import significant
 from glabench.records.run import name_runs
 
 _VERSIONS = ("torch", "triton")
+# Recorded for a backend of fla-core only where it runs them in place of its own kernels.
+_RUN_BY_FLA = ("tilelang", "flash-qla", "flash-kda")
 _MOST_TITLES = 2
 _COMMIT = 12
 
 
 def describe_environment(environment: Mapping[str, Any]) -> str:
-    """One line: the GPU or CPU, and the versions of torch and Triton, also those of backends with a site."""
+    """One line: the GPU or CPU, versions of torch and Triton, also of backends with a site, and what fla may run."""
     packages = environment.get("packages", {})
     versions = [f"{name} {packages[name]}{_by_sites(environment, name)}" for name in _VERSIONS if packages.get(name)]
-    return ", ".join([device_name(environment), *versions])
+    return ", ".join([device_name(environment), *versions, *_run_by_fla(environment)])
+
+
+def _run_by_fla(environment: Mapping[str, Any]) -> list[str]:
+    """`fla-core may run tilelang 0.1.9`, if a backend of fla-core found packages that it prefers to its own kernels."""
+    packages = packages_of_backends(environment).items()
+    found = sorted({f"{package} {version}" for (_, package), version in packages if package in _RUN_BY_FLA and version})
+    return [f"fla-core may run {' and '.join(found)}"] if found else []
 
 
 def _by_sites(environment: Mapping[str, Any], package: str) -> str:

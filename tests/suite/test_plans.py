@@ -15,6 +15,7 @@ from glabench.errors import (
 from glabench.measure.job import Job
 from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
+from glabench.report.describe import describe_environment
 from glabench.scheduling.folders import latest_run
 from glabench.scheduling.plan import Plan, estimate_cells, expected_seconds, make_plan
 from glabench.scheduling.runs import Request, announce, check_settings
@@ -29,6 +30,25 @@ def test_a_plan_has_the_changed_axes_and_no_plan_is_empty(place):
         make_plan("cpu-smoke", {}, Settings(timing="graph"), place)
     with pytest.raises(NothingToRunError, match=r"the sweep none has no cell"):
         make_plan(Sweep("none", {}, ()), {}, None, place)
+
+
+@pytest.mark.parametrize("package", ["tilelang", "flash_qla", "flash_kda"])
+@pytest.mark.parametrize("switch", [None, "0", "1"])
+def test_a_plan_tells_what_fla_would_run_in_place_of_its_own(place, tmp_path, monkeypatch, package, switch):
+    (tmp_path / f"{package}-0.1.2.dist-info").mkdir()
+    (tmp_path / f"{package}-0.1.2.dist-info/METADATA").write_text(f"Name: {package}\nVersion: 0.1.2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("FLA_DISABLE_BACKEND_DISPATCH", raising=False)
+    if switch is not None:
+        monkeypatch.setenv("FLA_DISABLE_BACKEND_DISPATCH", switch)
+    sweep = Sweep("fla", AXES, (Variant("fla-gated-delta"), Variant("linear-torch")))
+    environment = make_plan(sweep, {}, SETTINGS, place).environment()
+    name = package.replace("_", "-")
+    told = [backend for backend, one in environment["implementations"].items() if name in one["packages"]]
+    assert told == ([] if switch == "1" else ["fla-gated-delta"])
+    assert (f"fla-core may run {name} 0.1.2" in describe_environment(environment)) == bool(told)
+    assert environment["variables"].get("FLA_DISABLE_BACKEND_DISPATCH") == switch
+    assert collect("cpu")["packages"][name] == "0.1.2"
 
 
 def test_a_cell_is_estimated_by_its_limits_and_by_its_work(place, tmp_path, monkeypatch):
