@@ -116,6 +116,19 @@ def test_the_readmes_plugin_is_one(tmp_path):
     assert load_registry([str(file)])["mine"].op == "softmax"
 
 
+def test_the_page_of_backends_example_runs_by_its_command_on_a_cpu(command, tmp_path):
+    page = TEXTS["docs/backends.md"]
+    (tmp_path / "mine.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    mine = "from glabench.ops.recurrence import gated_recurrence\nmy_gla = lambda *rows: gated_recurrence(*rows)[0]\n"
+    (tmp_path / "my_package.py").write_text(mine)
+    shown = shlex.split(re.search(r"`glabench (run [^`]+ --plugin mine.py)`", page)[1])
+    words = ["mine" if word == "mine,gla-triton" else word for word in shown]  # gla-triton needs a GPU
+    small = ["--device", "cpu", "--seqlen", "32", "--heads", "1", "--head-dim", "16", "--time-limit", "0.02"]
+    done = command(*words, *small, "--json", "-", workers=WorkerHere)
+    found = [(record["backend"], record["pass"], record["status"]) for record in json.loads(done[1])]
+    assert found == [("mine", "fwd", "ok"), ("mine", "fwd+bwd", "ok")], done
+
+
 def test_the_plugin_pages_parameter_is_an_axis_and_a_short_window_is_found_out(command, tmp_path):
     (tmp_path / "windowed.py").write_text(re.search(r"```python\n(.*?)```", TEXTS["docs/plugins.md"], re.DOTALL)[1])
     chosen = ["--plugin", "windowed.py", "--backend", "windowed", "--device", "cpu", "--seqlen", "64", "--pass", "fwd"]
