@@ -35,6 +35,13 @@ def test_every_preset_has_sizes_for_a_cpu(name):
     assert max(cell.tokens for cell in cells(load_sweep(name), "cpu")) <= 4096
 
 
+def test_every_backend_of_an_op_is_in_a_preset_with_a_pass_that_it_has():
+    found = {
+        c.backend for name in preset_names() for c in cells(load_sweep(name)) if REGISTRY[c.backend].supports(c) is None
+    }
+    assert {name for name, backend in REGISTRY.items() if backend.work == "op"} <= found
+
+
 def test_the_presets_that_the_readme_names_are_there():
     wanted = {"paper-fig2", "paper-v3-width", "chunk-sweep", "head-dim", "long-context", "cpu-smoke", "guard"}
     assert wanted <= set(preset_names())
