@@ -1,4 +1,4 @@
-"""Times that papers have published, from `literature.toml` beside this file."""
+"""Values that papers have published, from `literature.toml` beside this file."""
 
 from __future__ import annotations
 
@@ -51,6 +51,31 @@ class Stack:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Versus:
+    """How many times as fast as a rival, and with what share of its memory, from one table."""
+
+    source: str
+    device: str
+    name: str
+    base_name: str
+    pass_: str
+    x: str
+    # Sizes, of both.
+    cell: dict[str, str | int]
+    # By op the backend that is the rival; the first op is the one that the table is of.
+    rivals: dict[str, str]
+    at: list[int]
+    # Texts are what the table has in place of a number.
+    speedups: list[float | str]
+    memory: list[float | str]
+
+    @property
+    def op(self) -> str:
+        """The op that was measured."""
+        return next(iter(self.rivals))
+
+
 @cache
 def published_series() -> tuple[Published, ...]:
     """All series of the file."""
@@ -61,6 +86,12 @@ def published_series() -> tuple[Published, ...]:
 def published_stacks() -> tuple[Stack, ...]:
     """All stacks of the file."""
     return tuple(read_as(Stack, one) for one in _file()["stack"])
+
+
+@cache
+def published_versus() -> tuple[Versus, ...]:
+    """All ratios to rivals of the file."""
+    return tuple(read_as(Versus, {**one, "pass_": one["pass"]}) for one in _file()["versus"])
 
 
 def _file() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from glabench.records.metrics import TIME
 from glabench.report.canvas import FAILURE_MARKS, PANEL_WIDTH, Layout, Plot, Quantity, frame, lay_out, missing_in
 from glabench.report.choice import has_other_kernels
-from glabench.report.literature import overlays_of
+from glabench.report.published import published_lines
 from glabench.report.series import Panel, Row, Series
 from glabench.sweeps.words import axis_title, show_x
 
@@ -35,7 +35,11 @@ _HEIGHT, _SLANTED_HEIGHT, _LEGEND_ROW, _LEGEND_LINE = 3.5, 4.4, 0.22, 4.0
 _SEEN = 0.01
 # Matplotlib's arguments for the line of a series.
 _Look = Mapping[str, Any]
-_PUBLISHED: _Look = {"color": "black", "linestyle": (0, (1, 1.5)), "linewidth": 1.6, "marker": "+", "markersize": 8}
+_PUBLISHED: _Look = {"color": "black", "linestyle": (0, (1, 1.5)), "linewidth": 1.6}
+_PUBLISHED_MARKERS: Sequence[_Look] = (
+    {"marker": "+", "markersize": 8},
+    {"marker": "D", "markersize": 6, "markerfacecolor": "none"},
+)
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,13 @@ def draw_lines(layout: Layout) -> Figure:
     handles += [_legend_mark(kind) for kind in FAILURE_MARKS if kind in missing]
     if any(quantity.metric is TIME for quantity in layout.quantities):
         handles += [_legend_band()] if has_bands(layout.view.panels) else []
-        handles += [_legend_line(name, _PUBLISHED) for name in _published_in(layout)]
+    published = _published_in(layout)
+    handles += [_legend_line(label, look) for label, look in published.items()]
     below = _LEGEND_ROW * layout.enlarged * -(-len(handles) // columns)
     heights = [_SLANTED_HEIGHT if _is_slanted(layout, panel) else _HEIGHT for panel in layout.view.panels]
     figure, plots = lay_out(layout, heights, below)
     for plot in plots:
-        _draw_panel(layout, plot, looks)
+        _draw_panel(layout, plot, looks, published)
     where: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "handlelength": _LEGEND_LINE}
     figure.legend(handles=handles, **where, frameon=False, fontsize=layout.small_print)
     return figure
@@ -116,7 +121,7 @@ def _legend_band() -> Artist:
     return Patch(color="black", alpha=0.2, linewidth=0, label=_BAND)
 
 
-def _draw_panel(layout: Layout, plot: Plot, looks: Mapping[str, _Look]) -> None:
+def _draw_panel(layout: Layout, plot: Plot, looks: Mapping[str, _Look], published: Mapping[str, _Look]) -> None:
     axes, quantity, x_values, is_scale = plot.axes, plot.quantity, plot.panel.x_values, plot.panel.is_scale
     places: dict[Any, float] = {x: x if is_scale else i for i, x in enumerate(x_values)}
     if not quantity.is_linear:
@@ -130,24 +135,24 @@ def _draw_panel(layout: Layout, plot: Plot, looks: Mapping[str, _Look]) -> None:
         found = [(places[x], series.rows[x]) for x in x_values if x in series.rows]
         _draw_series(axes, found, quantity, look, is_scale)
         breaks += _find_breaks(series, places, look["color"])
-    if quantity.metric is TIME and is_scale:
-        _draw_published(axes, plot.panel, quantity)
+    for label, values in published_lines(plot.panel, quantity.metric).items():
+        at = sorted(values)
+        axes.plot(at, [values[x] * quantity.metric.scale for x in at], **published[label])
     _dress(plot, places, is_scale, _is_slanted(layout, plot.panel))
     room = int(_ROOM * layout.panel_width / PANEL_WIDTH)
     _mark_missing(axes, breaks, quantity, places.values(), min(_MOST_MARKS, max(1, room // len(places))))
 
 
-def _published_in(layout: Layout) -> list[str]:
-    """The labels of published series that the figure shows."""
-    panels = [panel for panel in layout.view.panels if panel.is_scale]
-    return list(dict.fromkeys(each.label for panel in panels for each in overlays_of(panel)))
-
-
-def _draw_published(axes: Axes, panel: Panel, quantity: Quantity) -> None:
-    """Published ratios times what they are multiples of here."""
-    for overlay in overlays_of(panel):
-        places = sorted(overlay.ms)
-        axes.plot(places, [overlay.ms[x] * quantity.metric.scale for x in places], **_PUBLISHED)
+def _published_in(layout: Layout) -> dict[str, _Look]:
+    """The looks of what was published and is in the figure, by label."""
+    metrics = [quantity.metric for quantity in layout.quantities]
+    labels = dict.fromkeys(
+        label for panel in layout.view.panels for metric in metrics for label in published_lines(panel, metric)
+    )
+    return {
+        label: {**_PUBLISHED, **marker}
+        for label, marker in zip(labels, itertools.cycle(_PUBLISHED_MARKERS), strict=False)
+    }
 
 
 def _draw_series(

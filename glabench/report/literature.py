@@ -53,8 +53,9 @@ def overlays_of(panel: Panel) -> list[Overlay]:
 
 def _times(rows: Mapping[Any, Row], sizes: Mapping[str, Any]) -> dict[Any, float]:
     """The times of rows that have these sizes, by x."""
-    return {x: row["time_ms"] for x, row in rows.items() if _fits(row, sizes) and row.get("time_ms")}
+    return {x: row["time_ms"] for x, row in rows.items() if fits(row, sizes) and row.get("time_ms")}
 
 
-def _fits(row: Row, sizes: Mapping[str, Any]) -> bool:
+def fits(row: Row, sizes: Mapping[str, Any]) -> bool:
+    """Whether a row has these values."""
     return all(row.get(name) == value for name, value in sizes.items())

@@ -11,8 +11,8 @@ from glabench.records import Run
 from glabench.records.metrics import TIME, Metric, known, significant
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.grid import DOUBTS, Grid
-from glabench.report.literature import overlays_of
 from glabench.report.notes import explain_doubts, list_failures, tag_series
+from glabench.report.published import published_grids
 from glabench.report.series import Panel, Row, View, check_metrics, find_base, make_view
 from glabench.report.text import escape
 from glabench.sweeps.words import show_x
@@ -92,7 +92,7 @@ def _make_grids(view: View, metrics: Sequence[Metric], form: _Form, width: float
     """The tables of all panels; in the vertical form if one is wider than `width`."""
     again = [metric for metric in metrics if metric.of_pass] or metrics
     shown = [(panel, _known(metrics if panel is view.panels[0] else again, panel)) for panel in view.panels]
-    wide = [grid for panel, own in shown for grid in [*_make_wide(view, panel, own, form), *_published(panel)]]
+    wide = [grid for panel, own in shown for grid in [*_make_wide(view, panel, own, form), *published_grids(panel)]]
     if all(grid.width <= width for grid in wide):
         return wide
     return [grid for panel, own in shown for grid in _make_narrow(view, panel, own, form, width)]
@@ -111,22 +111,6 @@ def _make_wide(view: View, panel: Panel, metrics: Sequence[Metric], form: _Form)
     rows = [[series.label, *_values(panel, metrics, series.at(x), x, form)] for series in panel.series]
     tags = [_tag(series.at(x)) for series in panel.series]
     return [_grid(panel, _about(panel, metrics, form), ["backend", *map(_head, metrics)], rows, tags)]
-
-
-def _published(panel: Panel) -> list[Grid]:
-    """Ratios that papers have published for these sizes, and the same ratios here."""
-    grids = []
-    for overlay in overlays_of(panel):
-        one, places = overlay.published, [x for x in panel.x_values if x in overlay.base_ms]
-        ratios = {f"published: {one.name}": one.ratios, **overlay.here}
-        rows = [[name, *(_ratio(own.get(x)) for x in places)] for name, own in ratios.items()]
-        title = f", time as a multiple of {overlay.base}'s; published: {one.base_name}'s, {one.source} ({one.device})"
-        grids.append(Grid(panel.title, title, [panel.x_name, *map(show_x, places)], rows))
-    return grids
-
-
-def _ratio(value: float | None) -> str:
-    return "" if value is None else significant(value)
 
 
 def _put_x_across(panel: Panel, metric: Metric, form: _Form, with_tags: bool) -> Grid:

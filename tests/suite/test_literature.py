@@ -1,12 +1,13 @@
-"""Published times: laid over runs of the same sizes, as ratios to a rival's time."""
+"""Published values beside runs of the same sizes: times as ratios to a rival's."""
 
 import pytest
-from reports import drawn, made_up, markdown
+from reports import PEAK, drawn, made_up, markdown, stored
 
-from glabench.records.literature import published_series
+from glabench.records.literature import published_series, published_versus
 from glabench.records.metrics import TIME
 from glabench.report.literature import overlays_of
 from glabench.report.series import make_view
+from glabench.report.versus import ratios_of
 
 # Version 3, Fig. 2 left: GLA over FlashAttention-2.
 RATIOS = {1024: 51.2 / 27.1, 2048: 108.7 / 82.9, 4096: 210.3 / 281.7, 8192: 415.8 / 1037.1}
@@ -64,3 +65,66 @@ def test_every_published_value_has_its_rivals():
     for one in published_series():
         assert len(one.at) == len(one.values) == len(one.base_values)
         assert one.at == sorted(one.at)
+
+
+# Version 3, Table 3: GLA against the kernel that stores all states
+
+NARROW, WIDE = "published: GLA with both gates (H=16, D=64)", "published: GLA with both gates (H=8, D=128)"
+
+
+def ratios(changes=None, outcome=lambda cell: "ok"):
+    (panel,) = make_view([made_up("paper-v3-table3", changes, outcome)]).panels
+    return {(each.name, each.field): each for each in ratios_of(panel)}
+
+
+def test_published_speedups_and_memory_stand_beside_those_of_the_same_sizes_and_gates():
+    found = ratios()
+    assert list(found) == [(name, field) for field in ("time_ms", "peak_mib") for name in (NARROW, WIDE)]
+    time, memory = found[NARROW, "time_ms"], found[NARROW, "peak_mib"]
+    assert (time.given, memory.given) == ({1024: 3.8, 2048: 2.3}, {1024: 0.26, 2048: 0.26})
+    both, keys = (len(f"gla-{gates}stored-states") / len(f"gla-{gates}triton") for gates in ("both-", ""))
+    label = "gla-{}triton (H=16, D=64, states kept)"
+    assert time.here[label.format("both-")] == pytest.approx(dict.fromkeys((1024, 2048), both))
+    assert time.here[label.format("")] == pytest.approx(dict.fromkeys((1024, 2048), keys))
+    assert set(memory.here[label.format("")].values()) == {1.0}
+    assert next(iter(time.here)) == label.format("both-")
+
+
+def test_published_speedups_make_times_and_sizes_of_the_rivals_here():
+    found = ratios()
+    base = {x: found[NARROW, "time_ms"].base[x]["time_ms"] for x in (1024, 2048)}
+    assert found[NARROW, "time_ms"].values == pytest.approx({1024: base[1024] / 3.8, 2048: base[2048] / 2.3})
+    assert found[WIDE, "peak_mib"].values == pytest.approx({1024: 0.13 * 102.4})
+
+
+def test_ratios_to_a_rival_without_a_time_say_why():
+    found = ratios(outcome=lambda cell: "oom" if "stored" in cell.backend and cell.seqlen > 1024 else "ok")
+    own = found[WIDE, "time_ms"].here["gla-both-triton (H=8, D=128, states kept)"]
+    assert (type(own[1024]), own[2048]) == (float, "rival oom")
+    found = ratios(outcome=lambda cell: "oom" if cell.backend == "gla-both-triton" and cell.seqlen > 1024 else "ok")
+    assert found[WIDE, "time_ms"].here["gla-both-triton (H=8, D=128, states kept)"][2048] == "oom"
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [({"batch": "8"}, lambda cell: "ok"), ({}, lambda cell: "error" if "stored" in cell.backend else "ok")],
+    ids=["another size", "no rival"],
+)
+def test_without_the_sizes_or_the_rival_there_are_no_ratios(changes, outcome):
+    assert ratios(changes, outcome) == {}
+
+
+def test_the_stored_run_of_table_3_has_the_published_ratios_in_its_report_and_figure():
+    run = stored("h100-paper-v3-table3")
+    text = markdown(run)
+    assert f"| {NARROW} | 3.8 | 2.3 |\n" in text
+    assert f"| {WIDE} | 2.8 | - |\n" in text
+    assert f"| {NARROW} | 0.26 | 0.26 |\n" in text
+    assert f"| {WIDE} | 0.13 | OOM |\n" in text
+    for axes in drawn(run, (TIME, PEAK)).axes:
+        assert {line.get_marker() for line in axes.lines if line.get_color() == "black"} == {"+", "D"}
+
+
+def test_every_published_ratio_has_its_place():
+    for one in published_versus():
+        assert len(one.at) == len(one.speedups) == len(one.memory)
