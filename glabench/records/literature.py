@@ -76,6 +76,25 @@ class Versus:
         return next(iter(self.rivals))
 
 
+@dataclass(frozen=True)
+class Model:
+    """A trained model and the cell that times its mixer."""
+
+    gate: str
+    perplexity: float
+    cell: dict[str, str | int]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What models reached, from one table."""
+
+    source: str
+    about: str
+    pass_: str
+    models: list[Model]
+
+
 @cache
 def published_series() -> tuple[Published, ...]:
     """All series of the file."""
@@ -92,6 +111,12 @@ def published_stacks() -> tuple[Stack, ...]:
 def published_versus() -> tuple[Versus, ...]:
     """All ratios to rivals of the file."""
     return tuple(read_as(Versus, {**one, "pass_": one["pass"]}) for one in _file()["versus"])
+
+
+@cache
+def published_quality() -> tuple[Quality, ...]:
+    """All tables of trained models of the file."""
+    return tuple(read_as(Quality, {**one, "pass_": one["pass"]}) for one in _file()["quality"])
 
 
 def _file() -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Published values beside runs of the same sizes: times as ratios to a rival's."""
+"""Published values beside runs of the same sizes: times as ratios to a rival's, perplexities as they are."""
 
 import pytest
 from reports import PEAK, drawn, made_up, markdown, stored
 
-from glabench.records.literature import published_series, published_versus
+from glabench.records.literature import published_quality, published_series, published_versus
 from glabench.records.metrics import TIME
 from glabench.report.literature import overlays_of
 from glabench.report.series import make_view
@@ -128,3 +128,32 @@ def test_the_stored_run_of_table_3_has_the_published_ratios_in_its_report_and_fi
 def test_every_published_ratio_has_its_place():
     for one in published_versus():
         assert len(one.at) == len(one.speedups) == len(one.memory)
+
+
+# Perplexities of both versions' Table 2
+
+
+def test_perplexities_stand_beside_the_times_of_the_gate_family():
+    text = markdown(stored("h100-gate-family"))
+    rows = [line for line in text.splitlines() if line.startswith(("| none |", "| fixed", "| per head", "| keys |"))]
+    assert [line.split(" | ")[-2:] for line in rows] == [
+        ["23.21", "23.21 |"],
+        ["16.55", " |"],
+        ["15.56", " |"],
+        ["15.29", " |"],
+        ["14.77", "14.73 |"],
+        ["14.61", " |"],
+    ]
+    assert text.count("published mean perplexity") == 1  # with the passes that training takes
+
+
+def test_a_run_without_all_gates_has_no_perplexities():
+    assert "perplexity" not in markdown(made_up("paper-v3-width"))
+    fails = made_up("gate-family", outcome=lambda cell: "oom" if cell.op in ("retention", "gla-both") else "ok")
+    assert "published mean perplexity" not in markdown(fails)
+
+
+def test_a_cell_has_one_gate_in_all_tables_of_perplexities():
+    models = [model for one in published_quality() for model in one.models]
+    gates = {(tuple(model.cell.items()), model.gate) for model in models}
+    assert len(gates) == len({cell for cell, _ in gates})
