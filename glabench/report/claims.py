@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from glabench.errors import UsageError
-from glabench.records.claims import CLAIMS, Claim, Claims, Point, Test, points_of, verdict_of
+from glabench.records.claims import CLAIMS, OPERATIONS, Claim, Claims, Point, Test, points_of, verdict_of
 from glabench.records.metrics import choose_metrics, significant
 from glabench.records.published import Published
 from glabench.report.series import rows_of_runs
@@ -37,16 +37,24 @@ def _row(claim: Claim, published: Mapping[str, Published], folder: Path) -> list
 
 
 def _describe(test: Test, points: list[Point], one: Published, folder: Path) -> str:
-    """`time of flash-attn over linear-triton at 1k, 2k: 4.7, 7.8 ([h200-paper-fig2](...))`."""
+    """`time of flash-attn over linear-triton at 1k, 2k: 4.7, 7.8, at least 2 asked ([h200-paper-fig2](...))`."""
     link = f"[{test.run}]({Path(os.path.relpath((one.page or one.path).resolve(), folder)).as_posix()})"
-    places = ", ".join(show_x(point.x) for point in points)
+    along = "" if test.x == "seqlen" else f"{test.x} "
+    places = along + ", ".join(show_x(point.x) for point in points)
     values = ", ".join(p.found if isinstance(p.found, str) else significant(p.found, 2) for p in points)
-    title = choose_metrics(test.metric, rows_of_runs([one.first]))[0].title
+    title = _title(test, one)
     if test.fails:
         return f"{_name(test.fails)} at {places}: {values} ({link})"
     if not test.than:
         return f"{title} of {_name(test.less)} grows, from half as many to {places}, by {values} ({link})"
-    return f"{title} of {_name(test.than)} over {_name(test.less)} at {places}: {values} ({link})"
+    asked = "" if test.factor == 1 else f", at least {significant(1 / test.factor, 2)} asked"
+    return f"{title} of {_name(test.than)} over {_name(test.less)} at {places}: {values}{asked} ({link})"
+
+
+def _title(test: Test, one: Published) -> str:
+    if test.metric == OPERATIONS:
+        return "operations executed"
+    return choose_metrics(test.metric, rows_of_runs([one.first]))[0].title
 
 
 def _name(cells: Mapping[str, object]) -> str:

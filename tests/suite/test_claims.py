@@ -34,6 +34,19 @@ def test_cells_are_compared_at_every_x_that_both_have():
     assert [point.holds for point in points_of(Test("a-run", A, B, factor=2), run_of(TIMES))] == [True, True]
 
 
+def test_sizes_that_a_claim_is_not_about_are_left_out():
+    assert points_of(Test("a-run", A, B, least=128), run_of(TIMES)) == [Point(128, 0.5, False)]
+
+
+def test_operations_are_those_executed_in_a_call():
+    run = run_of({("a", 64): 1.0, ("a", 128): 1.0, ("b", 64): 4.0, ("b", 128): 4.0})
+    rates = {"a": 3.0, "b": 2.0}  # TFLOP/s
+    counted = [each for each in run.records if each.cell != run.records[-1].cell]
+    records = [replace(each, executed_tflops=rates[each.cell.backend]) for each in counted] + run.records[-1:]
+    found = points_of(Test("a-run", A, B, metric="operations"), replace(run, records=records))
+    assert found == [Point(64, 8 / 3, True)]  # without a count there is nothing to compare
+
+
 def test_none_asks_for_cells_without_a_value():
     """`state` is a value of some ops; records without states do not have it."""
     points = points_of(Test("a-run", A | {"state": "none"}, B), run_of(TIMES))
