@@ -163,12 +163,12 @@ def test_dry_run_lists_cells_memory_and_totals_and_measures_nothing(run, tmp_pat
     code, stdout, _ = run("run", "paper-fig2", *OF_THE_PAPER, "--dry-run", "--device", "cpu")
     title, _, *cells, totals = stdout.splitlines()
     assert code == 0
-    assert title.endswith(": 140 cells")
+    assert title.endswith(": 160 cells")
     assert len(cells) == 3 * 5 * 2 + 9
     assert "1790 MiB" in cells[0]
     assert "linear-torch fwd B=32 T=1024 H=16 K=64 V=64 bf16" in cells[0]
     assert "gla-triton, 20 cells: unsupported: needs a GPU; none is used here" in cells
-    assert totals.startswith("140 cells, ")
+    assert totals.startswith("160 cells, ")
     assert "skipped as unsupported; up to " in totals
     assert not (tmp_path / "runs").exists()
 
