@@ -46,10 +46,11 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Counts:
-    """What an implementation executes and moves in one call."""
+    """What an implementation executes and moves in one call, and which of the operations are off the tensor cores."""
 
     flops: int
     bytes: int
+    scalar_flops: int = 0
 
 
 @dataclass(frozen=True)

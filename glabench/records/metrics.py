@@ -114,6 +114,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("gbps", "gbps", "the equation's bytes", "GB/s", "higher", _whole),
     Metric("executed_tflops", "executed_tflops", "operations executed", "TFLOP/s", "higher"),
     Metric("executed_gbps", "executed_gbps", "bytes moved", "GB/s", "higher", _whole),
+    Metric("scalar", "scalar_pct", "operations off the tensor cores", "%", "lower", timed=False),
     Metric("mfu", "mfu_pct", "MFU", "%", "higher", _whole),
     Metric("mixer", "mixer_pct", "mixers' kernels, of a step", "%", None, _whole),
     Metric("idle", "gpu_idle_pct", "GPU idle", "%", None, _whole),

@@ -60,6 +60,8 @@ class Measured:
     # TFLOP/s and GB/s from what the implementation says that it executes and moves, if it does.
     executed_tflops: Number | None = None
     executed_gbps: Number | None = None
+    # Percent of the operations executed that are off the tensor cores.
+    scalar_pct: Number | None = None
     # KiB that one sequence needs to go on after its last token: states, or attention's keys and values. In one layer;
     # in all of them, and with what convolutions need, of a model that decodes.
     state_kib: Number | None = None

@@ -291,7 +291,7 @@ def test_on_a_cpu_the_peak_is_what_the_pass_takes_above_its_inputs():
 def test_a_record_leaves_the_meter_finished():
     class Telling(fake_backends.Good):
         def executes(self, cell):
-            return Counts(flops=4 * 10**9, bytes=6 * 10**6)
+            return Counts(flops=4 * 10**9, bytes=6 * 10**6, scalar_flops=10**9)
 
     job = replace(JOB, ceilings=Ceilings(1000.0, 500.0))
     record = CellMeter(OpWork(LINEAR, Telling()), job, FakeTimer(constant(2.0))).measure(CELL)
@@ -299,6 +299,7 @@ def test_a_record_leaves_the_meter_finished():
     assert record.gbps == pytest.approx(LINEAR.moved_bytes(CELL) / 2e6)
     assert record.tflops == pytest.approx(LINEAR.flops(CELL) / 2e9)
     assert (record.executed_gbps, record.executed_tflops) == (pytest.approx(3.0), pytest.approx(2.0))
+    assert record.scalar_pct == 25
     assert (record.copy_gbps, record.product_tflops) == (1000.0, 500.0)
     assert record.roofline_pct == pytest.approx(100 * max(record.gbps / 1000, record.tflops / 500))
     assert Record.from_line(record.to_line()) == record

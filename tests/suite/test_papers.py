@@ -210,6 +210,29 @@ def test_a_share_of_the_operations_is_within_subchunks():
     assert with_gates.bytes > without.bytes
 
 
+@pytest.mark.parametrize("materialize", ["states", "nothing"])
+def test_scores_within_subchunks_are_off_the_tensor_cores(materialize):
+    one = replace(cell(), parameters=Parameters({**cell().parameters, "subchunk": 16, "materialize": materialize}))
+    H, K = one.sizes("heads", "key_dim")
+    counts = GlaTwoLevel().executes(one)
+    assert counts.scalar_flops == one.tokens * H * 4 * 16 * K
+    without = LinearTwoPass().executes(replace(one, op="linear"))
+    assert without.scalar_flops == 0
+    wide = GlaTwoLevel().executes(replace(one, dtype="fp32"))
+    assert wide.scalar_flops == wide.flops == counts.flops
+
+
+def test_a_backward_without_states_computes_states_and_scores_again():
+    """Of a chunk of 64, all scores are computed as one block."""
+    one = replace(cell(), op="linear", pass_="fwd+bwd")
+    kept, anew = (
+        LinearTwoPass().executes(replace(one, parameters=Parameters({**one.parameters, "materialize": word})))
+        for word in ("states", "nothing")
+    )
+    H, K, V = one.sizes("heads", "key_dim", "value_dim")
+    assert anew.flops - kept.flops == one.tokens * H * (2 * K * V + 2 * 64 * (K + V))
+
+
 @pytest.mark.parametrize("chunk", [16, 64, 256])
 @pytest.mark.parametrize("backend", [GlaTwoLevel(), LinearTwoPass()])
 def test_scores_above_the_diagonal_do_not_count(backend, chunk):

@@ -59,7 +59,8 @@ class LinearParallelTorch(_Form):
         """All pairs, those above the diagonal included; scores are written and read, and so is their masked copy."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         pairs, passes = cell.batch * H * cell.seqlen**2, self.passes(cell)
-        return Counts(passes * 2 * pairs * (K + V), LINEAR.moved_bytes(cell) + passes * 4 * pairs * BYTES[cell.dtype])
+        flops, moved = passes * 2 * pairs * (K + V), LINEAR.moved_bytes(cell) + passes * 4 * pairs * BYTES[cell.dtype]
+        return Counts(flops, moved, flops if cell.dtype == "fp32" else 0)
 
 
 class GlaParallelNaive(_Form):
@@ -78,7 +79,8 @@ class GlaParallelNaive(_Form):
         """As `linear-parallel-torch`, in float32."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         pairs, passes = cell.batch * H * cell.seqlen**2, self.passes(cell)
-        return Counts(passes * 2 * pairs * (K + V), GLA.moved_bytes(cell) + passes * 4 * pairs * BYTES[wide(cell)])
+        flops, moved = passes * 2 * pairs * (K + V), GLA.moved_bytes(cell) + passes * 4 * pairs * BYTES[wide(cell)]
+        return Counts(flops, moved, flops)
 
 
 class GlaParallelTorch(_Form):
@@ -101,7 +103,8 @@ class GlaParallelTorch(_Form):
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         pairs, passes = cell.batch * H * cell.seqlen * (cell.seqlen + 1) // 2, self.passes(cell)
         moved = passes * pairs * K * (2 * 8 + 2 * BYTES[wide(cell)])
-        return Counts(passes * pairs * (4 * K + 2 * V), GLA.moved_bytes(cell) + moved)
+        flops = passes * pairs * (4 * K + 2 * V)
+        return Counts(flops, GLA.moved_bytes(cell) + moved, flops)
 
 
 class GlaScanTorch(_Form):
@@ -122,7 +125,7 @@ class GlaScanTorch(_Form):
         numbers, passes = cell.tokens * H * K * V, self.passes(cell)
         steps = self._steps(cell)
         flops, moved = passes * numbers * (3 + 2 * steps), passes * numbers * (2 + 5 * steps) * BYTES[wide(cell)]
-        return Counts(flops, GLA.moved_bytes(cell) + moved)
+        return Counts(flops, GLA.moved_bytes(cell) + moved, flops)
 
     @staticmethod
     def _steps(cell: Cell) -> int:
@@ -189,10 +192,9 @@ class _TwoLevel(_InTriton):
         op = GLA if self.op == "gla" else LINEAR
         per_token = 4 * K * V + (C + rows) * V + (C - own) * K + (4 if self.op == "gla" else 2) * own * K
         moved = (2 * K * V / C + self._score_columns(cell)) * BYTES[cell.dtype]
-        passes = _PASSES[cell.pass_]
-        return Counts(
-            passes * cell.tokens * H * per_token, int(op.moved_bytes(cell) + passes * cell.tokens * H * moved)
-        )
+        tokens = _PASSES[cell.pass_] * cell.tokens * H
+        scalar = per_token if cell.dtype == "fp32" else 4 * own * K if self.op == "gla" else 0
+        return Counts(tokens * per_token, int(op.moved_bytes(cell) + tokens * moved), tokens * scalar)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from glabench.backends.papers.one_pass import one_pass_gla
@@ -239,9 +241,13 @@ class _TwoLevel(_InTriton):
         op, of_values = GLA if self.op == "gla" else LINEAR, (C + own) * V
         of_keys = (C - own) * K + (4 if self.op == "gla" else 2) * own * K
         forward, backward = 4 * K * V + of_values + first * of_keys, 10 * K * V + 3 * (of_values + second * of_keys)
-        flops = (cell.pass_ != "bwd") * forward + cell.has_backward * backward
-        shares = cell.has_backward * second * 2 * K * 4 * 2  # of dq and dk, written and read
-        return Counts(cell.tokens * H * flops, op.moved_bytes(cell) + cell.tokens * H * shares)
+        forwards, backwards = int(cell.pass_ != "bwd"), int(cell.has_backward)
+        flops = forwards * forward + backwards * backward
+        own_scores = (forwards * first + 3 * backwards * second) * 4 * own * K if self.op == "gla" else 0
+        scalar = flops if cell.dtype == "fp32" else own_scores
+        shares = backwards * second * 2 * K * 4 * 2  # of dq and dk, written and read
+        tokens = cell.tokens * H
+        return Counts(tokens * flops, op.moved_bytes(cell) + tokens * shares, tokens * scalar)
 
     def _score_columns(self, cell: Cell) -> float:
         """Scores that a token's row has written, and read again: blocks up to the diagonal, on average."""
@@ -294,7 +300,8 @@ class GlaStoredStates(_InTriton):
         """As the equation; the forward writes all states, and the backward reads them."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         states = {"infer": 1, "fwd": 1, "bwd": 1, "fwd+bwd": 2}[cell.pass_] * cell.tokens * H * K * V * 4
-        return Counts(GLA.flops(cell), GLA.moved_bytes(cell) + states)
+        flops = GLA.flops(cell)
+        return Counts(flops, GLA.moved_bytes(cell) + states, flops)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
         from glabench.backends.papers.stored_states import stored_states_gla
@@ -312,7 +319,8 @@ class GlaBothStoredStates(GlaStoredStates):
     def executes(self, cell: Cell) -> Counts:
         """As with gates of keys, plus KV per token and head for the second decay."""
         counts = super().executes(cell)
-        return Counts(GLA_BOTH.flops(cell), counts.bytes + GLA_BOTH.moved_bytes(cell) - GLA.moved_bytes(cell))
+        flops = GLA_BOTH.flops(cell)
+        return Counts(flops, counts.bytes + GLA_BOTH.moved_bytes(cell) - GLA.moved_bytes(cell), flops)
 
 
 class GlaFiveStep(_InTriton):
@@ -340,7 +348,9 @@ class GlaFiveStep(_InTriton):
         blocks = max(1, K // 64)
         work = 4 * K * V + 16 * (5 * K + 2 * V)
         moved = K * (2 * 4 * 2 + 4 * BYTES[cell.dtype]) + blocks * (V + 16) * 4 * 2
-        return Counts(cell.tokens * H * work, GLA.moved_bytes(cell) + cell.tokens * H * moved)
+        tokens = cell.tokens * H
+        scalar = work if cell.dtype == "fp32" else 16 * 5 * K
+        return Counts(tokens * work, GLA.moved_bytes(cell) + tokens * moved, tokens * scalar)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
         from glabench.backends.papers.five_step import five_step_gla
