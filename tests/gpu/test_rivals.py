@@ -61,6 +61,13 @@ def test_a_backend_computes_its_op(name):
     assert_right(name, measure(name, 512))
 
 
+@pytest.mark.parametrize("T", [64, 2048])
+@pytest.mark.parametrize("name", ["gla-two-level", "linear-two-pass"])
+def test_the_papers_algorithms_that_keep_nothing_are_right(name, T):
+    assert_right(name, measure(name, T, materialize="nothing"))
+    assert_right(name, measure(name, T, materialize="nothing", heads=16, key_dim=64, value_dim=64))
+
+
 @pytest.mark.parametrize("name", [name for name, backend in REGISTRY.items() if "packed" in backend.features])
 def test_a_backend_takes_packed_documents_and_states(name):
     assert_right(name, measure(name, 1500, packed="on", state="both"), packed=True)

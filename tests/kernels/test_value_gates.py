@@ -5,6 +5,7 @@ import torch
 from gla_cases import assert_close, cumulative, run, run_with_a_tail, value_gated_case
 from gla_kernels import chunk_gla, chunk_linear_attn, chunk_retention, fused_recurrent_gla, naive_recurrent_gla
 from gla_kernels.simple import retention_gates
+from gla_kernels.value_gated import calls
 from product import product
 
 EXACT, HALF = 2e-5, 2e-3
@@ -157,3 +158,12 @@ def test_the_reference_is_the_recurrence():
         decay = x["g"][:, t, :, :, None].exp() * x["gv"][:, t, :, None].exp()
         state = state * decay + x["k"][:, t, :, :, None] * x["v"][:, t, :, None]
         torch.testing.assert_close(o[:, t], (x["q"][:, t, :, None] @ state).squeeze(2))
+
+
+def test_calls_without_gates_of_values_never_reach_their_kernels(monkeypatch):
+    """So these cost nothing where they are not used."""
+    monkeypatch.setattr(calls, "chunk_value_gated", None)
+    case = value_gated_case("mild", "mild", T=40, H=1, K=16, V=16, initial=False)
+    inputs = [case.inputs[name] for name in ("q", "k", "v", "g")]
+    plain, none = chunk_gla(*inputs)[0], chunk_gla(*inputs, gv=None)[0]
+    assert torch.equal(plain, none)
