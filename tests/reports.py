@@ -1,5 +1,6 @@
 """Made-up and stored runs, and what reports show of them."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -30,9 +31,9 @@ OUTCOMES = {
 }
 
 
-def made_up(preset, changes=None, outcome=lambda cell: "ok", name="a-run", environment=None, **fields):
-    """A run with a record for every cell of a preset; times grow with the work."""
-    sweep = resolve(load_sweep(preset), "cuda", changes or {}, TRAITS)
+def made_up(preset, changes=None, outcome=lambda cell: "ok", name="a-run", environment=None, panels=None, **fields):
+    """A run with a record for every cell of a preset, without its panels; times grow with the work."""
+    sweep = replace(resolve(load_sweep(preset), "cuda", changes or {}, TRAITS), panels=panels or {})
     records = []
     for cell in expand(sweep, TRAITS, "cuda"):
         status = outcome(cell)

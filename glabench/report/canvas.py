@@ -77,11 +77,11 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a figure shows: for each pass the series with a cell that could run, and their styles."""
+    """What a figure shows: for each panel the series with a cell that could run, and their styles."""
 
     view: View
     quantities: Sequence[Quantity]
-    series: Mapping[str, Sequence[Series]]
+    series: Mapping[tuple[str, str], Sequence[Series]]
     styles: Mapping[str, Style]
 
     @property
@@ -119,9 +119,9 @@ def make_layout(view: View, metrics: Sequence[Metric]) -> Layout:
     """Chooses units and styles. Leaves out metrics that no row has."""
     rows = [row for panel in view.panels for row in panel.rows]
     quantities = [_measure(metric, rows) for metric in known(metrics, rows) or metrics[:1]]
-    shown = {panel.pass_: [series for series in panel.series if _can_run(series)] for panel in view.panels}
+    shown = {panel.key: [series for series in panel.series if _can_run(series)] for panel in view.panels}
     # Horizontal lines come last, so that the others have the same looks as in figures without them.
-    listed = sorted((each for panel in view.panels for each in shown[panel.pass_]), key=lambda each: each.is_constant)
+    listed = sorted((each for panel in view.panels for each in shown[panel.key]), key=lambda each: each.is_constant)
     backends = {series.label: series.backend for series in listed}
     return Layout(view, quantities, shown, choose_styles(backends))
 
@@ -193,11 +193,11 @@ def _measure(metric: Metric, rows: Sequence[Row]) -> Quantity:
 def _known_in(layout: Layout, panel: Panel) -> Sequence[Quantity]:
     """The quantities that have values in a panel; the first one if it has only failures.
 
-    Those that do not depend on the pass are in the first panel alone.
+    Those that do not depend on the pass are in the panels of the first pass alone.
     """
     again = [each for each in layout.quantities if each.metric.of_pass] or layout.quantities
-    quantities = layout.quantities if panel is layout.view.panels[0] else again
-    rows = [row for series in layout.series[panel.pass_] for row in series.rows.values()]
+    quantities = layout.quantities if panel.pass_ == layout.view.panels[0].pass_ else again
+    rows = [row for series in layout.series[panel.key] for row in series.rows.values()]
     found = [each for each in quantities if any(each.of(row) is not None for row in rows)]
     return found or quantities[:1]
 

@@ -95,10 +95,10 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def _draw_bars(layout: Layout) -> Figure:
-    heights = [_AROUND_BARS + _BAR * len(layout.series[panel.pass_]) for panel in layout.view.panels]
+    heights = [_AROUND_BARS + _BAR * len(layout.series[panel.key]) for panel in layout.view.panels]
     figure, plots = lay_out(layout, heights, 0.0)
     for plot in plots:
-        axes, series = plot.axes, _sort_by_x(layout.series[plot.panel.pass_], plot.panel)
+        axes, series = plot.axes, _sort_by_x(layout.series[plot.panel.key], plot.panel)
         names = [_name_bar(each, plot.panel, layout.view.has_x) for each in series]
         for place, each in enumerate(series):
             (row,) = each.rows.values()

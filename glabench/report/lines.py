@@ -127,7 +127,7 @@ def _draw_panel(layout: Layout, plot: Plot, looks: Mapping[str, _Look], publishe
     if not quantity.is_linear:
         axes.set_yscale("log")
     breaks: list[_Break] = []
-    for series in layout.series[plot.panel.pass_]:
+    for series in layout.series[plot.panel.key]:
         look = looks[series.label]
         if series.is_constant:
             breaks += _draw_constant(axes, series, quantity, look, max(places.values()))

@@ -97,7 +97,7 @@ def draw_roofline(view: View) -> Figure:
 def _draw_panel(layout: Layout, plot: Plot, roof: Roof) -> None:
     axes = plot.axes
     frame(plot)
-    dots = {series.label: list(_dots(series)) for series in layout.series[plot.panel.pass_]}
+    dots = {series.label: list(_dots(series)) for series in layout.series[plot.panel.key]}
     draw_roof(axes, roof, [dot for own in dots.values() for dot in own], layout.small_print)
     for label, own in dots.items():
         style = layout.styles[label].line | {"linestyle": "none"}

@@ -63,6 +63,13 @@ class Panel:
     x_name: str
     x_values: Sequence[Any]
     series: Sequence[Series]
+    # The title of a panel of the sweep that has these series alone; of all series, nothing.
+    part: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What no other panel has."""
+        return self.pass_, self.part
 
     @property
     def rows(self) -> list[Row]:
@@ -74,7 +81,7 @@ class Panel:
         """What its cells time, in words."""
         ops = {row["op"] for row in self.rows}
         step = _STEP_TITLES.get(ops.pop()) if len(ops) == 1 else None
-        return step or PASS_TITLES[self.pass_]
+        return (step or PASS_TITLES[self.pass_]) + (f": {self.part}" if self.part else "")
 
     @property
     def is_scale(self) -> bool:
@@ -120,7 +127,10 @@ def make_view(runs: Sequence[Run]) -> View:
     runnable = {row["backend"] for row in rows if row["status"] != "unsupported"}
     shown = [row for row in rows if row["backend"] in runnable] or rows
     x = choose_x(shown, runs[0].sweep.x)
-    return View(runs, rows, x, make_panels(shown, x), describe_shape(shown, x))
+    parts = runs[0].sweep.panels
+    if not {row["backend"] for row in shown} <= {name for own in parts.values() for name in own}:
+        parts = {}  # another run has backends that are in none
+    return View(runs, rows, x, make_panels(shown, x, parts), describe_shape(shown, x))
 
 
 def check_metrics(runs: Sequence[Run], metrics: Sequence[Metric]) -> None:
@@ -176,8 +186,8 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def make_panels(rows: Sequence[Row], x_axis: str) -> list[Panel]:
-    """One panel per pass, with passes and backends in order of first appearance.
+def make_panels(rows: Sequence[Row], x_axis: str, parts: Mapping[str, Sequence[str]] | None = None) -> list[Panel]:
+    """One panel per pass, with passes and backends in order of first appearance; or one per pass and part of backends.
 
     A label begins with the run's name if two runs have the same cell or were made on different machines.
     """
@@ -198,15 +208,22 @@ def make_panels(rows: Sequence[Row], x_axis: str) -> list[Panel]:
     panels: dict[str, dict[str, dict[Any, Row]]] = {}
     for row, label in zip(rows, labels, strict=True):
         panels.setdefault(row["pass"], {}).setdefault(label, {})[x_of(row, x_axis)] = row
+    in_parts: Mapping[str, Sequence[str] | None] = parts or {"": None}
     return [
-        Panel(
-            pass_,
-            x_axis,
-            _ordered(x for by_x in lines.values() for x in by_x),
-            [Series(next(iter(by_x.values()))["backend"], label, by_x) for label, by_x in lines.items()],
-        )
+        _panel(pass_, x_axis, own, part)
         for pass_, lines in panels.items()
+        for part, backends in in_parts.items()
+        if (own := {label: by_x for label, by_x in lines.items() if backends is None or _backend(by_x) in backends})
     ]
+
+
+def _panel(pass_: str, x_axis: str, lines: Mapping[str, Mapping[Any, Row]], part: str) -> Panel:
+    x_values = _ordered(x for by_x in lines.values() for x in by_x)
+    return Panel(pass_, x_axis, x_values, [Series(_backend(own), label, own) for label, own in lines.items()], part)
+
+
+def _backend(by_x: Mapping[Any, Row]) -> str:
+    return str(next(iter(by_x.values()))["backend"])
 
 
 def describe_shape(rows: Sequence[Row], x_axis: str) -> str:

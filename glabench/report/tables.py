@@ -91,7 +91,7 @@ def _spread(row: Row) -> str:
 def _make_grids(view: View, metrics: Sequence[Metric], form: _Form, width: float = math.inf) -> list[Grid]:
     """The tables of all panels; in the vertical form if one is wider than `width`."""
     again = [metric for metric in metrics if metric.of_pass] or metrics
-    shown = [(panel, _known(metrics if panel is view.panels[0] else again, panel)) for panel in view.panels]
+    shown = [(panel, _known(metrics if panel.pass_ == view.panels[0].pass_ else again, panel)) for panel in view.panels]
     wide = [grid for panel, own in shown for grid in [*_make_wide(view, panel, own, form), *published_grids(panel)]]
     if all(grid.width <= width for grid in wide):
         return wide

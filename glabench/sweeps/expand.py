@@ -101,7 +101,15 @@ def resolve(sweep: Sweep, device: str, changes: Mapping[str, Any], traits: Mappi
         description = f"{sweep.description} {_CPU_DESCRIPTION}".strip()
         resolved = replace(small, title=sweep.title + CPU_TITLE, description=description)
     against = sweep.against if any(v.backend == sweep.against for v in resolved.variants) else None
-    return replace(resolved, against=against)
+    return replace(resolved, against=against, panels=_panels_of(resolved))
+
+
+def _panels_of(sweep: Sweep) -> dict[str, tuple[str, ...]]:
+    """The sweep's panels with the backends that it has; none if one backend would be in no panel, or all in one."""
+    backends = {variant.backend for variant in sweep.variants}
+    found = {title: tuple(name for name in own if name in backends) for title, own in sweep.panels.items()}
+    found = {title: own for title, own in found.items() if own}
+    return found if len(found) > 1 and backends <= {name for own in found.values() for name in own} else {}
 
 
 def _named(variants: tuple[Variant, ...], names: str | None, where: str) -> tuple[Variant, ...]:

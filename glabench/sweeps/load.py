@@ -6,6 +6,9 @@ x = "seqlen"                  # the axis that figures are drawn against
 against = "sdpa-flash"        # ratios in reports refer to this backend
 metrics = "error"             # what reports show, by default time and memory (optional)
 
+[panels]                      # backends that reports show apart, by a title (optional); one may be in several
+"GLA" = ["gla-triton", "gla-torch"]
+
 [axes]                        # text in the axis grammar, a number, true or false, or a list of these
 seqlen = "1k..16k"
 batch = 32
@@ -21,7 +24,7 @@ materialize = ["states", "checkpoints"]
 
 import tomllib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -53,6 +56,7 @@ class _SweepFile:
     x: str = "seqlen"
     against: str | None = None
     metrics: str | None = None
+    panels: dict[Name, list[Name]] = field(default_factory=dict)
 
 
 _KEYS = tuple(_SweepFile.__dataclass_fields__)
@@ -139,6 +143,7 @@ def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep
     if file.against is not None and file.against not in names:
         allowed = allowed_names(map(str, names), file.against)
         raise UsageError(f"{where}: against {shown(file.against)} is not one of its backends ({allowed})")
+    _check_panels(file.panels, names, where)
     return Sweep(
         name=name,
         axes=_axes(file.axes, f"{where}: [axes]"),
@@ -155,7 +160,20 @@ def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep
         against=file.against,
         metrics=file.metrics,
         on_cpu=_axes(file.cpu, f"{where}: [cpu]"),
+        panels={title: tuple(own) for title, own in file.panels.items()},
     )
+
+
+def _check_panels(panels: Mapping[str, Sequence[str]], backends: Sequence[str], where: str) -> None:
+    """Raises UsageError if a panel has an unknown backend, or a backend no panel."""
+    listed = [name for own in panels.values() for name in own]
+    for name in listed:
+        if name not in backends:
+            raise UsageError(
+                f"{where}: [panels] {shown(name)} is not one of its backends ({allowed_names(backends, name)})"
+            )
+    if panels and (missing := [name for name in backends if name not in listed]):
+        raise UsageError(f"{where}: [panels] {shown(missing[0])} is in none of them")
 
 
 def _names_in(backends: Any) -> list[Any]:
@@ -181,5 +199,6 @@ def dump_sweep(sweep: Sweep) -> str:
         key: getattr(sweep, key) for key in ("title", "description", "x", "against", "metrics") if getattr(sweep, key)
     }
     cpu = {"cpu": dict(sweep.on_cpu)} if sweep.on_cpu else {}
+    panels = {"panels": {title: list(own) for title, own in sweep.panels.items()}} if sweep.panels else {}
     backends = [{"name": variant.backend, **variant.axes} for variant in sweep.variants]
-    return tomli_w.dumps({**texts, "axes": dict(sweep.axes), **cpu, "backends": backends})
+    return tomli_w.dumps({**texts, **panels, "axes": dict(sweep.axes), **cpu, "backends": backends})

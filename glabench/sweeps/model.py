@@ -214,3 +214,5 @@ class Sweep:
     metrics: str | None = None
     # Axes that replace those above on a CPU.
     on_cpu: Mapping[str, str] = field(default_factory=dict)
+    # What reports show apart: backends by a title. Without, each pass is shown once.
+    panels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

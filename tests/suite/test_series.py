@@ -117,3 +117,21 @@ def test_every_seed_has_a_row_of_its_own():
 def test_what_series_share_and_what_differs_between_ops_is_named(preset, x, words):
     changes = {"materialize": "on,off"}  # otherwise linear-triton's is named, too
     assert describe_shape(rows(made_up(preset, changes)), x) == words
+
+
+def test_a_sweep_may_show_its_backends_in_panels():
+    parts = {
+        "linear attention": ("linear-triton", "sdpa-flash"),
+        "GLA": ("gla-triton", "sdpa-flash"),
+        "none": ("gone",),
+    }
+    run = made_up("paper-fig2", {"backend": "linear-triton,gla-triton,sdpa-flash"}, panels=parts)
+    panels = make_view([run]).panels
+    assert [panel.title for panel in panels] == [
+        f"{pass_}: {part}" for pass_ in ("forward", "forward + backward") for part in ("linear attention", "GLA")
+    ]
+    for panel in panels:
+        assert {series.backend for series in panel.series} == set(parts[panel.part])
+    assert len({panel.key for panel in panels}) == 4
+    other = made_up("paper-fig2", {"backend": "fla-gla"}, name="b-run")
+    assert [panel.part for panel in make_view([run, other]).panels] == ["", ""]

@@ -128,6 +128,14 @@ def test_a_sweep_survives_being_written_and_read(name):
     assert parse_sweep(name, dump_sweep(resolved), "test") == resolved
 
 
+def test_panels_keep_the_backends_that_a_sweep_is_left_with():
+    one = replace(sweep(GLA, LINEAR), panels={"A": (GLA, LINEAR), "B": (LINEAR,)})
+    assert resolve(one, "cuda", {}, TRAITS).panels == one.panels
+    assert resolve(one, "cuda", {"backend": LINEAR}, TRAITS).panels == {"A": (LINEAR,), "B": (LINEAR,)}
+    assert resolve(one, "cuda", {"backend": GLA}, TRAITS).panels == {}  # all in one panel
+    assert resolve(one, "cuda", {"backend": f"{GLA},{MAMBA}"}, TRAITS).panels == {}  # one would be in none
+
+
 def test_odd_characters_survive_being_written_and_read():
     odd = 'a "b" \\ \x07 \x7f \n é 🚀 """ \''
     original = replace(sweep(Variant(odd, {odd.replace("\x07", ""): odd})), title=odd, description=odd)
@@ -176,6 +184,13 @@ def test_a_file_may_call_the_backend_of_the_ratios_baseline_and_hears_the_new_wo
         ),
         ('name = "gla-triton"', 'name = ""', r"needs one \[\[backends\]\] table"),
         ("heads = 2", "heads = = 2", "not a TOML file"),
+        (
+            "[axes]",
+            '[panels]\nA = ["gla-trion"]\n[axes]',
+            r"\[panels\] 'gla-trion' is not one of its backends .*'gla-triton'",
+        ),
+        ("[axes]", "[panels]\nA = []\n[axes]", r"\[panels\] 'gla-triton' is in none of them"),
+        ("[axes]", "[panels]\nA = 3\n[axes]", "panels"),
     ],
 )
 def test_a_mistake_in_a_sweep_file_is_named(old, new, message):
