@@ -37,9 +37,9 @@ import torch
 OURS = tuple(
     f"gla_kernels.hopper.{name}"
     for name in (
-        "layouts", "values", "products", "copies", "gates", "head_gates", "places", "narrow.forward", "narrow.backward",
-        "narrow.recurrence", "wide.tiles", "wide.frames", "wide.walk", "wide.forward",
-        "wide.recurrence", "wide.readout", "wide.gradients", "wide.backward", "levels", "strong",
+        "layouts", "values", "products", "copies", "gates", "head_gates", "places", "narrow.forward",
+        "narrow.states", "narrow.backward", "narrow.recurrence", "wide.tiles", "wide.frames", "wide.walk",
+        "wide.forward", "wide.recurrence", "wide.readout", "wide.gradients", "wide.backward", "levels", "strong",
     )
 )  # fmt: skip
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}

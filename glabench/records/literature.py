@@ -12,8 +12,8 @@ from glabench.plain import read_as
 
 
 @dataclass(frozen=True)
-class Published:
-    """A series of times and of a rival's, from one figure or table."""
+class _Compared:
+    """Something beside a rival, from one figure or table. `cell`: its sizes."""
 
     source: str
     device: str
@@ -22,6 +22,12 @@ class Published:
     pass_: str
     x: str
     cell: dict[str, str | int]
+
+
+@dataclass(frozen=True)
+class Published(_Compared):
+    """A series of times and of a rival's."""
+
     base: dict[str, str | int]
     # Backends that are the rival, the nearest first.
     base_backends: list[str]
@@ -52,17 +58,9 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Versus:
-    """How many times as fast as a rival, and with what share of its memory, from one table."""
+class Versus(_Compared):
+    """How many times as fast as a rival, and with what share of its memory; both have the sizes."""
 
-    source: str
-    device: str
-    name: str
-    base_name: str
-    pass_: str
-    x: str
-    # Sizes, of both.
-    cell: dict[str, str | int]
     # By op the backend that is the rival; the first op is the one that the table is of.
     rivals: dict[str, str]
     at: list[int]
@@ -119,5 +117,6 @@ def published_quality() -> tuple[Quality, ...]:
     return tuple(read_as(Quality, {**one, "pass_": one["pass"]}) for one in _file()["quality"])
 
 
+@cache
 def _file() -> dict[str, Any]:
     return tomllib.loads(files(__package__).joinpath("literature.toml").read_text(encoding="utf-8"))

@@ -305,6 +305,15 @@ def test_a_record_leaves_the_meter_finished():
     assert Record.from_line(record.to_line()) == record
 
 
+def test_what_executes_no_operations_has_no_share_of_them():
+    class Copying(fake_backends.Good):
+        def executes(self, cell):
+            return Counts(flops=0, bytes=10**6)
+
+    record = CellMeter(OpWork(LINEAR, Copying()), JOB, FakeTimer(constant(2.0))).measure(CELL)
+    assert (record.status, record.executed_tflops, record.scalar_pct) == ("ok", 0, None)
+
+
 class Counted:
     """An op with known counts."""
 

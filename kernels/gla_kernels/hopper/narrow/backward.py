@@ -44,8 +44,6 @@ from gla_kernels.hopper.gates import (
     excess,
     fetch_gate_rows,
     frame_factor,
-    has_large,
-    load_gates,
     make_ones,
     make_words,
     raise_to_least,
@@ -66,84 +64,10 @@ from gla_kernels.hopper.head_gates import (
     sums_in,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
+from gla_kernels.hopper.narrow.states import recompute_states
 from gla_kernels.hopper.places import find_piece, first_slot, locate, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, masked, masked_operand, product, triangle
-from gla_kernels.hopper.values import negative, readdressed, split, thread_barrier, to_float32, wide_product
-
-
-@gluon.jit
-def recompute_states(
-    states, checkpoint, k_tiles, v_tiles, g_tiles, S_memory, ones, words, k, v, g, b, t, h, T, H, chunks, rows_left,
-    k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
-    K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr,
-    HEAD_GATED: gl.constexpr,
-):  # fmt: skip
-    """Stores S~ of `chunks` chunks from token t on, as the forward does, from the first one's checkpoint.
-
-    What is stored is soon read again, and stays in L2 meanwhile: a program has room of its own for it.
-    """
-    key_tile: gl.constexpr = accumulator(BK)
-    copy_v: gl.constexpr = copy_layout(BV, 16)
-    state_layout: gl.constexpr = accumulator(BV)
-    S = load_state(checkpoint, K, V, state_layout, BK, BV)
-    previous_factor = gl.full([BK], 1.0, gl.float32, gl.SliceLayout(1, state_layout))
-    fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
-    fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
-    if GATED:
-        fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
-    if HEAD_GATED:
-        fetch_sums(g_tiles.index(0), sums_in(g, b, t, h, T, H), rows_left)
-    async_copy.commit_group()
-    for i in range(chunks):
-        buffer = i % 2
-        next_buffer = (i + 1) % 2
-        async_copy.wait_group(0)
-        thread_barrier()
-        k_tile = k_tiles.index(buffer)
-        if GATED:
-            bk = k_tile.load(key_tile)
-            high, low = load_gates(g_tiles.index(buffer), g, words)
-            parts = g_tiles.index(buffer)._reinterpret(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-            thread_barrier()
-            parts.index(0).store(high)
-            parts.index(1).store(low)
-            fence_async_shared()
-            thread_barrier()
-            G, total = start_gate_frame(parts.index(0), parts.index(1), readdressed(ones), C, BK)
-        t += C
-        rows_left = gl.where(i + 1 < chunks, rows_left - C, 0)
-        fetch_rows(k_tiles.index(next_buffer), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
-        fetch_rows(v_tiles.index(next_buffer), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
-        if GATED:
-            fetch_gate_rows(g_tiles.index(next_buffer), g, b, t, h, g_b, g_t, g_h, rows_left, K)
-        if HEAD_GATED:
-            fetch_sums(g_tiles.index(next_buffer), sums_in(g, b, t, h, T, H), rows_left)
-        async_copy.commit_group()
-        if GATED:
-            large = has_large(words)
-            G, total = warpgroup_mma_wait(0, deps=[G, total])
-            last = chunk_total(total, BV)
-            factor = frame_factor(last)
-            S *= (previous_factor * factor)[:, None]
-            previous_factor = factor
-            if large:
-                beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
-                G -= 0.5 * beyond  # r - b: k's exponents, negated
-            k_tile.store((to_float32(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
-        S_memory.store(S.to(gl.bfloat16))
-        if HEAD_GATED:
-            sums = g_tiles.index(buffer)
-            total = chunk_gate(sums)
-            S *= gl.exp2(total)
-            decays = decay_to_end(row_sums(sums, key_tile), total)
-            k_tile.store((to_float32(k_tile.load(key_tile)) * decays).to(gl.bfloat16))
-        fence_async_shared()
-        thread_barrier()
-        S = add_product(k_tile.permute((1, 0)), v_tiles.index(buffer), S)
-        write(states + i * (K * V), S_memory.load(copy_v), V, K, V, copy_v)
-        S = warpgroup_mma_wait(0, deps=[S])
-    async_copy.wait_group(0)
-    thread_barrier()
+from gla_kernels.hopper.values import readdressed, split, thread_barrier, to_float32, wide_product
 
 
 @gluon.jit

@@ -199,10 +199,10 @@ def gla_recurrence_hopper(
             async_copy.commit_group()
     async_copy.wait_group(0)
     let_next_kernel_start()
-    if not GATED:
-        S = warpgroup_mma_wait(0, deps=[S])
     if GATED:
         S *= previous_factor[:, None]
+    else:
+        S = warpgroup_mma_wait(0, deps=[S])
     if REVERSE:
         S *= scale
     write(end + pid.to(gl.int64) * K * V, S, V, K, V, state_layout)
