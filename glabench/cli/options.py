@@ -18,6 +18,7 @@ from rich.markup import escape
 from glabench.backends import Registry, load_registry
 from glabench.errors import UsageError, did_you_mean
 from glabench.measure.settings import CHECKS, SETTINGS, TIMINGS
+from glabench.plain import read_mib
 from glabench.records import RunFolder
 from glabench.records.metrics import BY_NAME, LIMITED
 from glabench.scheduling.runs import Request
@@ -166,11 +167,10 @@ def size(option: str, help_text: str) -> Any:
     """An option for an amount of memory, given as 40GiB or 500MiB; its value is in MiB."""
 
     def parse(text: str | int) -> int:
-        found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(GiB|MiB)", str(text).strip(), re.IGNORECASE)
-        mib = round(float(found[1]) * (1024 if found[2].lower() == "gib" else 1)) if found else 0
-        if mib < 1:
-            raise UsageError(f"{option}: '{text}' is no amount of memory (allowed: 40GiB, 500MiB)")
-        return mib
+        try:
+            return read_mib(str(text))
+        except ValueError as problem:
+            raise UsageError(f"{option}: {problem}") from None
 
     return typer.Option(option, parser=parse, help=help_text, metavar="SIZE")
 
@@ -281,7 +281,8 @@ class MeasuringOptions:
         int | None,
         size(
             "--memory-limit",
-            "Memory that torch may hold on the GPU for a call, as on a GPU with less: a cell that needs more is `oom`.",
+            "Memory that torch may hold on the GPU for a call, as on a GPU with less: a cell that needs more is `oom`. "
+            "By default the sweep's own, if it has one.",
         ),
     ] = None
     autotune: Annotated[

@@ -154,6 +154,8 @@ def make_plan(
         raise UsageError("--timing: 'graph' needs a GPU (allowed here: cold, hot, eager)")
     if settings.memory_limit_mib is not None and place.kind != "cuda":
         raise UsageError("--memory-limit: needs a GPU; on a CPU, limit the process (ulimit, cgroups)")
+    if settings.memory_limit_mib is None and place.kind == "cuda":
+        settings = replace(settings, memory_limit_mib=loaded.memory_limit_mib)
     traits = place.registry.traits()
     resolved = resolve(loaded, place.kind, axes, traits)
     cells = expand(resolved, traits, place.kind)

@@ -5,6 +5,7 @@ description = "..."
 x = "seqlen"                  # the axis that figures are drawn against
 against = "sdpa-flash"        # ratios in reports refer to this backend
 metrics = "error"             # what reports show, by default time and memory (optional)
+memory_limit = "40GiB"        # that torch may hold on a GPU, if --memory-limit does not say (optional)
 
 [panels]                      # backends that reports show apart, by a title (optional); one may be in several
 "GLA" = ["gla-triton", "gla-torch"]
@@ -33,7 +34,7 @@ from typing import Any
 import tomli_w
 
 from glabench.errors import RenamedWarning, UsageError, allowed_names, did_you_mean, printable
-from glabench.plain import Name, read_as, read_file, shown
+from glabench.plain import Name, read_as, read_file, read_mib, shown
 from glabench.sweeps.axis import axis_text
 from glabench.sweeps.model import Sweep, Variant
 
@@ -56,6 +57,7 @@ class _SweepFile:
     x: str = "seqlen"
     against: str | None = None
     metrics: str | None = None
+    memory_limit: str | None = None
     panels: dict[Name, list[Name]] = field(default_factory=dict)
 
 
@@ -144,6 +146,10 @@ def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep
         allowed = allowed_names(map(str, names), file.against)
         raise UsageError(f"{where}: against {shown(file.against)} is not one of its backends ({allowed})")
     _check_panels(file.panels, names, where)
+    try:
+        limit_mib = None if file.memory_limit is None else read_mib(file.memory_limit)
+    except ValueError as problem:
+        raise UsageError(f"{where}: memory_limit {problem}") from None
     return Sweep(
         name=name,
         axes=_axes(file.axes, f"{where}: [axes]"),
@@ -159,6 +165,7 @@ def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep
         x=file.x,
         against=file.against,
         metrics=file.metrics,
+        memory_limit_mib=limit_mib,
         on_cpu=_axes(file.cpu, f"{where}: [cpu]"),
         panels={title: tuple(own) for title, own in file.panels.items()},
     )
@@ -198,6 +205,8 @@ def dump_sweep(sweep: Sweep) -> str:
     texts = {
         key: getattr(sweep, key) for key in ("title", "description", "x", "against", "metrics") if getattr(sweep, key)
     }
+    if sweep.memory_limit_mib is not None:
+        texts["memory_limit"] = f"{sweep.memory_limit_mib}MiB"
     cpu = {"cpu": dict(sweep.on_cpu)} if sweep.on_cpu else {}
     panels = {"panels": {title: list(own) for title, own in sweep.panels.items()}} if sweep.panels else {}
     backends = [{"name": variant.backend, **variant.axes} for variant in sweep.variants]

@@ -160,7 +160,7 @@ def test_where_no_cell_can_run_the_exit_code_is_3(run):
 
 
 def test_dry_run_lists_cells_memory_and_totals_and_measures_nothing(run, tmp_path):
-    code, stdout, _ = run("run", "paper-fig2", *OF_THE_PAPER, "--dry-run", "--device", "cpu")
+    code, stdout, _ = run("run", "paper-fig2", *OF_THE_PAPER, "--pass", "fwd,fwd+bwd", "--dry-run", "--device", "cpu")
     title, _, *cells, totals = stdout.splitlines()
     assert code == 0
     assert title.endswith(": 160 cells")
@@ -174,8 +174,8 @@ def test_dry_run_lists_cells_memory_and_totals_and_measures_nothing(run, tmp_pat
 
 
 def test_dry_run_as_json_is_data(run):
-    command = ["run", "paper-fig2", *OF_THE_PAPER, "--seqlen", "1k", "--dry-run", "--json", "-", "--device", "cpu"]
-    _, stdout, _ = run(*command)
+    command = ["run", "paper-fig2", *OF_THE_PAPER, "--seqlen", "1k", "--pass", "fwd", "--dry-run", "--json", "-"]
+    _, stdout, _ = run(*command, "--device", "cpu")
     first = json.loads(stdout)[0]
     assert (first["backend"], first["seqlen"], first["least_mib"]) == ("gla-triton", 1024, 384.0)
     # q, k, v, o in bf16 and g in fp32: 12 bytes a channel, 2**25 channels at T = 1k.

@@ -32,6 +32,13 @@ def test_a_plan_has_the_changed_axes_and_no_plan_is_empty(place):
         make_plan(Sweep("none", {}, ()), {}, None, place)
 
 
+@pytest.mark.parametrize(("device", "asked", "limit"), [("cuda", None, 64), ("cuda", 32, 32), ("cpu", None, None)])
+def test_a_sweeps_limit_of_memory_is_the_settings_unless_they_have_one(place, device, asked, limit):
+    sweep = Sweep("limited", AXES, (Variant("gla-triton"), Variant("linear-torch")), memory_limit_mib=64)
+    there = replace(place, environment={**place.environment, "device": device})
+    assert make_plan(sweep, {}, Settings(memory_limit_mib=asked), there).settings.memory_limit_mib == limit
+
+
 @pytest.mark.parametrize("package", ["tilelang", "flash_qla", "flash_kda"])
 @pytest.mark.parametrize("switch", [None, "0", "1"])
 def test_a_plan_tells_what_fla_would_run_in_place_of_its_own(place, tmp_path, monkeypatch, package, switch):

@@ -125,7 +125,8 @@ def test_a_sweep_may_show_its_backends_in_panels():
         "GLA": ("gla-triton", "sdpa-flash"),
         "none": ("gone",),
     }
-    run = made_up("paper-fig2", {"backend": "linear-triton,gla-triton,sdpa-flash"}, panels=parts)
+    axes = {"backend": "linear-triton,gla-triton,sdpa-flash", "pass": "fwd,fwd+bwd"}
+    run = made_up("paper-fig2", axes, panels=parts)
     panels = make_view([run]).panels
     assert [panel.title for panel in panels] == [
         f"{pass_}: {part}" for pass_ in ("forward", "forward + backward") for part in ("linear attention", "GLA")
@@ -133,5 +134,5 @@ def test_a_sweep_may_show_its_backends_in_panels():
     for panel in panels:
         assert {series.backend for series in panel.series} == set(parts[panel.part])
     assert len({panel.key for panel in panels}) == 4
-    other = made_up("paper-fig2", {"backend": "fla-gla"}, name="b-run")
+    other = made_up("paper-fig2", {"backend": "fla-gla", "pass": "fwd,fwd+bwd"}, name="b-run")
     assert [panel.part for panel in make_view([run, other]).panels] == ["", ""]

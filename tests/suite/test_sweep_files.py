@@ -152,6 +152,12 @@ def test_values_in_files_may_be_numbers_switches_and_lists():
     }
 
 
+def test_a_sweeps_limit_of_memory_is_written_as_it_is_read():
+    one = parse_sweep("test", f'memory_limit = "1.5GiB"\n{GOOD}', "file.toml")
+    assert one.memory_limit_mib == 1536
+    assert parse_sweep("test", dump_sweep(one), "again") == one
+
+
 def test_a_file_may_call_the_backend_of_the_ratios_baseline_and_hears_the_new_word():
     text = GOOD.replace('x = "seqlen"', 'baseline = "gla-triton"')
     with pytest.warns(RenamedWarning, match=r"file\.toml: the key 'baseline' is now called 'against'"):
@@ -191,6 +197,7 @@ def test_a_file_may_call_the_backend_of_the_ratios_baseline_and_hears_the_new_wo
         ),
         ("[axes]", "[panels]\nA = []\n[axes]", r"\[panels\] 'gla-triton' is in none of them"),
         ("[axes]", "[panels]\nA = 3\n[axes]", "panels"),
+        ("[axes]", 'memory_limit = "40"\n[axes]', r"memory_limit '40' is no amount of memory \(allowed: 40GiB, 500MiB"),
     ],
 )
 def test_a_mistake_in_a_sweep_file_is_named(old, new, message):
