@@ -53,6 +53,10 @@ class Counts:
     scalar_flops: int = 0
 
 
+# Passes over a forward's work, if the backward of a product is two.
+FORWARDS: Mapping[str, int] = {"infer": 1, "fwd": 1, "bwd": 2, "fwd+bwd": 3}
+
+
 @dataclass(frozen=True)
 class Part:
     """A variant of a call that does one part of its work alone: what it executes and moves, if known."""

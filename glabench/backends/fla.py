@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Counts, Part, Requirement
 from glabench.backends.gla import call_on
-from glabench.ops import BYTES
+from glabench.ops import BYTES, GLA
 from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
 
@@ -124,12 +124,20 @@ class FlaGlaRecurrent(_Fla):
 
         return fused_recurrent_gla  # type: ignore[no-any-return]
 
+    def executes(self, cell: Cell) -> Counts | None:
+        """As the equation, none of it on tensor cores, with states on chip."""
+        flops = GLA.flops(cell)
+        return Counts(flops, GLA.moved_bytes(cell), flops)
+
 
 class FlaBothRecurrent(FlaGlaRecurrent):
     """`fla.ops.gla.fused_recurrent_gla` with gates of values: fla's chunks do not take these."""
 
     name, op = "fla-both-recurrent", "gla-both"
     title = "gates of keys and values, fla-core's fused_recurrent_gla, token by token"
+
+    def executes(self, cell: Cell) -> None:
+        """Not known."""
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         return call_on(self.function(), inputs, cell, gv=inputs["gv"])

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gla_kernels.limits import MAX_KEY_DIM, MAX_VALUE_DIM, WALKED_KEYS, fitting_chunks
 
-from glabench.backends.base import Backend, Counts, Requirement
-from glabench.ops import BYTES
-from glabench.ops.base import wide
+from glabench.backends.base import FORWARDS, Backend, Counts, Requirement
+from glabench.ops import BUILTIN, BYTES, GLA, LINEAR
+from glabench.ops.base import torch_dtype, wide
 from glabench.ops.simple_gla import LIGHTNING, RETENTION, Retention
 from glabench.ops.softmax import returns_states
 from glabench.sweeps.model import Cell
@@ -94,6 +94,20 @@ class _Ours(Backend):
         from gla_kernels import fused_recurrent_gla
 
         return partial(fused_recurrent_gla, gk=inputs.get("g"), gv=inputs.get("gv"))
+
+    def executes(self, cell: Cell) -> Counts | None:
+        """The sums of `kernel_counts`: products on tensor cores, under mild gates."""
+        import torch
+
+        (op,) = (each for each in BUILTIN if each.name == self.op)
+        like = {  # tensors of these shapes without their memory
+            name: torch.empty(1, dtype=torch_dtype(spec.dtype or cell.dtype), device=cell.device).expand(spec.shape)
+            for name, spec in op.inputs(cell).items()
+        }
+        known = self.kernel_counts(like, cell)
+        if known is None:
+            return None
+        return Counts(sum(each.flops for each in known.values()), sum(each.bytes for each in known.values()))
 
     def kernel_counts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Counts] | None:
         """Only if all states are kept, or nothing is needed: other calls go over their inputs in slices."""
@@ -270,6 +284,8 @@ class GlaTorch(Backend):
     packages: ClassVar[tuple[str, ...]] = ("torch",)
     features = frozenset({"state", "prefix"})
     parameters = (_CHUNK,)
+    # Whether products have operands in the inputs' dtype.
+    half: ClassVar[bool] = False
 
     def limits(self, cell: Cell) -> str | None:
         chunk = cell.get("chunk")
@@ -284,6 +300,16 @@ class GlaTorch(Backend):
         C = cell.get("chunk") or 64
         numbers = 6 * 16 * K + (8 + C // 16) * (K + V) + 3 * K * V // C
         return _with_freed(cell, _padded_tokens(cell, C) * H * numbers * BYTES[wide(cell)])
+
+    def executes(self, cell: Cell) -> Counts:
+        """States and products between subchunks, and pairs within them: a product of three numbers, and a sum."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        C = cell.get("chunk") or 64
+        tokens = FORWARDS[cell.pass_] * _padded_tokens(cell, C) * H
+        pairs, products = 4 * 16 * K, 4 * K * V + (C - 16) * (K + V) + 2 * 16 * V
+        moved = tokens * 6 * 2 * 16 * K * BYTES[wide(cell)]
+        scalar = pairs + (0 if self.half else products)
+        return Counts(tokens * (pairs + products), GLA.moved_bytes(cell) + moved, tokens * scalar)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         return call_on(self.function(), inputs, cell, chunk_size=cell.get("chunk") or 64)
@@ -300,6 +326,7 @@ class GlaTorchHalf(GlaTorch):
 
     name, title = "gla-torch-half", "GLA, two-level chunks in PyTorch, half-precision products"
     dtypes = frozenset({"bf16", "fp16"})
+    half = True
 
     def function(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
         return partial(super().function(), half=True)
@@ -330,6 +357,12 @@ class GlaRecurrentTorch(Backend):
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         return 3 * cell.tokens * H * K * V * (8 if cell.dtype == "fp64" else 4)
 
+    def executes(self, cell: Cell) -> Counts:
+        """As the equation; every token's state is written three times and read four."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        moved = FORWARDS[cell.pass_] * cell.tokens * H * K * V * 7 * BYTES[wide(cell)]
+        return Counts(GLA.flops(cell), GLA.moved_bytes(cell) + moved, GLA.flops(cell))
+
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from gla_kernels import naive_recurrent_gla
 
@@ -350,6 +383,15 @@ class LinearTorch(Backend):
         C = cell.get("chunk") or 64
         per_token = (7 * (K + V) + 2 * C) * BYTES[cell.dtype] + 4 * K * V // C * BYTES[wide(cell)]
         return _with_freed(cell, _padded_tokens(cell, C) * H * per_token)
+
+    def executes(self, cell: Cell) -> Counts:
+        """States and all pairs of a chunk as products; rows, scores and states are written and read."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        C = cell.get("chunk") or 64
+        tokens = FORWARDS[cell.pass_] * _padded_tokens(cell, C) * H
+        flops = tokens * (4 * K * V + 2 * C * (K + V))
+        moved = tokens * 4 * (C * BYTES[cell.dtype] + K * V // C * BYTES[wide(cell)])
+        return Counts(flops, LINEAR.moved_bytes(cell) + moved, flops if cell.dtype == "fp32" else 0)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from gla_kernels import unaware_chunk_linear_attn

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.backends.base import Backend, Counts, Part, Requirement
+from glabench.backends.base import FORWARDS, Backend, Counts, Part, Requirement
 from glabench.backends.gla import KEPT
 from glabench.backends.papers import TARGETS, value_columns
 from glabench.ops import BYTES, GLA, GLA_BOTH, LINEAR
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 _CHUNK = integers("chunk", "Chunk length C, or auto.", auto=True)
 _TRITON = (Requirement("triton", "pip install triton"),)
 _POWERS = (16, 32, 64, 128, 256)
-# Passes over the forward's work: the backward of a product is two, and a forward that is recomputed one more.
-_PASSES = {"infer": 1, "fwd": 1, "bwd": 2, "fwd+bwd": 3}
 
 
 class _Form(Backend):
@@ -41,7 +39,7 @@ class _Form(Backend):
 
     def passes(self, cell: Cell) -> int:
         """How often a cell's pass does as much as a forward."""
-        return _PASSES[cell.pass_] + (self.recomputes and cell.has_backward)
+        return FORWARDS[cell.pass_] + (self.recomputes and cell.has_backward)
 
 
 class LinearParallelTorch(_Form):
@@ -177,7 +175,7 @@ class _TwoLevel(_InTriton):
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         C, _ = self.chunks(cell)
         if _keeps_nothing(cell):
-            shares = self._programs(cell, backward=True) * 2 * K * 4 if cell.has_backward else 0
+            shares = self._shares(cell) if cell.has_backward else 0
             return cell.tokens * H * (shares + (K * BYTES[wide(cell)] if self.op == "gla" else 0))
         twice = 2 if cell.has_backward else 1
         held = twice * (K * V / C + C) * BYTES[cell.dtype] + (2 * K * BYTES[wide(cell)] if self.op == "gla" else 0)
@@ -192,7 +190,7 @@ class _TwoLevel(_InTriton):
         op = GLA if self.op == "gla" else LINEAR
         per_token = 4 * K * V + (C + rows) * V + (C - own) * K + (4 if self.op == "gla" else 2) * own * K
         moved = (2 * K * V / C + self._score_columns(cell)) * BYTES[cell.dtype]
-        tokens = _PASSES[cell.pass_] * cell.tokens * H
+        tokens = FORWARDS[cell.pass_] * cell.tokens * H
         scalar = per_token if cell.dtype == "fp32" else 4 * own * K if self.op == "gla" else 0
         return Counts(tokens * per_token, int(op.moved_bytes(cell) + tokens * moved), tokens * scalar)
 
@@ -233,6 +231,12 @@ class _TwoLevel(_InTriton):
         K, V = cell.sizes("key_dim", "value_dim")
         return V // value_columns(K, V, backward and self.op == "gla")
 
+    def _shares(self, cell: Cell) -> int:
+        """Bytes of a token's shares of dq and dk if nothing is kept; none if one program has all, without gates."""
+        programs = self._programs(cell, backward=True)
+        (K,) = cell.sizes("key_dim")
+        return 0 if programs == 1 and self.op == "linear" else programs * 2 * K * 4
+
     def _executes_anew(self, cell: Cell) -> Counts:
         """As `executes` if nothing is kept: the backward computes states and scores again, and each program scores."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
@@ -245,7 +249,7 @@ class _TwoLevel(_InTriton):
         flops = forwards * forward + backwards * backward
         own_scores = (forwards * first + 3 * backwards * second) * 4 * own * K if self.op == "gla" else 0
         scalar = flops if cell.dtype == "fp32" else own_scores
-        shares = backwards * second * 2 * K * 4 * 2  # of dq and dk, written and read
+        shares = backwards * 2 * self._shares(cell)  # written and read
         tokens = cell.tokens * H
         return Counts(tokens * flops, op.moved_bytes(cell) + tokens * shares, tokens * scalar)
 

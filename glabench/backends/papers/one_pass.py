@@ -268,13 +268,16 @@ class _OnePass(torch.autograd.Function):
         plan, do = ctx.plan, do.contiguous()
         b = None if g is None else chunk_sums(g, plan.C)
         programs = plan.programs(backward=True)
-        dq, dk = (x.new_empty((programs, *x.shape), dtype=torch.float32) for x in (q, k))
+        # Sums are wide: over programs, and over tokens in dg. With neither, gradients are as large as their inputs.
+        dtype = q.dtype if programs == 1 and b is None else torch.float32
+        dq, dk = (x.new_empty((programs, *x.shape), dtype=dtype) for x in (q, k))
         dv = torch.empty_like(v)
         of_chunks = programs, plan.B, plan.H, plan.T // plan.C, plan.K
         reads, adds = (None if b is None else b.new_empty(of_chunks) for _ in range(2))
         plan.launch(_query_gradients, q, k, v, b, do, dq, reads)
         plan.launch(_key_and_value_gradients, q, k, v, b, do, dk, dv, adds)
-        dq, dk, dg = dq.sum(0), dk.sum(0), None
+        dq, dk = (x[0] if programs == 1 else x.sum(0) for x in (dq, dk))
+        dg = None
         if reads is not None and adds is not None:
             kept = (reads.double() - adds.double()).sum(0)  # what a chunk reads less what it adds, [B, H, chunks, K]
             later = (kept.flip(2).cumsum(2).flip(2) - kept).permute(0, 2, 1, 3)[:, :, None]
