@@ -99,13 +99,15 @@ class _Ours(Backend):
         """The sums of `kernel_counts`: products on tensor cores, under mild gates."""
         import torch
 
-        (op,) = (each for each in BUILTIN if each.name == self.op)
+        op = next((each for each in BUILTIN if each.name == self.op), None)
+        if op is None:  # of a plugin, which may call our kernels otherwise
+            return None
         like = {  # tensors of these shapes without their memory
             name: torch.empty(1, dtype=torch_dtype(spec.dtype or cell.dtype), device=cell.device).expand(spec.shape)
             for name, spec in op.inputs(cell).items()
         }
         known = self.kernel_counts(like, cell)
-        if known is None:
+        if known is None or not any(each.flops for each in known.values()):  # short calls go token by token
             return None
         return Counts(sum(each.flops for each in known.values()), sum(each.bytes for each in known.values()))
 
@@ -305,10 +307,13 @@ class GlaTorch(Backend):
         """States and products between subchunks, and pairs within them: a product of three numbers, and a sum."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         C = cell.get("chunk") or 64
-        tokens = FORWARDS[cell.pass_] * _padded_tokens(cell, C) * H
-        pairs, products = 4 * 16 * K, 4 * K * V + (C - 16) * (K + V) + 2 * 16 * V
-        moved = tokens * 6 * 2 * 16 * K * BYTES[wide(cell)]
-        scalar = pairs + (0 if self.half else products)
+        tokens, times = _padded_tokens(cell, C) * H, FORWARDS[cell.pass_]
+        states = 4 * K * V * times
+        if cell.has_backward and cell.seqlen <= C:  # nothing follows, and what is read is zero and has no gradient
+            states -= 6 * K * V
+        pairs, products = times * 4 * 16 * K, states + times * ((C - 16) * (K + V) + 2 * 16 * V)
+        moved = times * tokens * 6 * 2 * 16 * K * BYTES[wide(cell)]
+        scalar = pairs + (products if wide(cell) == "fp32" and not self.half else 0)
         return Counts(tokens * (pairs + products), GLA.moved_bytes(cell) + moved, tokens * scalar)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
@@ -338,6 +343,9 @@ class GlaTorchCompiled(GlaTorchHalf):
     name, title = "gla-torch-compiled", "GLA, two-level chunks with half-precision products, compiled by torch"
     packages = ("torch", "triton")
     devices = frozenset({"cuda"})
+
+    def executes(self, cell: Cell) -> None:  # type: ignore[override]
+        """Not known: what is kept on chip is torch's choice."""
 
     def function(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
         import torch

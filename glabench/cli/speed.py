@@ -22,8 +22,8 @@ ResumedRun = Annotated[
 def speed(options: SweepOptions, folder: ResumedRun = None) -> None:
     """Measure time and memory against sequence length: the paper's sweep on a GPU, a small one on a CPU.
 
-    On an NVIDIA GPU this is the preset paper-fig2 (1k..16k, batch 32, 16 heads, head dim 64, bf16), on a CPU the
-    preset cpu-smoke. Every axis can be changed.
+    On an NVIDIA GPU this is the preset paper-fig2 (forward and backward, 1k..16k, batch 32, 16 heads, head dim 64,
+    bf16), on a CPU the preset cpu-smoke. Every axis can be changed.
 
     Example: glabench speed --seqlen 1k..4k --batch 8
     """

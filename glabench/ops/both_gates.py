@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from glabench.ops.base import Spec, wide
 from glabench.ops.gla import Gla
 from glabench.ops.linear import projections
+from glabench.ops.segments import segment_tokens
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class GlaBoth(Gla):
     def reference_numbers(self, cell: Cell) -> int:
         """As with gates of keys, and pairs of rows for each value channel, and all states of a segment."""
         K, V = cell.sizes("key_dim", "value_dim")
-        tokens = min(cell.tokens if cell.get("packed") else cell.seqlen, 1024)
+        tokens = min(cell.tokens if cell.get("packed") else cell.seqlen, segment_tokens(1, max(K, V)))
         return super().reference_numbers(cell) + 8 * tokens * 16 * V + 4 * tokens // 16 * K * V
 
 

@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec, check_width, wide
+from glabench.ops.segments import segment_tokens
 from glabench.ops.softmax import PREFIX, STATE, returns_states, takes_states
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter, Value, extra, integers
@@ -148,7 +149,7 @@ class Linear(Op):
         (K,) = cell.sizes("key_dim")
         return (
             super().reference_numbers(cell) // 2
-            + 8 * min(cell.tokens if cell.get("packed") else cell.seqlen, 1024) * 16 * K
+            + 8 * min(cell.tokens if cell.get("packed") else cell.seqlen, segment_tokens(1, K)) * 16 * K
         )
 
     def reference(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

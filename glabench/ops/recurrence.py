@@ -11,15 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from glabench.ops.recompute import recomputed
+from glabench.ops.segments import SHORTEST, segment_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK = 16
-# Tokens whose pairs are in memory at a time, in the backward too; of few sequences and heads more, up to four times as
-# many, because then it is the launches that take time.
-_SEGMENT = 1024
-_ROWS, _NUMBERS, _LONGEST = 2**14, 2**18, 4
 # Replaces -inf, because -inf - -inf is NaN. exp of it is 0 in float64, and sums of it are still exact enough.
 _NO_GATE_BELOW = -800.0
 
@@ -45,7 +42,7 @@ def gated_recurrence(
         segment, rows = _segment, (*rows, gates)
     if gv is not None:
         segment, rows = _value_gated_segment, (*rows, gv.clamp(min=_NO_GATE_BELOW))
-    length = _SEGMENT * max(1, min(_LONGEST, _ROWS // (B * H * _SEGMENT), _NUMBERS // (K * _SEGMENT)))
+    length = segment_tokens(B * H, K if gv is None else max(K, V))
     outputs = []
     for start in range(0, T, length):
         pieces = (*(x[:, start : start + length] for x in rows), state)
@@ -168,9 +165,9 @@ def delta_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -
     state = q.new_zeros((q.shape[0], q.shape[2], q.shape[3], v.shape[3]))
     rows = (q * q.shape[-1] ** -0.5, k, v, g.clamp(min=_NO_GATE_BELOW), beta[..., None])
     outputs = []
-    for start in range(0, q.shape[1], _SEGMENT):
-        pieces = (*(x[:, start : start + _SEGMENT] for x in rows), state)
-        out, state = _delta_segment(*pieces) if q.shape[1] <= _SEGMENT else recomputed(_delta_segment, *pieces)
+    for start in range(0, q.shape[1], SHORTEST):
+        pieces = (*(x[:, start : start + SHORTEST] for x in rows), state)
+        out, state = _delta_segment(*pieces) if q.shape[1] <= SHORTEST else recomputed(_delta_segment, *pieces)
         outputs.append(out)
     return torch.cat(outputs, 1), state
 

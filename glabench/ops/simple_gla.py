@@ -9,6 +9,7 @@ from glabench.ops.base import Spec, check_width, wide
 from glabench.ops.gates import GATES, OF_CHANNELS
 from glabench.ops.gla import Gla
 from glabench.ops.linear import KINDS, SIZES, Linear, projections
+from glabench.ops.segments import segment_tokens
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, choices
 
@@ -77,7 +78,7 @@ class Retention(Linear):
     def reference_numbers(self, cell: Cell) -> int:
         """As without gates, for all heads."""
         H, K = cell.sizes("heads", "key_dim")
-        pairs = 8 * min(cell.tokens if cell.get("packed") else cell.seqlen, 1024) * 16 * K
+        pairs = 8 * min(cell.tokens if cell.get("packed") else cell.seqlen, segment_tokens(H, K)) * 16 * K
         return super().reference_numbers(cell) + (H - 1) * pairs
 
     def gates(self, head: Tensor) -> Tensor:
@@ -106,7 +107,7 @@ class Lightning(Retention):
     def reference_numbers(self, cell: Cell) -> int:
         """As without gates, for all heads."""
         H, K = cell.sizes("heads", "key_dim")
-        pairs = 8 * min(cell.tokens if cell.get("packed") else cell.seqlen, 1024) * 16 * K
+        pairs = 8 * min(cell.tokens if cell.get("packed") else cell.seqlen, segment_tokens(H, K)) * 16 * K
         return super().reference_numbers(cell) + (H - 1) * pairs
 
     def gates(self, head: Tensor) -> Tensor:

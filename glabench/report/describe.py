@@ -49,9 +49,11 @@ def describe_settings(run: Run) -> str:
         None if limit is None else f"or for {limit:g} s",
         None if most is None else f"or {most:g} times",
     ]
+    held_mib = _number(settings, "memory_limit_mib")
     words = [
         "timing: " + "; ".join(timings) if timings else None,
         *(sampling if any(record.samples_ms for record in run.records) else []),
+        None if held_mib is None else f"torch held to {held_mib / 1024:g} GiB",
         "launch plans autotuned" if settings.get("autotune") is True else None,
         f"commit {commit[:_COMMIT]}" if isinstance(commit, str) and commit else None,
     ]

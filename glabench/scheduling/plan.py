@@ -155,13 +155,30 @@ def make_plan(
     if settings.memory_limit_mib is not None and place.kind != "cuda":
         raise UsageError("--memory-limit: needs a GPU; on a CPU, limit the process (ulimit, cgroups)")
     if settings.memory_limit_mib is None and place.kind == "cuda":
-        settings = replace(settings, memory_limit_mib=loaded.memory_limit_mib)
+        settings = _limited(settings, loaded)
     traits = place.registry.traits()
-    resolved = resolve(loaded, place.kind, axes, traits)
+    resolved = replace(resolve(loaded, place.kind, axes, traits), memory_limit_mib=settings.memory_limit_mib)
     cells = expand(resolved, traits, place.kind)
     if not cells:
         raise NothingToRunError(f"the sweep {resolved.name} has no cell")
+    if settings.memory_limit_mib is not None:
+        _check_limited(cells, place.registry)
     return Plan(resolved, cells, settings, place, arguments)
+
+
+def _limited(settings: Settings, sweep: Sweep) -> Settings:
+    """The settings with the sweep's own limit of memory."""
+    try:
+        return Settings.from_json(settings.to_json() | {"memory_limit_mib": sweep.memory_limit_mib})
+    except ValueError as problem:
+        raise UsageError(f"sweep {sweep.name}: {problem}") from None
+
+
+def _check_limited(cells: Sequence[Cell], registry: Registry) -> None:
+    """Raises UsageError for what a limit of memory does not hold for."""
+    for cell in cells:
+        if registry[cell.backend].work != "op":
+            raise UsageError(f"--memory-limit: holds for ops alone, and {cell.backend} is a model; leave it out")
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ class Sweep:
     metrics: str | None = None
     # Axes that replace those above on a CPU.
     on_cpu: Mapping[str, str] = field(default_factory=dict)
-    # MiB that torch may hold on a GPU, if settings do not say.
-    memory_limit_mib: int | None = None
     # What reports show apart: backends by a title. Without, each pass is shown once.
     panels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # MiB that torch may hold on a GPU, if settings do not say.
+    memory_limit_mib: int | None = None

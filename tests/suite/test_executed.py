@@ -17,12 +17,13 @@ def cell_of(backend, pass_, dtype="bf16", seqlen=256, **sizes):
     return Cell(backend, op.name, pass_, 2, seqlen, dtype, Parameters(chosen), "cpu")
 
 
+@pytest.mark.parametrize("seqlen", [64, 256])
 @pytest.mark.parametrize("pass_", ["infer", "fwd+bwd"])
 @pytest.mark.parametrize(
     ("name", "scalar"), [("gla-torch", "all"), ("gla-torch-half", "pairs"), ("linear-torch", "none")]
 )
-def test_products_in_pytorch_are_those_that_torch_counts(name, scalar, pass_):
-    cell, op = cell_of(name, pass_), REGISTRY.op_of(name)
+def test_products_in_pytorch_are_those_that_torch_counts(name, scalar, pass_, seqlen):
+    cell, op = cell_of(name, pass_, seqlen=seqlen), REGISTRY.op_of(name)
     inputs = {key: x.requires_grad_() for key, x in op.make_inputs(cell).items()}
     with FlopCounterMode(display=False) as counter:
         out = REGISTRY[name].bind(inputs, cell)()
@@ -53,3 +54,18 @@ def test_our_kernels_execute_what_their_launches_do(name, sizes):
     assert REGISTRY.op_of(name).least_moved_bytes(forward) <= one.bytes < two.bytes
     assert one.scalar_flops == two.scalar_flops == 0
     assert REGISTRY[name].executes(cell_of(name, "fwd+bwd", **{**sizes, "materialize": "checkpoints"})) is None
+
+
+def test_counting_needs_no_memory_for_the_tensors():
+    cell = cell_of("gla-triton", "fwd", seqlen=2**26, heads=64, materialize="states")  # tensors of 400 GiB
+    assert REGISTRY["gla-triton"].executes(cell).flops > 2**45
+
+
+def test_what_is_not_known_is_not_said():
+    class OfAnotherOp(type(REGISTRY["gla-triton"])):
+        op = "mine"
+
+    assert OfAnotherOp().executes(cell_of("gla-triton", "fwd", materialize="states")) is None
+    # Few tokens without gradients go one by one, in a kernel whose operations are not products.
+    assert REGISTRY["gla-triton"].executes(cell_of("gla-triton", "infer", seqlen=8)) is None
+    assert REGISTRY["gla-torch-compiled"].executes(cell_of("gla-torch-compiled", "fwd")) is None

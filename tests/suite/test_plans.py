@@ -32,11 +32,27 @@ def test_a_plan_has_the_changed_axes_and_no_plan_is_empty(place):
         make_plan(Sweep("none", {}, ()), {}, None, place)
 
 
+def on(place, device):
+    return replace(place, environment={**place.environment, "device": device})
+
+
 @pytest.mark.parametrize(("device", "asked", "limit"), [("cuda", None, 64), ("cuda", 32, 32), ("cpu", None, None)])
 def test_a_sweeps_limit_of_memory_is_the_settings_unless_they_have_one(place, device, asked, limit):
     sweep = Sweep("limited", AXES, (Variant("gla-triton"), Variant("linear-torch")), memory_limit_mib=64)
-    there = replace(place, environment={**place.environment, "device": device})
-    assert make_plan(sweep, {}, Settings(memory_limit_mib=asked), there).settings.memory_limit_mib == limit
+    plan = make_plan(sweep, {}, Settings(memory_limit_mib=asked), on(place, device))
+    assert plan.settings.memory_limit_mib == plan.sweep.memory_limit_mib == limit
+
+
+@pytest.mark.parametrize("limit", [0, -5, "40GiB", 1.5, 2**70])
+def test_a_wrong_limit_of_memory_is_a_mistake(place, limit):
+    sweep = Sweep("limited", AXES, (Variant("linear-torch"),), memory_limit_mib=limit)
+    with pytest.raises(UsageError, match="sweep limited: memory_limit_mib: "):
+        make_plan(sweep, {}, None, on(place, "cuda"))
+
+
+def test_models_have_no_limit_of_memory(place):
+    with pytest.raises(UsageError, match="--memory-limit: holds for ops alone, and gla-model is a model"):
+        make_plan("train-340m", {"backend": "gla-model"}, Settings(memory_limit_mib=64), on(place, "cuda"))
 
 
 @pytest.mark.parametrize("package", ["tilelang", "flash_qla", "flash_kda"])

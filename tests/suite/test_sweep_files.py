@@ -152,9 +152,10 @@ def test_values_in_files_may_be_numbers_switches_and_lists():
     }
 
 
-def test_a_sweeps_limit_of_memory_is_written_as_it_is_read():
-    one = parse_sweep("test", f'memory_limit = "1.5GiB"\n{GOOD}', "file.toml")
-    assert one.memory_limit_mib == 1536
+@pytest.mark.parametrize(("text", "mib"), [("1.5GiB", 1536), ("500 MiB", 500), ("999999GiB", 999999 * 1024)])
+def test_a_sweeps_limit_of_memory_is_written_as_it_is_read(text, mib):
+    one = parse_sweep("test", f'memory_limit = "{text}"\n{GOOD}', "file.toml")
+    assert one.memory_limit_mib == mib
     assert parse_sweep("test", dump_sweep(one), "again") == one
 
 

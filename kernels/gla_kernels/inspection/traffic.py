@@ -82,7 +82,7 @@ def kernel_work(
     compute more than once, once.
     """
     call = make_call(q, v, g, cu_seqlens, q.shape[-1] ** -0.5, chunk_size, None)
-    inputs = Inputs.of(call, q, k, v, g, cu_seqlens).on_meta()
+    inputs = Inputs.of(call, *(on_meta(x) for x in (q, k, v, g, cu_seqlens)))  # type: ignore[arg-type]
     keep = KEEP_NOTHING if passes == "infer" else KEEP_STATES
     notes = {name: version_of(call, _Notes) for name in ("forward", "backward")}
     o, final, kept, flags = launch_forward(
