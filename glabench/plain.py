@@ -4,7 +4,6 @@ Run folders may come from unknown sources. A value that does not fit its field's
 readers of records can rely on them.
 """
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -38,15 +37,6 @@ def shown(value: Any) -> str:
     except Exception:  # a number of thousands of digits, endlessly nested tables, or an object of a plugin's
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
-
-
-def read_mib(text: str) -> int:
-    """An amount of memory as `40GiB` or `500MiB`, in MiB. Raises ValueError."""
-    found = re.fullmatch(r"(\d{1,10}(?:\.\d{1,3})?)\s*(GiB|MiB)", text.strip(), re.IGNORECASE)
-    mib = round(float(found[1]) * (1024 if found[2].lower() == "gib" else 1)) if found else 0
-    if mib < 1:
-        raise ValueError(f"'{text}' is no amount of memory (allowed: 40GiB, 500MiB)")
-    return mib
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:

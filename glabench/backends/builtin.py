@@ -25,14 +25,9 @@ from glabench.backends.fla_models import FlaGlaModel
 from glabench.backends.flash import FlashAttn, FlashAttn3, FlashAttn4, FlashAttnCache
 from glabench.backends.gla import (
     GlaBothTriton,
-    GlaRecurrentTorch,
-    GlaTorch,
-    GlaTorchCompiled,
-    GlaTorchHalf,
     GlaTriton,
     GlaValuesTriton,
     LightningTriton,
-    LinearTorch,
     LinearTriton,
     RetentionTriton,
     SimpleGlaTriton,
@@ -70,6 +65,13 @@ from glabench.backends.recall import (
 )
 from glabench.backends.sdpa import Flex, SdpaCudnn, SdpaFlash, SdpaMath
 from glabench.backends.text import FixedText, GlaBothText, GlaText, GlaValuesText, LinearText, SimpleGlaText
+from glabench.backends.torch_forms import (
+    GlaRecurrentTorch,
+    GlaTorch,
+    GlaTorchCompiled,
+    GlaTorchHalf,
+    LinearTorch,
+)
 
 BACKENDS: list[Backend] = [
     GlaTriton(),

@@ -18,14 +18,13 @@ from rich.markup import escape
 from glabench.backends import Registry, load_registry
 from glabench.errors import UsageError, did_you_mean
 from glabench.measure.settings import CHECKS, SETTINGS, TIMINGS
-from glabench.plain import read_mib
 from glabench.records import RunFolder
 from glabench.records.metrics import BY_NAME, LIMITED
 from glabench.scheduling.runs import Request
 from glabench.sweeps import preset_names
 from glabench.sweeps.axis import parse_axis
 from glabench.sweeps.expand import parameters_of
-from glabench.sweeps.parameters import Parameter, parse_names
+from glabench.sweeps.parameters import Parameter, parse_names, read_mib
 
 # The default preset for revisions and baselines.
 GUARD = "guard"

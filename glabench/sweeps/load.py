@@ -34,9 +34,10 @@ from typing import Any
 import tomli_w
 
 from glabench.errors import RenamedWarning, UsageError, allowed_names, did_you_mean, printable
-from glabench.plain import Name, read_as, read_file, read_mib, shown
+from glabench.plain import Name, read_as, read_file, shown
 from glabench.sweeps.axis import axis_text
 from glabench.sweeps.model import Sweep, Variant
+from glabench.sweeps.parameters import read_mib
 
 # Reading TOML takes time quadratic in the number of a key's parts: without limits, a small file could take hours.
 _MOST_BYTES = 256 * 1024

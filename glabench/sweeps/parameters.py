@@ -176,3 +176,12 @@ COMMON: Mapping[str, Parameter] = {
 SEED = integers("seed", "Seed of the inputs, from 1; 0 if it is not given.")
 # Not a parameter itself: it sets the parameters that every op publishes for a model of this width.
 WIDTH = integers("width", "Model width: sets every op's published parameters for it.")
+
+
+def read_mib(text: str) -> int:
+    """An amount of memory as `40GiB` or `500MiB`, in MiB. Raises ValueError."""
+    found = re.fullmatch(r"(\d{1,10}(?:\.\d{1,3})?)\s*(GiB|MiB)", text.strip(), re.IGNORECASE)
+    mib = round(float(found[1]) * (1024 if found[2].lower() == "gib" else 1)) if found else 0
+    if mib < 1:
+        raise ValueError(f"'{text}' is no amount of memory (allowed: 40GiB, 500MiB)")
+    return mib

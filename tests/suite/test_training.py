@@ -9,8 +9,8 @@ import torch
 from product import product
 
 from glabench.backends import load_registry
-from glabench.backends.gla import GlaTorch
 from glabench.backends.models import GlaModel
+from glabench.backends.torch_forms import GlaTorch
 from glabench.measure.accuracy import worst_gradient
 from glabench.measure.job import Job
 from glabench.measure.kinds import KINDS
