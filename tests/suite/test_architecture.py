@@ -94,10 +94,10 @@ def test_records_are_imported_by_one_module_of_backends_alone():
     assert users == {"registry.py"}
 
 
-def test_one_module_uses_the_kernels_and_one_their_inspection():
+def test_the_kernels_the_forms_in_pytorch_and_inspection_are_used_by_a_module_each():
     files = (ROOT / "glabench").rglob("*.py")
     users = {path.name for path in files if any(module.startswith("gla_kernels") for module in imports(path))}
-    assert users == {"gla.py", "worker.py"}
+    assert users == {"gla.py", "torch_forms.py", "worker.py"}
 
 
 def test_the_kernels_import_nothing_of_the_suite():
