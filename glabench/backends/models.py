@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from glabench.backends.base import Counts
+from glabench.backends.compiling import compiled
 from glabench.backends.mixers import (
     GLA,
     KERNEL,
@@ -161,9 +162,9 @@ class Model(MixerModel):
         import torch
 
         count, autocast = segments_of(cell), self.autocast(cell)
-        compiled: Callable[[Any], Any] = torch.compile if cell.get("compile") else lambda function: function
+        chosen: Callable[[Any], Any] = compiled if cell.get("compile") else lambda function: function
         if count == 1:
-            whole = compiled(loss_of)
+            whole = chosen(loss_of)
 
             def backward(batch: Mapping[str, Tensor]) -> Tensor:
                 with autocast:
@@ -172,7 +173,7 @@ class Model(MixerModel):
                 return loss.detach()
 
             return backward
-        of_segment = compiled(model.segment_loss)
+        of_segment = chosen(model.segment_loss)
 
         def backward_in_segments(batch: Mapping[str, Tensor]) -> Tensor:
             length, states, losses = cell.seqlen // count, None, []

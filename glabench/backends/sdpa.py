@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Counts
+from glabench.backends.compiling import compiled
 from glabench.ops import BYTES, SOFTMAX
 from glabench.ops.softmax import keys_of
 from glabench.sweeps.model import Cell
@@ -126,7 +127,6 @@ class Flex(Backend):
         return f"head dims are powers of two up to 256; got {D}" if D > 256 or D & (D - 1) else None
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
-        import torch
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
@@ -134,5 +134,5 @@ class Flex(Backend):
 
         q, k, v = (inputs[name].transpose(1, 2) for name in ("q", "k", "v"))
         mask = create_block_mask(causal, None, None, cell.seqlen, cell.seqlen, device=q.device)
-        compiled = torch.compile(flex_attention, dynamic=False)
-        return lambda: compiled(q, k, v, block_mask=mask).transpose(1, 2)
+        attend = compiled(flex_attention, dynamic=False)
+        return lambda: attend(q, k, v, block_mask=mask).transpose(1, 2)

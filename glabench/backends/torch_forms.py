@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import FORWARDS, Backend, Counts
+from glabench.backends.compiling import compiled
 from glabench.backends.gla import CHUNK, call_on
 from glabench.ops import BYTES, GLA, LINEAR
 from glabench.ops.base import wide
@@ -94,9 +95,7 @@ class GlaTorchCompiled(GlaTorchHalf):
         """Not known: what is kept on chip is torch's choice."""
 
     def function(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        import torch
-
-        return torch.compile(super().function(), dynamic=False)
+        return compiled(super().function(), dynamic=False)
 
 
 class GlaRecurrentTorch(Backend):

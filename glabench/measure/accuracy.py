@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from glabench.backends import Backend
 from glabench.measure.at_size import Results, Worst, describe, least_number
+from glabench.measure.outcome import is_out_of_memory
 from glabench.measure.workload import Workload, prepare
 from glabench.ops import Op
 from glabench.ops.base import as_tuple
@@ -109,10 +111,11 @@ def _results(workload: Workload, with_gradients: bool) -> dict[str, Tensor]:
 def check_accuracy(op: Op, backend: Backend, cell: Cell) -> Accuracy:
     """Compares a backend's output and gradients with the op's reference, on the small cell that stands for `cell`."""
     small = small_cell(op, cell)
-    workload = prepare(op, backend, small)
-    if small.device == "cuda":
-        _poison_free_memory()
-    found = _results(workload, small.has_backward)
+    with _named_after(small):
+        workload = prepare(op, backend, small)
+        if small.device == "cuda":
+            _poison_free_memory()
+        found = _results(workload, small.has_backward)
     for name, spec in op.outputs(small).items():
         if found[name].shape != spec.shape:
             raise TypeError(f"the output must have the shape {spec.shape}, not {tuple(found[name].shape)}")
@@ -124,6 +127,18 @@ def check_accuracy(op: Op, backend: Backend, cell: Cell) -> Accuracy:
     expected = _results(exact, small.has_backward)
     errors = {name: relative_error(x, expected[name], least_number(small)) for name, x in found.items()}
     return Accuracy(errors, f"{op.reference_name} in float64, {small.seqlen} tokens", BOUNDS[cell.dtype])
+
+
+@contextmanager
+def _named_after(small: Cell) -> Iterator[None]:
+    """Says of what a backend raises that it did so at the small size, and not at the cell's own."""
+    try:
+        yield
+    except Exception as problem:
+        if is_out_of_memory(problem):
+            raise
+        said = f"in the check of {small.seqlen} tokens: {type(problem).__name__}: {problem}"
+        raise RuntimeError(said) from problem
 
 
 def _poison_free_memory() -> None:

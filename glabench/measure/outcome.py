@@ -21,7 +21,7 @@ def one_line(text: str) -> str:
     line = lines[0]
     if re.search(r"\bat \d+:\d+:?$", line):
         line = f"{line} {lines[-1]}"
-    line = re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", printable(line))
+    line = re.sub(r"(?<![\w.:/])/(?:[\w.+-]+/)+", "", printable(line))
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
 

@@ -27,7 +27,9 @@ def with_rates(record: Record, work: Work, ceilings: Ceilings) -> Record:
         tflops=tflops,
         executed_gbps=executed.bytes / record.time_ms / 1e6 if executed else None,
         executed_tflops=executed.flops / record.time_ms / 1e9 if executed else None,
-        scalar_pct=100 * executed.scalar_flops / executed.flops if executed and executed.flops else None,
+        scalar_pct=100 * executed.scalar_flops / executed.flops
+        if executed and executed.flops and record.cell.device == "cuda"
+        else None,
         roofline_pct=100 * max(gbps / ceilings.copy_gbps, tflops / ceilings.product_tflops)  # type: ignore[operator]
         if known
         else None,

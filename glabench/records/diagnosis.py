@@ -51,7 +51,8 @@ def explain(kind: Diagnosis, records: Sequence[Record]) -> str:
     found = [record for record in records if kind in diagnose(record)]
     if not found:
         return "no cell has it"
-    where = "" if len(records) == 1 else f"{len(found)} of {len(records)} cells: "
+    measured = sum(record.time_ms is not None for record in records)
+    where = "" if len(records) == 1 else f"{len(found)} of {measured} cells: "
     return where + _EXPLANATIONS[kind](found)
 
 

@@ -19,7 +19,8 @@ Kernels:
 
 - **as now**: their code is that of this tree; comments, docstrings and layout do not count.
 - **carried over**: their code is another, and a check on the same kind of device found all cells of the check the same.
-- **older**: their code is another. **changed**: it is that of no commit. **unknown**: nothing was recorded.
+- **older**: some code of the package is another; notes say what that means for a run's kernels. \
+**changed**: it is that of no commit. **unknown**: nothing was recorded.
 
 If a run recorded no commit, its kernels are taken to be those of the commit that published it. Commands marked *by \
 hand* were not recorded.

@@ -157,7 +157,9 @@ def make_plan(
     if settings.memory_limit_mib is None and place.kind == "cuda":
         settings = _limited(settings, loaded)
     traits = place.registry.traits()
-    resolved = replace(resolve(loaded, place.kind, axes, traits), memory_limit_mib=settings.memory_limit_mib)
+    resolved = resolve(loaded, place.kind, axes, traits)
+    if place.kind == "cuda":
+        resolved = replace(resolved, memory_limit_mib=settings.memory_limit_mib)
     cells = expand(resolved, traits, place.kind)
     if not cells:
         raise NothingToRunError(f"the sweep {resolved.name} has no cell")

@@ -183,5 +183,5 @@ def read_mib(text: str) -> int:
     found = re.fullmatch(r"(\d{1,10}(?:\.\d{1,3})?)\s*(GiB|MiB)", text.strip(), re.IGNORECASE)
     mib = round(float(found[1]) * (1024 if found[2].lower() == "gib" else 1)) if found else 0
     if mib < 1:
-        raise ValueError(f"'{text}' is no amount of memory (allowed: 40GiB, 500MiB)")
+        raise ValueError(f"'{text}' is no amount of memory, such as 40GiB or 500MiB")
     return mib

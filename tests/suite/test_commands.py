@@ -182,7 +182,7 @@ def test_help_shows_arguments_and_flags_as_they_are_typed(run, command, usage):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("40", "--memory-limit: '40' is no amount of memory (allowed: 40GiB, 500MiB)"),
+        ("40", "--memory-limit: '40' is no amount of memory, such as 40GiB or 500MiB"),
         ("0MiB", "--memory-limit: '0MiB' is no amount of memory"),
         ("1.5GiB", "--memory-limit: needs a GPU; on a CPU, limit the process (ulimit, cgroups)"),
     ],

@@ -5,6 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from glabench.backends import load_registry
+from glabench.backends.compiling import compiled
 from glabench.sweeps import Cell, Parameters
 
 REGISTRY = load_registry()
@@ -69,3 +70,16 @@ def test_what_is_not_known_is_not_said():
     # Few tokens without gradients go one by one, in a kernel whose operations are not products.
     assert REGISTRY["gla-triton"].executes(cell_of("gla-triton", "infer", seqlen=8)) is None
     assert REGISTRY["gla-torch-compiled"].executes(cell_of("gla-torch-compiled", "fwd")) is None
+
+
+def test_no_variant_of_a_compiled_function_runs_uncompiled():
+    """Torch goes on without compiling after the eighth, and does not say so."""
+    graphs = []
+
+    def compile_graph(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    twice = compiled(lambda x: 2 * x, dynamic=False, backend=compile_graph)
+    assert [twice(torch.ones(n)).sum() for n in range(2, 14)] == [2 * n for n in range(2, 14)]
+    assert len(graphs) == 12

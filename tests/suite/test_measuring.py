@@ -89,6 +89,11 @@ def test_the_check_catches_a_result_that_is_ten_percent_off():
     assert "o 1.0e-01" in found.problem
 
 
+def test_what_raises_in_the_check_is_said_to_be_of_its_size():
+    with pytest.raises(RuntimeError, match="in the check of 32 tokens: RuntimeError: a made-up fault"):
+        check_accuracy(LINEAR, fake_backends.Raising(), replace(CELL, seqlen=32))
+
+
 def test_the_check_catches_nan():
     assert "nan" in check_accuracy(LINEAR, fake_backends.NotANumber(), replace(CELL, seqlen=32)).problem
 
@@ -299,7 +304,9 @@ def test_a_record_leaves_the_meter_finished():
     assert record.gbps == pytest.approx(LINEAR.moved_bytes(CELL) / 2e6)
     assert record.tflops == pytest.approx(LINEAR.flops(CELL) / 2e9)
     assert (record.executed_gbps, record.executed_tflops) == (pytest.approx(3.0), pytest.approx(2.0))
-    assert record.scalar_pct == 25
+    assert record.scalar_pct is None  # a CPU has no tensor cores to be off
+    on_gpu = with_rates(replace(record, cell=replace(CELL, device="cuda")), OpWork(LINEAR, Telling()), job.ceilings)
+    assert on_gpu.scalar_pct == 25
     assert (record.copy_gbps, record.product_tflops) == (1000.0, 500.0)
     assert record.roofline_pct == pytest.approx(100 * max(record.gbps / 1000, record.tflops / 500))
     assert Record.from_line(record.to_line()) == record
@@ -311,7 +318,9 @@ def test_what_executes_no_operations_has_no_share_of_them():
             return Counts(flops=0, bytes=10**6)
 
     record = CellMeter(OpWork(LINEAR, Copying()), JOB, FakeTimer(constant(2.0))).measure(CELL)
-    assert (record.status, record.executed_tflops, record.scalar_pct) == ("ok", 0, None)
+    assert (record.status, record.executed_tflops) == ("ok", 0)
+    on_gpu = replace(record, cell=replace(CELL, device="cuda"))
+    assert with_rates(on_gpu, OpWork(LINEAR, Copying()), JOB.ceilings).scalar_pct is None
 
 
 class Counted:
@@ -393,4 +402,5 @@ def test_an_exception_becomes_a_record_with_one_line(problem, status, reason):
 def test_a_reason_holds_no_path_of_the_machine_and_is_not_endless():
     assert one_line("cannot open /home/somebody/code/file.py: no") == "cannot open file.py: no"
     assert one_line("a/b and 3 /4 stay") == "a/b and 3 /4 stay"
+    assert one_line("see https://example.org/a/b, folder c") == "see https://example.org/a/b, folder c"
     assert len(one_line("x" * 1000)) == 300
