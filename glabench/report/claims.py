@@ -14,6 +14,8 @@ from glabench.report.series import rows_of_runs
 from glabench.report.text import escape_bars
 from glabench.sweeps.words import show_x
 
+# How near a ratio is to the one asked for, as a share of it.
+_NEAR = 0.05
 _HEAD = "<!-- Made by `glabench results` from results/claims.toml and the runs that it names: edit these instead. -->"
 
 
@@ -41,13 +43,17 @@ def _describe(test: Test, points: list[Point], one: Published, folder: Path) -> 
     link = f"[{test.run}]({Path(os.path.relpath((one.page or one.path).resolve(), folder)).as_posix()})"
     along = "" if test.x == "seqlen" else f"{test.x} "
     places = along + ", ".join(show_x(point.x) for point in points)
-    values = ", ".join(p.found if isinstance(p.found, str) else significant(p.found, 2) for p in points)
+    least = 1 / test.factor
+    numbers = [p.found for p in points if not isinstance(p.found, str)]
+    # Two digits, unless these would not tell on which side of what is asked a number is.
+    digits = 3 if any(abs(number / least - 1) < _NEAR for number in numbers) else 2
+    values = ", ".join(p.found if isinstance(p.found, str) else significant(p.found, digits) for p in points)
     title = _title(test, one)
     if test.fails:
         return f"{_name(test.fails)} at {places}: {values} ({link})"
     if not test.than:
-        return f"{title} of {_name(test.less)} grows, from half as many to {places}, by {values} ({link})"
-    asked = "" if test.factor == 1 else f", at least {significant(1 / test.factor, 2)} asked"
+        return f"{title} of {_name(test.less)} grows by {values} from half of that to {places} ({link})"
+    asked = "" if test.factor == 1 else f", at least {significant(least, digits)} asked"
     return f"{title} of {_name(test.than)} over {_name(test.less)} at {places}: {values}{asked} ({link})"
 
 
