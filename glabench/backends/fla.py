@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import Backend, Counts, Part, Requirement
 from glabench.backends.gla import call_on
-from glabench.ops import BYTES, GLA
+from glabench.ops import BYTES, GLA, GLA_BOTH, Op
 from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
 
@@ -117,6 +117,7 @@ class FlaGlaRecurrent(_Fla):
     """`fla.ops.gla.fused_recurrent_gla`."""
 
     name, op, title = "fla-gla-recurrent", "gla", "GLA, fla-core's fused_recurrent_gla, token by token"
+    equation: ClassVar[Op] = GLA
 
     @staticmethod
     def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -124,10 +125,10 @@ class FlaGlaRecurrent(_Fla):
 
         return fused_recurrent_gla  # type: ignore[no-any-return]
 
-    def executes(self, cell: Cell) -> Counts | None:
+    def executes(self, cell: Cell) -> Counts:
         """As the equation, none of it on tensor cores, with states on chip."""
-        flops = GLA.flops(cell)
-        return Counts(flops, GLA.moved_bytes(cell), flops)
+        flops = self.equation.flops(cell)
+        return Counts(flops, self.equation.moved_bytes(cell), flops)
 
 
 class FlaBothRecurrent(FlaGlaRecurrent):
@@ -135,9 +136,7 @@ class FlaBothRecurrent(FlaGlaRecurrent):
 
     name, op = "fla-both-recurrent", "gla-both"
     title = "gates of keys and values, fla-core's fused_recurrent_gla, token by token"
-
-    def executes(self, cell: Cell) -> None:
-        """Not known."""
+    equation = GLA_BOTH
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         return call_on(self.function(), inputs, cell, gv=inputs["gv"])

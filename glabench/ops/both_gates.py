@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from glabench.ops.base import Spec, wide
 from glabench.ops.gla import Gla
 from glabench.ops.linear import projections
-from glabench.ops.segments import segment_tokens
+from glabench.ops.segments import CHUNK, held_tokens, pair_numbers
 from glabench.sweeps.model import Cell
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class GlaBoth(Gla):
     def reference_numbers(self, cell: Cell) -> int:
         """As with gates of keys, and pairs of rows for each value channel, and all states of a segment."""
         K, V = cell.sizes("key_dim", "value_dim")
-        tokens = min(cell.tokens if cell.get("packed") else cell.seqlen, segment_tokens(1, max(K, V)))
-        return super().reference_numbers(cell) + 8 * tokens * 16 * V + 4 * tokens // 16 * K * V
+        states = 4 * held_tokens(cell, max(K, V)) // CHUNK * K * V
+        return super().reference_numbers(cell) + pair_numbers(cell, V) + states
 
 
 class GlaValues(GlaBoth):

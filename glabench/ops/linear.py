@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec, check_width, wide
-from glabench.ops.segments import segment_tokens
+from glabench.ops.segments import pair_numbers
 from glabench.ops.softmax import PREFIX, STATE, returns_states, takes_states
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter, Value, extra, integers
@@ -147,10 +147,7 @@ class Linear(Op):
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, pairs of rows in a chunk, for each key channel."""
         (K,) = cell.sizes("key_dim")
-        return (
-            super().reference_numbers(cell) // 2
-            + 8 * min(cell.tokens if cell.get("packed") else cell.seqlen, segment_tokens(1, K)) * 16 * K
-        )
+        return super().reference_numbers(cell) // 2 + pair_numbers(cell, K)
 
     def reference(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The output, and the states after the last token of each sequence."""

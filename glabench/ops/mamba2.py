@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec, check_width, wide
-from glabench.ops.segments import segment_tokens
+from glabench.ops.segments import pair_numbers
 from glabench.ops.softmax import PREFIX, STATE, returns_states, takes_states
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
@@ -103,7 +103,7 @@ class Mamba2(Op):
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, pairs of rows in a chunk, for each state."""
         (N,) = cell.sizes("state_size")
-        return super().reference_numbers(cell) // 2 + 8 * min(cell.seqlen, segment_tokens(1, N)) * 16 * N
+        return super().reference_numbers(cell) // 2 + pair_numbers(cell, N)
 
     def reference(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The output, and the states after the last token."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.ops.base import BYTES, Op, Spec, check_width, wide
 from glabench.ops.linear import projections
-from glabench.ops.segments import segment_tokens
+from glabench.ops.segments import pair_numbers
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, integers
 
@@ -73,7 +73,7 @@ class Mlstm(Op):
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, pairs of rows in a chunk, for each key channel."""
         (K,) = cell.sizes("key_dim")
-        return super().reference_numbers(cell) // 2 + 8 * min(cell.seqlen, segment_tokens(1, K)) * 16 * K
+        return super().reference_numbers(cell) // 2 + pair_numbers(cell, K)
 
     def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
         import torch.nn.functional as F

@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from glabench.ops.recompute import recomputed
-from glabench.ops.segments import SHORTEST, segment_tokens
+from glabench.ops.segments import CHUNK, SHORTEST, segment_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CHUNK = 16
 # Replaces -inf, because -inf - -inf is NaN. exp of it is 0 in float64, and sums of it are still exact enough.
 _NO_GATE_BELOW = -800.0
 
@@ -86,7 +85,7 @@ def _segment(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple
     T = q.shape[1]
     q, k, v, g = (_in_chunks(x) for x in (q, k, v, g))
     G = g.cumsum(-2)
-    later = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=q.device).triu(1)[..., None]
+    later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)[..., None]
     between = (G[..., :, None, :] - G[..., None, :, :]).masked_fill(later, -math.inf).exp()
     scores = _scores(q, k, between)
     within = scores @ v
@@ -111,7 +110,7 @@ def _value_gated_segment(
     T = q.shape[1]
     q, k, v, g, gv = (_in_chunks(x) for x in (q, k, v, g, gv))
     G, of_values = g.cumsum(-2), gv.cumsum(-2)
-    later = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=q.device).triu(1)[..., None]
+    later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)[..., None]
     between, of_pairs = (
         (sums[..., :, None, :] - sums[..., None, :, :]).masked_fill(later, -math.inf).exp() for sums in (G, of_values)
     )
@@ -177,11 +176,11 @@ def _delta_segment(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, sta
     T, V = q.shape[1], v.shape[-1]
     q, k, v, g, beta = (_in_chunks(x) for x in (q, k, v, g, beta))
     G = g.cumsum(-2)
-    later = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=q.device).triu(1)
+    later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)
     between = (G[..., :, None, :] - G[..., None, :, :]).masked_fill(later[..., None], -math.inf).exp()
     scores = _scores(q, k, between)
     overlaps = beta * _scores(k, k, between).tril(-1)
-    system = overlaps + torch.eye(_CHUNK, dtype=q.dtype, device=q.device)
+    system = overlaps + torch.eye(CHUNK, dtype=q.dtype, device=q.device)
     given = beta * torch.cat((v, k * G.exp()), -1)
     from_values, from_state = torch.linalg.solve_triangular(system, given, upper=False, unitriangular=True).split(
         (V, k.shape[-1]), -1
@@ -202,5 +201,5 @@ def _scores(q: Tensor, k: Tensor, between: Tensor) -> Tensor:
 
 def _in_chunks(x: Tensor) -> Tensor:
     """Rows [B, T, H, D] as [B, H, chunk, row, D]; padding rows are zeros, which neither decay nor add."""
-    padded = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % _CHUNK)).transpose(1, 2)
-    return padded.reshape(*padded.shape[:2], -1, _CHUNK, padded.shape[-1])
+    padded = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % CHUNK)).transpose(1, 2)
+    return padded.reshape(*padded.shape[:2], -1, CHUNK, padded.shape[-1])

@@ -9,7 +9,7 @@ from glabench.ops.base import Spec, check_width, wide
 from glabench.ops.gates import GATES, OF_CHANNELS
 from glabench.ops.gla import Gla
 from glabench.ops.linear import KINDS, SIZES, Linear, projections
-from glabench.ops.segments import segment_tokens
+from glabench.ops.segments import pair_numbers
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Value, choices
 
@@ -78,8 +78,7 @@ class Retention(Linear):
     def reference_numbers(self, cell: Cell) -> int:
         """As without gates, for all heads."""
         H, K = cell.sizes("heads", "key_dim")
-        pairs = 8 * min(cell.tokens if cell.get("packed") else cell.seqlen, segment_tokens(H, K)) * 16 * K
-        return super().reference_numbers(cell) + (H - 1) * pairs
+        return super().reference_numbers(cell) + (H - 1) * pair_numbers(cell, K, H)
 
     def gates(self, head: Tensor) -> Tensor:
         """The logarithm of each head's decay, for heads 0 to H - 1."""
@@ -103,12 +102,6 @@ class Lightning(Retention):
         """Heads of 128, as in TransNormerLLM."""
         check_width(width, 128)
         return {"heads": width // 128, "key_dim": 128, "value_dim": 128}
-
-    def reference_numbers(self, cell: Cell) -> int:
-        """As without gates, for all heads."""
-        H, K = cell.sizes("heads", "key_dim")
-        pairs = 8 * min(cell.tokens if cell.get("packed") else cell.seqlen, segment_tokens(H, K)) * 16 * K
-        return super().reference_numbers(cell) + (H - 1) * pairs
 
     def gates(self, head: Tensor) -> Tensor:
         return -8 / len(head) * head

@@ -154,11 +154,10 @@ def make_plan(
         raise UsageError("--timing: 'graph' needs a GPU (allowed here: cold, hot, eager)")
     if settings.memory_limit_mib is not None and place.kind != "cuda":
         raise UsageError("--memory-limit: needs a GPU; on a CPU, limit the process (ulimit, cgroups)")
-    if settings.memory_limit_mib is None and place.kind == "cuda":
-        settings = _limited(settings, loaded)
     traits = place.registry.traits()
     resolved = resolve(loaded, place.kind, axes, traits)
     if place.kind == "cuda":
+        settings = _limited(settings, resolved)
         resolved = replace(resolved, memory_limit_mib=settings.memory_limit_mib)
     cells = expand(resolved, traits, place.kind)
     if not cells:
@@ -169,7 +168,9 @@ def make_plan(
 
 
 def _limited(settings: Settings, sweep: Sweep) -> Settings:
-    """The settings with the sweep's own limit of memory."""
+    """The settings with the sweep's own limit of memory, if they have none."""
+    if settings.memory_limit_mib is not None:
+        return settings
     try:
         return Settings.from_json(settings.to_json() | {"memory_limit_mib": sweep.memory_limit_mib})
     except ValueError as problem:

@@ -38,7 +38,7 @@ def test_products_in_pytorch_are_those_that_torch_counts(name, scalar, pass_, se
     assert executed.bytes > op.moved_bytes(cell)
 
 
-@pytest.mark.parametrize("name", ["gla-recurrent-torch", "fla-gla-recurrent"])
+@pytest.mark.parametrize("name", ["gla-recurrent-torch", "fla-gla-recurrent", "fla-both-recurrent"])
 def test_token_by_token_nothing_is_on_the_tensor_cores(name):
     counts = REGISTRY[name].executes(cell_of(name, "fwd+bwd"))
     assert counts.scalar_flops == counts.flops == REGISTRY.op_of(name).flops(cell_of(name, "fwd+bwd"))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import FORWARDS, Backend, Counts, Part, Requirement
-from glabench.backends.gla import KEPT
+from glabench.backends.gla import CHUNK, KEPT
 from glabench.backends.papers import TARGETS, value_columns
 from glabench.ops import BYTES, GLA, GLA_BOTH, LINEAR
 from glabench.ops.base import wide
@@ -17,7 +17,6 @@ from glabench.sweeps.parameters import Parameter, integers
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CHUNK = integers("chunk", "Chunk length C, or auto.", auto=True)
 _TRITON = (Requirement("triton", "pip install triton"),)
 _POWERS = (16, 32, 64, 128, 256)
 
@@ -149,7 +148,7 @@ class _TwoLevel(_InTriton):
     The paper's chunks have 64 tokens.
     """
 
-    parameters: ClassVar[tuple[Parameter, ...]] = (_CHUNK, KEPT)
+    parameters: ClassVar[tuple[Parameter, ...]] = (CHUNK, KEPT)
     has_parts = True
 
     def limits(self, cell: Cell) -> str | None:
@@ -279,7 +278,7 @@ class GlaTwoLevel(_TwoLevel):
         "gla",
         "GLA as in the paper: two levels of chunks, states first or none kept, in Triton",
     )
-    parameters = (_CHUNK, integers("subchunk", "Subchunk length c, or auto.", auto=True), KEPT)
+    parameters = (CHUNK, integers("subchunk", "Subchunk length c, or auto.", auto=True), KEPT)
 
 
 class GlaStoredStates(_InTriton):
