@@ -112,6 +112,14 @@ def test_the_small_cell_keeps_what_matters():
     assert [small_cell(LINEAR, replace(big, pass_=name)).pass_ for name in ("infer", "fwd")] == ["infer", "fwd+bwd"]
 
 
+@pytest.mark.parametrize(("device", "heads", "compared"), [("cpu", 16, 2), ("cuda", 16, 16), ("cuda", 64, 16)])
+def test_on_a_gpu_more_heads_are_compared_as_autotuners_tune_for_each_number(device, heads, compared):
+    cell = resized(replace(CELL, device=device), heads=heads)
+    assert small_cell(LINEAR, cell).get("heads") == compared
+    few = resized(cell, heads=1)
+    assert small_cell(LINEAR, few).get("heads") == 1
+
+
 def test_an_op_without_heads_has_a_small_cell_too():
     class Headless(Op):
         name, equation, parameters, independent = "headless", "o = q", (), ("batch",)
