@@ -115,9 +115,12 @@ def _check_packages(folder: RunFolder, before: Mapping[str, Any], now: Mapping[s
 
 
 def _where_differing(key: str, before: Any, now: Any) -> str:
-    codes = [before, now] if key == "code" else []
-    plugins = [code.get("plugins") for code in codes if isinstance(code, Mapping)]
-    return "code of the --plugin" if len(plugins) == 2 and plugins[0] != plugins[1] else key
+    if key == "code":
+        plugins = [code.get("plugins") for code in (before, now) if isinstance(code, Mapping)]
+        return "code of the --plugin" if len(plugins) == 2 and plugins[0] != plugins[1] else key
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return ", ".join(f"{key} {name}" for name in before if before[name] != now.get(name)) or key
+    return f"{key}: {before}, now {now}"
 
 
 def check_plugins(folder: RunFolder, given: Sequence[str | Path]) -> None:
@@ -143,11 +146,15 @@ def _changed_option(kept: Sweep, changed: Sweep) -> str:
 
 
 def _lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """An environment without what changes no number: the commit beside the code's hashes, the number of the GPU."""
+    """An environment without what changes no number.
+
+    That is the commit beside the code's hashes, the number of the GPU, and with a GPU the threads of torch on the CPU.
+    """
     drops = {"code": ("commit", "changed"), "gpu": ("index",)}
     parts = {key: environment[key] for key in drops if isinstance(environment.get(key), Mapping)}
+    unused = ("torch_threads",) if environment.get("device") == "cuda" else ()
     return {
-        **environment,
+        **{key: value for key, value in environment.items() if key not in unused},
         **{key: {k: v for k, v in part.items() if k not in drops[key]} for key, part in parts.items()},
     }
 

@@ -151,12 +151,21 @@ def test_other_plugins_than_those_it_was_begun_with_are_refused_by_the_options_n
     assert f"--plugin: 'runs/{NAME}' was begun with mine.py, not other.py; leave out the option" in last_line(stderr)
 
 
-def test_another_machine_is_refused(resume, begun):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"cpu": "another"}, "(it differs in: cpu: another, now "),
+        ({"torch_threads": 77}, "(it differs in: torch_threads: 77, now "),
+        ({"packages": {"torch": "0.1"}}, "(it differs in: packages torch); start a new run"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_another_machine_is_refused(resume, begun, changed, said):
     file = begun.path / "environment.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"cpu": "another"}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
     _, code, _, stderr = resume("speed", "--resume")
     assert code == 2
-    assert "was measured elsewhere or with other code (it differs in: cpu); start a new run" in last_line(stderr)
+    assert f"was measured elsewhere or with other code {said}" in last_line(stderr)
 
 
 def test_what_was_not_begun_cannot_be_gone_on_with(resume, command, tmp_path):

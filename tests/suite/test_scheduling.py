@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from glabench.errors import (
     UsageError,
 )
 from glabench.records import RunFolder
-from glabench.scheduling.folders import lanes_of_rounds, rounds_in
+from glabench.scheduling.folders import check_same_machine, lanes_of_rounds, rounds_in
 from glabench.scheduling.loop import Lane, Version, measure_lanes
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.process import WorkerDiedError, WorkerTimeoutError
@@ -231,6 +232,15 @@ def test_rounds_of_other_code_settings_or_cells_do_not_go_on(rounds, plan):
     rounds(resume=True, changed=replace(plan, settings=replace(SETTINGS, cell_timeout_s=9.0)))
     with pytest.raises(UsageError, match=r"with other code .it differs in: code"):
         rounds(resume=True, new=replace(NEW, code={"kernels": "edited"}))
+
+
+@pytest.mark.parametrize(("device", "refused"), [("cpu", True), ("cuda", False)])
+def test_only_on_a_cpu_a_run_needs_as_many_threads_as_before(plan, tmp_path, device, refused):
+    begun = plan.environment() | {"device": device, "torch_threads": 16}
+    folder = RunFolder.create(tmp_path / "begun", plan.sweep, begun)
+    found = begun | {"torch_threads": 20}
+    with pytest.raises(UsageError, match="torch_threads: 16, now 20") if refused else nullcontext():
+        check_same_machine(folder, plan, found)
 
 
 def test_more_rounds_may_be_added_to_those_that_are_there(rounds, plan, tmp_path):
