@@ -81,7 +81,8 @@ def resolve(sweep: Sweep, device: str, changes: Mapping[str, Any], traits: Mappi
 
     `changes` maps axes to text in the grammar or to Python values. The axis `backend` selects backends: the sweep's
     variants of that name, or the plain backend if the sweep has none. If CPU values count, title and description say
-    so. Raises UsageError for an axis that no backend of the sweep has, and for an unknown backend.
+    so. Raises UsageError for an axis that no backend of the sweep has, for an unknown backend, and on a CPU for what
+    would be wrong on a GPU alone.
     """
     changes = {name: _text(name, value) for name, value in changes.items()}
     on_cpu, where = dict(sweep.on_cpu), f"sweep {sweep.name}"
@@ -98,6 +99,7 @@ def resolve(sweep: Sweep, device: str, changes: Mapping[str, Any], traits: Mappi
     resolved = _changed(replace(sweep, variants=variants, on_cpu={}), [changes], traits)
     small = _changed(replace(sweep, variants=cpu_variants, on_cpu={}), [on_cpu, changes], traits)
     if device == "cpu" and resolved != small:
+        expand(replace(sweep, on_cpu={}), traits, "cuda")  # so that a mistake in what is replaced is found here, too
         description = f"{sweep.description} {_CPU_DESCRIPTION}".strip()
         resolved = replace(small, title=sweep.title + CPU_TITLE, description=description)
     against = sweep.against if any(v.backend == sweep.against for v in resolved.variants) else None

@@ -268,6 +268,24 @@ def test_other_backends_may_take_the_place_of_a_sweeps_on_a_cpu():
         resolve(replace(original, on_cpu={"backend": "nothing"}), "cpu", {}, TRAITS)
 
 
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"seqlen": "1k..wrong"}, "seqlen: 'wrong' is not a positive number"),
+        ({"dtype": "bf61"}, "'bf61'"),
+        ({"pass": "sideways"}, "'sideways'"),
+    ],
+)
+def test_a_mistake_in_what_a_cpu_replaces_is_found_on_a_cpu_too(own, said):
+    original = replace(sweep(Variant(LINEAR), **own), on_cpu={"seqlen": "16", "dtype": "fp32", "pass": "fwd"})
+    with pytest.raises(UsageError) as on_cpu:
+        resolve(original, "cpu", {}, TRAITS)
+    with pytest.raises(UsageError) as on_gpu:
+        cells(original)
+    assert str(on_cpu.value) == str(on_gpu.value)
+    assert said in str(on_cpu.value)
+
+
 def test_the_backend_of_the_ratios_is_dropped_if_it_is_not_measured():
     preset = load_sweep("paper-fig2")
     assert resolve(preset, "cuda", {"backend": GLA}, TRAITS).against is None
