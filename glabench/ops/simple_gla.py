@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 _SCALAR_GATES = tuple(name for name in GATES if name not in OF_CHANNELS)
+# K and V of RetNet's heads.
+_RETNETS = (256, 512)
 
 
 class SimpleGla(Gla):
@@ -62,13 +64,18 @@ class Retention(Linear):
 
     def published(self, width: int) -> dict[str, Value]:
         """Heads of K = 256 and V = 512, as in RetNet."""
-        check_width(width, 256)
-        return {"heads": width // 256, "key_dim": 256, "value_dim": 512}
+        K, V = _RETNETS
+        check_width(width, K)
+        return {"heads": width // K, "key_dim": K, "value_dim": V}
 
     def layer_parameters(self, cell: Cell) -> int:
-        """Keys have the model's width in total, as RetNet's; with an output gate."""
+        """As without gates, with an output gate.
+
+        Values have the model's width in total, as GLA's. RetNet's have twice that, and its own head dims are taken so.
+        """
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        return projections(H * K, H, K, V, outputs=3)
+        width = H * K if (K, V) == _RETNETS else H * V
+        return projections(width, H, K, V, outputs=3)
 
     def forward_flops(self, cell: Cell) -> int:
         """As without gates, plus KV per token and head for the state's decay."""

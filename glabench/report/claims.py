@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from glabench.errors import UsageError
-from glabench.records.claims import CLAIMS, OPERATIONS, Claim, Claims, Point, Test, points_of, verdict_of
+from glabench.records.claims import CLAIMS, OPERATIONS, Claim, Claims, Point, Test, Verdict, points_of, verdict_of
 from glabench.records.metrics import choose_metrics, significant
 from glabench.records.published import Published
 from glabench.report.series import rows_of_runs
@@ -20,22 +20,35 @@ _HEAD = "<!-- Made by `glabench results` from results/claims.toml and the runs t
 
 
 def make_claims(claims: Claims, published: Mapping[str, Published], out: Path) -> str:
-    """The page as Markdown. `out` is its path, which links are relative to. Raises UsageError for a wrong test."""
-    rows = [["claim", "where", "verdict", "what was found"], ["---"] * 4]
-    rows += [_row(claim, published, out.resolve().parent) for claim in claims.claims]
+    """The page as Markdown: a table of verdicts, then what was found for each claim.
+
+    `out` is its path, which links are relative to. Raises UsageError for a wrong test.
+    """
+    rows, sections = [["", "claim", "where", "verdict"], ["---"] * 4], []
+    for number, claim in enumerate(claims.claims, 1):
+        verdict, section = _check(claim, published, out.resolve().parent)
+        words = (claim.text.strip(), claim.source)
+        rows.append([f"{number}", *map(escape_bars, words), f"**{verdict}**"])
+        sections.append(f"## {number}. {claim.text.strip()}\n\n{section}")
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     intro = [f"{claims.intro.strip()}\n"] if claims.intro.strip() else []
-    return "\n".join([f"{_HEAD}\n\n# Claims of the papers\n", *intro, table])
+    return "\n".join([f"{_HEAD}\n\n# Claims of the papers\n", *intro, table, *sections])
 
 
-def _row(claim: Claim, published: Mapping[str, Published], folder: Path) -> list[str]:
+def _check(claim: Claim, published: Mapping[str, Published], folder: Path) -> tuple[Verdict, str]:
+    """A claim's verdict, and its section: the verdict, a line per test, and what a person says of them."""
     if unknown := [test.run for test in claim.tests if test.run not in published]:
         raise UsageError(f"{CLAIMS}: '{unknown[0]}' is not a published run; add it to the index, or correct the test")
     points = [points_of(test, published[test.run].first) for test in claim.tests]
-    verdict = verdict_of(points, any(test.fails for test in claim.tests))
-    found = [_describe(test, own, published[test.run], folder) for test, own in zip(claim.tests, points, strict=True)]
-    said = "; ".join([*found, *([claim.why.strip()] if claim.why else [])])
-    return [escape_bars(claim.text.strip()), escape_bars(claim.source), f"**{verdict}**", escape_bars(said)]
+    fails = any(test.fails for test in claim.tests)
+    verdict = verdict_of(points, fails)
+    lines = []
+    for test, own in zip(claim.tests, points, strict=True):
+        alone = f"**{verdict_of([own], fails)}**: " if len(claim.tests) > 1 else ""
+        lines.append(f"- {alone}{_describe(test, own, published[test.run], folder)}\n")
+    whole = f"{claim.source[:1].upper()}{claim.source[1:]}: **{verdict}**."
+    said = f"\n{claim.why.strip()}\n" if claim.why else ""
+    return verdict, f"{whole}\n" + (f"\n{''.join(lines)}" if lines else "") + said
 
 
 def _describe(test: Test, points: list[Point], one: Published, folder: Path) -> str:

@@ -11,6 +11,7 @@ from glabench.records import Run
 from glabench.records.metrics import TIME, Metric, known, significant
 from glabench.report.describe import surroundings_of, title_of
 from glabench.report.grid import DOUBTS, Grid
+from glabench.report.layers import layer_grids
 from glabench.report.notes import explain_doubts, list_failures, tag_series
 from glabench.report.published import published_grids
 from glabench.report.series import Panel, Row, View, check_metrics, find_base, make_view
@@ -93,9 +94,9 @@ def _make_grids(view: View, metrics: Sequence[Metric], form: _Form, width: float
     again = [metric for metric in metrics if metric.of_pass] or metrics
     shown = [(panel, _known(metrics if panel.pass_ == view.panels[0].pass_ else again, panel)) for panel in view.panels]
     wide = [grid for panel, own in shown for grid in [*_make_wide(view, panel, own, form), *published_grids(panel)]]
-    if all(grid.width <= width for grid in wide):
-        return wide
-    return [grid for panel, own in shown for grid in _make_narrow(view, panel, own, form, width)]
+    if not all(grid.width <= width for grid in wide):
+        wide = [grid for panel, own in shown for grid in _make_narrow(view, panel, own, form, width)]
+    return [*wide, *layer_grids(view, metrics)]
 
 
 def _known(metrics: Sequence[Metric], panel: Panel) -> list[Metric]:

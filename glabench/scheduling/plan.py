@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from glabench.backends import Registry, load_registry
@@ -81,9 +82,19 @@ def find_place(device: str = "auto", plugins: Iterable[str | Path] = (), sites: 
     return Place(probe(device), registry, files, known)
 
 
-def default_settings(device: str) -> Settings:
-    """The default settings for "cuda" or "cpu". A CPU gets less time, because its samples rarely settle."""
-    return Settings() if device == "cuda" else Settings(time_limit_s=1.0)
+def settings_for(sweep: Sweep, device: str, given: Mapping[str, Any] = MappingProxyType({})) -> Settings:
+    """The settings for a sweep on "cuda" or "cpu": those that were given, then the sweep's own on a GPU, then defaults.
+
+    A CPU gets less time, because its samples rarely settle. Raises UsageError for a wrong setting of the sweep.
+    """
+    if device != "cuda":
+        return replace(Settings(time_limit_s=1.0), **given)
+    own = {name: getattr(sweep, name) for name in ("memory_limit_mib", "time_limit_s", "energy")}
+    own = {name: value for name, value in own.items() if value is not None}
+    try:
+        return replace(Settings.from_json(Settings().to_json() | own), **given)
+    except ValueError as problem:
+        raise UsageError(f"sweep {sweep.name}: {problem}") from None
 
 
 @dataclass(frozen=True)
@@ -146,10 +157,11 @@ def make_plan(
 ) -> Plan:
     """The plan of a sweep (a preset's name, a .toml file's path or a `Sweep`), changed by `axes`.
 
-    Raises UsageError for a wrong sweep or axis, NothingToRunError if the sweep has no cell.
+    Without settings, the sweep's own count. Raises UsageError for a wrong sweep or axis, NothingToRunError if the sweep
+    has no cell.
     """
     loaded = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep))
-    settings = settings or default_settings(place.kind)
+    settings = settings or settings_for(loaded, place.kind)
     if settings.timing == "graph" and place.kind != "cuda":
         raise UsageError("--timing: 'graph' needs a GPU (allowed here: cold, hot, eager)")
     if settings.memory_limit_mib is not None and place.kind != "cuda":
@@ -157,7 +169,6 @@ def make_plan(
     traits = place.registry.traits()
     resolved = resolve(loaded, place.kind, axes, traits)
     if place.kind == "cuda":
-        settings = _limited(settings, resolved)
         resolved = replace(resolved, memory_limit_mib=settings.memory_limit_mib)
     cells = expand(resolved, traits, place.kind)
     if not cells:
@@ -165,16 +176,6 @@ def make_plan(
     if settings.memory_limit_mib is not None:
         _check_limited(cells, place.registry)
     return Plan(resolved, cells, settings, place, arguments)
-
-
-def _limited(settings: Settings, sweep: Sweep) -> Settings:
-    """The settings with the sweep's own limit of memory, if they have none."""
-    if settings.memory_limit_mib is not None:
-        return settings
-    try:
-        return Settings.from_json(settings.to_json() | {"memory_limit_mib": sweep.memory_limit_mib})
-    except ValueError as problem:
-        raise UsageError(f"sweep {sweep.name}: {problem}") from None
 
 
 def _check_limited(cells: Sequence[Cell], registry: Registry) -> None:

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from glabench.scheduling.folders import (
 )
 from glabench.scheduling.loop import Lane, Version, measure_lanes, missing_cells
 from glabench.scheduling.observer import Observer
-from glabench.scheduling.plan import LONG_S, Place, Plan, default_settings, expected_seconds, find_place, make_plan
+from glabench.scheduling.plan import LONG_S, Place, Plan, expected_seconds, find_place, make_plan, settings_for
 from glabench.scheduling.process import ProcessWorker
-from glabench.sweeps import Sweep
+from glabench.sweeps import Sweep, load_sweep
 
 _BUSY_PCT = 10
 
@@ -61,9 +61,10 @@ class Request:
     def plan(self) -> Plan:
         """The plan for the request. Raises UsageError, NothingToRunError."""
         place = self.find_place()
-        settings = replace(default_settings(place.kind), **self.settings)
         sweep = self.sweep_on_cpu if self.sweep_on_cpu and place.kind == "cpu" else self.sweep
-        plan = make_plan(sweep, self.axes, settings, place, self.arguments)
+        loaded = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep))
+        settings = settings_for(loaded, place.kind, self.settings)
+        plan = make_plan(loaded, self.axes, settings, place, self.arguments)
         _check_op(plan, self.op)
         parse_metrics(plan.sweep.metrics, f"{plan.sweep.name}: metrics")  # finds mistakes before anything is measured
         return plan

@@ -6,6 +6,8 @@ x = "seqlen"                  # the axis that figures are drawn against
 against = "sdpa-flash"        # ratios in reports refer to this backend
 metrics = "error"             # what reports show, by default time and memory (optional)
 memory_limit = "40GiB"        # that torch may hold on a GPU, if --memory-limit does not say (optional)
+time_limit = 0.4              # seconds for which a cell is sampled on a GPU, if --time-limit does not say (optional)
+energy = false                # no joules on a GPU, unless --energy asks for them (optional)
 
 [panels]                      # backends that reports show apart, by a title (optional); one may be in several
 "GLA" = ["gla-triton", "gla-torch"]
@@ -59,6 +61,8 @@ class _SweepFile:
     against: str | None = None
     metrics: str | None = None
     memory_limit: str | None = None
+    time_limit: float | None = None
+    energy: bool | None = None
     panels: dict[Name, list[Name]] = field(default_factory=dict)
 
 
@@ -167,6 +171,8 @@ def parse_sweep(name: str, text: str, where: str, stored: bool = False) -> Sweep
         against=file.against,
         metrics=file.metrics,
         memory_limit_mib=limit_mib,
+        time_limit_s=file.time_limit,
+        energy=file.energy,
         on_cpu=_axes(file.cpu, f"{where}: [cpu]"),
         panels={title: tuple(own) for title, own in file.panels.items()},
     )
@@ -203,12 +209,14 @@ def _axes(table: Mapping[str, Any], where: str) -> dict[str, str]:
 
 def dump_sweep(sweep: Sweep) -> str:
     """A sweep as the text of a .toml file, which `parse_sweep` reads back."""
-    texts = {
-        key: getattr(sweep, key) for key in ("title", "description", "x", "against", "metrics") if getattr(sweep, key)
-    }
+    keys = ("title", "description", "x", "against", "metrics")
+    own: dict[str, Any] = {key: getattr(sweep, key) for key in keys if getattr(sweep, key)}
     if sweep.memory_limit_mib is not None:
-        texts["memory_limit"] = f"{sweep.memory_limit_mib}MiB"
+        own["memory_limit"] = f"{sweep.memory_limit_mib}MiB"
+    for key, value in (("time_limit", sweep.time_limit_s), ("energy", sweep.energy)):
+        if value is not None:
+            own[key] = value
     cpu = {"cpu": dict(sweep.on_cpu)} if sweep.on_cpu else {}
     panels = {"panels": {title: list(own) for title, own in sweep.panels.items()}} if sweep.panels else {}
     backends = [{"name": variant.backend, **variant.axes} for variant in sweep.variants]
-    return tomli_w.dumps({**texts, **panels, "axes": dict(sweep.axes), **cpu, "backends": backends})
+    return tomli_w.dumps({**own, **panels, "axes": dict(sweep.axes), **cpu, "backends": backends})

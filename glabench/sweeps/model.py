@@ -216,5 +216,8 @@ class Sweep:
     on_cpu: Mapping[str, str] = field(default_factory=dict)
     # What reports show apart: backends by a title. Without, each pass is shown once.
     panels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # MiB that torch may hold on a GPU, if settings do not say.
+    # Settings on a GPU, if the one who measures does not say: MiB that torch may hold, seconds for which a cell is
+    # sampled at most, and whether joules are measured.
     memory_limit_mib: int | None = None
+    time_limit_s: float | None = None
+    energy: bool | None = None

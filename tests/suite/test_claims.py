@@ -8,7 +8,9 @@ from simulated import record
 
 from glabench.errors import UsageError
 from glabench.records.claims import CLAIMS, Claim, Claims, Point, Test, Verdict, load_claims, points_of, verdict_of
+from glabench.records.published import Entry, Published
 from glabench.records.run import Run
+from glabench.report.claims import make_claims
 from glabench.sweeps import load_sweep
 
 Test.__test__ = False  # not a class of tests
@@ -111,3 +113,19 @@ def test_without_a_file_there_are_no_claims(tmp_path):
     assert load_claims(tmp_path) is None
     (tmp_path / CLAIMS).write_text('[[claims]]\nsource = "s"\ntext = "t"\nwhy = "w"')
     assert load_claims(tmp_path) == Claims([Claim("s", "t", "w")])
+
+
+def test_the_page_has_a_table_of_verdicts_and_says_what_each_test_found(tmp_path):
+    tests = [Test("a-run", A, B, factor=2), Test("a-run", A, B, least=128)]
+    claims = Claims([Claim("where | it is", "A is faster.", "Why.", tests), Claim("there", "Nobody knows.")], "Intro")
+    one = Published(Entry("a-run", "it"), tmp_path / "results/a-run", (run_of(TIMES),), None, unchanged=False)
+    page = make_claims(claims, {"a-run": one}, tmp_path / "page.md")
+    assert (
+        "| 1 | A is faster. | where \\| it is | **in part** |\n| 2 | Nobody knows. | there | **cannot be told** |\n"
+        in page
+    )
+    section = page[page.index("## 1. A is faster.") : page.index("## 2. ")]
+    assert section.count("\n- **") == 2
+    assert "- **holds**: median time of b over a at 64, 128: 2, 0.5, at least 0.5 asked ([a-run](" in section
+    assert "- **does not hold**: median time of b over a at 128: 0.5 ([a-run](" in section
+    assert section.endswith("\nWhy.\n\n")

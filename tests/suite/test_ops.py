@@ -89,6 +89,13 @@ def test_parameters_of_a_layer_are_those_that_its_authors_count(op, squares):
     assert OPS[op].layer_parameters(cell) == pytest.approx(squares * width**2, rel=0.01)
 
 
+@pytest.mark.parametrize(("H", "K", "V"), [(16, 32, 64), (4, 128, 256), (16, 64, 64)])
+def test_at_the_head_dims_of_gla_a_fixed_gate_is_in_a_layer_of_the_same_width(H, K, V):
+    sizes = {"heads": H, "key_dim": K, "value_dim": V}
+    fixed, per_head = (OPS[op].layer_parameters(cell_of(op, **sizes)) for op in ("retention", "simple-gla"))
+    assert per_head - fixed == H * V * H
+
+
 @pytest.mark.parametrize("op", list(OPS))
 def test_the_bytes_of_a_pass_are_those_of_its_tensors(op):
     cell = cell_of(op, "fwd+bwd", "bf16")

@@ -17,7 +17,7 @@ from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
 from glabench.report.describe import describe_environment
 from glabench.scheduling.folders import latest_run
-from glabench.scheduling.plan import Plan, estimate_cells, expected_seconds, make_plan
+from glabench.scheduling.plan import Plan, estimate_cells, expected_seconds, make_plan, settings_for
 from glabench.scheduling.runs import Request, announce, check_settings
 from glabench.sweeps import Cell, Parameters, Sweep, Variant
 
@@ -36,11 +36,31 @@ def on(place, device):
     return replace(place, environment={**place.environment, "device": device})
 
 
-@pytest.mark.parametrize(("device", "asked", "limit"), [("cuda", None, 64), ("cuda", 32, 32), ("cpu", None, None)])
-def test_a_sweeps_limit_of_memory_is_the_settings_unless_they_have_one(place, device, asked, limit):
-    sweep = Sweep("limited", AXES, (Variant("gla-triton"), Variant("linear-torch")), memory_limit_mib=64)
-    plan = make_plan(sweep, {}, Settings(memory_limit_mib=asked), on(place, device))
-    assert (plan.settings.memory_limit_mib, plan.sweep.memory_limit_mib) == (limit, limit or 64)
+@pytest.mark.parametrize(
+    ("device", "given", "found"),
+    [
+        ("cuda", {}, (64, 0.5, False)),
+        ("cuda", {"memory_limit_mib": 32, "energy": True}, (32, 0.5, True)),
+        ("cuda", {"time_limit_s": 2.0}, (64, 2.0, False)),
+        ("cpu", {}, (None, 1.0, True)),
+        ("cpu", {"time_limit_s": 2.0}, (None, 2.0, True)),
+    ],
+)
+def test_a_sweeps_own_settings_count_on_a_gpu_unless_others_are_given(place, device, given, found):
+    own = {"memory_limit_mib": 64, "time_limit_s": 0.5, "energy": False}
+    sweep = Sweep("limited", AXES, (Variant("gla-triton"), Variant("linear-torch")), **own)
+    settings = settings_for(sweep, device, given)
+    assert (settings.memory_limit_mib, settings.time_limit_s, settings.energy) == found
+    plan = make_plan(sweep, {}, settings, on(place, device))
+    assert (plan.settings, plan.sweep.memory_limit_mib) == (settings, found[0] or 64)
+    assert make_plan(sweep, {}, None, on(place, device)).settings == settings_for(sweep, device)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, "1", float("inf")])
+def test_a_wrong_time_to_sample_is_a_mistake(place, seconds):
+    sweep = Sweep("limited", AXES, (Variant("linear-torch"),), time_limit_s=seconds)
+    with pytest.raises(UsageError, match="sweep limited: time_limit_s: "):
+        make_plan(sweep, {}, None, on(place, "cuda"))
 
 
 @pytest.mark.parametrize("limit", [0, -5, "40GiB", 1.5, 2**70])

@@ -239,6 +239,19 @@ def test_a_run_of_one_length_has_one_table_per_pass():
 # Several runs
 
 
+def test_state_and_parameters_of_a_layer_stand_below_the_times_of_several_ops():
+    text = markdown(stored("h200-paper-fig2"))
+    assert "| backend | state of a sequence, KiB | parameters of a layer, million |" in text
+    assert "| gla-triton | 256 | 5.28 |\n" in text
+    assert "| sdpa-flash | 4096 to 65536 | 4.19 |\n" in text  # keys and values of all tokens
+    assert text.count("parameters of a layer") == 1
+    one_op = stored("h200-paper-fig2")
+    one_op = replace(one_op, records=[each for each in one_op.records if each.cell.op == "gla"])
+    assert "parameters of a layer" not in markdown(one_op)
+    both = markdown(stored("h200-gate-family"), metrics=parse_metrics("time,state,parameters"))
+    assert "**a layer**" not in both
+
+
 def test_runs_of_the_same_cells_are_told_apart_by_name_and_by_nothing_else():
     first = made_up("paper-fig2", {"backend": "gla-torch", "pass": "fwd"}, name="first", environment=H200)
     again = made_up("paper-fig2", {"backend": "gla-torch", "pass": "fwd"}, name="again", environment=H200)

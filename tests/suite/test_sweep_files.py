@@ -159,6 +159,15 @@ def test_a_sweeps_limit_of_memory_is_written_as_it_is_read(text, mib):
     assert parse_sweep("test", dump_sweep(one), "again") == one
 
 
+@pytest.mark.parametrize(
+    ("text", "found"), [("time_limit = 1\nenergy = true", (1, True)), ("energy = false", (None, False))]
+)
+def test_a_sweeps_settings_are_written_as_they_are_read(text, found):
+    one = parse_sweep("test", f"{text}\n{GOOD}", "file.toml")
+    assert (one.time_limit_s, one.energy) == found
+    assert parse_sweep("test", dump_sweep(one), "again") == one
+
+
 def test_a_file_may_call_the_backend_of_the_ratios_baseline_and_hears_the_new_word():
     text = GOOD.replace('x = "seqlen"', 'baseline = "gla-triton"')
     with pytest.warns(RenamedWarning, match=r"file\.toml: the key 'baseline' is now called 'against'"):
