@@ -52,6 +52,7 @@ from glabench.backends.papers.backends import (
     GlaStoredStates,
     GlaTwoLevel,
     LinearParallelTorch,
+    LinearParallelTriton,
     LinearTwoPass,
 )  # fmt: skip
 from glabench.backends.recall import (
@@ -109,6 +110,7 @@ BACKENDS: list[Backend] = [
     FlaKda(),
     MlstmKernels(),
     LinearParallelTorch(),
+    LinearParallelTriton(),
     GlaParallelTorch(),
     GlaParallelNaive(),
     GlaScanTorch(),

@@ -31,6 +31,7 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "mamba1": ("#88A000", "H"),
     "mamba2": ("#4D5D00", "8"),
     "linear-parallel-torch": ("#B2182B", "s"),
+    "linear-parallel-triton": ("#EF8A62", "^"),
     "gla-parallel-torch": ("#1B7837", "*"),
     "gla-parallel-naive": ("#C51B7D", "P"),
     "gla-scan-torch": ("#01665E", "d"),

@@ -18,10 +18,12 @@ from glabench.backends.papers.backends import (
     GlaScanTorch,
     GlaTwoLevel,
     LinearParallelTorch,
+    LinearParallelTriton,
     LinearTwoPass,
 )
 from glabench.backends.papers.five_step import five_step_gla
 from glabench.backends.papers.one_pass import one_pass_gla
+from glabench.backends.papers.parallel import parallel_linear
 from glabench.backends.papers.stored_states import stored_states_gla
 from glabench.backends.papers.two_level import two_level_gla
 from glabench.ops.gla import GLA
@@ -80,6 +82,32 @@ def test_forms_take_bfloat16(form):
 
 def test_the_parallel_form_without_gates_is_right():
     assert max(errors(forms.parallel_linear, None).values()) < 1e-6
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+def test_all_pairs_without_scores_in_memory_are_right(rows):
+    tensors, do = two_level_inputs(None, 192)
+    assert max(errors_of(partial(parallel_linear, rows=rows), tensors, do).values()) < 1e-6
+
+
+def test_all_pairs_without_scores_in_memory_are_products_in_bfloat16(monkeypatch):
+    interpret_bfloat16(monkeypatch)
+    tensors, do = two_level_inputs(None, 64, torch.bfloat16)
+    assert 1e-4 < max(errors_of(parallel_linear, tensors, do).values()) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"seqlen": 40}, "whole blocks of 16 tokens only; got 40"),
+        ({"parameters": Parameters({"heads": 2, "key_dim": 24, "value_dim": 64})}, "powers of two from 16 to 256"),
+        ({"seqlen": 48}, None),
+    ],
+)
+def test_what_all_pairs_in_triton_do_not_take_is_said(changes, why):
+    said = LinearParallelTriton().limits(replace(cell(), **changes))
+    assert (said is None) == (why is None)
+    assert why is None or why in said
 
 
 def test_what_divides_by_the_gates_is_right_while_their_sums_are_small_and_fails_beyond():
@@ -257,9 +285,11 @@ def cell(pass_="fwd", T=64):
     return Cell("x", "gla", pass_, 2, T, "bf16", Parameters({"heads": 2, "key_dim": 32, "value_dim": 64}))
 
 
-@pytest.mark.parametrize("backend", [LinearParallelTorch(), GlaParallelNaive(), GlaParallelTorch()])
+@pytest.mark.parametrize(
+    "backend", [LinearParallelTorch(), LinearParallelTriton(), GlaParallelNaive(), GlaParallelTorch()]
+)
 def test_all_pairs_take_four_times_the_operations_of_half_the_tokens(backend):
-    ratio = backend.executes(cell(T=512)).flops / backend.executes(cell(T=256)).flops
+    ratio = backend.executes(cell(T=8192)).flops / backend.executes(cell(T=4096)).flops
     assert ratio == pytest.approx(4, rel=0.01)
 
 

@@ -138,6 +138,36 @@ class _InTriton(Backend):
     dtypes = frozenset({"bf16", "fp16", "fp32"})
 
 
+class LinearParallelTriton(_InTriton):
+    """`parallel.parallel_linear`."""
+
+    name, op = "linear-parallel-triton", "linear"
+    title = "linear attention, all pairs of tokens without scores in memory, in Triton"
+
+    def limits(self, cell: Cell) -> str | None:
+        K, V = cell.sizes("key_dim", "value_dim")
+        if any(D not in _POWERS for D in (K, V)):
+            return f"head dims are powers of two from 16 to 256; got K={K} V={V}"
+        return f"whole blocks of 16 tokens only; got {cell.seqlen}" if cell.seqlen % 16 else None
+
+    def executes(self, cell: Cell) -> Counts:
+        """Pairs of blocks up to the diagonal: two products forward, six backward. What is read again is in L2."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        pairs = cell.batch * H * cell.seqlen * (cell.seqlen + self._rows(cell)) // 2
+        flops = {"infer": 1, "fwd": 1, "bwd": 3, "fwd+bwd": 4}[cell.pass_] * 2 * pairs * (K + V)
+        return Counts(flops, LINEAR.moved_bytes(cell), flops if cell.dtype == "fp32" else 0)
+
+    @staticmethod
+    def _rows(cell: Cell) -> int:
+        return 16 if cell.seqlen % 64 else 64
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+        from glabench.backends.papers.parallel import parallel_linear
+
+        q, k, v = (inputs[name] for name in ("q", "k", "v"))
+        return lambda: parallel_linear(q, k, v, self._rows(cell))
+
+
 def _keeps_nothing(cell: Cell) -> bool:
     return bool(cell.get("materialize") == "nothing")
 
@@ -288,11 +318,9 @@ class GlaStoredStates(_InTriton):
 
     def limits(self, cell: Cell) -> str | None:
         K, V = cell.sizes("key_dim", "value_dim")
-        return (
-            None
-            if K in _POWERS and V % 16 == 0
-            else f"K is a power of two from 16 to 256, V a multiple of 16; got K={K} V={V}"
-        )
+        if K not in _POWERS or V % 16:
+            return f"K is a power of two from 16 to 256, V a multiple of 16; got K={K} V={V}"
+        return None
 
     def working_bytes(self, cell: Cell) -> int:
         """The states of all tokens, and for each block of value columns parts of dq, dk and dg."""
