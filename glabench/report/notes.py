@@ -7,7 +7,7 @@ from glabench.records.diagnosis import Diagnosis, diagnose, explain
 from glabench.report.series import Row, View, x_of
 from glabench.sweeps.words import show_x
 
-_LONGEST_REASON = 160
+_LONGEST_REASON = 240
 
 
 def explain_doubts(view: View) -> list[str]:
