@@ -46,15 +46,12 @@ from glabench.backends.models import (
 from glabench.backends.papers.backends import (
     GlaBothStoredStates,
     GlaFiveStep,
-    GlaParallelNaive,
-    GlaParallelTorch,
-    GlaScanTorch,
     GlaStoredStates,
     GlaTwoLevel,
-    LinearParallelTorch,
     LinearParallelTriton,
     LinearTwoPass,
 )  # fmt: skip
+from glabench.backends.papers.form_backends import GlaParallelNaive, GlaParallelTorch, GlaScanTorch, LinearParallelTorch
 from glabench.backends.recall import (
     GlaRecall,
     LinearRecall,

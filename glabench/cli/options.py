@@ -244,7 +244,7 @@ class MeasuringOptions:
     ] = None
     time_limit: Annotated[
         float | None,
-        between("--time-limit", 0.01, 3600, "Seconds of sampling per cell, at most; by default 3, on a CPU 1."),
+        between("--time-limit", 0.01, 3600, "Most seconds of sampling per cell; by default the sweep's, or 3 (CPU 1)."),
     ] = None
     cell_timeout: Annotated[
         float | None,
@@ -272,7 +272,7 @@ class MeasuringOptions:
         bool | None,
         typer.Option(
             "--energy/--no-energy",
-            help="Measure joules per call, if the GPU supports it; on by default.",
+            help="Measure joules per call, if the GPU supports it; on by default, unless the sweep says otherwise.",
             show_default=False,
         ),
     ] = None

@@ -132,7 +132,8 @@ def check_accuracy(op: Op, backend: Backend, cell: Cell) -> Accuracy:
     exact = Workload(lambda: as_tuple(op.reference(wide))[: len(given)], wide, given)
     expected = _results(exact, small.has_backward)
     errors = {name: relative_error(x, expected[name], least_number(small)) for name, x in found.items()}
-    return Accuracy(errors, f"{op.reference_name} in float64, {small.seqlen} tokens", BOUNDS[cell.dtype])
+    heads = f", heads: {small.parameters['heads']}" if "heads" in small.parameters else ""
+    return Accuracy(errors, f"{op.reference_name} in float64, {small.seqlen} tokens{heads}", BOUNDS[cell.dtype])
 
 
 @contextmanager

@@ -128,9 +128,14 @@ def points_of(test: Test, run: Run) -> list[Point]:
     return [Point(x, others[x] / values[x], values[x] <= test.factor * others[x]) for x in sorted(both)]
 
 
-def verdict_of(points: Sequence[Sequence[Point]], fails: bool = False) -> Verdict:
-    """A claim's verdict from its tests' points. Where cells have to fail, it is enough that the last ones do."""
-    every = [point.holds for own in points for point in (own[-1:] if fails else own)]
+def judged(test: Test, points: Sequence[Point]) -> Sequence[Point]:
+    """The points that a test's verdict follows from: all of them, or if cells have to fail, the last one."""
+    return points[-1:] if test.fails else points
+
+
+def verdict_of(points: Sequence[Sequence[Point]]) -> Verdict:
+    """A claim's verdict from the points that its tests are judged by."""
+    every = [point.holds for own in points for point in own]
     if not every or not all(points):
         return Verdict.UNKNOWN
     return Verdict.HOLDS if all(every) else Verdict.PARTLY if any(every) else Verdict.NOT

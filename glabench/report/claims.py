@@ -7,7 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from glabench.errors import UsageError
-from glabench.records.claims import CLAIMS, OPERATIONS, Claim, Claims, Point, Test, Verdict, points_of, verdict_of
+from glabench.records.claims import (
+    CLAIMS,
+    OPERATIONS,
+    Claim,
+    Claims,
+    Point,
+    Test,
+    Verdict,
+    judged,
+    points_of,
+    verdict_of,
+)
 from glabench.records.metrics import choose_metrics, significant
 from glabench.records.published import Published
 from glabench.report.series import rows_of_runs
@@ -27,9 +38,9 @@ def make_claims(claims: Claims, published: Mapping[str, Published], out: Path) -
     rows, sections = [["", "claim", "where", "verdict"], ["---"] * 4], []
     for number, claim in enumerate(claims.claims, 1):
         verdict, section = _check(claim, published, out.resolve().parent)
-        words = (claim.text.strip(), claim.source)
-        rows.append([f"{number}", *map(escape_bars, words), f"**{verdict}**"])
-        sections.append(f"## {number}. {claim.text.strip()}\n\n{section}")
+        text, source = (" ".join(words.split()) for words in (claim.text, claim.source))
+        rows.append([f"{number}", escape_bars(text), escape_bars(source), f"**{verdict}**"])
+        sections.append(f"## {number}. {text}\n\n{section}")
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     intro = [f"{claims.intro.strip()}\n"] if claims.intro.strip() else []
     return "\n".join([f"{_HEAD}\n\n# Claims of the papers\n", *intro, table, *sections])
@@ -39,12 +50,11 @@ def _check(claim: Claim, published: Mapping[str, Published], folder: Path) -> tu
     """A claim's verdict, and its section: the verdict, a line per test, and what a person says of them."""
     if unknown := [test.run for test in claim.tests if test.run not in published]:
         raise UsageError(f"{CLAIMS}: '{unknown[0]}' is not a published run; add it to the index, or correct the test")
-    points = [points_of(test, published[test.run].first) for test in claim.tests]
-    fails = any(test.fails for test in claim.tests)
-    verdict = verdict_of(points, fails)
+    found = [(test, points_of(test, published[test.run].first)) for test in claim.tests]
+    verdict = verdict_of([judged(test, points) for test, points in found])
     lines = []
-    for test, own in zip(claim.tests, points, strict=True):
-        alone = f"**{verdict_of([own], fails)}**: " if len(claim.tests) > 1 else ""
+    for test, own in found:
+        alone = f"**{verdict_of([judged(test, own)])}**: " if len(found) > 1 else ""
         lines.append(f"- {alone}{_describe(test, own, published[test.run], folder)}\n")
     whole = f"{claim.source[:1].upper()}{claim.source[1:]}: **{verdict}**."
     said = f"\n{claim.why.strip()}\n" if claim.why else ""

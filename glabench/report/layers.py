@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glabench.records.metrics import BY_NAME, Metric
+from glabench.records.metrics import BY_NAME, Metric, known
 from glabench.report.grid import Grid
 from glabench.report.series import Row, View
 
-_SHOWN = (BY_NAME["state"], BY_NAME["parameters"])
+_PARAMETERS = BY_NAME["parameters"]
+_SHOWN = (BY_NAME["state"], _PARAMETERS)
 
 
 def layer_grids(view: View, metrics: Sequence[Metric]) -> list[Grid]:
     """A table by backend, from the least to the most over its cells.
 
-    There is none if all backends have the same op, or if the metrics have a table of one of these already.
+    There is none if all backends have the same op, if one has layers of several shapes, or if the metrics have one of
+    these tables already.
     """
     if not {metric.name for metric in metrics}.isdisjoint(metric.name for metric in _SHOWN):
         return []
     rows: dict[str, list[Row]] = {}
     for panel in view.panels:
         for series in panel.series:
-            known = [row for row in series.rows.values() if any(row.get(each.field) is not None for each in _SHOWN)]
-            rows.setdefault(series.backend, []).extend(known)
+            told = [row for row in series.rows.values() if any(row.get(each.field) is not None for each in _SHOWN)]
+            rows.setdefault(series.backend, []).extend(told)
     rows = {backend: own for backend, own in rows.items() if own}
-    if len({row["op"] for own in rows.values() for row in own}) < 2:
+    every = [row for own in rows.values() for row in own]
+    has_shapes = any(len({row.get(_PARAMETERS.field) for row in own}) > 1 for own in rows.values())
+    if len({row["op"] for row in every}) < 2 or has_shapes:
         return []
-    fitted = [each.fitted([row for own in rows.values() for row in own], only_finer=True) for each in _SHOWN]
+    fitted = [each.fitted(every, only_finer=True) for each in known(_SHOWN, every)]
     head = ["backend", *(f"{each.title}, {each.unit}" for each in fitted)]
     table = [[backend, *(_range(own, each) for each in fitted)] for backend, own in rows.items()]
     return [Grid("a layer", ", by backend", head, table)]

@@ -87,14 +87,13 @@ def settings_for(sweep: Sweep, device: str, given: Mapping[str, Any] = MappingPr
 
     A CPU gets less time, because its samples rarely settle. Raises UsageError for a wrong setting of the sweep.
     """
-    if device != "cuda":
-        return replace(Settings(time_limit_s=1.0), **given)
     own = {name: getattr(sweep, name) for name in ("memory_limit_mib", "time_limit_s", "energy")}
     own = {name: value for name, value in own.items() if value is not None}
     try:
-        return replace(Settings.from_json(Settings().to_json() | own), **given)
+        on_gpu = Settings.from_json(Settings().to_json() | own)
     except ValueError as problem:
         raise UsageError(f"sweep {sweep.name}: {problem}") from None
+    return replace(on_gpu if device == "cuda" else Settings(time_limit_s=1.0), **given)
 
 
 @dataclass(frozen=True)
@@ -169,13 +168,23 @@ def make_plan(
     traits = place.registry.traits()
     resolved = resolve(loaded, place.kind, axes, traits)
     if place.kind == "cuda":
-        resolved = replace(resolved, memory_limit_mib=settings.memory_limit_mib)
+        resolved = _with_settings(resolved, settings)
     cells = expand(resolved, traits, place.kind)
     if not cells:
         raise NothingToRunError(f"the sweep {resolved.name} has no cell")
     if settings.memory_limit_mib is not None:
         _check_limited(cells, place.registry)
     return Plan(resolved, cells, settings, place, arguments)
+
+
+def _with_settings(sweep: Sweep, settings: Settings) -> Sweep:
+    """The sweep with the settings that count in place of its own, so that its file says how it was measured."""
+    return replace(
+        sweep,
+        memory_limit_mib=settings.memory_limit_mib,
+        time_limit_s=None if sweep.time_limit_s is None else settings.time_limit_s,
+        energy=None if sweep.energy is None else settings.energy,
+    )
 
 
 def _check_limited(cells: Sequence[Cell], registry: Registry) -> None:

@@ -99,7 +99,9 @@ def resolve(sweep: Sweep, device: str, changes: Mapping[str, Any], traits: Mappi
     resolved = _changed(replace(sweep, variants=variants, on_cpu={}), [changes], traits)
     small = _changed(replace(sweep, variants=cpu_variants, on_cpu={}), [on_cpu, changes], traits)
     if device == "cpu" and resolved != small:
-        expand(replace(sweep, on_cpu={}), traits, "cuda")  # so that a mistake in what is replaced is found here, too
+        # So that a mistake in what is replaced is found here, too; [cpu] may give what [axes] lack.
+        missing = {name: text for name, text in on_cpu.items() if name in COMMON and name not in resolved.axes}
+        expand(replace(resolved, axes={**missing, **resolved.axes}), traits, "cuda")
         description = f"{sweep.description} {_CPU_DESCRIPTION}".strip()
         resolved = replace(small, title=sweep.title + CPU_TITLE, description=description)
     against = sweep.against if any(v.backend == sweep.against for v in resolved.variants) else None

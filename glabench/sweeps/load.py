@@ -36,7 +36,7 @@ from typing import Any
 import tomli_w
 
 from glabench.errors import RenamedWarning, UsageError, allowed_names, did_you_mean, printable
-from glabench.plain import Name, read_as, read_file, shown
+from glabench.plain import Amount, Name, read_as, read_file, shown
 from glabench.sweeps.axis import axis_text
 from glabench.sweeps.model import Sweep, Variant
 from glabench.sweeps.parameters import read_mib
@@ -61,7 +61,7 @@ class _SweepFile:
     against: str | None = None
     metrics: str | None = None
     memory_limit: str | None = None
-    time_limit: float | None = None
+    time_limit: Amount | None = None
     energy: bool | None = None
     panels: dict[Name, list[Name]] = field(default_factory=dict)
 

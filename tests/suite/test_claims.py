@@ -7,7 +7,18 @@ import pytest
 from simulated import record
 
 from glabench.errors import UsageError
-from glabench.records.claims import CLAIMS, Claim, Claims, Point, Test, Verdict, load_claims, points_of, verdict_of
+from glabench.records.claims import (
+    CLAIMS,
+    Claim,
+    Claims,
+    Point,
+    Test,
+    Verdict,
+    judged,
+    load_claims,
+    points_of,
+    verdict_of,
+)
 from glabench.records.published import Entry, Published
 from glabench.records.run import Run
 from glabench.report.claims import make_claims
@@ -64,8 +75,11 @@ def test_cells_that_have_to_fail_do_so_from_some_x_on():
     times = {("a", 64): 1.0, ("a", 128): "inaccurate"}
     points = points_of(Test("a-run", fails={**A, "status": "inaccurate"}), run_of(times))
     assert points == [Point(64, "ok", False), Point(128, "inaccurate", True)]
-    assert verdict_of([points], fails=True) is Verdict.HOLDS
-    assert verdict_of([points[:1]], fails=True) is Verdict.NOT
+    test = Test("a-run", fails={**A, "status": "inaccurate"})
+    assert verdict_of([judged(test, points)]) is Verdict.HOLDS
+    assert verdict_of([judged(test, points[:1])]) is Verdict.NOT
+    other = Test("a-run", A, B)
+    assert verdict_of([judged(test, points), judged(other, points_of(other, run_of(TIMES)))]) is Verdict.PARTLY
 
 
 @pytest.mark.parametrize(

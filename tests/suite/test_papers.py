@@ -13,15 +13,17 @@ from product import product
 from glabench.backends.papers import TARGETS, forms, stored_states
 from glabench.backends.papers.backends import (
     GlaFiveStep,
-    GlaParallelNaive,
-    GlaParallelTorch,
-    GlaScanTorch,
     GlaTwoLevel,
-    LinearParallelTorch,
     LinearParallelTriton,
     LinearTwoPass,
 )
 from glabench.backends.papers.five_step import five_step_gla
+from glabench.backends.papers.form_backends import (
+    GlaParallelNaive,
+    GlaParallelTorch,
+    GlaScanTorch,
+    LinearParallelTorch,
+)
 from glabench.backends.papers.one_pass import one_pass_gla
 from glabench.backends.papers.parallel import parallel_linear
 from glabench.backends.papers.stored_states import stored_states_gla
@@ -108,6 +110,12 @@ def test_what_all_pairs_in_triton_do_not_take_is_said(changes, why):
     said = LinearParallelTriton().limits(replace(cell(), **changes))
     assert (said is None) == (why is None)
     assert why is None or why in said
+
+
+def test_all_pairs_in_triton_take_rows_that_are_not_contiguous():
+    tensors, do = two_level_inputs(None, 64)
+    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
+    assert max(errors_of(parallel_linear, strided, do).values()) < 1e-6
 
 
 def test_what_divides_by_the_gates_is_right_while_their_sums_are_small_and_fails_beyond():

@@ -52,15 +52,17 @@ def test_a_sweeps_own_settings_count_on_a_gpu_unless_others_are_given(place, dev
     settings = settings_for(sweep, device, given)
     assert (settings.memory_limit_mib, settings.time_limit_s, settings.energy) == found
     plan = make_plan(sweep, {}, settings, on(place, device))
-    assert (plan.settings, plan.sweep.memory_limit_mib) == (settings, found[0] or 64)
+    of_sweep = (plan.sweep.memory_limit_mib, plan.sweep.time_limit_s, plan.sweep.energy)
+    assert (plan.settings, of_sweep) == (settings, found if device == "cuda" else (64, 0.5, False))
     assert make_plan(sweep, {}, None, on(place, device)).settings == settings_for(sweep, device)
 
 
-@pytest.mark.parametrize("seconds", [-1.0, 0.0, "1", float("inf")])
-def test_a_wrong_time_to_sample_is_a_mistake(place, seconds):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, "1", float("inf"), float("nan")])
+def test_a_wrong_time_to_sample_is_a_mistake(place, device, seconds):
     sweep = Sweep("limited", AXES, (Variant("linear-torch"),), time_limit_s=seconds)
     with pytest.raises(UsageError, match="sweep limited: time_limit_s: "):
-        make_plan(sweep, {}, None, on(place, "cuda"))
+        make_plan(sweep, {}, None, on(place, device))
 
 
 @pytest.mark.parametrize("limit", [0, -5, "40GiB", 1.5, 2**70])

@@ -207,6 +207,9 @@ def test_a_file_may_call_the_backend_of_the_ratios_baseline_and_hears_the_new_wo
         ),
         ("[axes]", "[panels]\nA = []\n[axes]", r"\[panels\] 'gla-triton' is in none of them"),
         ("[axes]", "[panels]\nA = 3\n[axes]", "panels"),
+        ("[axes]", "time_limit = nan\n[axes]", r"time_limit: "),
+        ("[axes]", "time_limit = -1\n[axes]", r"time_limit: "),
+        ("[axes]", 'energy = "no"\n[axes]', r"energy: "),
         ("[axes]", 'memory_limit = "40"\n[axes]', r"memory_limit '40' is no amount of memory, such as 40GiB or 500MiB"),
     ],
 )

@@ -286,6 +286,16 @@ def test_a_mistake_in_what_a_cpu_replaces_is_found_on_a_cpu_too(own, said):
     assert said in str(on_cpu.value)
 
 
+@pytest.mark.parametrize("changes", [{}, {"batch": 1}])
+def test_what_a_cpu_or_an_option_adds_or_makes_small_is_no_mistake(changes):
+    given = {} if changes else {"batch": "2"}
+    lacks = replace(sweep(Variant(LINEAR)), on_cpu={"seqlen": "16", **given})
+    lacks = replace(lacks, axes={name: text for name, text in lacks.axes.items() if name != "batch"})
+    assert values(cells(lacks, "cpu", **changes), "seqlen", "batch") == {(16, changes.get("batch", 2))}
+    large = replace(sweep(Variant(LINEAR), batch="1..400:+1", heads="1..400:+1"), on_cpu={"seqlen": "16"})
+    assert len(cells(large, "cpu", batch=1)) == len(cells(large, batch=1)) == 400
+
+
 def test_the_backend_of_the_ratios_is_dropped_if_it_is_not_measured():
     preset = load_sweep("paper-fig2")
     assert resolve(preset, "cuda", {"backend": GLA}, TRAITS).against is None

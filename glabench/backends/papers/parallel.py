@@ -2,7 +2,7 @@
 """Linear attention as all pairs of tokens, in Triton, without scores in memory: FlashAttention without its softmax.
 
 FIN section 3.2 and V3 section 2.3 (the I/O-aware form of TransNormerLLM). Tensors are q, k [B, T, H, K] and v, o
-[B, T, H, V], contiguous. A program has R tokens of a head and goes through all blocks of R tokens before them, in the
+[B, T, H, V]. A program has R tokens of a head and goes through all blocks of R tokens before them, in the
 gradients of keys and values through those behind; the backward computes the scores again:
 
     O = P V,  P_ij = q_i k_j / sqrt(K) for j <= i;   dQ = dP K,  dK = dP^T Q,  dV = P^T dO,  dP as P, of dO and V
@@ -91,5 +91,5 @@ def parallel_linear(q: Tensor, k: Tensor, v: Tensor, rows: int = 64) -> Tensor:
 
     T is a multiple of `rows`, K and V are powers of two from 16 to 256.
     """
-    o: Tensor = _Parallel.apply(q, k, v, rows)  # type: ignore[no-untyped-call]
+    o: Tensor = _Parallel.apply(q.contiguous(), k.contiguous(), v.contiguous(), rows)  # type: ignore[no-untyped-call]
     return o
