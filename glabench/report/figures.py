@@ -1,9 +1,11 @@
-"""Figures of metrics: lines against the swept axis, or bars if no series has more than one x value."""
+"""Figures of metrics: lines against the swept axis, or bars if nearly all series have one x value."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,8 @@ _LONG_NUMBER = re.compile(r"(\b\d+\.\d\d)\d+\b")
 _COLOURS = 256
 # Inches: the height per bar, and the space around the bars of a panel.
 _BAR, _AROUND_BARS = 0.28, 0.9
+# Letters: of a bar's name that leaves little room for its panel, and of the lines of titles below such a panel.
+_LONG_NAME, _NARROW_TITLE = 36, 20
 
 
 def draw(view: View, metrics: Sequence[Metric]) -> Figure:
@@ -95,10 +99,11 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def _draw_bars(layout: Layout) -> Figure:
-    heights = [_AROUND_BARS + _BAR * len(layout.series[panel.key]) for panel in layout.view.panels]
+    bars = {panel.key: _sort_by_x(layout.series[panel.key], panel) for panel in layout.view.panels}
+    heights = [_AROUND_BARS + _BAR * len(bars[panel.key]) for panel in layout.view.panels]
     figure, plots = lay_out(layout, heights, 0.0)
     for plot in plots:
-        axes, series = plot.axes, _sort_by_x(layout.series[plot.panel.key], plot.panel)
+        axes, series = plot.axes, bars[plot.panel.key]
         names = [_name_bar(each, plot.panel, layout.view.has_x) for each in series]
         for place, each in enumerate(series):
             (row,) = each.rows.values()
@@ -111,16 +116,19 @@ def _draw_bars(layout: Layout) -> Figure:
         axes.set_ylim(len(series) - 0.4, -0.6)
         axes.set_yticks(range(len(series)), names if plot.is_first else [""] * len(series))
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel(plot.quantity.title)
+        # Three panels beside long names are narrow.
+        is_narrow = layout.columns > 2 and max(map(len, names)) > _LONG_NAME
+        axes.set_xlabel(textwrap.fill(plot.quantity.title, _NARROW_TITLE) if is_narrow else plot.quantity.title)
         frame(plot)
         axes.grid(axis="y", visible=False)
     return figure
 
 
 def _sort_by_x(series: Sequence[Series], panel: Panel) -> list[Series]:
-    """Series of one x value each in order of it, after those that do not depend on x."""
+    """Series of one x value each in order of it, after those that do not depend on x; others are taken apart."""
     order = [None, *panel.x_values]
-    return sorted(series, key=lambda each: order.index(next(iter(each.rows))))
+    apart = [replace(each, rows={x: row}) for each in series for x, row in each.rows.items()]
+    return sorted(apart, key=lambda each: order.index(next(iter(each.rows))))
 
 
 def _name_bar(series: Series, panel: Panel, with_x: bool) -> str:

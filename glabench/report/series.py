@@ -107,8 +107,12 @@ class View:
 
     @property
     def has_lines(self) -> bool:
-        """Whether some series has more than one x value, so that a figure needs an x axis."""
-        return any(len(series.rows) > 1 for panel in self.panels for series in panel.series)
+        """Whether a quarter of the series or more have several x values, so that a figure needs an x axis.
+
+        Those that do not depend on x are not counted.
+        """
+        series = [each for panel in self.panels for each in panel.series if not each.is_constant]
+        return bool(series) and 4 * sum(len(each.rows) > 1 for each in series) >= len(series)
 
     @property
     def against(self) -> str | None:

@@ -210,6 +210,17 @@ def test_runs_without_two_points_on_any_line_have_bars_that_name_x():
     assert explain_figure(view, [TIME]).startswith("Bars")
 
 
+@pytest.mark.parametrize(("lines", "bars"), [(1, 7), (2, 0)])
+def test_a_few_lines_among_many_single_points_are_taken_apart_into_bars(lines, bars):
+    """Of five series of the same backend, one or two have three lengths."""
+    run = made_up("paper-fig2", {"backend": "linear-triton", "materialize": "states", "seqlen": "1k,2k,4k"})
+    every = [replace(r, cell=replace(r.cell, batch=2**n)) for r in run.records for n in range(5)]
+    kept = [r for r in every if r.cell.seqlen == 1024 or r.cell.batch < 2**lines]
+    axes = drawn(replace(run, records=kept), (TIME,)).axes[0]
+    assert len(axes.patches) == bars
+    assert bool(axes.lines) != bool(bars)
+
+
 def test_with_one_value_of_the_axis_bars_say_their_times_and_what_failed():
     run = made_up("gla-340m", {}, lambda c: "oom" if c.backend == "fla-gla" else "ok")
     forward = drawn(run).axes[0]
