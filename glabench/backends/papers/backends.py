@@ -45,7 +45,7 @@ class LinearParallelTriton(_InTriton):
         """Pairs of blocks up to the diagonal: two products forward, six backward. What is read again is in L2."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         pairs = cell.batch * H * cell.seqlen * (cell.seqlen + self._rows(cell)) // 2
-        flops = {"infer": 1, "fwd": 1, "bwd": 3, "fwd+bwd": 4}[cell.pass_] * 2 * pairs * (K + V)
+        flops = (FORWARDS[cell.pass_] + cell.has_backward) * 2 * pairs * (K + V)  # the backward scores again
         return Counts(flops, LINEAR.moved_bytes(cell), flops if cell.dtype == "fp32" else 0)
 
     @staticmethod
