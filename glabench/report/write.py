@@ -123,7 +123,8 @@ def to_csv(frame: pd.DataFrame) -> str:
     def plain(value: object) -> object:
         return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value) else value
 
-    return frame.map(plain).to_csv(index=False)
+    # As objects, because before pandas 3.1 `map` makes floats of whole numbers beside missing ones.
+    return frame.astype(object).map(plain).to_csv(index=False)
 
 
 def _is_number(text: str) -> bool:
