@@ -1,4 +1,4 @@
-"""The device's ceilings: a large copy and one within the L2 cache, and large products in bf16 and fp32."""
+"""The device's ceilings: a large copy, a large read, a copy within the L2 cache, large products in bf16 and fp32."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,8 @@ MedianMs = Callable[[Callable[[], object]], float]
 
 _BUFFER_BYTES = 2**30
 _PRODUCT_SIZE, _FP32_PRODUCT_SIZE = 8192, 4096
+# Numbers of each of the sums of a read.
+_ROW = 1024
 # Both buffers together fill so much of the L2 cache, of which a GPU may keep two copies; they are copied so many times.
 _L2_SHARE, _L2_TIMES = 0.25, 100
 
@@ -24,6 +26,19 @@ def copy_bandwidth_gbps(median_ms: MedianMs, device: str = "cuda", buffer_bytes:
     except torch.OutOfMemoryError:
         return None
     return 2 * source.numel() * source.element_size() / median_ms(lambda: target.copy_(source)) / 1e6
+
+
+def read_bandwidth_gbps(median_ms: MedianMs, device: str = "cuda", buffer_bytes: int = 2 * _BUFFER_BYTES) -> float:
+    """GB/s that sums of rows read from the device's memory, which can be more than a copy moves.
+
+    The buffer has as many bytes as a copy moves in total. Raises torch.OutOfMemoryError if memory is too small.
+    """
+    import torch
+
+    numbers = torch.randint(-(2**31), 2**31, (buffer_bytes // 4 // _ROW, _ROW), dtype=torch.int32, device=device)
+    numbers = numbers.view(torch.float32)
+    sums = numbers.new_empty(len(numbers))
+    return numbers.numel() * numbers.element_size() / median_ms(lambda: torch.sum(numbers, 1, out=sums)) / 1e6
 
 
 def l2_copy_gbps(median_ms: MedianMs, l2_bytes: int, device: str = "cuda") -> float:

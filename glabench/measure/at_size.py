@@ -38,7 +38,8 @@ _LEAST_SHARE_OF_ROW = 0.5
 # Without gates a row of outputs grows with its number, so the first of many may be missing within `ROWS`. So the error
 # of a row of so many numbers may also be this share of its own norm, or of this share of the root mean square of rows.
 _LEAST_WIDTH, _LARGEST_SHARE_OF_OWN_ROW, _LEAST_OF_ALL_ROWS = 8, 0.5, 0.01
-_PIECES = 16
+# Numbers that are compared at once; torch holds a byte for each.
+_COMPARED = 2**28
 # Bytes for the reference: on a CPU at most, and if it is not known how much is free.
 _CPU_MEMORY, _UNKNOWN_MEMORY = 2**30, 2**28
 
@@ -98,12 +99,13 @@ def find_changed(results: Results, pristine: Results) -> list[str]:
 
 
 def _is_equal(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors hold the same, compared in pieces: torch holds a byte for every number that it compares."""
+    """Whether two tensors hold the same; large ones are compared in pieces."""
     import torch
 
-    if x.shape != y.shape or not x.dim():
+    if x.shape != y.shape or x.numel() <= _COMPARED:
         return torch.equal(x, y)
-    return all(map(torch.equal, x.tensor_split(_PIECES), y.tensor_split(_PIECES)))
+    pieces, longest = -(-x.numel() // _COMPARED), max(range(x.dim()), key=x.shape.__getitem__)
+    return all(map(torch.equal, x.tensor_split(pieces, longest), y.tensor_split(pieces, longest)))
 
 
 def check_parts(op: Op, cell: Cell, results: Results, bound: float, seed: int) -> dict[str, Worst]:

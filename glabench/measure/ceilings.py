@@ -11,7 +11,13 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from glabench.apart import ask_module
-from glabench.devices.ceilings import copy_bandwidth_gbps, fp32_product_tflops, l2_copy_gbps, product_tflops
+from glabench.devices.ceilings import (
+    copy_bandwidth_gbps,
+    fp32_product_tflops,
+    l2_copy_gbps,
+    product_tflops,
+    read_bandwidth_gbps,
+)
 from glabench.errors import GlabenchError
 from glabench.measure.timer import median_ms, timer_for
 from glabench.plain import read_as
@@ -41,7 +47,9 @@ def main() -> None:
     of_calls = partial(median_ms, timer, warm_up_calls=_WARM_UP_CALLS, samples=_SAMPLES)
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     found = Ceilings(copy_gbps=copy_bandwidth_gbps(of_calls), product_tflops=product_tflops(of_calls))
-    # Only figures need these, so a machine that cannot have them, for lack of memory or a C compiler, does without.
+    # A machine that cannot have the others, for lack of memory or a C compiler, does without.
+    with suppress(Exception):
+        found = replace(found, read_gbps=read_bandwidth_gbps(of_calls))
     with suppress(Exception):
         found = replace(found, fp32_product_tflops=fp32_product_tflops(of_calls))
     with suppress(Exception):

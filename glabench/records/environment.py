@@ -26,6 +26,8 @@ class Ceilings:
     # The same within the L2 cache, and in fp32 without tensor cores.
     l2_copy_gbps: Amount | None = None
     fp32_product_tflops: Amount | None = None
+    # GB/s of a kernel that only reads.
+    read_gbps: Amount | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from glabench.measure.at_size import (
     check_drawn,
     check_everything,
     check_parts,
+    find_changed,
     take,
     unshared_specs,
     worst_of,
@@ -55,6 +56,17 @@ def spoiled(results, name, place, factor=1.01, add=0.0):
     if name in results.outputs:
         return replace(results, outputs={**results.outputs, name: tensor})
     return replace(results, gradients={**results.gradients, name: tensor})
+
+
+@pytest.mark.parametrize("compared", [2**28, 50, 1])
+@pytest.mark.parametrize(("name", "place"), [("q", (0, 0, 0, 0)), ("k", (0, 69, 2, 7)), ("g", (0, 35, 1, 3))])
+def test_one_changed_number_is_found_in_whichever_pieces_inputs_are_compared(name, place, compared, monkeypatch):
+    monkeypatch.setattr(at_size, "_COMPARED", compared)
+    _, results = results_of("gla", batch=1)
+    changed = results.inputs[name].detach().clone()
+    changed[place] += 1
+    assert find_changed(results, results) == []
+    assert find_changed(replace(results, inputs={**results.inputs, name: changed}), results) == [name]
 
 
 @pytest.mark.parametrize("op", list(OPS))

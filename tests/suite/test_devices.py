@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from glabench.devices import resident
-from glabench.devices.ceilings import copy_bandwidth_gbps, fp32_product_tflops, l2_copy_gbps, product_tflops
+from glabench.devices.ceilings import (
+    copy_bandwidth_gbps,
+    fp32_product_tflops,
+    l2_copy_gbps,
+    product_tflops,
+    read_bandwidth_gbps,
+)
 from glabench.devices.choice import Device, parse_device
 from glabench.devices.clock import sm_clock
 from glabench.devices.environment import collect, main, probe
@@ -216,6 +222,13 @@ def run_once(milliseconds):
 
 def test_a_copy_counts_what_it_reads_and_writes():
     assert copy_bandwidth_gbps(run_once(2.0), "cpu", buffer_bytes=4000) == pytest.approx(2 * 4000 / 2.0 / 1e6)
+
+
+def test_a_read_counts_what_it_reads(monkeypatch):
+    summed = []
+    monkeypatch.setattr(torch, "sum", lambda numbers, dim, out: summed.append(numbers.numel()))
+    assert read_bandwidth_gbps(run_once(2.0), "cpu", buffer_bytes=10_000) == pytest.approx(8192 / 2.0 / 1e6)
+    assert summed == [2048]
 
 
 def test_a_copy_within_the_cache_counts_both_ways_of_all_rounds():

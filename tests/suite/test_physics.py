@@ -5,7 +5,6 @@ import pytest
 from cheated import BACKWARDS, FORWARDS, LINEAR, SIZES, measure
 
 from glabench.backends import Counts
-from glabench.measure import physics
 from glabench.measure.physics import Physics
 from glabench.measure.timer import UNTOUCHED, Sample, WallTimer
 from glabench.records.environment import Ceilings
@@ -20,18 +19,6 @@ class Instant(WallTimer):
         return sample if between is UNTOUCHED else lambda: Sample(sample().ms * 1e-6)
 
 
-class InTurn(WallTimer):
-    """A clock by which all samples of a call take one of `times_ms`, the next for each call."""
-
-    def __init__(self, *times_ms):
-        super().__init__("hot")
-        self._times_ms = iter(times_ms)
-
-    def bind(self, prepare, call, between=UNTOUCHED):
-        ms = next(self._times_ms)
-        return lambda: Sample(ms)
-
-
 @pytest.mark.parametrize("pass_", [*FORWARDS, *BACKWARDS])
 def test_a_time_that_nothing_can_reach_is_suspicious_and_no_result(pass_):
     record = measure(cheats.Honest(), pass_, timer=Instant("hot"))
@@ -43,28 +30,45 @@ def test_a_time_that_nothing_can_reach_is_suspicious_and_no_result(pass_):
 @pytest.mark.parametrize(
     ("ceilings", "least", "ms", "reason"),
     [
-        (Ceilings(), Counts(1, 2**20), 1e-7, "only to copy or read as many bytes takes"),
-        (Ceilings(1.0, 1.0), Counts(1, 2**20), 1e-7, "only to copy or read as many bytes takes"),
+        (Ceilings(), Counts(1, 2**20), 1e-7, "even a copy of as many bytes takes"),
+        (Ceilings(1.0, 1.0), Counts(1, 2**20), 1e-7, "even a copy of as many bytes takes"),
         (Ceilings(1000.0, 1.0), Counts(1, 2**32), 4.2, None),
-        (Ceilings(1000.0, 1.0), Counts(1, 2**32), 4.0, "1074 GB/s, but a copy or a read reaches 1000 GB/s"),
+        (
+            Ceilings(1000.0, 1.0),
+            Counts(1, 2**32),
+            4.0,
+            "1074 GB/s, but neither a copy nor a read reaches more than 1000",
+        ),
+        (Ceilings(1000.0, 1.0, read_gbps=900.0), Counts(1, 2**32), 4.2, None),
+        (Ceilings(1000.0, 1.0, read_gbps=1080.0), Counts(1, 2**32), 3.8, None),
+        (
+            Ceilings(1000.0, 1.0, read_gbps=1080.0),
+            Counts(1, 2**32),
+            3.7,
+            "neither a copy nor a read reaches more than 1080",
+        ),
         (Ceilings(1000.0, 1.0), Counts(10**9, 1), 0.96, None),
         (Ceilings(1000.0, 1.0), Counts(10**9, 1), 0.9, "1.11 TFLOP/s, but a large product reaches 1 TFLOP/s"),
         (Ceilings(), Counts(10**12, 1), 1e-3, "TFLOP/s, but a large product reaches"),
         (Ceilings(), Counts(10**9, 2**20), 1e3, None),
     ],
 )
-def test_rates_beyond_the_possible_by_five_percent_are_named(ceilings, least, ms, reason, monkeypatch):
-    monkeypatch.setattr(physics, "_LARGEST_MOVE", 2**20)
+def test_rates_beyond_the_possible_by_five_percent_are_named(ceilings, least, ms, reason):
     found = Physics("cpu", WallTimer("hot"), ceilings).why_impossible(ms, least)
     assert found is None if reason is None else reason in found
 
 
-@pytest.mark.parametrize(("ms", "reason"), [(3.85, None), (3.75, "1145 GB/s, but a copy or a read reaches 1074 GB/s")])
-def test_what_only_reads_may_be_faster_than_a_copy_but_not_than_a_read(ms, reason, monkeypatch):
-    monkeypatch.setattr(physics, "_LARGEST_MOVE", 2**20)
-    timer = InTurn(2**20 / 900e6, 2**20 / 1074e6)  # a copy, a read
-    found = Physics("cpu", timer, Ceilings(1000.0, 1.0)).why_impossible(ms, Counts(1, 2**32))
-    assert found is None if reason is None else reason in found
+class Steady(WallTimer):
+    """A clock by which every call takes a millisecond."""
+
+    def bind(self, prepare, call, between=UNTOUCHED):
+        return lambda: Sample(1.0)
+
+
+@pytest.mark.parametrize(("ms", "is_refused"), [(0.89, False), (0.87, True)])
+def test_few_bytes_may_be_faster_than_their_copy_by_as_much_as_a_large_read(ms, is_refused):
+    physics = Physics("cpu", Steady("hot"), Ceilings(0.001, 1.0, read_gbps=0.00108))
+    assert (physics.why_impossible(ms, Counts(1, 2**20)) is not None) == is_refused
 
 
 @pytest.mark.parametrize(("seqlen", "is_fewer"), [(8, True), (4096, False)])
