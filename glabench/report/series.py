@@ -22,6 +22,8 @@ _HIDES: Mapping[str, tuple[str, ...]] = {
     "key_dim": ("head_dim",),
     "value_dim": ("head_dim",),
 }
+# Axis that sets all sizes of an op.
+_WIDTH = "width"
 PASS_TITLES = {
     "infer": "forward without gradients",
     "fwd": "forward",
@@ -182,7 +184,7 @@ def x_of(row: Row, axis: str) -> Any:
     """A row's value on an axis; None if it does not have the axis. `head_dim` falls back to `key_dim`."""
     if axis == "head_dim" and "head_dim" not in _names(row):
         axis = "key_dim"
-    return value_or_word(axis, row[axis] if axis in (*_names(row), "key_dim", "value_dim") else None)
+    return value_or_word(axis, row.get(axis) if axis in (*_names(row), "key_dim", "value_dim", _WIDTH) else None)
 
 
 def is_number(value: Any) -> bool:
@@ -265,12 +267,16 @@ def name_values(values: Mapping[str, Any]) -> list[str]:
 def find_base(panel: Panel, row: Row, x: Any, against: str | None) -> tuple[Series, Row] | None:
     """The series and row of the backend `against` to compare a row with: same x, batch, length, dtype and GPUs.
 
-    Among several, prefers the same run, then the same heads and head dims. None if there is none.
+    Among several, those of the same run, then of the same way to share the work, model width, heads and head dims. None
+    if there is none, or if several with other heads or head dims are left.
     """
     of_backend = [(each, base) for each in panel.series if each.backend == against and (base := each.at(x))]
     found = [(each, base) for each, base in of_backend if all(base.get(n) == row.get(n) for n in (*_COMMON, "gpus"))]
-    alike = ("run", "parallel", "heads", "key_dim", "value_dim")
-    return max(found, key=lambda pair: [pair[1].get(name) == row.get(name) for name in alike], default=None)
+    sizes = ("heads", "key_dim", "value_dim")
+    for names in (("run",), ("parallel",), (_WIDTH,), sizes):
+        found = [pair for pair in found if all(pair[1].get(n) == row.get(n) for n in names)] or found
+    is_clear = len({tuple(base.get(n) for n in sizes) for _, base in found}) == 1
+    return found[0] if is_clear else None
 
 
 def _names(row: Row) -> list[str]:
@@ -290,7 +296,7 @@ def _hidden(x_axis: str, rows: Sequence[Row]) -> set[str]:
     return own | {
         name
         for name, found in pairs.items()
-        if (name in _COMMON or is_size(name)) and len(found) == len({x for x, _ in found})
+        if (name in _COMMON or is_size(name) or x_axis == _WIDTH) and len(found) == len({x for x, _ in found})
     }
 
 

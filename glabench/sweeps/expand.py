@@ -48,7 +48,8 @@ class Traits:
     def choices(self, axis: str, text: str, where: str) -> list[dict[str, Any]]:
         """The parameters that each value of an axis sets. Raises UsageError as `parse_axis`; `where` names the axis."""
         if axis == WIDTH.name:
-            return [dict(self.published(width)) for width in parse_axis(where, text, WIDTH.parse, WIDTH.allowed)]
+            widths = parse_axis(where, text, WIDTH.parse, WIDTH.allowed)
+            return [{**self.published(width), WIDTH.name: width} for width in widths]
         kind = self.parameters[self.targets(axis)[0]]
         return [dict.fromkeys(self.targets(axis), value) for value in parse_axis(where, text, kind.parse, kind.allowed)]
 
@@ -221,10 +222,11 @@ def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep:
     common["seed"] = parse_axis(seed, axes["seed"], SEED.parse, SEED.allowed) if "seed" in axes else (0,)
     for chosen in product(*_settings(axes, traits, sweep)):
         parameters = {name: value for setting in chosen for name, value in setting.items()}
+        width = None if WIDTH.name in traits.parameters else parameters.pop(WIDTH.name, None)
         names = ("dtype", "batch", "seqlen", "pass", "seed")
         for dtype, batch, seqlen, pass_, seed in product(*(common[name] for name in names)):
             kept = {n: v for n, v in parameters.items() if _counts(traits.parameters[n], pass_, parameters)}
-            yield Cell(backend, traits.op, pass_, batch, seqlen, dtype, Parameters(kept), device, seed)
+            yield Cell(backend, traits.op, pass_, batch, seqlen, dtype, Parameters(kept), device, seed, width)
 
 
 def _counts(kind: Parameter, pass_: str, parameters: Mapping[str, Any]) -> bool:
@@ -241,7 +243,7 @@ def _settings(axes: Mapping[str, str], traits: Traits, sweep: str) -> list[list[
     found = [[{name: traits.parameters[name].default}] for name, axis in winner.items() if not axis]
     for axis in dict.fromkeys(axis for axis in winner.values() if axis):
         choices = traits.choices(axis, axes[axis], f"sweep {sweep}: {axis}")
-        found.append([{name: value for name, value in each.items() if winner[name] == axis} for each in choices])
+        found.append([{n: value for n, value in each.items() if winner.get(n, WIDTH.name) == axis} for each in choices])
     _check_values(found)
     return found
 

@@ -57,6 +57,8 @@ class Cell:
     # The kind of device; the run's environment says which of several GPUs it was.
     device: DeviceKind = "cuda"
     seed: int = 0
+    # The model width that an axis named, whose published parameters these are. The same cell without it is equal.
+    width: int | None = field(default=None, compare=False)
 
     def copy(self) -> "Cell":
         """A cell of its own for code of a plugin, whose changes then reach nothing else."""
@@ -104,6 +106,7 @@ class Cell:
             "batch": self.batch,
             "seqlen": self.seqlen,
             **dict.fromkeys(_ALWAYS),
+            **({} if self.width is None else {"width": self.width}),
             **({"key_dim": head_dim, "value_dim": head_dim} if head_dim is not None else {}),
             **self.parameters,
             "dtype": self.dtype,
@@ -123,9 +126,8 @@ class Cell:
         if flat.backend in _KEPT_STATES_ALONE and flat.pass_ != "infer":
             own.setdefault("materialize", "states")
         parameters = Parameters({name: read_value(name, value) for name, value in own.items()})
-        return cls(
-            flat.backend, flat.op, flat.pass_, flat.batch, flat.seqlen, flat.dtype, parameters, flat.device, flat.seed
-        )
+        common = (flat.backend, flat.op, flat.pass_, flat.batch, flat.seqlen, flat.dtype)
+        return cls(*common, parameters, flat.device, flat.seed, None if "width" in own else flat.width)
 
     def __str__(self) -> str:
         own = {n: v for n, v in self.parameters.items() if not is_usual(n, v)}
@@ -167,6 +169,7 @@ class _FlatCell(msgspec.Struct, rename={"pass_": "pass"}):
     device: DeviceKind
     parameters: Annotated[list[Name], msgspec.Meta(max_length=_MOST_PARAMETERS)] | None = None
     seed: Whole = 0
+    width: Any = None
 
 
 @dataclass(frozen=True)

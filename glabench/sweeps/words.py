@@ -28,6 +28,7 @@ WORDS: Mapping[str, Words] = {
     "value_dim": Words("V", "value head dim V", is_size=True),
     "head_dim": Words("D", "head dim D", is_size=True),
     "model_width": Words("d", "model width d", is_size=True),
+    "width": Words("width", "model width"),
     "layers": Words("L", "layers L", is_size=True),
     "vocabulary": Words("vocabulary", "vocabulary", usual=32_000),
     "pairs": Words("n", "pairs n", is_size=True),

@@ -6,7 +6,7 @@ import pytest
 from reports import made_up, rows
 
 from glabench.records.run import rows_of
-from glabench.report.series import choose_x, describe_shape, make_panels, make_view
+from glabench.report.series import choose_x, describe_shape, find_base, make_panels, make_view
 from glabench.sweeps import Parameters
 
 
@@ -136,3 +136,32 @@ def test_a_sweep_may_show_its_backends_in_panels():
     assert len({panel.key for panel in panels}) == 4
     other = made_up("paper-fig2", {"backend": "fla-gla", "pass": "fwd,fwd+bwd"}, name="b-run")
     assert [panel.part for panel in make_view([run, other]).panels] == ["", ""]
+
+
+def bases_of(found):
+    """The heads of the base of every cell, by backend and heads."""
+    (panel,) = make_panels(found, "seqlen")
+    cells = [(row, x) for series in panel.series for x, row in series.rows.items()]
+    bases = {(row["backend"], row["heads"]): find_base(panel, row, x, "sdpa-flash") for row, x in cells}
+    return {cell: base and base[1]["heads"] for cell, base in bases.items()}
+
+
+def test_a_cell_is_compared_with_the_base_of_its_own_model_width():
+    changes = {"pass": "fwd", "backend": "sdpa-flash,lightning-triton,fla-kda", "width": "1024,2048"}
+    found = rows(made_up("width-zoo", changes))
+    expected = {("sdpa-flash", 16): 16, ("sdpa-flash", 32): 32, ("lightning-triton", 8): 16}
+    expected |= {("lightning-triton", 16): 32, ("fla-kda", 8): 16, ("fla-kda", 16): 32}
+    assert bases_of(found) == expected
+
+
+def test_without_a_width_a_cell_has_no_base_among_several_of_other_sizes():
+    changes = {"pass": "fwd", "backend": "sdpa-flash,lightning-triton", "width": "1024,2048"}
+    found = [{**row, "width": None} for row in rows(made_up("width-zoo", changes))]
+    expected = {("sdpa-flash", 16): 16, ("sdpa-flash", 32): 32}
+    assert bases_of(found) == expected | dict.fromkeys([("lightning-triton", 8), ("lightning-triton", 16)])
+
+
+def test_widths_that_x_names_hide_the_sizes_that_follow_from_them():
+    view = make_view([made_up("width-zoo", {"backend": "gla-triton,mamba1,sdpa-flash"})])
+    assert view.labels == ["gla-triton", "mamba1", "sdpa-flash"]
+    assert list(view.panels[0].x_values) == [1024, 2048]

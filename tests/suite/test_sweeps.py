@@ -130,6 +130,15 @@ def test_a_width_of_no_whole_heads_is_refused_with_the_next_valid_ones(backend, 
         cells(sweep(backend, width=str(width)))
 
 
+def test_a_cell_of_a_width_keeps_it_and_equals_the_cell_of_the_same_sizes():
+    (found,) = cells(sweep(SOFTMAX, width="1k"))
+    assert found.width == 1024
+    (plain,) = cells(sweep(SOFTMAX, heads="16", head_dim="64"))
+    assert plain.width is None
+    assert found == plain
+    assert [Cell.from_json(cell.to_json()).width for cell in (found, plain)] == [1024, None]
+
+
 def test_width_is_what_every_op_publishes():
     found = cells(sweep(GLA, SOFTMAX, MAMBA, width="1k,2k"))
     for cell in found:
