@@ -28,6 +28,7 @@ from glabench.backends.papers.one_pass import one_pass_gla
 from glabench.backends.papers.parallel import parallel_linear
 from glabench.backends.papers.stored_states import stored_states_gla
 from glabench.backends.papers.two_level import two_level_gla
+from glabench.backends.papers.two_pass import two_pass_linear
 from glabench.ops.gla import GLA
 from glabench.ops.linear import LINEAR
 from glabench.ops.recurrence import gated_recurrence
@@ -132,7 +133,7 @@ def test_what_divides_by_the_gates_is_right_while_their_sums_are_small_and_fails
     lambda gate, lengths, form: (
         lengths == (64, 32, 16) or (lengths == (64, 64, 32) and gate in ("mild", "resets") and form is two_level_gla)
     ),
-    gate=[None, "mild", "strong", "resets"],
+    gate=["mild", "strong", "resets"],
     lengths=[(64, 32, 16), (64, 64, 32), (256, 256, 16)],
     form={"states": two_level_gla, "nothing": one_pass_gla},
 )
@@ -141,6 +142,43 @@ def test_two_levels_are_right_at_every_gate(gate, lengths, form):
     tensors, do = two_level_inputs(gate, tokens)
     found = errors_of(partial(form, chunk=chunk, subchunk=subchunk), tensors, do)
     assert max(found.values()) < 2e-5
+
+
+@product(
+    lambda form, lengths, dims: lengths == (64, 32) or (form is two_pass_linear and dims == (32, 128)),
+    form={"states": two_pass_linear, "nothing": one_pass_gla},
+    lengths=[(64, 64), (64, 16), (64, 32), (256, 128), (512, 256)],
+    dims=[(32, 128), (128, 32), (16, 256)],
+)
+def test_two_passes_without_gates_are_right(form, lengths, dims):
+    """Several chunks and one, blocks of rows in a chunk, and blocks of columns of keys and of values."""
+    (tokens, chunk), (keys, values) = lengths, dims
+    tensors, do = two_level_inputs(None, tokens, values=values, keys=keys)
+    assert max(errors_of(partial(form, chunk=chunk), tensors, do).values()) < 2e-6
+
+
+@pytest.mark.parametrize("form", [two_pass_linear, one_pass_gla])
+def test_two_passes_without_gates_multiply_in_bfloat16(form, monkeypatch):
+    interpret_bfloat16(monkeypatch)
+    tensors, do = two_level_inputs(None, 128, torch.bfloat16)
+    assert 1e-4 < max(errors_of(form, tensors, do).values()) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "blocks"), [((64, 64, 64), (1, 1)), ((64, 64, 128), (1, 2)), ((128, 128, 64), (2, 1))]
+)
+def test_two_passes_without_gates_count_what_each_program_computes(sizes, blocks):
+    """In blocks of 64 rows: scores for each block of value columns, their gradients for each of key columns."""
+    C, K, V = sizes
+    of_keys, of_values = blocks
+    one = replace(cell(), op="linear", seqlen=128, parameters=Parameters(
+        {"heads": 2, "key_dim": K, "value_dim": V, "chunk": C, "materialize": "states"}))  # fmt: skip
+    tokens = one.tokens * 2
+    within, scores = (C + 64) // 2, 2 * K * of_values
+    forward = 2 * 2 * K * V + within * (scores + 2 * V)
+    backward = 4 * 2 * K * V + within * (scores + 2 * V + 2 * 2 * K) + C * 2 * V * of_keys
+    assert LinearTwoPass().executes(replace(one, pass_="fwd")).flops == tokens * forward
+    assert LinearTwoPass().executes(replace(one, pass_="fwd+bwd")).flops == tokens * (forward + backward)
 
 
 @pytest.mark.parametrize("gate", ["mild", "strong", "resets", "-inf"])
@@ -193,7 +231,7 @@ def test_what_five_steps_do_not_take_is_said(changes, why):
 
 
 @pytest.mark.parametrize("form", [two_level_gla, one_pass_gla])
-@pytest.mark.parametrize("gate", [None, "mild", "strong"])
+@pytest.mark.parametrize("gate", ["mild", "strong"])
 def test_two_levels_multiply_in_bfloat16(gate, form, monkeypatch):
     """Scores within a subchunk are sums in float32."""
     interpret_bfloat16(monkeypatch)
@@ -212,11 +250,11 @@ def test_what_follows_a_chunk_loses_nothing_over_many_chunks_without_states(monk
     assert found["dg"] < 1.2 * max(found["dq"], found["dk"])
 
 
-def two_level_inputs(gate, tokens, dtype=torch.float32, values=128):
+def two_level_inputs(gate, tokens, dtype=torch.float32, values=128, keys=32):
     """Inputs whose head dims are powers of two; the values are wider than a program's columns."""
     torch.manual_seed(0)
-    q, k, v, do = (torch.randn(1, tokens, 2, D).to(dtype) for D in (32, 32, values, values))
-    return [q, k, v, *([] if gate is None else [GATES[gate](torch.randn(1, tokens, 2, 32))])], do
+    q, k, v, do = (torch.randn(1, tokens, 2, D).to(dtype) for D in (keys, keys, values, values))
+    return [q, k, v, *([] if gate is None else [GATES[gate](torch.randn(1, tokens, 2, keys))])], do
 
 
 @pytest.mark.parametrize(
@@ -258,7 +296,7 @@ def test_scores_within_subchunks_are_off_the_tensor_cores(materialize):
     assert wide.scalar_flops == wide.flops == counts.flops
 
 
-def test_a_backward_without_states_computes_states_and_scores_again():
+def test_a_backward_without_states_computes_states_and_gradients_of_scores_again():
     """Of a chunk of 64, all scores are computed as one block."""
     one = replace(cell(), op="linear", pass_="fwd+bwd")
     kept, anew = (
@@ -266,22 +304,28 @@ def test_a_backward_without_states_computes_states_and_scores_again():
         for word in ("states", "nothing")
     )
     H, K, V = one.sizes("heads", "key_dim", "value_dim")
-    assert anew.flops - kept.flops == one.tokens * H * (2 * K * V + 2 * 64 * (K + V))
+    assert anew.flops - kept.flops == one.tokens * H * (2 * K * V + 2 * 64 * V)
 
 
 @pytest.mark.parametrize("chunk", [16, 64, 256])
-@pytest.mark.parametrize("backend", [GlaTwoLevel(), LinearTwoPass()])
-def test_scores_above_the_diagonal_do_not_count(backend, chunk):
+def test_scores_above_the_diagonal_do_not_count(chunk):
     """Rows of scores are written, and read again, in blocks up to the diagonal's, which is whole."""
     one = cell(T=512)
-    one = replace(one, op=backend.op, parameters=Parameters({**one.parameters, "chunk": chunk, "subchunk": 16}))
+    one = replace(one, parameters=Parameters({**one.parameters, "chunk": chunk, "subchunk": 16}))
     H, K, V = one.sizes("heads", "key_dim", "value_dim")
-    rows = min(chunk, 64)
-    blocks = {"written": 16 if backend.op == "gla" else rows, "read": rows}
+    blocks = {"written": 16, "read": min(chunk, 64)}
     scores = sum(i // block * block + block for block in blocks.values() for i in range(chunk)) / chunk
-    op = GLA if backend.op == "gla" else LINEAR
-    moved = (backend.executes(one).bytes - op.moved_bytes(one)) / (one.tokens * H)
+    moved = (GlaTwoLevel().executes(one).bytes - GLA.moved_bytes(one)) / (one.tokens * H)
     assert moved == pytest.approx((scores + 2 * K * V / chunk) * 2)
+
+
+@pytest.mark.parametrize(("pass_", "times"), [("fwd", 2), ("bwd", 3), ("fwd+bwd", 5)])
+def test_without_gates_states_alone_are_in_memory(pass_, times):
+    """A forward writes and reads them, a backward reads them and writes and reads their gradients."""
+    one = replace(cell(pass_), op="linear")
+    H, K, V = one.sizes("heads", "key_dim", "value_dim")
+    moved = (LinearTwoPass().executes(one).bytes - LINEAR.moved_bytes(one)) / (one.tokens * H)
+    assert moved == times * K * V / 64 * 2
 
 
 def one_more(tokens):

@@ -13,7 +13,7 @@ from test_rivals import install
 
 from glabench import load
 from glabench.backends import load_registry
-from glabench.backends.papers.two_level import across_chunks, chunk_sums, two_level_gla, within_chunks
+from glabench.backends.papers import two_level, two_pass
 from glabench.errors import GlabenchError
 from glabench.ops.gla import GLA
 from glabench.profiling.request import Answer
@@ -27,13 +27,18 @@ from glabench.sweeps import Cell, Parameters
 PAPER = {16: (1.8, 5.0), 32: (1.8, 2.9), 64: (2.1, 2.1), 128: (2.5, 1.4), 256: (3.4, 1.3)}
 
 
-@pytest.mark.parametrize("gate", [None, "mild", "resets"])
+@pytest.mark.parametrize("gate", ["mild", "resets"])
 def test_what_passes_within_chunks_and_across_them_is_the_whole_output(gate):
-    (q, k, v, *gates), _ = two_level_inputs(gate, 64)
-    g = gates[0] if gates else None
-    b = None if g is None else chunk_sums(g, 32)
-    parts = [part(q, k, v, b, 32, 16) for part in (within_chunks, across_chunks)]
-    torch.testing.assert_close(sum(parts), two_level_gla(q, k, v, g, 32, 16), rtol=1e-5, atol=1e-5)
+    (q, k, v, g), _ = two_level_inputs(gate, 64)
+    b = two_level.chunk_sums(g, 32)
+    parts = [part(q, k, v, b, 32, 16) for part in (two_level.within_chunks, two_level.across_chunks)]
+    torch.testing.assert_close(sum(parts), two_level.two_level_gla(q, k, v, g, 32, 16), rtol=1e-5, atol=1e-5)
+
+
+def test_without_gates_what_passes_within_chunks_and_across_them_is_the_whole_output():
+    (q, k, v), _ = two_level_inputs(None, 64)
+    parts = [part(q, k, v, 32) for part in (two_pass.within_chunks, two_pass.across_chunks)]
+    torch.testing.assert_close(sum(parts), two_pass.two_pass_linear(q, k, v, 32), rtol=1e-5, atol=1e-5)
 
 
 def profile_of(within, across, whole):

@@ -5,6 +5,14 @@ FIN is the final paper (Gated Linear Attention Transformers with Hardware-Effici
 
 # Targets whose exponents for all sources and channels `forms.parallel_gla` has in memory at a time.
 TARGETS = 16
+# Columns of keys and of values that a program of `two_level.py` and `two_pass.py` has at most. With 32 of 64 columns of
+# keys, ptxas 12.8 gave their gradients a wrong descriptor (kernels/NOTES.md, "Faults of the compiler").
+MOST_COLUMNS = 64
+
+
+def rows_of_blocks(C: int, is_float32: bool) -> int:
+    """Rows that a program of `two_pass.py` has; in float32, 64 would have kilobytes of stack."""
+    return min(C, 16 if is_float32 else 64)
 
 
 def value_columns(K: int, V: int, gated_backward: bool) -> int:

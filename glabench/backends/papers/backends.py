@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import FORWARDS, Backend, Counts, Part, Requirement
 from glabench.backends.gla import CHUNK, KEPT
-from glabench.backends.papers import value_columns
+from glabench.backends.papers import MOST_COLUMNS, rows_of_blocks, value_columns
 from glabench.ops import BYTES, GLA, GLA_BOTH, LINEAR
 from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
@@ -66,10 +67,7 @@ def _keeps_nothing(cell: Cell) -> bool:
 
 
 class _TwoLevel(_InTriton):
-    """`two_level.two_level_gla`, with the states of all chunks in memory, or `one_pass.one_pass_gla`, with none.
-
-    The paper's chunks have 64 tokens.
-    """
+    """The states of all chunks in memory, or none: `one_pass.one_pass_gla`. The paper's chunks have 64 tokens."""
 
     parameters: ClassVar[tuple[Parameter, ...]] = (CHUNK, KEPT)
     has_parts = True
@@ -93,60 +91,29 @@ class _TwoLevel(_InTriton):
         return C, cell.get("subchunk") or min(C, 16)
 
     def working_bytes(self, cell: Cell) -> int:
-        """States and their gradients, scores and theirs, and two sums of gates; or shares of dq and dk, and one sum."""
+        """States and their gradients, or shares of dq and dk."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        C, _ = self.chunks(cell)
         if _keeps_nothing(cell):
-            shares = self._shares(cell) if cell.has_backward else 0
-            return cell.tokens * H * (shares + (K * BYTES[wide(cell)] if self.op == "gla" else 0))
-        twice = 2 if cell.has_backward else 1
-        held = twice * (K * V / C + C) * BYTES[cell.dtype] + (2 * K * BYTES[wide(cell)] if self.op == "gla" else 0)
-        return int(cell.tokens * H * held)
-
-    def executes(self, cell: Cell) -> Counts:
-        """States, scores and outputs as products, with those of whole blocks; scores within a subchunk one by one."""
-        if _keeps_nothing(cell):
-            return self._executes_anew(cell)
-        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        C, rows, own = self._blocks(cell)
-        op = GLA if self.op == "gla" else LINEAR
-        per_token = 4 * K * V + (C + rows) * V + (C - own) * K + (4 if self.op == "gla" else 2) * own * K
-        moved = (2 * K * V / C + self._score_columns(cell)) * BYTES[cell.dtype]
-        tokens = FORWARDS[cell.pass_] * cell.tokens * H
-        scalar = per_token if cell.dtype == "fp32" else 4 * own * K if self.op == "gla" else 0
-        return Counts(tokens * per_token, int(op.moved_bytes(cell) + tokens * moved), tokens * scalar)
+            return cell.tokens * H * self._shares(cell) if cell.has_backward else 0
+        return (1 + cell.has_backward) * cell.tokens * H * K * V * BYTES[cell.dtype] // self.chunks(cell)[0]
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from glabench.backends.papers.one_pass import one_pass_gla
-        from glabench.backends.papers.two_level import two_level_gla
 
         q, k, v = (inputs[name] for name in ("q", "k", "v"))
         C, c = self.chunks(cell)
-        function = one_pass_gla if _keeps_nothing(cell) else two_level_gla
-        return lambda: function(q, k, v, inputs.get("g"), C, c)
+        if _keeps_nothing(cell):
+            return lambda: one_pass_gla(q, k, v, inputs.get("g"), C, c)
+        return self._with_states(inputs, C, c)
 
-    def parts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
-        """Of a forward: within chunks, across them, and with gates their sums. Each of the first two writes an o."""
-        from glabench.backends.papers.two_level import across_chunks, chunk_sums, within_chunks
+    @abstractmethod
+    def _with_states(self, inputs: Mapping[str, Tensor], C: int, c: int) -> Callable[[], Tensor]:
+        """The call that keeps states."""
 
-        if cell.has_backward or _keeps_nothing(cell):
-            return {}
-        q, k, v = (inputs[name].detach() for name in ("q", "k", "v"))
+    def _rows(self, cell: Cell) -> int:
+        """The rows that a program has of scores."""
         C, c = self.chunks(cell)
-        g = inputs["g"].detach() if "g" in inputs else None
-        b = None if g is None else chunk_sums(g, C)
-        within, across, sums = self._counts_of_parts(cell)
-        found = {
-            "within chunks": Part(lambda: within_chunks(q, k, v, b, C, c), within),
-            "across chunks": Part(lambda: across_chunks(q, k, v, b, C, c), across),
-        }
-        return found if g is None else found | {"sums of gates": Part(lambda: chunk_sums(g, C), sums)}
-
-    def _blocks(self, cell: Cell) -> tuple[int, int, int]:
-        """The chunk length, and the rows that a program has of outputs and of scores."""
-        C, c = self.chunks(cell)
-        rows = min(C, 64)
-        return C, rows, c if self.op == "gla" else rows
+        return c if self.op == "gla" else min(C, 64)
 
     def _programs(self, cell: Cell, backward: bool) -> int:
         """Programs that share a head if nothing is kept."""
@@ -162,7 +129,7 @@ class _TwoLevel(_InTriton):
     def _executes_anew(self, cell: Cell) -> Counts:
         """As `executes` if nothing is kept: the backward computes states and scores again, and each program scores."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        C, _, own = self._blocks(cell)
+        (C, _), own = self.chunks(cell), self._rows(cell)
         first, second = (self._programs(cell, backward) for backward in (False, True))
         op, of_values = GLA if self.op == "gla" else LINEAR, (C + own) * V
         of_keys = (C - own) * K + (4 if self.op == "gla" else 2) * own * K
@@ -175,26 +142,12 @@ class _TwoLevel(_InTriton):
         tokens = cell.tokens * H
         return Counts(tokens * flops, op.moved_bytes(cell) + tokens * shares, tokens * scalar)
 
-    def _score_columns(self, cell: Cell) -> float:
-        """Scores that a token's row has written, and read again: blocks up to the diagonal, on average."""
-        C, rows, own = self._blocks(cell)
-        return (C + own) / 2 + (C + rows) / 2
-
-    def _counts_of_parts(self, cell: Cell) -> tuple[Counts, Counts, Counts]:
-        """Of a forward within chunks, across them and for the sums: each tensor once, scores and states twice."""
-        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        C, rows, own = self._blocks(cell)
-        size, of_gates = BYTES[cell.dtype], BYTES[wide(cell)] * K * (self.op == "gla")
-        tokens = cell.tokens * H
-        pairs = (C + rows) * V + (C - own) * K + (4 if self.op == "gla" else 2) * own * K
-        inputs = (2 * K + 2 * V) * size + of_gates
-        within = Counts(tokens * pairs, int(tokens * (inputs + self._score_columns(cell) * size)))
-        across = Counts(tokens * 4 * K * V, int(tokens * (inputs + of_gates + 2 * K * V / C * size)))
-        return within, across, Counts(tokens * K, 2 * tokens * of_gates)
-
 
 class GlaTwoLevel(_TwoLevel):
-    """Final paper, Algorithms 3 and 4 with the subchunks of section 4.3; 5 and 6 if nothing is kept."""
+    """Final paper, Algorithms 3 and 4 with the subchunks of section 4.3; 5 and 6 if nothing is kept.
+
+    With states it is `two_level.two_level_gla`, in which scores go through memory, too.
+    """
 
     name, op, title = (
         "gla-two-level",
@@ -202,6 +155,62 @@ class GlaTwoLevel(_TwoLevel):
         "GLA as in the paper: two levels of chunks, states first or none kept, in Triton",
     )
     parameters = (CHUNK, integers("subchunk", "Subchunk length c, or auto.", auto=True), KEPT)
+
+    def working_bytes(self, cell: Cell) -> int:
+        """Besides, two sums of gates, scores and their gradients; or one sum, if nothing is kept."""
+        H, K = cell.sizes("heads", "key_dim")
+        of_gates, C = K * BYTES[wide(cell)], self.chunks(cell)[0]
+        scores = (1 + cell.has_backward) * C * BYTES[cell.dtype]
+        held = of_gates if _keeps_nothing(cell) else 2 * of_gates + scores
+        return super().working_bytes(cell) + cell.tokens * H * held
+
+    def executes(self, cell: Cell) -> Counts:
+        """States, scores and outputs as products, with those of whole blocks; scores within a subchunk one by one."""
+        if _keeps_nothing(cell):
+            return self._executes_anew(cell)
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        (C, c), tokens = self.chunks(cell), FORWARDS[cell.pass_] * cell.tokens * H
+        per_token = 4 * K * V + self._pairs(cell)
+        moved = (2 * K * V / C + self._score_columns(cell)) * BYTES[cell.dtype]
+        scalar = per_token if cell.dtype == "fp32" else 4 * c * K
+        return Counts(tokens * per_token, int(GLA.moved_bytes(cell) + tokens * moved), tokens * scalar)
+
+    def _with_states(self, inputs: Mapping[str, Tensor], C: int, c: int) -> Callable[[], Tensor]:
+        from glabench.backends.papers.two_level import two_level_gla
+
+        q, k, v, g = (inputs[name] for name in ("q", "k", "v", "g"))
+        return lambda: two_level_gla(q, k, v, g, C, c)
+
+    def parts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
+        """Of a forward: within chunks, across them, and sums of gates. Each of the first two writes an o."""
+        from glabench.backends.papers.two_level import across_chunks, chunk_sums, within_chunks
+
+        if cell.has_backward or _keeps_nothing(cell):
+            return {}
+        q, k, v, g = (inputs[name].detach() for name in ("q", "k", "v", "g"))
+        C, c = self.chunks(cell)
+        b = chunk_sums(g, C)
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        size, of_gates, tokens = BYTES[cell.dtype], BYTES[wide(cell)] * K, cell.tokens * H
+        tensors = 2 * (K + V) * size + of_gates
+        within = Counts(tokens * self._pairs(cell), int(tokens * (tensors + self._score_columns(cell) * size)))
+        across = Counts(tokens * 4 * K * V, int(tokens * (tensors + of_gates + 2 * K * V / C * size)))
+        return {
+            "within chunks": Part(lambda: within_chunks(q, k, v, b, C, c), within),
+            "across chunks": Part(lambda: across_chunks(q, k, v, b, C, c), across),
+            "sums of gates": Part(lambda: chunk_sums(g, C), Counts(tokens * K, 2 * tokens * of_gates)),
+        }
+
+    def _pairs(self, cell: Cell) -> int:
+        """Operations per token of scores and of their products with values."""
+        K, V = cell.sizes("key_dim", "value_dim")
+        C, c = self.chunks(cell)
+        return (C + min(C, 64)) * V + (C - c) * K + 4 * c * K
+
+    def _score_columns(self, cell: Cell) -> float:
+        """Scores that a token's row has written, and read again: blocks up to the diagonal, on average."""
+        C, c = self.chunks(cell)
+        return (C + c) / 2 + (C + min(C, 64)) / 2
 
 
 class GlaStoredStates(_InTriton):
@@ -290,3 +299,44 @@ class LinearTwoPass(_TwoLevel):
         "linear",
         "linear attention as in the paper: states first or none kept, in Triton",
     )
+
+    def executes(self, cell: Cell) -> Counts:
+        """Products with those of whole blocks; each program computes the scores that it needs itself."""
+        if _keeps_nothing(cell):
+            return self._executes_anew(cell)
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        (C, _), rows = self.chunks(cell), self._rows_of_blocks(cell)
+        of_values, of_keys = (-(-D // MOST_COLUMNS) for D in (V, K))
+        scored = (C + rows) * (V + of_values * K)
+        forward, backward = 4 * K * V + scored, 8 * K * V + scored + 2 * (C + rows) * K + of_keys * 2 * C * V
+        forwards, backwards = int(cell.pass_ != "bwd"), int(cell.has_backward)
+        tokens = cell.tokens * H
+        flops = tokens * (forwards * forward + backwards * backward)
+        states = tokens * (2 * forwards + 3 * backwards) * K * V * BYTES[cell.dtype] // C
+        return Counts(flops, LINEAR.moved_bytes(cell) + states, flops if cell.dtype == "fp32" else 0)
+
+    def _rows_of_blocks(self, cell: Cell) -> int:
+        return rows_of_blocks(self.chunks(cell)[0], cell.dtype == "fp32")
+
+    def _with_states(self, inputs: Mapping[str, Tensor], C: int, c: int) -> Callable[[], Tensor]:  # noqa: ARG002
+        from glabench.backends.papers.two_pass import two_pass_linear
+
+        q, k, v = (inputs[name] for name in ("q", "k", "v"))
+        return lambda: two_pass_linear(q, k, v, C)
+
+    def parts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
+        """Of a forward: within chunks, and across them. Each writes an o."""
+        from glabench.backends.papers.two_pass import across_chunks, within_chunks
+
+        if cell.has_backward or _keeps_nothing(cell):
+            return {}
+        q, k, v = (inputs[name].detach() for name in ("q", "k", "v"))
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        C, size, tokens = self.chunks(cell)[0], BYTES[cell.dtype], cell.tokens * H
+        pairs = (C + self._rows_of_blocks(cell)) * (V + -(-V // MOST_COLUMNS) * K)
+        within = Counts(tokens * pairs, tokens * 2 * (K + V) * size)
+        across = Counts(tokens * 4 * K * V, int(tokens * (2 * (K + V) + 2 * K * V / C) * size))
+        return {
+            "within chunks": Part(lambda: within_chunks(q, k, v, C), within),
+            "across chunks": Part(lambda: across_chunks(q, k, v, C), across),
+        }

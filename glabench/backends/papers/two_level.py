@@ -20,8 +20,8 @@ backward has the same three steps with the states' gradients D, from the last ch
 The papers sum Q dQ - K dK to the end of the sequence, where their terms cancel: 1 % of dg is lost to the rounding of
 bfloat16 at 512 tokens, and more at more. What follows a chunk is S' D', the state after it and the state's gradient.
 
-Without gates (`linear-two-pass`) this is FIN's Algorithms 1 and 2 with materialization, FlashLinearAttention.
-`one_pass.py` has the algorithms that keep nothing.
+Scores P and dP go through memory, as in public implementations of subchunks; Algorithms 3 and 4, which have none, keep
+them on chip. `two_pass.py` is the same without gates, with all scores on chip; `one_pass.py` keeps nothing.
 """
 
 from typing import Any
@@ -31,9 +31,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Columns of a program at most, and numbers in a tile of a chunk's keys at most. In programs of fewer key columns than
-# there are, ptxas 12.8 gives the gradients of keys a wrong descriptor (kernels/NOTES.md, "Faults of the compiler").
-_MOST_COLUMNS, _TILE = 64, 8192
+from glabench.backends.papers import MOST_COLUMNS
+
+# Numbers in a tile of a chunk's keys at most.
+_TILE = 8192
 # Rows of a chunk that are multiplied at a time.
 MOST_ROWS = 64
 # A gate below this empties a state in every format; sums of it are still exact enough.
@@ -94,10 +95,7 @@ def _states(
 
 
 @triton.jit
-def _scores(
-    q, k, b, scores, scale, T, H, C: tl.constexpr, R: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
+def _scores(q, k, b, scores, scale, T, H, C: tl.constexpr, R: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr):
     """P of the R rows of a subchunk, with all of its chunk up to them."""
     i, bh = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first, start = bh // H * T * H + bh % H, i * R // C * C
@@ -105,30 +103,24 @@ def _scores(
     rows = i * R + steps
     of_q = rows_of(q, first + rows * H, cols, K)
     out = scores + (bh * T + rows[:, None]) * C
-    if GATED:
-        b_q = rows_of(b, first + rows * H, cols, K)
-        # The sums before the subchunk; those of a chunk begin with 0.
-        r = tl.load(b + (first + (i * R - 1) * H) * K + cols, mask=(i * R > start) & (cols < K), other=0.0)
-        framed = (of_q.to(tl.float32) * tl.exp(b_q - r[None, :])).to(of_q.dtype)
-    else:
-        framed = of_q
+    b_q = rows_of(b, first + rows * H, cols, K)
+    # The sums before the subchunk; those of a chunk begin with 0.
+    r = tl.load(b + (first + (i * R - 1) * H) * K + cols, mask=(i * R > start) & (cols < K), other=0.0)
+    framed = (of_q.to(tl.float32) * tl.exp(b_q - r[None, :])).to(of_q.dtype)
     for j in range(start // R, i):
         token = first + (j * R + steps) * H
         of_k = rows_of(k, token, cols, K)
-        if GATED:
-            of_k = (of_k.to(tl.float32) * tl.exp(r[None, :] - rows_of(b, token, cols, K))).to(of_k.dtype)
+        of_k = (of_k.to(tl.float32) * tl.exp(r[None, :] - rows_of(b, token, cols, K))).to(of_k.dtype)
         part = tl.dot(framed, tl.trans(of_k), input_precision=PRECISION) * scale
         tl.store(out + (j * R - start + steps)[None, :], part.to(scores.dtype.element_ty))
-    if not GATED:
-        b_q = of_q
-    own = own_scores(of_q, b_q, k, b, first, i * R, H, R, K, GATED, PRECISION) * scale
+    own = own_scores(of_q, b_q, k, b, first, i * R, H, R, K, True, PRECISION) * scale
     tl.store(out + (i * R - start + steps)[None, :], own.to(scores.dtype.element_ty))
 
 
 @triton.jit
 def _outputs(
     q, v, b, states, scores, o, scale, T, H, C: tl.constexpr, R: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BV: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr, WITHIN: tl.constexpr, ACROSS: tl.constexpr,
+    BV: tl.constexpr, PRECISION: tl.constexpr, WITHIN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """R rows and BV columns of o; of what passes within chunks, across chunks, or both."""
     i, bh = tl.program_id(0), tl.program_id(2).to(tl.int64)
@@ -137,8 +129,7 @@ def _outputs(
     rows = i * R + steps
     if ACROSS:
         of_q = rows_of(q, first + rows * H, cols, K).to(tl.float32) * scale
-        if GATED:
-            of_q *= tl.exp(rows_of(b, first + rows * H, cols, K))
+        of_q *= tl.exp(rows_of(b, first + rows * H, cols, K))
         state = tl.load(states + ((bh * (T // C) + n) * K + cols[:, None]) * V + vals[None, :])
         out = tl.dot(of_q.to(state.dtype), state, input_precision=PRECISION)
     else:
@@ -173,7 +164,7 @@ def _score_gradients(
 @triton.jit
 def _value_gradients(
     k, b, do, dstates, scores, dv, T, H, C: tl.constexpr, R: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BV: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+    BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """R rows and BV columns of dv."""
     j, bh = tl.program_id(0), tl.program_id(2).to(tl.int64)
@@ -181,10 +172,9 @@ def _value_gradients(
     steps, cols, vals = tl.arange(0, R), tl.arange(0, K), tl.program_id(1) * BV + tl.arange(0, BV)
     at = j * R + steps
     of_k = rows_of(k, first + at * H, cols, K)
-    if GATED:
-        total = tl.load(b + (first + (n * C + C - 1) * H) * K + cols)
-        factor = tl.exp(total[None, :] - rows_of(b, first + at * H, cols, K))
-        of_k = (of_k.to(tl.float32) * factor).to(of_k.dtype)
+    total = tl.load(b + (first + (n * C + C - 1) * H) * K + cols)
+    factor = tl.exp(total[None, :] - rows_of(b, first + at * H, cols, K))
+    of_k = (of_k.to(tl.float32) * factor).to(of_k.dtype)
     dstate = tl.load(dstates + ((bh * (T // C) + n) * K + cols[:, None]) * V + vals[None, :])
     out = tl.dot(of_k.to(dstate.dtype), dstate, input_precision=PRECISION)
     for i in range(j, (n + 1) * C // R):
@@ -198,10 +188,9 @@ def _value_gradients(
 @triton.jit
 def _key_gradients(
     q, k, v, b, do, states, dstates, dscores, dq, dk, dg, scale, T, H, C: tl.constexpr, R: tl.constexpr,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """R rows and BK columns of dq and dk, and with gates of q dq - k dk, whose sums are dg."""
+    """R rows and BK columns of dq and dk, and of q dq - k dk, whose sums are dg."""
     i, bh = tl.program_id(0), tl.program_id(2).to(tl.int64)
     first, n = bh // H * T * H + bh % H, i * R // C
     steps, cols = tl.arange(0, R), tl.program_id(1) * BK + tl.arange(0, BK)
@@ -216,50 +205,41 @@ def _key_gradients(
         of_dq = tl.dot(of_do.to(state.dtype), tl.trans(state), of_dq, input_precision=PRECISION)
         of_dk = tl.dot(of_v.to(dstate.dtype), tl.trans(dstate), of_dk, input_precision=PRECISION)
     of_dq *= scale
-    if GATED:
-        sums = rows_of(b, token, cols, K)
-        total = tl.load(b + (first + (n * C + C - 1) * H) * K + cols)
-        before = tl.load(b + (first + (i * R - 1) * H) * K + cols, mask=(i * R > n * C) & (cols < K), other=0.0)
-        last = tl.load(b + (first + (i * R + R - 1) * H) * K + cols)
-        of_dq *= tl.exp(sums)
-        of_dk *= tl.exp(total[None, :] - sums)
+    sums = rows_of(b, token, cols, K)
+    total = tl.load(b + (first + (n * C + C - 1) * H) * K + cols)
+    before = tl.load(b + (first + (i * R - 1) * H) * K + cols, mask=(i * R > n * C) & (cols < K), other=0.0)
+    last = tl.load(b + (first + (i * R + R - 1) * H) * K + cols)
+    of_dq *= tl.exp(sums)
+    of_dk *= tl.exp(total[None, :] - sums)
     across = tl.zeros([R, BK], dtype=tl.float32)
     for j in range(n * C // R, i):
         at = j * R + steps
         of_k = rows_of(k, first + at * H, cols, K)
-        if GATED:
-            of_k = (of_k.to(tl.float32) * tl.exp(before[None, :] - rows_of(b, first + at * H, cols, K))).to(of_k.dtype)
+        of_k = (of_k.to(tl.float32) * tl.exp(before[None, :] - rows_of(b, first + at * H, cols, K))).to(of_k.dtype)
         part = tl.load(dscores + (bh * T + rows[:, None]) * C + (at - n * C)[None, :])
         across = tl.dot(part, of_k, across, input_precision=PRECISION)
-    of_dq += across * tl.exp(sums - before[None, :]) if GATED else across
+    of_dq += across * tl.exp(sums - before[None, :])
     across = tl.zeros([R, BK], dtype=tl.float32)
     for j in range(i + 1, (n + 1) * C // R):
         at = j * R + steps
         of_q = rows_of(q, first + at * H, cols, K)
-        if GATED:
-            of_q = (of_q.to(tl.float32) * tl.exp(rows_of(b, first + at * H, cols, K) - last[None, :])).to(of_q.dtype)
+        of_q = (of_q.to(tl.float32) * tl.exp(rows_of(b, first + at * H, cols, K) - last[None, :])).to(of_q.dtype)
         part = tl.load(dscores + (bh * T + at[:, None]) * C + (rows - n * C)[None, :])
         across = tl.dot(tl.trans(part), of_q, across, input_precision=PRECISION)
-    of_dk += across * tl.exp(last[None, :] - sums) if GATED else across
-    own_q, own_k = rows_of(q, token, cols, K), rows_of(k, token, cols, K)
-    if GATED:
-        own = dscores + bh * T * C - n * C
-        for t in range(R):
-            at = i * R + t
-            b_t = tl.load(b + (first + at * H) * K + cols)
-            k_t = tl.load(k + (first + at * H) * K + cols).to(tl.float32)
-            q_t = tl.load(q + (first + at * H) * K + cols).to(tl.float32)
-            # Zeros above the diagonal take out rows whose exponents are above 0.
-            column = tl.load(own + rows * C + at).to(tl.float32)
-            row = tl.load(own + at * C + rows).to(tl.float32)
-            of_dq += column[:, None] * k_t[None, :] * tl.exp(tl.minimum(sums - b_t[None, :], 0.0))
-            of_dk += row[:, None] * q_t[None, :] * tl.exp(tl.minimum(b_t[None, :] - sums, 0.0))
-        balance = own_q.to(tl.float32) * of_dq - own_k.to(tl.float32) * of_dk
-        tl.store(dg + token[:, None] * K + cols[None, :], balance)
-    else:
-        part = tl.load(dscores + (bh * T + rows[:, None]) * C + (rows - n * C)[None, :])
-        of_dq = tl.dot(part, own_k, of_dq, input_precision=PRECISION)
-        of_dk = tl.dot(tl.trans(part), own_q, of_dk, input_precision=PRECISION)
+    of_dk += across * tl.exp(last[None, :] - sums)
+    own = dscores + bh * T * C - n * C
+    for t in range(R):
+        at = i * R + t
+        b_t = tl.load(b + (first + at * H) * K + cols)
+        k_t = tl.load(k + (first + at * H) * K + cols).to(tl.float32)
+        q_t = tl.load(q + (first + at * H) * K + cols).to(tl.float32)
+        # Zeros above the diagonal take out rows whose exponents are above 0.
+        column = tl.load(own + rows * C + at).to(tl.float32)
+        row = tl.load(own + at * C + rows).to(tl.float32)
+        of_dq += column[:, None] * k_t[None, :] * tl.exp(tl.minimum(sums - b_t[None, :], 0.0))
+        of_dk += row[:, None] * q_t[None, :] * tl.exp(tl.minimum(b_t[None, :] - sums, 0.0))
+    balance = rows_of(q, token, cols, K).to(tl.float32) * of_dq - rows_of(k, token, cols, K).to(tl.float32) * of_dk
+    tl.store(dg + token[:, None] * K + cols[None, :], balance)
     tl.store(dq + token[:, None] * K + cols[None, :], of_dq.to(dq.dtype.element_ty))
     tl.store(dk + token[:, None] * K + cols[None, :], of_dk.to(dk.dtype.element_ty))
 
@@ -280,20 +260,23 @@ def _borders(
     tl.store(borders + (bh * chunks + n) * K + cols, total)
 
 
-class _Plan:
-    """Sizes and tiles of a call, and launches with the arguments that all kernels share."""
+class Plan:
+    """Sizes and tiles of a call in chunks of C and, with gates, subchunks of c, and launches of its kernels."""
 
-    def __init__(self, q: Tensor, v: Tensor, C: int, c: int, gated: bool) -> None:
+    def __init__(self, q: Tensor, v: Tensor, C: int, c: int | None = None, rows: int = MOST_ROWS) -> None:
         self.B, self.T, self.H, self.K = q.shape
-        self.V, self.C, self.gated = v.shape[-1], C, gated
-        self.rows = min(C, MOST_ROWS)
-        self.subchunk = c if gated else self.rows
-        self.BV = min(self.V, _MOST_COLUMNS)
-        self.BK = min(self.K, _MOST_COLUMNS)
+        self.V, self.C, self.gated = v.shape[-1], C, c is not None
+        self.rows = min(C, rows)
+        self.subchunk = c or self.rows
+        self.BV = min(self.V, MOST_COLUMNS)
+        self.BK = min(self.K, MOST_COLUMNS)
         self.scale = self.K**-0.5
         self.precision = "ieee" if q.dtype == torch.float32 else "tf32"
         self.state_shape = (self.B * self.H, self.T // C, self.K, self.V)
         self.score_shape = (self.B * self.H, self.T, C)
+        # Programs per rows of outputs and blocks of value columns, and per rows of scores and blocks of key columns.
+        self.by_values = (self.T // self.rows, self.V // self.BV, self.B * self.H)
+        self.by_keys = (self.T // self.subchunk, self.K // self.BK, self.B * self.H)
 
     def launch(
         self, kernel: Any, grid: tuple[int, ...], *tensors: Tensor | None, warps: int = 4, **others: Any
@@ -314,28 +297,24 @@ class _Plan:
         self.launch(_states, grid, x, y, b, states, BK=BK, REVERSE=reverse, warps=8 if self.C > MOST_ROWS else 4)
         return states
 
-    def run_scores(self, q: Tensor, k: Tensor, b: Tensor | None) -> Tensor:
+    def run_scores(self, q: Tensor, k: Tensor, b: Tensor) -> Tensor:
         """P [B H, T, C]; what is above the diagonal may be anything."""
         scores = q.new_empty(self.score_shape)
         self.launch(_scores, (self.T // self.subchunk, self.B * self.H), q, k, b, scores, R=self.subchunk)
         return scores
 
-    def run_outputs(
-        self, q: Tensor, v: Tensor, b: Tensor | None, states: Tensor | None, scores: Tensor | None
-    ) -> Tensor:
+    def run_outputs(self, q: Tensor, v: Tensor, b: Tensor, states: Tensor | None, scores: Tensor | None) -> Tensor:
         """o; without states what passes within chunks alone, without scores what passes across them."""
         o = torch.empty_like(v)
-        grid = (self.T // self.rows, self.V // self.BV, self.B * self.H)
         parts = {"WITHIN": scores is not None, "ACROSS": states is not None}
-        self.launch(_outputs, grid, q, v, b, states, scores, o, **parts)
+        self.launch(_outputs, self.by_values, q, v, b, states, scores, o, **parts)
         return o
 
 
 class _TwoLevel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, C: int, c: int) -> Tensor:
-        plan = _Plan(q, v, C, c, g is not None)
-        b = None if g is None else chunk_sums(g, C)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, C: int, c: int) -> Tensor:
+        plan, b = Plan(q, v, C, c), chunk_sums(g, C)
         states, scores = plan.run_states(k, v, b, reverse=False), plan.run_scores(q, k, b)
         o = plan.run_outputs(q, v, b, states, scores)
         ctx.save_for_backward(q, k, v, b, states, scores)
@@ -346,22 +325,17 @@ class _TwoLevel(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, b, states, scores = ctx.saved_tensors
         plan, do = ctx.plan, do.contiguous()
-        by_rows = (plan.T // plan.rows, plan.B * plan.H)
         dstates = plan.run_states(q, do, b, reverse=True)
         dscores, dq, dk, dv = torch.empty_like(scores), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        dg = None if b is None else torch.empty_like(b)
-        plan.launch(_score_gradients, by_rows, v, do, dscores)
-        by_columns = (by_rows[0], plan.V // plan.BV, by_rows[1])
-        plan.launch(_value_gradients, by_columns, k, b, do, dstates, scores, dv)
-        by_keys = (plan.T // plan.subchunk, plan.K // plan.BK, by_rows[1])
-        plan.launch(_key_gradients, by_keys, q, k, v, b, do, states, dstates, dscores, dq, dk, dg, R=plan.subchunk)
-        if dg is not None:
-            borders = dg.new_empty(plan.state_shape[:3])
-            grid = (plan.T // plan.C, plan.K // plan.BK, plan.B * plan.H)
-            plan.launch(_borders, grid, states, dstates, borders)
-            of_chunks = dg.view(plan.B, -1, plan.C, plan.H, plan.K)
-            later = borders.view(plan.B, plan.H, -1, 1, plan.K).permute(0, 2, 3, 1, 4)
-            dg = (of_chunks.flip(2).cumsum(2).flip(2) + later).view_as(dg)
+        balances, borders = torch.empty_like(b), b.new_empty(plan.state_shape[:3])
+        plan.launch(_score_gradients, (plan.T // plan.rows, plan.B * plan.H), v, do, dscores)
+        plan.launch(_value_gradients, plan.by_values, k, b, do, dstates, scores, dv)
+        tensors = (q, k, v, b, do, states, dstates, dscores, dq, dk, balances)
+        plan.launch(_key_gradients, plan.by_keys, *tensors, R=plan.subchunk)
+        plan.launch(_borders, (plan.T // plan.C, plan.K // plan.BK, plan.B * plan.H), states, dstates, borders)
+        of_chunks = balances.view(plan.B, -1, plan.C, plan.H, plan.K)
+        later = borders.view(plan.B, plan.H, -1, 1, plan.K).permute(0, 2, 3, 1, 4)
+        dg = (of_chunks.flip(2).cumsum(2).flip(2) + later).view_as(b)
         return dq, dk, dv, dg, None, None
 
 
@@ -371,10 +345,8 @@ def chunk_sums(g: Tensor, C: int) -> Tensor:
     return g.clamp(min=_LEAST_GATE).view(B, T // C, C, H, K).cumsum(2).view(B, T, H, K)
 
 
-def two_level_gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, chunk: int = 64, subchunk: int = 16
-) -> Tensor:
-    """GLA, or linear attention if g is None, in chunks and subchunks.
+def two_level_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, chunk: int = 64, subchunk: int = 16) -> Tensor:
+    """GLA in chunks and subchunks.
 
     T is a multiple of `chunk`, that of `subchunk`, and K and V are powers of two from 16 to 256.
     """
@@ -382,13 +354,13 @@ def two_level_gla(
     return o
 
 
-def within_chunks(q: Tensor, k: Tensor, v: Tensor, b: Tensor | None, chunk: int, subchunk: int) -> Tensor:
+def within_chunks(q: Tensor, k: Tensor, v: Tensor, b: Tensor, chunk: int, subchunk: int) -> Tensor:
     """The part of o that does not pass through states: scores, and their product with v. b: `chunk_sums`."""
-    plan = _Plan(q, v, chunk, subchunk, b is not None)
+    plan = Plan(q, v, chunk, subchunk)
     return plan.run_outputs(q, v, b, None, plan.run_scores(q, k, b))
 
 
-def across_chunks(q: Tensor, k: Tensor, v: Tensor, b: Tensor | None, chunk: int, subchunk: int) -> Tensor:
+def across_chunks(q: Tensor, k: Tensor, v: Tensor, b: Tensor, chunk: int, subchunk: int) -> Tensor:
     """The part of o that passes through states: these, and their product with q. b: `chunk_sums`."""
-    plan = _Plan(q, v, chunk, subchunk, b is not None)
+    plan = Plan(q, v, chunk, subchunk)
     return plan.run_outputs(q, v, b, plan.run_states(k, v, b, reverse=False), None)
