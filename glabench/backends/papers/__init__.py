@@ -15,6 +15,12 @@ def rows_of_blocks(C: int, is_float32: bool) -> int:
     return min(C, 16 if is_float32 else 64)
 
 
+def state_columns(K: int, V: int) -> int:
+    """Value columns of a program of `stored_states.py`, whose gradients of keys have a part per block of them."""
+    most = max(16, min(64, 8192 // K))
+    return next(size for size in (64, 32, 16) if size <= most and V % size == 0)
+
+
 def value_columns(K: int, V: int, gated_backward: bool) -> int:
     """Value columns of a program of `one_pass.py`, which computes all scores that it needs itself.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import FORWARDS, Backend, Counts, Part, Requirement
 from glabench.backends.gla import CHUNK, KEPT
-from glabench.backends.papers import MOST_COLUMNS, rows_of_blocks, value_columns
+from glabench.backends.papers import MOST_COLUMNS, rows_of_blocks, state_columns, value_columns
 from glabench.ops import BYTES, GLA, GLA_BOTH, LINEAR
 from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
@@ -225,9 +225,10 @@ class GlaStoredStates(_InTriton):
         return None
 
     def working_bytes(self, cell: Cell) -> int:
-        """The states of all tokens, and for each block of value columns parts of dq, dk and dg."""
+        """The states of all tokens, and for each of several blocks of value columns parts of dq, dk and dg."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        return cell.tokens * H * 4 * (K * V + (3 * K * V // 16 if cell.has_backward else 0))
+        parts = V // state_columns(K, V)
+        return cell.tokens * H * 4 * (K * V + (3 * K * parts if cell.has_backward and parts > 1 else 0))
 
     def executes(self, cell: Cell) -> Counts:
         """As the equation; the forward writes all states, and the backward reads them."""

@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Value columns of a program.
-COLUMNS = 16
+from glabench.backends.papers import state_columns
+
+_WARPS = 8
 
 
 @triton.jit
@@ -55,7 +56,7 @@ def _backward(
     q, k, v, g, gv, do, states, dq, dk, dv, dg, dgv, scale, T, H, tokens,
     K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk and dg have one part per block of value columns."""
+    """dq, dk and dg have a part per block of value columns."""
     bh, iv = tl.program_id(0).to(tl.int64), tl.program_id(1)
     keys, vals = tl.arange(0, K), iv * BV + tl.arange(0, BV)
     first, part = bh // H * T * H + bh % H, iv.to(tl.int64) * tokens
@@ -72,22 +73,23 @@ def _backward(
         of_v, of_do = _row(v, token, vals, V), _row(do, token, vals, V)
         decay = tl.exp(_row(g, token, keys, K))
         gradient += of_q[:, None] * of_do[None, :]
-        tl.store(dq + (part + token) * K + keys, tl.sum(state * of_do[None, :], axis=1) * scale)
-        tl.store(dk + (part + token) * K + keys, tl.sum(gradient * of_v[None, :], axis=1))
+        of_dq, of_dk = tl.sum(state * of_do[None, :], axis=1) * scale, tl.sum(gradient * of_v[None, :], axis=1)
+        tl.store(dq + (part + token) * K + keys, of_dq.to(dq.dtype.element_ty))
+        tl.store(dk + (part + token) * K + keys, of_dk.to(dk.dtype.element_ty))
         tl.store(dv + token * V + vals, tl.sum(of_k[:, None] * gradient, axis=0).to(dv.dtype.element_ty))
         state = tl.load(at + (t - 1) * K * V, mask=(t > 0) & (vals < V)[None, :], other=0.0)
         gradient *= decay[:, None]
         if gv is not None:
             gradient *= tl.exp(_row(gv, token, vals, V))[None, :]
             tl.store(dgv + token * V + vals, tl.sum(state * gradient, axis=0).to(dgv.dtype.element_ty))
-        tl.store(dg + (part + token) * K + keys, tl.sum(state * gradient, axis=1))
+        tl.store(dg + (part + token) * K + keys, tl.sum(state * gradient, axis=1).to(dg.dtype.element_ty))
 
 
 class _StoredStates(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, gv: Tensor | None) -> Tensor:
         (B, T, H, K), V = q.shape, v.shape[-1]
-        ctx.sizes = {"scale": K**-0.5, "T": T, "H": H, "K": K, "V": V, "BV": min(V, COLUMNS)}
+        ctx.sizes = {"scale": K**-0.5, "T": T, "H": H, "K": K, "V": V, "BV": state_columns(K, V), "num_warps": _WARPS}
         states, o = torch.empty((B * H, T, K, V), device=q.device, dtype=torch.float32), torch.empty_like(v)
         _forward[(B * H, V // ctx.sizes["BV"])](q, k, v, g, gv, o, states, **ctx.sizes)
         ctx.save_for_backward(q, k, v, g, gv, states)
@@ -98,11 +100,15 @@ class _StoredStates(torch.autograd.Function):
         q, k, v, g, gv, states = ctx.saved_tensors
         B, T, H, _ = q.shape
         blocks = v.shape[-1] // ctx.sizes["BV"]
-        dq, dk, dg = (torch.empty((blocks, *q.shape), device=q.device, dtype=torch.float32) for _ in range(3))
+        # A single part is the gradient itself.
+        dq, dk, dg = (
+            x.new_empty((blocks, *x.shape), dtype=torch.float32 if blocks > 1 else x.dtype) for x in (q, k, g)
+        )
         dv, dgv = torch.empty_like(v), None if gv is None else torch.empty_like(gv)
         arguments = (q, k, v, g, gv, do.contiguous(), states, dq, dk, dv, dg, dgv)
         _backward[(B * H, blocks)](*arguments, tokens=B * T * H, **ctx.sizes)
-        return dq.sum(0).to(q.dtype), dk.sum(0).to(k.dtype), dv, dg.sum(0).to(g.dtype), dgv
+        dq, dk, dg = (x[0] if blocks == 1 else x.sum(0).to(of.dtype) for x, of in ((dq, q), (dk, k), (dg, g)))
+        return dq, dk, dv, dg, dgv
 
 
 def stored_states_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, gv: Tensor | None = None) -> Tensor:
