@@ -18,6 +18,7 @@ from glabench.backends.fla import (
     FlaKda,
     FlaLightning,
     FlaLinear,
+    FlaLinearChunk,
     FlaRetention,
     FlaSimpleGla,
 )  # fmt: skip
@@ -86,6 +87,7 @@ BACKENDS: list[Backend] = [
     LinearTorch(),
     FlaGla(),
     FlaLinear(),
+    FlaLinearChunk(),
     SdpaFlash(),
     SdpaCudnn(),
     SdpaMath(),

@@ -155,6 +155,18 @@ class FlaLinear(_Fla):
         return fused_chunk_linear_attn  # type: ignore[no-any-return]
 
 
+class FlaLinearChunk(FlaLinear):
+    """`fla.ops.linear_attn.chunk_linear_attn`, the default of fla's layer: `chunk_simple_gla` without gates."""
+
+    name, title = "fla-linear-chunk", "linear attention, fla-core's chunk_linear_attn"
+
+    @staticmethod
+    def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from fla.ops.linear_attn import chunk_linear_attn
+
+        return chunk_linear_attn  # type: ignore[no-any-return]
+
+
 class FlaSimpleGla(_Fla):
     """`fla.ops.simple_gla.chunk_simple_gla`. Its backward refuses Triton 3.4 to 3.7.0 on Hopper."""
 

@@ -24,6 +24,7 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "linear-torch": ("#CC79A7", "D"),
     "fla-gla": ("#D55E00", "s"),
     "fla-linear": ("#56B4E9", "<"),
+    "fla-linear-chunk": ("#2B8CBE", "p"),
     "sdpa-flash": ("#E69F00", ">"),
     "sdpa-cudnn": ("#8F8F8F", "p"),
     "sdpa-math": ("#8C6D1F", "P"),

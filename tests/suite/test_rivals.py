@@ -85,6 +85,12 @@ def fused_chunk_linear_attn(
     return recurrence(q, k, v, None, initial_state, output_final_state, cu_seqlens)
 
 
+def chunk_linear_attn(
+    q, k, v, scale=None, initial_state=None, output_final_state=False, normalize=True, cu_seqlens=None
+):
+    return fused_chunk_linear_attn(q, k, v, scale, initial_state, output_final_state, normalize, cu_seqlens)
+
+
 def chunk_simple_gla(
     q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, state_v_first=False,
     cu_seqlens=None,
@@ -163,6 +169,7 @@ ADAPTERS = {
     "fla-gla-recurrent": ("fla.ops.gla", fused_recurrent_gla, HEADS),
     "fla-both-recurrent": ("fla.ops.gla", fused_recurrent_gla, HEADS),
     "fla-linear": ("fla.ops.linear_attn", fused_chunk_linear_attn, HEADS),
+    "fla-linear-chunk": ("fla.ops.linear_attn", chunk_linear_attn, HEADS),
     "fla-simple-gla": ("fla.ops.simple_gla", chunk_simple_gla, HEADS),
     "fla-retention": ("fla.ops.retention", chunk_retention, HEADS),
     "fla-lightning": ("fla.ops.lightning_attn", chunk_lightning_attn, HEADS),
