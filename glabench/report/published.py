@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from glabench.records.literature import Quality, published_quality
 from glabench.records.metrics import TIME, Metric, significant
 from glabench.report.grid import Grid
-from glabench.report.literature import fits, overlays_of
-from glabench.report.series import Panel, Row, name_values
+from glabench.report.literature import overlays_of
+from glabench.report.quality import quality_grids
+from glabench.report.series import Panel
 from glabench.report.versus import PEAK, Ratios, ratios_of
 from glabench.sweeps.words import show_x
 
 
 def published_grids(panel: Panel) -> list[Grid]:
     """Tables of what was published for sizes of a panel, beside what was measured."""
-    return [*_multiples(panel), *_ratios(panel), *_quality(panel)]
+    return [*_multiples(panel), *_ratios(panel), *quality_grids(panel)]
 
 
 def published_lines(panel: Panel, metric: Metric) -> dict[str, Mapping[Any, float]]:
@@ -66,24 +66,3 @@ def _table(panel: Panel, title: str, ratios: Mapping[str, Mapping[Any, float | s
 
 def _show(value: float | str) -> str:
     return value if isinstance(value, str) else significant(value)
-
-
-def _quality(panel: Panel) -> list[Grid]:
-    """Perplexities of trained models beside the times of their mixers, for tables of which the run has all models."""
-    tables = [one for one in published_quality() if one.pass_ == panel.pass_ and _has_all(panel, one)]
-    rows = []
-    for row in panel.rows:
-        models = [next((each for each in one.models if fits(row, each.cell)), None) for one in tables]
-        named = next((each for each in models if each is not None), None)
-        if named is not None and row.get(TIME.field):
-            sizes = " ".join(name_values({name: value for name, value in named.cell.items() if name != "op"}))
-            found = ["" if each is None else f"{each.perplexity:.2f}" for each in models]
-            rows.append([named.gate, str(row["backend"]), sizes, TIME.show(row[TIME.field]), *found])
-    head = ["gate", "backend", "sizes", "median time, ms", *(one.source for one in tables)]
-    title = f", median time beside published {tables[0].about}" if tables else ""
-    return [Grid(panel.title, title, head, rows, words=("backend", "sizes"))] if rows else []
-
-
-def _has_all(panel: Panel, one: Quality) -> bool:
-    times: list[Row] = [row for row in panel.rows if row.get(TIME.field)]
-    return all(any(fits(row, model.cell) for row in times) for model in one.models)

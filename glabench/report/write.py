@@ -18,6 +18,7 @@ from glabench.report.kernel_roof import draw_kernel_roof, kernel_roof, kernel_ro
 from glabench.report.parts import bars_of, draw_parts, parts_markdown
 from glabench.report.profiled import profiled_markdown
 from glabench.report.profiles import draw_profiles, profiles_markdown
+from glabench.report.quality import draw_quality, has_quality, quality_markdown
 from glabench.report.rates import draw_rates, has_rates, rates_markdown
 from glabench.report.series import View, check_metrics, make_view
 from glabench.report.tables import make_markdown
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 _WRITTEN = ("records.csv", "report.md", "figure.png", "figure.svg")
 # If the run has profiles, if these have parts, and if the work of kernels is known.
 _PROFILE, _PARTS, _ROOF = "profile.png", "parts.png", "roof.png"
-# If models were trained with several learning rates or seeds.
-_RATES = "rates.png"
+# If models were trained with several learning rates or seeds, and if perplexities of models are published.
+_RATES, _QUALITY = "rates.png", "quality.png"
 # The metrics that a figure shows by default.
 _DRAWN = ("time", "host", "peak")
 # What a formula begins with in spreadsheets. Text of records holds no tabs or line ends, which may come before.
@@ -70,8 +71,9 @@ def write_report(
 
 
 def _drawn_besides(runs: Sequence[Run]) -> dict[str, Callable[[Sequence[Run]], Figure]]:
-    """The figures of learning rates, and of a single run's profiles, by their files' names."""
+    """The figures of learning rates, of perplexities, and of a single run's profiles, by their files' names."""
     found: dict[str, Callable[[Sequence[Run]], Figure]] = {_RATES: draw_rates} if has_rates(runs) else {}
+    found |= {_QUALITY: draw_quality} if has_quality(runs) else {}
     if len(runs) > 1 or not runs[0].profiles:
         return found
     of_run = {_PROFILE: draw_profiles}
@@ -148,8 +150,9 @@ def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], ag
     profiles = [section(view.runs[0]) for section in of_profiles] if len(view.runs) == 1 else [_left_out(view.runs)]
     choice = [escape(line) for run in view.runs if run.sweep.x == CHUNK for line in recommend(run)]
     choice = ["## What to take", *choice] if choice else []
-    rates = rates_markdown(view.runs)
-    parts = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption, rates, tables, *profiles, *choice]
+    besides = [quality_markdown(view.runs), rates_markdown(view.runs)]
+    head = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption]
+    parts = [*head, *besides, tables, *profiles, *choice]
     return "\n\n".join(filter(None, parts))
 
 

@@ -6,8 +6,10 @@ from reports import PEAK, drawn, made_up, markdown, stored
 from glabench.records.literature import published_quality, published_series, published_versus
 from glabench.records.metrics import TIME
 from glabench.report.literature import overlays_of
+from glabench.report.quality import draw_quality
 from glabench.report.series import make_view
 from glabench.report.versus import ratios_of
+from glabench.report.write import write_report
 
 # Version 3, Fig. 2 left: GLA over FlashAttention-2.
 RATIOS = {1024: 51.2 / 27.1, 2048: 108.7 / 82.9, 4096: 210.3 / 281.7, 8192: 415.8 / 1037.1}
@@ -145,6 +147,25 @@ def test_perplexities_stand_beside_the_times_of_the_gate_family():
         ["14.61", " |"],
     ]
     assert text.count("published mean perplexity") == 1  # with the passes that training takes
+
+
+def test_perplexities_are_drawn_against_the_times_of_the_gate_family(tmp_path):
+    run = stored("h100-gate-family")
+    (left, right) = draw_quality([run]).axes
+    assert {axes.get_title() for axes in (left, right)} == {
+        "final paper, Table 2; forward + backward",
+        "version 3, Table 2; forward + backward",
+    }
+    times = {
+        r.cell.backend: r.time_ms for r in run.records if r.cell.pass_ == "fwd+bwd" and r.cell.get("key_dim") == 128
+    }
+    dots = {(line.get_xdata()[0], line.get_ydata()[0]) for line in left.lines}
+    assert len(dots) == 6
+    assert {(times["linear-triton"], 23.21), (times["gla-triton"], 14.77)} <= dots
+    assert len(right.lines) == 4
+    names = [path.name for path in write_report([run], tmp_path, [TIME], None)]
+    assert "quality.png" in names
+    assert "](quality.png)" in (tmp_path / "report.md").read_text()
 
 
 def test_a_run_without_all_gates_has_no_perplexities():
