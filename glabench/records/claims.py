@@ -12,7 +12,7 @@ run = "h200-paper-fig2"              # a run folder
 less = { backend = "linear-triton", pass = "fwd+bwd" }    # cells, by keys of their records; "none": without the key
 than = { backend = "flash-attn", pass = "fwd+bwd" }       # what they are compared with at the same x
 x = "seqlen"                         # over which both are compared
-metric = "time"                      # whose values are compared: a metric, or operations (those executed in a call)
+metric = "time"                      # whose values are compared: a metric
 factor = 1.0                         # it holds where less <= factor * than
 least = 128                          # the smallest x that the claim is about; all of them, if it is left out
 
@@ -34,7 +34,6 @@ from glabench.records.metrics import BY_NAME
 from glabench.records.run import Run, rows_of
 
 CLAIMS = "claims.toml"
-OPERATIONS = "operations"
 Cells = dict[str, str | int | float | bool]
 
 
@@ -105,8 +104,8 @@ def load_claims(folder: Path) -> Claims | None:
 def _check(test: Test) -> None:
     if bool(test.less) == bool(test.fails) or (test.fails and (test.than or "status" not in test.fails)):
         raise ValueError(f"a test in {test.run} needs either `less`, or `fails` with a status and no `than`")
-    if test.metric not in (*BY_NAME, OPERATIONS):
-        raise ValueError(f"'{test.metric}' is not a metric (allowed: {', '.join([*BY_NAME, OPERATIONS])})")
+    if test.metric not in BY_NAME:
+        raise ValueError(f"'{test.metric}' is not a metric (allowed: {', '.join(BY_NAME)})")
 
 
 def points_of(test: Test, run: Run) -> list[Point]:
@@ -142,15 +141,9 @@ def verdict_of(points: Sequence[Sequence[Point]]) -> Verdict:
 
 
 def _values(test: Test, rows: Sequence[Mapping[str, Any]], cells: Cells) -> dict[Any, float]:
+    column = BY_NAME[test.metric].field
     found = _select(test, rows, cells)
-    return {x: value for x, row in found.items() if (value := _value(test, row)) is not None}
-
-
-def _value(test: Test, row: Mapping[str, Any]) -> float | None:
-    if test.metric != OPERATIONS:
-        return row.get(BY_NAME[test.metric].field)
-    rate, time = row.get("executed_tflops"), row.get("time_ms")
-    return None if rate is None or time is None else rate * time
+    return {x: value for x, row in found.items() if (value := row.get(column)) is not None}
 
 
 def _is(found: Any, asked: str | int | float | bool) -> bool:

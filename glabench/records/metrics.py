@@ -112,7 +112,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("efficiency", "efficiency_pct", "efficiency against one GPU", "%", "higher", _whole),
     Metric("tflops", "tflops", "the equation's operations", "TFLOP/s", "higher"),
     Metric("gbps", "gbps", "the equation's bytes", "GB/s", "higher", _whole),
-    Metric("executed_tflops", "executed_tflops", "operations executed", "TFLOP/s", "higher"),
+    Metric("operations", "executed_gflop", "operations executed", "GFLOP", "lower", timed=False),
+    Metric("executed_tflops", "executed_tflops", "operations executed per second", "TFLOP/s", "higher"),
     Metric("executed_gbps", "executed_gbps", "bytes moved", "GB/s", "higher", _whole),
     Metric("scalar", "scalar_pct", "operations off the tensor cores", "%", "lower", timed=False),
     Metric("mfu", "mfu_pct", "MFU", "%", "higher", _whole),
@@ -202,11 +203,13 @@ def derived(row: Row, gpus: int = 1, alone_ms: float | None = None) -> dict[str,
     """
     time_ms, gbps, ceiling = row["time_ms"], row["gbps"], row["copy_gbps"]
     tflops, product = row["tflops"], row["product_tflops"]
+    executed = row["executed_tflops"]
     tokens_per_s = 1e3 * row["batch"] * row["seqlen"] / time_ms if time_ms else None
     allocated = row["peak_allocated_mib"]
     errors = [error for error in (row["rel_error"] or {}).values() if error is not None]
     return {
         "peak_mib": allocated if allocated is not None else _whole_mib(row["peak_resident_mib"]),
+        "executed_gflop": executed * time_ms if executed is not None and time_ms else None,
         "floor_pct": 100 * gbps / ceiling if gbps and ceiling else None,
         "mfu_pct": 100 * tflops / gpus / product if tflops and product else None,
         "mixer_pct": 100 * row["mixer_ms"] / time_ms if row["mixer_ms"] and time_ms else None,

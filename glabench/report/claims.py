@@ -9,7 +9,6 @@ from pathlib import Path
 from glabench.errors import UsageError
 from glabench.records.claims import (
     CLAIMS,
-    OPERATIONS,
     Claim,
     Claims,
     Point,
@@ -81,8 +80,6 @@ def _describe(test: Test, points: list[Point], one: Published, folder: Path) -> 
 
 
 def _title(test: Test, one: Published) -> str:
-    if test.metric == OPERATIONS:
-        return "operations executed"
     return choose_metrics(test.metric, rows_of_runs([one.first]))[0].title
 
 
