@@ -1,12 +1,18 @@
 """Systems as the papers describe them, against the float64 recurrence, and what they say of themselves."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from gla_cases import GATES
+from gla_kernels.inspection.ahead import SHARED
 from hopper_on_cpu import interpret_bfloat16
 from product import product
 
@@ -155,6 +161,25 @@ def test_two_passes_without_gates_are_right(form, lengths, dims):
     (tokens, chunk), (keys, values) = lengths, dims
     tensors, do = two_level_inputs(None, tokens, values=values, keys=keys)
     assert max(errors_of(partial(form, chunk=chunk), tensors, do).values()) < 2e-6
+
+
+@product(
+    lambda sizes, dtype: (sizes, dtype) == ((256, 64, 64), "bf16"),
+    sizes=[(256, 64, 64), (64, 64, 64), (16, 128, 256), (256, 128, 256), (256, 256, 256), (64, 32, 64)],
+    dtype=["bf16", "fp32"],
+)
+def test_two_passes_compile_for_hopper_without_spills_or_wrong_descriptors(sizes, dtype):
+    """Chunks of 256 in two blocks of key columns once had a wrong descriptor. In a process without the interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).parent / "compile_papers.py"), *map(str, sizes), dtype]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 4
+    for name, stack_bytes, shared_bytes, faults in found:
+        assert stack_bytes <= 64, name
+        assert shared_bytes <= SHARED["90"], name
+        assert not faults, name
 
 
 @pytest.mark.parametrize("form", [two_pass_linear, one_pass_gla])

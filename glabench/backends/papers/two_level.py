@@ -292,7 +292,7 @@ class Plan:
     def run_states(self, x: Tensor, y: Tensor, b: Tensor | None, reverse: bool) -> Tensor:
         """The states before all chunks, or their gradients after them, in the type of x."""
         states = x.new_empty(self.state_shape)
-        BK = min(self.BK, max(16, _TILE // self.C))
+        BK = min(self.BK, state_rows(self.C))
         grid = (self.K // BK, self.V // self.BV, self.B * self.H)
         self.launch(_states, grid, x, y, b, states, BK=BK, REVERSE=reverse, warps=8 if self.C > MOST_ROWS else 4)
         return states
@@ -337,6 +337,11 @@ class _TwoLevel(torch.autograd.Function):
         later = borders.view(plan.B, plan.H, -1, 1, plan.K).permute(0, 2, 3, 1, 4)
         dg = (of_chunks.flip(2).cumsum(2).flip(2) + later).view_as(b)
         return dq, dk, dv, dg, None, None
+
+
+def state_rows(C: int) -> int:
+    """Rows of a state that a program has at most, so that a tile of a chunk's keys is not large."""
+    return max(16, _TILE // C)
 
 
 def chunk_sums(g: Tensor, C: int) -> Tensor:
