@@ -12,6 +12,8 @@ from glabench.records.metrics import significant
 
 # How far beyond the possible a rate may be, because both sides are measured.
 _MARGIN = 1.05
+# A large read is not believed to be faster than a large copy by more than this; then something disturbed the copy.
+_MOST_BY_READING = 1.15
 # Below this share of the ceiling, no copy of as many bytes is timed: it would not be that much slower. On a CPU, below
 # rates (GB/s, TFLOP/s) that any CPU exceeds.
 _WORTH_A_COPY = 0.5
@@ -33,7 +35,8 @@ class Physics:
         self._tflops = ceilings.product_tflops
         copy, read = ceilings.copy_gbps, ceilings.read_gbps
         # Memory that is only read gives more than a copy reaches. Measured before, in a process without backends.
-        self._by_reading = max(1.0, read / copy) if copy is not None and read is not None else 1.0
+        by_reading = read / copy if copy is not None and read is not None else 1.0
+        self._by_reading = min(max(1.0, by_reading), _MOST_BY_READING)
 
     def why_impossible(self, time_ms: float, least: Counts) -> str | None:
         """Why a time is too short to be true, in a line; None if it is not.

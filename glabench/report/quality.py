@@ -27,10 +27,13 @@ _PLAIN_TEXT: Any = {"text.parse_math": False}
 
 @dataclass(frozen=True)
 class Trained:
-    """A cell whose sizes are those of models in published tables, with their perplexities by source."""
+    """A cell whose sizes are those of models in published tables, with their perplexities by source.
+
+    `series` is the label of its series, `sizes` those of the models and what else differs between the cells.
+    """
 
     gate: str
-    backend: str
+    series: str
     sizes: str
     row: Row
     perplexity: dict[str, float]
@@ -38,20 +41,22 @@ class Trained:
     @property
     def label(self) -> str:
         """`keys: gla-triton, H=4 K=128 V=256`."""
-        return f"{self.gate}: {self.backend}, {self.sizes}"
+        return f"{self.gate}: {self.series}, {self.sizes}"
 
 
 def trained_in(panel: Panel) -> list[Trained]:
     """The cells of a panel with perplexities of the tables of which it has all models."""
-    tables = [one for one in published_quality() if one.pass_ == panel.pass_ and _has_all(panel, one)]
-    found = []
-    for row in panel.rows:
+    tables, found = _tables(panel), []
+    cells = [(series.label, row) for series in panel.series for row in series.rows.values() if row.get(TIME.field)]
+    telling = [name for name in ("batch", "seqlen", "dtype") if len({row.get(name) for _, row in cells}) > 1]
+    for label, row in cells:
         models = {one.source: next((each for each in one.models if fits(row, each.cell)), None) for one in tables}
         named = next((each for each in models.values() if each is not None), None)
-        if named is not None and row.get(TIME.field):
-            sizes = " ".join(name_values({name: value for name, value in named.cell.items() if name != "op"}))
+        if named is not None:
+            values = {name: value for name, value in named.cell.items() if name != "op"}
+            sizes = " ".join(name_values(values | {name: row.get(name) for name in telling}))
             by_source = {source: each.perplexity for source, each in models.items() if each is not None}
-            found.append(Trained(named.gate, str(row["backend"]), sizes, row, by_source))
+            found.append(Trained(named.gate, label, sizes, row, by_source))
     return found
 
 
@@ -60,11 +65,11 @@ def quality_grids(panel: Panel) -> list[Grid]:
     found = trained_in(panel)
     if not found:
         return []
-    sources, about = _sources(found), next(one.about for one in published_quality() if one.pass_ == panel.pass_)
+    sources, about = _sources(found), _tables(panel)[0].about
     rows = []
     for each in found:
         numbers = [f"{each.perplexity[source]:.2f}" if source in each.perplexity else "" for source in sources]
-        rows.append([each.gate, each.backend, each.sizes, TIME.show(each.row[TIME.field]), *numbers])
+        rows.append([each.gate, each.series, each.sizes, TIME.show(each.row[TIME.field]), *numbers])
     head = ["gate", "backend", "sizes", "median time, ms", *sources]
     return [Grid(panel.title, f", median time beside published {about}", head, rows, words=("backend", "sizes"))]
 
@@ -87,10 +92,10 @@ def draw_quality(runs: Sequence[Run]) -> Figure:
     from matplotlib.figure import Figure
 
     panels = [(panel, found, source) for panel, found in _panels(runs) for source in _sources(found)]
-    styles = choose_styles({each.label: each.backend for _, found, _ in panels for each in found})
+    styles = choose_styles({each.label: str(each.row["backend"]) for _, found, _ in panels for each in found})
     with mpl.rc_context(_PLAIN_TEXT):
         figure = Figure(figsize=(_PANEL_WIDTH * len(panels), _HEIGHT), layout="constrained", dpi=160)
-        about = [f"Published: {next(one.about for one in published_quality())}", *surroundings_of(list(runs))]
+        about = [f"Published: {_tables(panels[0][0])[0].about}", *surroundings_of(list(runs))]
         title = "Published quality of models against the cost of their mixers" + "\n" * (1 + len(about))
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
         small: dict[str, Any] = {"x": 0.01, "ha": "left", "va": "top", "fontsize": _SMALL_PRINT, "color": "#444444"}
@@ -130,6 +135,11 @@ def _panels(runs: Sequence[Run]) -> list[tuple[Panel, list[Trained]]]:
 
 def _sources(found: Sequence[Trained]) -> list[str]:
     return list(dict.fromkeys(source for each in found for source in each.perplexity))
+
+
+def _tables(panel: Panel) -> list[Quality]:
+    """The published tables of which a panel has all models."""
+    return [one for one in published_quality() if one.pass_ == panel.pass_ and _has_all(panel, one)]
 
 
 def _has_all(panel: Panel, one: Quality) -> bool:

@@ -10,7 +10,7 @@ from glabench.records.diagnosis import diagnose
 from glabench.records.environment import device_name
 from glabench.records.metrics import METRICS, TIME, Metric, known
 from glabench.records.run import name_runs, rows_of
-from glabench.sweeps.words import is_size, is_usual, label_of, sort_by_order, value_or_word
+from glabench.sweeps.words import WORDS, is_size, is_usual, label_of, sort_by_order, value_or_word
 
 Row = Mapping[str, Any]
 
@@ -22,8 +22,9 @@ _HIDES: Mapping[str, tuple[str, ...]] = {
     "key_dim": ("head_dim",),
     "value_dim": ("head_dim",),
 }
-# Axis that sets all sizes of an op.
+# The axis that sets all sizes of an op, and these; the head dim is also there as that of keys and of values.
 _WIDTH = "width"
+_SIZES = (*(name for name in WORDS if is_size(name) and name != "head_dim"), "inner")
 PASS_TITLES = {
     "infer": "forward without gradients",
     "fwd": "forward",
@@ -267,16 +268,22 @@ def name_values(values: Mapping[str, Any]) -> list[str]:
 def find_base(panel: Panel, row: Row, x: Any, against: str | None) -> tuple[Series, Row] | None:
     """The series and row of the backend `against` to compare a row with: same x, batch, length, dtype and GPUs.
 
-    Among several, those of the same run, then of the same way to share the work, model width, heads and head dims. None
-    if there is none, or if several with other heads or head dims are left.
+    Among several, those of the same run, then of the same way to share the work, seed, model width and sizes. None if
+    there is none, or if several of different sizes are left.
     """
     of_backend = [(each, base) for each in panel.series if each.backend == against and (base := each.at(x))]
     found = [(each, base) for each, base in of_backend if all(base.get(n) == row.get(n) for n in (*_COMMON, "gpus"))]
-    sizes = ("heads", "key_dim", "value_dim")
-    for names in (("run",), ("parallel",), (_WIDTH,), sizes):
-        found = [pair for pair in found if all(pair[1].get(n) == row.get(n) for n in names)] or found
-    is_clear = len({tuple(base.get(n) for n in sizes) for _, base in found}) == 1
+    for name in ("run", "parallel", "seed", _WIDTH):
+        found = [pair for pair in found if pair[1].get(name) == row.get(name)] or found
+    found = [pair for pair in found if _have_same_sizes(pair[1], row)] or found
+    is_clear = len({tuple(base.get(name) for name in _SIZES) for _, base in found}) == 1
     return found[0] if is_clear else None
+
+
+def _have_same_sizes(one: Row, other: Row) -> bool:
+    """Whether two rows, of any ops, agree in the sizes that both have."""
+    both = ((one.get(name), other.get(name)) for name in _SIZES)
+    return all(a == b for a, b in both if a is not None and b is not None)
 
 
 def _names(row: Row) -> list[str]:
@@ -296,7 +303,7 @@ def _hidden(x_axis: str, rows: Sequence[Row]) -> set[str]:
     return own | {
         name
         for name, found in pairs.items()
-        if (name in _COMMON or is_size(name) or x_axis == _WIDTH) and len(found) == len({x for x, _ in found})
+        if (name in (*_COMMON, *_SIZES) or is_size(name)) and len(found) == len({x for x, _ in found})
     }
 
 

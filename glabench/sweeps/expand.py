@@ -222,7 +222,7 @@ def _variant_cells(axes: Mapping[str, str], backend: str, traits: Traits, sweep:
     common["seed"] = parse_axis(seed, axes["seed"], SEED.parse, SEED.allowed) if "seed" in axes else (0,)
     for chosen in product(*_settings(axes, traits, sweep)):
         parameters = {name: value for setting in chosen for name, value in setting.items()}
-        width = None if WIDTH.name in traits.parameters else parameters.pop(WIDTH.name, None)
+        width = parameters.pop(WIDTH.name, None)
         names = ("dtype", "batch", "seqlen", "pass", "seed")
         for dtype, batch, seqlen, pass_, seed in product(*(common[name] for name in names)):
             kept = {n: v for n, v in parameters.items() if _counts(traits.parameters[n], pass_, parameters)}
@@ -243,7 +243,10 @@ def _settings(axes: Mapping[str, str], traits: Traits, sweep: str) -> list[list[
     found = [[{name: traits.parameters[name].default}] for name, axis in winner.items() if not axis]
     for axis in dict.fromkeys(axis for axis in winner.values() if axis):
         choices = traits.choices(axis, axes[axis], f"sweep {sweep}: {axis}")
-        found.append([{n: value for n, value in each.items() if winner.get(n, WIDTH.name) == axis} for each in choices])
+        # A width that only some sizes follow is not the cell's.
+        own = {n for n, by in winner.items() if by == axis}
+        own |= {WIDTH.name} if own.issuperset(traits.targets(axis)) else set()
+        found.append([{n: value for n, value in each.items() if n in own} for each in choices])
     _check_values(found)
     return found
 

@@ -57,7 +57,7 @@ class Cell:
     # The kind of device; the run's environment says which of several GPUs it was.
     device: DeviceKind = "cuda"
     seed: int = 0
-    # The model width that an axis named, whose published parameters these are. The same cell without it is equal.
+    # The model width that an axis named, if all sizes are what its op publishes. The same cell without it is equal.
     width: int | None = field(default=None, compare=False)
 
     def copy(self) -> "Cell":
@@ -127,7 +127,7 @@ class Cell:
             own.setdefault("materialize", "states")
         parameters = Parameters({name: read_value(name, value) for name, value in own.items()})
         common = (flat.backend, flat.op, flat.pass_, flat.batch, flat.seqlen, flat.dtype)
-        return cls(*common, parameters, flat.device, flat.seed, None if "width" in own else flat.width)
+        return cls(*common, parameters, flat.device, flat.seed, flat.width)
 
     def __str__(self) -> str:
         own = {n: v for n, v in self.parameters.items() if not is_usual(n, v)}
@@ -169,7 +169,7 @@ class _FlatCell(msgspec.Struct, rename={"pass_": "pass"}):
     device: DeviceKind
     parameters: Annotated[list[Name], msgspec.Meta(max_length=_MOST_PARAMETERS)] | None = None
     seed: Whole = 0
-    width: Any = None
+    width: Count | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from reports import PEAK, drawn, made_up, markdown, stored
 from glabench.records.literature import published_quality, published_series, published_versus
 from glabench.records.metrics import TIME
 from glabench.report.literature import overlays_of
-from glabench.report.quality import draw_quality
+from glabench.report.quality import draw_quality, trained_in
 from glabench.report.series import make_view
 from glabench.report.versus import ratios_of
 from glabench.report.write import write_report
@@ -166,6 +166,17 @@ def test_perplexities_are_drawn_against_the_times_of_the_gate_family(tmp_path):
     names = [path.name for path in write_report([run], tmp_path, [TIME], None)]
     assert "quality.png" in names
     assert "](quality.png)" in (tmp_path / "report.md").read_text()
+
+
+def test_dots_of_perplexities_say_what_differs_between_their_cells():
+    runs = [stored("h100-gate-family"), stored("h200-gate-family")]
+    labels = [line.get_label() for line in draw_quality(runs).axes[0].lines]
+    assert len(labels) == len(set(labels)) == 12
+    assert "none: h100-gate-family: linear-triton, H=4 K=128 V=256" in labels
+    (panel,) = (
+        one for one in make_view([made_up("gate-family", {"seqlen": "1k,2k"})]).panels if one.pass_ == "fwd+bwd"
+    )
+    assert {each.sizes.split()[0] for each in trained_in(panel)} == {"T=1k", "T=2k"}
 
 
 def test_a_run_without_all_gates_has_no_perplexities():

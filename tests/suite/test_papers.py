@@ -182,6 +182,18 @@ def test_two_passes_compile_for_hopper_without_spills_or_wrong_descriptors(sizes
         assert not faults, name
 
 
+def test_two_passes_without_gates_have_room_for_large_scores_in_float16():
+    """q k is beyond float16, its scaled score is not."""
+    q = torch.full((1, 64, 1, 256), 26.0, dtype=torch.float16)
+    v = torch.ones(1, 64, 1, 16, dtype=torch.float16) / 1024
+    leaves = [x.clone().requires_grad_() for x in (q, q, v)]
+    o = two_pass_linear(*leaves, chunk=64)
+    found = torch.autograd.grad(o, leaves, v)
+    assert all(bool(x.isfinite().all()) for x in (o, *found))
+    expected = 26.0**2 * 256**0.5 * torch.arange(1, 65) / 1024
+    torch.testing.assert_close(o[0, :, 0, 0].double(), expected.double(), rtol=2e-3, atol=0)
+
+
 @pytest.mark.parametrize("form", [two_pass_linear, one_pass_gla])
 def test_two_passes_without_gates_multiply_in_bfloat16(form, monkeypatch):
     interpret_bfloat16(monkeypatch)

@@ -41,6 +41,13 @@ def test_a_time_that_nothing_can_reach_is_suspicious_and_no_result(pass_):
         ),
         (Ceilings(1000.0, 1.0, read_gbps=900.0), Counts(1, 2**32), 4.2, None),
         (Ceilings(1000.0, 1.0, read_gbps=1080.0), Counts(1, 2**32), 3.8, None),
+        (Ceilings(1000.0, 1.0, read_gbps=4400.0), Counts(1, 2**32), 3.6, None),
+        (
+            Ceilings(1000.0, 1.0, read_gbps=4400.0),
+            Counts(1, 2**32),
+            3.5,
+            "neither a copy nor a read reaches more than 1150",
+        ),
         (
             Ceilings(1000.0, 1.0, read_gbps=1080.0),
             Counts(1, 2**32),

@@ -165,3 +165,30 @@ def test_widths_that_x_names_hide_the_sizes_that_follow_from_them():
     view = make_view([made_up("width-zoo", {"backend": "gla-triton,mamba1,sdpa-flash"})])
     assert view.labels == ["gla-triton", "mamba1", "sdpa-flash"]
     assert list(view.panels[0].x_values) == [1024, 2048]
+
+
+def test_models_are_compared_with_the_base_of_their_own_width():
+    changes = {"backend": "transformer-model,gla-model", "model_width": "512,1024", "layers": "2,4", "compile": "off"}
+    (panel,) = make_panels(rows(made_up("train-340m", changes)), "seqlen")
+    cells = [(row, x) for series in panel.series for x, row in series.rows.items()]
+    for row, x in cells:
+        _, base = find_base(panel, row, x, "transformer-model")
+        assert [base[name] for name in ("model_width", "layers")] == [row[name] for name in ("model_width", "layers")]
+
+
+def test_a_seed_is_compared_with_the_base_of_the_same_seed():
+    changes = {"backend": "sdpa-flash,gla-triton", "seqlen": "1k", "seed": "1,2", "pass": "fwd"}
+    panel = make_panels(rows(made_up("paper-fig2", changes)), "seqlen")[0]
+    cells = [(row, x) for series in panel.series for x, row in series.rows.items()]
+    assert all(find_base(panel, row, x, "sdpa-flash")[1]["seed"] == row["seed"] for row, x in cells)
+
+
+def test_gates_and_chunks_that_differ_with_the_width_are_told():
+    found = rows(made_up("width-zoo", {"backend": "gla-triton", "pass": "fwd"}))
+    told = [{**row, "gate": gate, "chunk": chunk, "parameters": row["parameters"] + ",chunk"}
+            for row, gate, chunk in zip(found, ("strong", "mild"), (16, 64), strict=True)]  # fmt: skip
+    (panel,) = make_panels(told, "width")
+    assert [series.label for series in panel.series] == [
+        "gla-triton (C=16, gate=strong)",
+        "gla-triton (C=64, gate=mild)",
+    ]

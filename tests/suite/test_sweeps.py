@@ -139,6 +139,19 @@ def test_a_cell_of_a_width_keeps_it_and_equals_the_cell_of_the_same_sizes():
     assert [Cell.from_json(cell.to_json()).width for cell in (found, plain)] == [1024, None]
 
 
+@pytest.mark.parametrize(("changes", "width"), [({}, 1024), ({"gate": "strong"}, 1024), ({"heads": "2"}, None)])
+def test_a_width_that_not_all_sizes_follow_is_not_the_cells(changes, width):
+    (found,) = cells(sweep(GLA, width="1k", **changes))
+    assert found.width == width
+
+
+@pytest.mark.parametrize("width", [0, -1, 1.5, "1024", [1, 2], {"a": 1}, True, 10**30])
+def test_a_width_that_is_no_number_of_channels_is_refused(width):
+    (found,) = cells(sweep(SOFTMAX, width="1k"))
+    with pytest.raises(ValueError, match="width"):
+        Cell.from_json({**found.to_json(), "width": width})
+
+
 def test_width_is_what_every_op_publishes():
     found = cells(sweep(GLA, SOFTMAX, MAMBA, width="1k,2k"))
     for cell in found:

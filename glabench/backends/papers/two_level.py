@@ -20,8 +20,9 @@ backward has the same three steps with the states' gradients D, from the last ch
 The papers sum Q dQ - K dK to the end of the sequence, where their terms cancel: 1 % of dg is lost to the rounding of
 bfloat16 at 512 tokens, and more at more. What follows a chunk is S' D', the state after it and the state's gradient.
 
-Scores P and dP go through memory, as in public implementations of subchunks; Algorithms 3 and 4, which have none, keep
-them on chip. `two_pass.py` is the same without gates, with all scores on chip; `one_pass.py` keeps nothing.
+Scores P and dP go through memory, as in public implementations of subchunks; Algorithms 3 and 4, which have no
+subchunks, keep them on chip. `two_pass.py` is the same without gates, with all scores on chip; `one_pass.py` keeps
+nothing.
 """
 
 from typing import Any

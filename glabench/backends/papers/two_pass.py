@@ -37,14 +37,14 @@ def _outputs(
     out = tl.zeros([R, BV], dtype=tl.float32)
     if ACROSS:
         state = tl.load(states + ((bh * (T // C) + n) * K + cols[:, None]) * V + vals[None, :])
-        out = tl.dot(of_q, state, out, input_precision=PRECISION)
+        out = tl.dot(of_q, state, input_precision=PRECISION) * scale
     if WITHIN:
         for j in range(n * C // R, i + 1):
             at = j * R + steps
-            part = tl.dot(of_q, tl.trans(rows_of(k, first + at * H, cols, K)), input_precision=PRECISION)
+            part = tl.dot(of_q, tl.trans(rows_of(k, first + at * H, cols, K)), input_precision=PRECISION) * scale
             part = tl.where(rows[:, None] >= at[None, :], part, 0.0).to(of_q.dtype)
             out = tl.dot(part, rows_of(v, first + at * H, vals, V), out, input_precision=PRECISION)
-    tl.store(o + (first + rows * H)[:, None] * V + vals[None, :], (out * scale).to(o.dtype.element_ty))
+    tl.store(o + (first + rows * H)[:, None] * V + vals[None, :], out.to(o.dtype.element_ty))
 
 
 @triton.jit
