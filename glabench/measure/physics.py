@@ -36,7 +36,7 @@ class Physics:
         copy, read = ceilings.copy_gbps, ceilings.read_gbps
         # Memory that is only read gives more than a copy reaches. Measured before, in a process without backends.
         by_reading = read / copy if copy is not None and read is not None else 1.0
-        self._by_reading = min(max(1.0, by_reading), _MOST_BY_READING)
+        self._margin = _MARGIN * min(max(1.0, by_reading), _MOST_BY_READING)
 
     def why_impossible(self, time_ms: float, least: Counts) -> str | None:
         """Why a time is too short to be true, in a line; None if it is not.
@@ -49,12 +49,11 @@ class Physics:
         ceiling, short = self._ceilings.copy_gbps, f"{significant(time_ms)} ms is too short"
         if least.bytes <= _LARGEST_COPY and gbps > (_SLOWEST_GBPS if ceiling is None else _WORTH_A_COPY * ceiling):
             # Again for a doubtful cell, because the machine may have been busy.
-            fastest = time_ms * _MARGIN * self._by_reading
-            if all(fastest < self._copy_ms(least.bytes, again) for again in (False, True, True)):
+            if all(time_ms * self._margin < self._copy_ms(least.bytes, again) for again in (False, True, True)):
                 return f"{short}: even a copy of as many bytes takes {significant(self._copies[least.bytes])} ms"
-        elif ceiling is not None and gbps > _MARGIN * self._by_reading * ceiling:
-            ceiling *= self._by_reading
-            return f"{short}: {gbps:.0f} GB/s, but neither a copy nor a read reaches more than {ceiling:.0f} GB/s"
+        elif ceiling is not None and gbps > self._margin * ceiling:
+            most = f"{self._margin / _MARGIN * ceiling:.0f} GB/s"
+            return f"{short}: {gbps:.0f} GB/s, but neither a copy nor a read reaches more than {most}"
         if self._device == "cpu" and tflops > max(_SLOWEST_TFLOPS, _MARGIN * (self._tflops or 0)):
             # Again for every doubtful cell, because the machine may have been busy before.
             self._tflops = max(self._tflops or 0, product_tflops(self._median_ms, "cpu", _CPU_PRODUCT) or 0)

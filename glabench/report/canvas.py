@@ -15,6 +15,7 @@ from glabench.report.styles import Style, choose_styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Marker and legend text of each reason for a missing point.
@@ -167,6 +168,19 @@ def frame(plot: Plot) -> None:
     axes.grid(which="major", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def label_log_axis(axis: Axis, low: float, high: float) -> None:
+    """Ticks of a logarithmic axis with plain numbers.
+
+    Decades over wide ranges, even steps within a factor of 8, else 1, 2 and 5 per decade.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    is_narrow, subs = high / low < 8, (1.0,) if high / low > 1000 else (1.0, 2.0, 5.0)
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]) if is_narrow else LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def has_failed(row: Row) -> bool:

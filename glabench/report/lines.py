@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from glabench.records.metrics import TIME
-from glabench.report.canvas import FAILURE_MARKS, PANEL_WIDTH, Layout, Plot, Quantity, frame, lay_out, missing_in
+from glabench.report.canvas import (
+    FAILURE_MARKS,
+    PANEL_WIDTH,
+    Layout,
+    Plot,
+    Quantity,
+    frame,
+    label_log_axis,
+    lay_out,
+    missing_in,
+)
 from glabench.report.choice import has_other_kernels
 from glabench.report.published import published_lines
 from glabench.report.series import Panel, Row, Series
@@ -236,7 +246,7 @@ def _draw_mark(axes: Axes, point: _Break, shift: float, height: float) -> None:
 
 def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool, slanted: bool) -> None:
     """Sets scales, ticks and titles of the axes."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import NullFormatter
 
     axes = plot.axes
     if is_scale:
@@ -257,9 +267,7 @@ def _dress(plot: Plot, places: Mapping[Any, float], is_scale: bool, slanted: boo
         low, high = axes.get_ylim()
         middle = (low * high) ** 0.5
         axes.set_ylim(min(low, middle / _LEAST_RANGE), max(high, middle * _LEAST_RANGE))
-        axes.yaxis.set_major_locator(_log_ticks(*axes.get_ylim()))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        label_log_axis(axes.yaxis, *axes.get_ylim())
     if not axes.lines:  # there is no value to scale the axis by
         axes.set_yticks([])
         axes.set_yticks([], minor=True)
@@ -272,12 +280,3 @@ def _is_slanted(layout: Layout, panel: Panel) -> bool:
     """Whether x values are names that have no room side by side."""
     letters = sum(len(show_x(x)) + 2 for x in panel.x_values)
     return not panel.is_scale and letters > _LETTERS * layout.panel_width / PANEL_WIDTH
-
-
-def _log_ticks(low: float, high: float) -> Any:
-    """Tick positions: decades over wide ranges, even steps within a factor of 8, else 1, 2 and 5 per decade."""
-    from matplotlib.ticker import LogLocator, MaxNLocator
-
-    if high / low < 8:
-        return MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
-    return LogLocator(subs=(1.0,) if high / low > 1000 else (1.0, 2.0, 5.0))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from glabench.records import Run
 from glabench.records.literature import Quality, published_quality
 from glabench.records.metrics import TIME
+from glabench.report.canvas import label_log_axis
 from glabench.report.describe import surroundings_of
 from glabench.report.grid import Grid
 from glabench.report.literature import fits
-from glabench.report.series import Panel, Row, make_view, name_values
+from glabench.report.series import Panel, Row, View, name_values
 from glabench.report.styles import choose_styles
 
 if TYPE_CHECKING:
@@ -74,28 +74,28 @@ def quality_grids(panel: Panel) -> list[Grid]:
     return [Grid(panel.title, f", median time beside published {about}", head, rows, words=("backend", "sizes"))]
 
 
-def has_quality(runs: Sequence[Run]) -> bool:
+def has_quality(view: View) -> bool:
     """Whether there is a figure."""
-    return bool(_panels(runs))
+    return bool(_panels(view))
 
 
-def quality_markdown(runs: Sequence[Run]) -> str:
+def quality_markdown(view: View) -> str:
     """The figure in a page; empty if there is none."""
     image = "![published perplexities of models against times of their mixers](quality.png)"
     caption = "*Published perplexities of models against the times of their mixers here.*"
-    return f"{image}\n\n{caption}" if has_quality(runs) else ""
+    return f"{image}\n\n{caption}" if has_quality(view) else ""
 
 
-def draw_quality(runs: Sequence[Run]) -> Figure:
-    """A panel per published table: its perplexities against the times here. The runs have some, see `has_quality`."""
+def draw_quality(view: View) -> Figure:
+    """A panel per published table: its perplexities against the times here. The view has some, see `has_quality`."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    panels = [(panel, found, source) for panel, found in _panels(runs) for source in _sources(found)]
+    panels = [(panel, found, source) for panel, found in _panels(view) for source in _sources(found)]
     styles = choose_styles({each.label: str(each.row["backend"]) for _, found, _ in panels for each in found})
     with mpl.rc_context(_PLAIN_TEXT):
         figure = Figure(figsize=(_PANEL_WIDTH * len(panels), _HEIGHT), layout="constrained", dpi=160)
-        about = [f"Published: {_tables(panels[0][0])[0].about}", *surroundings_of(list(runs))]
+        about = [f"Published: {_tables(panels[0][0])[0].about}", *surroundings_of(view.runs)]
         title = "Published quality of models against the cost of their mixers" + "\n" * (1 + len(about))
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
         small: dict[str, Any] = {"x": 0.01, "ha": "left", "va": "top", "fontsize": _SMALL_PRINT, "color": "#444444"}
@@ -107,6 +107,8 @@ def draw_quality(runs: Sequence[Run]) -> Figure:
                     look = {**styles[each.label].line, "linestyle": "none", "markersize": 8}
                     axes.plot(each.row[TIME.field], each.perplexity[source], label=each.label, **look)
             _frame(axes, f"{source}; {panel.title}")
+        for axes in all_axes:  # which share their scales
+            label_log_axis(axes.xaxis, *axes.get_xlim())
         lines = {line.get_label(): line for axes in all_axes for line in axes.lines}
         place: dict[str, Any] = {"loc": "outside lower left", "ncols": 2, "frameon": False, "fontsize": _SMALL_PRINT}
         figure.legend(handles=list(lines.values()), **place)
@@ -115,12 +117,7 @@ def draw_quality(runs: Sequence[Run]) -> Figure:
 
 
 def _frame(axes: Axes, title: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.1, y=0.1)
     axes.set_xlabel("median time of the mixer here, ms")
     axes.set_title(title, fontsize=_SMALL_PRINT + 0.5)
@@ -129,8 +126,8 @@ def _frame(axes: Axes, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _panels(runs: Sequence[Run]) -> list[tuple[Panel, list[Trained]]]:
-    return [(panel, found) for panel in make_view(runs).panels if (found := trained_in(panel))]
+def _panels(view: View) -> list[tuple[Panel, list[Trained]]]:
+    return [(panel, found) for panel in view.panels if (found := trained_in(panel))]
 
 
 def _sources(found: Sequence[Trained]) -> list[str]:

@@ -56,9 +56,9 @@ def write_report(
         check_figure(figure)
     folder.mkdir(parents=True, exist_ok=True)
     csv, page, *figures = paths = [folder / name for name in _WRITTEN]
-    extra = _drawn_besides(runs)
-    _make_way([*paths, *(folder / name for name in extra)])
     view = make_view(runs)
+    extra = _drawn_besides(view)
+    _make_way([*paths, *(folder / name for name in extra)])
     drawn = choose_drawn(metrics)
     csv.write_text(to_csv(to_frame(runs)), encoding="utf-8")
     page.write_text(make_page(view, metrics, drawn, against), encoding="utf-8")
@@ -66,26 +66,25 @@ def write_report(
     for path in (*figures, *more):
         save_figure(made, path)
     for name, drawing in extra.items():
-        save_figure(drawing(runs), folder / name)
+        save_figure(drawing(), folder / name)
     return [*paths, *(folder / name for name in extra), *more]
 
 
-def _drawn_besides(runs: Sequence[Run]) -> dict[str, Callable[[Sequence[Run]], Figure]]:
+def _drawn_besides(view: View) -> dict[str, Callable[[], Figure]]:
     """The figures of learning rates, of perplexities, and of a single run's profiles, by their files' names."""
-    found: dict[str, Callable[[Sequence[Run]], Figure]] = {_RATES: draw_rates} if has_rates(runs) else {}
-    found |= {_QUALITY: draw_quality} if has_quality(runs) else {}
-    if len(runs) > 1 or not runs[0].profiles:
-        return found
-    of_run = {_PROFILE: draw_profiles}
-    if bars_of(runs[0]):
-        of_run[_PARTS] = draw_parts
-    if kernel_roof(runs[0]) is not None:
-        of_run[_ROOF] = draw_kernel_roof
-    return found | {name: partial(_of_one, draw) for name, draw in of_run.items()}
-
-
-def _of_one(draw: Callable[[Run], Figure], runs: Sequence[Run]) -> Figure:
-    return draw(runs[0])
+    runs = view.runs
+    found: dict[str, Callable[[], Figure]] = {}
+    if has_rates(runs):
+        found[_RATES] = partial(draw_rates, runs)
+    if has_quality(view):
+        found[_QUALITY] = partial(draw_quality, view)
+    if len(runs) == 1 and runs[0].profiles:
+        found[_PROFILE] = partial(draw_profiles, runs[0])
+        if bars_of(runs[0]):
+            found[_PARTS] = partial(draw_parts, runs[0])
+        if kernel_roof(runs[0]) is not None:
+            found[_ROOF] = partial(draw_kernel_roof, runs[0])
+    return found
 
 
 def _make_way(paths: Sequence[Path]) -> None:
@@ -150,7 +149,7 @@ def make_page(view: View, metrics: Sequence[Metric], drawn: Sequence[Metric], ag
     profiles = [section(view.runs[0]) for section in of_profiles] if len(view.runs) == 1 else [_left_out(view.runs)]
     choice = [escape(line) for run in view.runs if run.sweep.x == CHUNK for line in recommend(run)]
     choice = ["## What to take", *choice] if choice else []
-    besides = [quality_markdown(view.runs), rates_markdown(view.runs)]
+    besides = [quality_markdown(view), rates_markdown(view.runs)]
     head = [f"# {title_of(view.runs)}", *described, lines + "\n" + figure, caption]
     parts = [*head, *besides, tables, *profiles, *choice]
     return "\n\n".join(filter(None, parts))

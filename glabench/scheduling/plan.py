@@ -17,7 +17,7 @@ from glabench.measure.outcome import one_line
 from glabench.measure.settings import Settings
 from glabench.records import Record, RunFolder
 from glabench.records.environment import device_name, device_number
-from glabench.sweeps import Cell, Sweep, expand, load_sweep, resolve
+from glabench.sweeps import Cell, Sweep, as_sweep, expand, resolve
 
 RUNS = Path("runs")
 _MOST_RUNS = 20
@@ -159,7 +159,7 @@ def make_plan(
     Without settings, the sweep's own count. Raises UsageError for a wrong sweep or axis, NothingToRunError if the sweep
     has no cell.
     """
-    loaded = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep))
+    loaded = as_sweep(sweep)
     settings = settings or settings_for(loaded, place.kind)
     if settings.timing == "graph" and place.kind != "cuda":
         raise UsageError("--timing: 'graph' needs a GPU (allowed here: cold, hot, eager)")

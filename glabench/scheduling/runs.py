@@ -24,7 +24,7 @@ from glabench.scheduling.loop import Lane, Version, measure_lanes, missing_cells
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import LONG_S, Place, Plan, expected_seconds, find_place, make_plan, settings_for
 from glabench.scheduling.process import ProcessWorker
-from glabench.sweeps import Sweep, load_sweep
+from glabench.sweeps import Sweep, as_sweep
 
 _BUSY_PCT = 10
 
@@ -62,7 +62,7 @@ class Request:
         """The plan for the request. Raises UsageError, NothingToRunError."""
         place = self.find_place()
         sweep = self.sweep_on_cpu if self.sweep_on_cpu and place.kind == "cpu" else self.sweep
-        loaded = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep))
+        loaded = as_sweep(sweep)
         settings = settings_for(loaded, place.kind, self.settings)
         plan = make_plan(loaded, self.axes, settings, place, self.arguments)
         _check_op(plan, self.op)

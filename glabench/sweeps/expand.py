@@ -245,7 +245,8 @@ def _settings(axes: Mapping[str, str], traits: Traits, sweep: str) -> list[list[
         choices = traits.choices(axis, axes[axis], f"sweep {sweep}: {axis}")
         # A width that only some sizes follow is not the cell's.
         own = {n for n, by in winner.items() if by == axis}
-        own |= {WIDTH.name} if own.issuperset(traits.targets(axis)) else set()
+        if own.issuperset(traits.targets(axis)):
+            own.add(WIDTH.name)
         found.append([{n: value for n, value in each.items() if n in own} for each in choices])
     _check_values(found)
     return found

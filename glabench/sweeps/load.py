@@ -80,6 +80,11 @@ def preset_text(name: str) -> str:
     return (resources.files("glabench.sweeps") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
 
 
+def as_sweep(sweep: str | Path | Sweep) -> Sweep:
+    """A sweep as it is, or the one that `load_sweep` finds."""
+    return sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep))
+
+
 def load_sweep(name: str) -> Sweep:
     """Reads a preset by name, or a sweep file by its path, which ends in .toml. Raises UsageError."""
     if name.endswith(".toml"):

@@ -151,7 +151,7 @@ def test_perplexities_stand_beside_the_times_of_the_gate_family():
 
 def test_perplexities_are_drawn_against_the_times_of_the_gate_family(tmp_path):
     run = stored("h100-gate-family")
-    (left, right) = draw_quality([run]).axes
+    (left, right) = draw_quality(make_view([run])).axes
     assert {axes.get_title() for axes in (left, right)} == {
         "final paper, Table 2; forward + backward",
         "version 3, Table 2; forward + backward",
@@ -170,7 +170,7 @@ def test_perplexities_are_drawn_against_the_times_of_the_gate_family(tmp_path):
 
 def test_dots_of_perplexities_say_what_differs_between_their_cells():
     runs = [stored("h100-gate-family"), stored("h200-gate-family")]
-    labels = [line.get_label() for line in draw_quality(runs).axes[0].lines]
+    labels = [line.get_label() for line in draw_quality(make_view(runs)).axes[0].lines]
     assert len(labels) == len(set(labels)) == 12
     assert "none: h100-gate-family: linear-triton, H=4 K=128 V=256" in labels
     (panel,) = (

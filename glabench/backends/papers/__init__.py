@@ -8,11 +8,13 @@ TARGETS = 16
 # Columns of keys and of values that a program of `two_level.py` and `two_pass.py` has at most. With 32 of 64 columns of
 # keys, ptxas 12.8 gave their gradients a wrong descriptor (kernels/NOTES.md, "Faults of the compiler").
 MOST_COLUMNS = 64
+# Rows of a chunk that such a program, or one of `one_pass.py`, multiplies at a time.
+MOST_ROWS = 64
 
 
 def rows_of_blocks(C: int, is_float32: bool) -> int:
     """Rows that a program of `two_pass.py` has; in float32, 64 would have kilobytes of stack."""
-    return min(C, 16 if is_float32 else 64)
+    return min(C, 16 if is_float32 else MOST_ROWS)
 
 
 def state_columns(K: int, V: int) -> int:

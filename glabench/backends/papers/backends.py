@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import FORWARDS, Backend, Counts, Part, Requirement
 from glabench.backends.gla import CHUNK, KEPT
-from glabench.backends.papers import MOST_COLUMNS, rows_of_blocks, state_columns, value_columns
+from glabench.backends.papers import MOST_COLUMNS, MOST_ROWS, rows_of_blocks, state_columns, value_columns
 from glabench.ops import BYTES, GLA, GLA_BOTH, LINEAR
 from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
@@ -106,14 +106,31 @@ class _TwoLevel(_InTriton):
             return lambda: one_pass_gla(q, k, v, inputs.get("g"), C, c)
         return self._with_states(inputs, C, c)
 
+    def executes(self, cell: Cell) -> Counts:
+        return self._executes_anew(cell) if _keeps_nothing(cell) else self._executes_with_states(cell)
+
+    def parts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
+        """Of a forward that keeps states: within chunks, across them, and what else it has. Both write an o."""
+        if cell.has_backward or _keeps_nothing(cell):
+            return {}
+        return self._parts_with_states({name: x.detach() for name, x in inputs.items()}, cell)
+
     @abstractmethod
     def _with_states(self, inputs: Mapping[str, Tensor], C: int, c: int) -> Callable[[], Tensor]:
         """The call that keeps states."""
 
+    @abstractmethod
+    def _executes_with_states(self, cell: Cell) -> Counts:
+        """`executes` if states are kept."""
+
+    @abstractmethod
+    def _parts_with_states(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
+        """`parts` if states are kept."""
+
     def _rows(self, cell: Cell) -> int:
-        """The rows that a program has of scores."""
+        """The rows that a program has of scores if nothing is kept."""
         C, c = self.chunks(cell)
-        return c if self.op == "gla" else min(C, 64)
+        return c if self.op == "gla" else min(C, MOST_ROWS)
 
     def _programs(self, cell: Cell, backward: bool) -> int:
         """Programs that share a head if nothing is kept."""
@@ -164,10 +181,8 @@ class GlaTwoLevel(_TwoLevel):
         held = of_gates if _keeps_nothing(cell) else 2 * of_gates + scores
         return super().working_bytes(cell) + cell.tokens * H * held
 
-    def executes(self, cell: Cell) -> Counts:
+    def _executes_with_states(self, cell: Cell) -> Counts:
         """States, scores and outputs as products, with those of whole blocks; scores within a subchunk one by one."""
-        if _keeps_nothing(cell):
-            return self._executes_anew(cell)
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         (C, c), tokens = self.chunks(cell), FORWARDS[cell.pass_] * cell.tokens * H
         per_token = 4 * K * V + self._pairs(cell)
@@ -181,13 +196,11 @@ class GlaTwoLevel(_TwoLevel):
         q, k, v, g = (inputs[name] for name in ("q", "k", "v", "g"))
         return lambda: two_level_gla(q, k, v, g, C, c)
 
-    def parts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
-        """Of a forward: within chunks, across them, and sums of gates. Each of the first two writes an o."""
+    def _parts_with_states(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
+        """Besides, the sums of gates."""
         from glabench.backends.papers.two_level import across_chunks, chunk_sums, within_chunks
 
-        if cell.has_backward or _keeps_nothing(cell):
-            return {}
-        q, k, v, g = (inputs[name].detach() for name in ("q", "k", "v", "g"))
+        q, k, v, g = (inputs[name] for name in ("q", "k", "v", "g"))
         C, c = self.chunks(cell)
         b = chunk_sums(g, C)
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
@@ -205,12 +218,12 @@ class GlaTwoLevel(_TwoLevel):
         """Operations per token of scores and of their products with values."""
         K, V = cell.sizes("key_dim", "value_dim")
         C, c = self.chunks(cell)
-        return (C + min(C, 64)) * V + (C - c) * K + 4 * c * K
+        return (C + min(C, MOST_ROWS)) * V + (C - c) * K + 4 * c * K
 
     def _score_columns(self, cell: Cell) -> float:
         """Scores that a token's row has written, and read again: blocks up to the diagonal, on average."""
         C, c = self.chunks(cell)
-        return (C + c) / 2 + (C + min(C, 64)) / 2
+        return (C + c) / 2 + (C + min(C, MOST_ROWS)) / 2
 
 
 class GlaStoredStates(_InTriton):
@@ -301,10 +314,8 @@ class LinearTwoPass(_TwoLevel):
         "linear attention as in the paper: states first or none kept, in Triton",
     )
 
-    def executes(self, cell: Cell) -> Counts:
+    def _executes_with_states(self, cell: Cell) -> Counts:
         """Products with those of whole blocks; each program computes the scores that it needs itself."""
-        if _keeps_nothing(cell):
-            return self._executes_anew(cell)
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         (C, _), rows = self.chunks(cell), self._rows_of_blocks(cell)
         of_values, of_keys = (-(-D // MOST_COLUMNS) for D in (V, K))
@@ -325,13 +336,10 @@ class LinearTwoPass(_TwoLevel):
         q, k, v = (inputs[name] for name in ("q", "k", "v"))
         return lambda: two_pass_linear(q, k, v, C)
 
-    def parts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
-        """Of a forward: within chunks, and across them. Each writes an o."""
+    def _parts_with_states(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
         from glabench.backends.papers.two_pass import across_chunks, within_chunks
 
-        if cell.has_backward or _keeps_nothing(cell):
-            return {}
-        q, k, v = (inputs[name].detach() for name in ("q", "k", "v"))
+        q, k, v = (inputs[name] for name in ("q", "k", "v"))
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         C, size, tokens = self.chunks(cell)[0], BYTES[cell.dtype], cell.tokens * H
         pairs = (C + self._rows_of_blocks(cell)) * (V + -(-V // MOST_COLUMNS) * K)

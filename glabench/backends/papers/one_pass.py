@@ -27,8 +27,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from glabench.backends.papers import value_columns
-from glabench.backends.papers.two_level import MOST_ROWS, chunk_sums, own_scores, rows_of
+from glabench.backends.papers import MOST_ROWS, value_columns
+from glabench.backends.papers.two_level import chunk_sums, own_scores, rows_of
 
 
 @triton.jit

@@ -32,12 +32,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from glabench.backends.papers import MOST_COLUMNS
+from glabench.backends.papers import MOST_COLUMNS, MOST_ROWS
 
 # Numbers in a tile of a chunk's keys at most.
 _TILE = 8192
-# Rows of a chunk that are multiplied at a time.
-MOST_ROWS = 64
 # A gate below this empties a state in every format; sums of it are still exact enough.
 _LEAST_GATE = -60.0
 
