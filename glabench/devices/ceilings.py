@@ -6,9 +6,10 @@ from collections.abc import Callable
 MedianMs = Callable[[Callable[[], object]], float]
 
 _BUFFER_BYTES = 2**30
+# So large that what a flush left to be written back is less than 1 % of what is read; and never more than this share of
+# the free memory.
+_READ_BYTES, _READ_SHARE = 2**33, 0.5
 _PRODUCT_SIZE, _FP32_PRODUCT_SIZE = 8192, 4096
-# Numbers of each of the sums of a read.
-_ROW = 1024
 # Both buffers together fill so much of the L2 cache, of which a GPU may keep two copies; they are copied so many times.
 _L2_SHARE, _L2_TIMES = 0.25, 100
 
@@ -28,24 +29,26 @@ def copy_bandwidth_gbps(median_ms: MedianMs, device: str = "cuda", buffer_bytes:
     return 2 * source.numel() * source.element_size() / median_ms(lambda: target.copy_(source)) / 1e6
 
 
-def read_bandwidth_gbps(median_ms: MedianMs, device: str = "cuda", buffer_bytes: int = 2 * _BUFFER_BYTES) -> float:
-    """GB/s that sums of rows read from the device's memory, which can be more than a copy moves.
+def read_bandwidth_gbps(median_ms: MedianMs, free_bytes: int, device: str = "cuda") -> float:
+    """GB/s of a kernel that reads the device's memory and writes next to nothing, which can be more than a copy moves.
 
-    The buffer has as many bytes as a copy moves in total. Raises torch.OutOfMemoryError if memory is too small.
+    Raises torch.OutOfMemoryError if memory is too small.
     """
     import torch
 
-    numbers = torch.randint(-(2**31), 2**31, (buffer_bytes // 4 // _ROW, _ROW), dtype=torch.int32, device=device)
-    numbers = numbers.view(torch.float32)
-    sums = numbers.new_empty(len(numbers))
-    return numbers.numel() * numbers.element_size() / median_ms(lambda: torch.sum(numbers, 1, out=sums)) / 1e6
+    from glabench.devices.moving import PIECE, read_pieces
+
+    pieces = max(1, min(_READ_BYTES, int(_READ_SHARE * free_bytes)) // (4 * PIECE))
+    numbers = torch.randint(-(2**31), 2**31, (pieces * PIECE,), dtype=torch.int32, device=device)
+    found = numbers.new_empty(pieces)
+    return numbers.numel() * numbers.element_size() / median_ms(lambda: read_pieces(numbers, found)) / 1e6
 
 
 def l2_copy_gbps(median_ms: MedianMs, l2_bytes: int, device: str = "cuda") -> float:
     """GB/s that a copy within a GPU's L2 cache reads plus writes, all multiprocessors together."""
     import torch
 
-    from glabench.devices.l2 import BLOCK, copy_to_and_fro
+    from glabench.devices.moving import BLOCK, copy_to_and_fro
 
     size = max(1, int(l2_bytes * _L2_SHARE) // (2 * 4 * BLOCK)) * BLOCK
     source = torch.randint(-(2**31), 2**31, (size,), dtype=torch.int32, device=device)

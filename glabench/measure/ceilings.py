@@ -49,7 +49,7 @@ def main() -> None:
     found = Ceilings(copy_gbps=copy_bandwidth_gbps(of_calls), product_tflops=product_tflops(of_calls))
     # A machine that cannot have the others, for lack of memory or a C compiler, does without.
     with suppress(Exception):
-        found = replace(found, read_gbps=read_bandwidth_gbps(of_calls))
+        found = replace(found, read_gbps=read_bandwidth_gbps(of_calls, torch.cuda.mem_get_info()[0]))
     with suppress(Exception):
         found = replace(found, fp32_product_tflops=fp32_product_tflops(of_calls))
     with suppress(Exception):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ from glabench.devices.ceilings import (
 from glabench.devices.choice import Device, parse_device
 from glabench.devices.clock import sm_clock
 from glabench.devices.environment import collect, main, probe
-from glabench.devices.l2 import BLOCK, copy_to_and_fro
+from glabench.devices.moving import BLOCK, PIECE, copy_to_and_fro, read_pieces
 from glabench.devices.nvml import DeviceState, Nvml, open_nvml
 from glabench.devices.resident import peak_resident_mib
 from glabench.errors import GlabenchError, UsageError
@@ -224,11 +225,16 @@ def test_a_copy_counts_what_it_reads_and_writes():
     assert copy_bandwidth_gbps(run_once(2.0), "cpu", buffer_bytes=4000) == pytest.approx(2 * 4000 / 2.0 / 1e6)
 
 
-def test_a_read_counts_what_it_reads(monkeypatch):
-    summed = []
-    monkeypatch.setattr(torch, "sum", lambda numbers, dim, out: summed.append(numbers.numel()))
-    assert read_bandwidth_gbps(run_once(2.0), "cpu", buffer_bytes=10_000) == pytest.approx(8192 / 2.0 / 1e6)
-    assert summed == [2048]
+def test_a_read_counts_what_it_reads_of_half_of_the_free_memory():
+    free = 2 * 4 * 3 * PIECE + 1
+    assert read_bandwidth_gbps(run_once(2.0), free, "cpu") == pytest.approx(4 * 3 * PIECE / 2.0 / 1e6)
+
+
+def test_a_read_reads_every_number_once():
+    numbers = torch.randint(-(2**31), 2**31, (2, PIECE), dtype=torch.int32)
+    found = torch.zeros(2, dtype=torch.int32)
+    read_pieces(numbers, found)
+    assert found.tolist() == np.bitwise_xor.reduce(numbers.numpy(), axis=1).tolist()
 
 
 def test_a_copy_within_the_cache_counts_both_ways_of_all_rounds():
