@@ -15,7 +15,7 @@ from glabench.measure.accuracy import first_nonfinite
 from glabench.measure.at_size import Results
 from glabench.measure.energy import energy_per_call
 from glabench.measure.job import Job
-from glabench.measure.memory import limited, measure_memory
+from glabench.measure.memory import give_back_unused, limited, measure_memory
 from glabench.measure.outcome import is_out_of_memory
 from glabench.measure.physics import Physics
 from glabench.measure.rates import with_rates
@@ -59,6 +59,7 @@ class CellMeter:
     def _measure(self, cell: Cell) -> Record:
         """A cell that is refused keeps its errors, but neither time nor memory."""
         record = self._job.begin(cell)
+        give_back_unused(cell.device)
         workload = self._work.prepare(cell)
         record = self._checked(record, workload)
         if record.status != "ok":

@@ -28,6 +28,18 @@ class Memory:
     process_memory_mib: float | None = None
 
 
+def give_back_unused(device: Literal["cuda", "cpu"]) -> None:
+    """Has torch give back what it keeps of freed tensors on a GPU.
+
+    Before a cell has its inputs: they would lie in the large pieces that earlier cells left, which torch could then not
+    give back when the cell needs more.
+    """
+    if device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+
+
 @contextmanager
 def limited(mib: int | None) -> Iterator[None]:
     """Has torch hold no more than this on the GPU, inputs included, as if it had less memory; None: no limit."""

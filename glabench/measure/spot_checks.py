@@ -125,20 +125,25 @@ class SpotChecks(Between):
         start, most = time.monotonic(), _SHARE_FOR_KEPT * (self._sampled_s or 0.0)
         self._draw.shuffle(self._reservoir.kept)
         for number, one in enumerate(self._reservoir.kept):
-            if number >= _LEAST_KEPT and time.monotonic() - start > most:
+            is_early = time.monotonic() - start < most
+            if number >= _LEAST_KEPT and not is_early:
                 break
-            inputs, grad_outputs = self._make(one.seed)
-            first = one.parts[0]
-            named = {name: x for name, x in first.items() if name in self._op.outputs(self._cell)}
-            gradients = {name[1:]: x for name, x in first.items() if name not in named}
-            results = Results(inputs, grad_outputs, named, gradients)
-            found = [check_drawn(self._op, self._cell, results, self._bound, one.regions, one.parts, self._usual)]
-            if one.shared and (number == 0 or time.monotonic() - start < most):
-                shared = {name[1:]: x for name, x in one.shared.items()}
-                found.append(check_everything(self._op, self._cell, Results(inputs, grad_outputs, {}, shared)))
-            if problem := describe(worst_of(found), _DOES_NOT_FIT):
+            if problem := self._problem_of(one, with_shared=number == 0 or is_early):
                 raise WrongResultError(problem)
         self._reservoir.kept.clear()
+
+    def _problem_of(self, one: Kept, with_shared: bool) -> str | None:
+        """What is wrong with a sample that was kept. Its inputs are gone on return, before the next one's are made."""
+        inputs, grad_outputs = self._make(one.seed)
+        first = one.parts[0]
+        named = {name: x for name, x in first.items() if name in self._op.outputs(self._cell)}
+        gradients = {name[1:]: x for name, x in first.items() if name not in named}
+        results = Results(inputs, grad_outputs, named, gradients)
+        found = [check_drawn(self._op, self._cell, results, self._bound, one.regions, one.parts, self._usual)]
+        if one.shared and with_shared:
+            shared = {name[1:]: x for name, x in one.shared.items()}
+            found.append(check_everything(self._op, self._cell, Results(inputs, grad_outputs, {}, shared)))
+        return describe(worst_of(found), _DOES_NOT_FIT)
 
     def expect(self, everything: bool = False) -> None:
         """Makes the result after the next `renew` be looked at, perhaps in all its parts."""

@@ -24,6 +24,8 @@ _HIDES: Mapping[str, tuple[str, ...]] = {
 }
 # The axis that sets all sizes of an op, and these; the head dim is also there as that of keys and of values.
 _WIDTH = "width"
+# The least share of backends, or of lines, in which an axis varies that a report is drawn against.
+_LEAST_SHARE_WITH_LINES = 0.25
 _SIZES = (*(name for name in WORDS if is_size(name) and name != "head_dim"), "inner")
 PASS_TITLES = {
     "infer": "forward without gradients",
@@ -115,7 +117,7 @@ class View:
         Those that do not depend on x are not counted.
         """
         series = [each for panel in self.panels for each in panel.series if not each.is_constant]
-        return bool(series) and 4 * sum(len(each.rows) > 1 for each in series) >= len(series)
+        return bool(series) and sum(len(each.rows) > 1 for each in series) >= _LEAST_SHARE_WITH_LINES * len(series)
 
     @property
     def against(self) -> str | None:
@@ -167,7 +169,8 @@ def rows_of_runs(runs: Sequence[Run]) -> list[Row]:
 def choose_x(rows: Sequence[Row], wanted: str) -> str:
     """The x axis: `wanted`, unless that is constant and exactly one other numeric axis varies.
 
-    Seeds are numbers, but no scale: each has a line of its own.
+    An axis that varies in less than a quarter of the backends is none for the rest. Seeds are numbers, but no scale:
+    each has a line of its own.
     """
     has_square_heads = all(row["key_dim"] == row["value_dim"] for row in rows)
     if wanted == "head_dim" and not has_square_heads:
@@ -175,10 +178,18 @@ def choose_x(rows: Sequence[Row], wanted: str) -> str:
     if len({x_of(row, wanted) for row in rows} - {None}) > 1:
         return wanted
     backends = _by_backend(rows).values()
-    varying = {name for own in backends for name in _varying(own, ["seed"]) if _all_numbers(own, name)}
-    if has_square_heads and not varying.isdisjoint(_HIDES["head_dim"]):
-        varying = varying - {*_HIDES["head_dim"]} | {"head_dim"}
-    return varying.pop() if len(varying) == 1 else wanted
+    of_each = [{name for name in _varying(own, ["seed"]) if _all_numbers(own, name)} for own in backends]
+    if has_square_heads:
+        of_each = [_as_head_dim(own) for own in of_each]
+    varying = set().union(*of_each)
+    if len(varying) != 1 or sum(map(bool, of_each)) < _LEAST_SHARE_WITH_LINES * len(of_each):
+        return wanted
+    return varying.pop()
+
+
+def _as_head_dim(axes: set[str]) -> set[str]:
+    """Axes with `head_dim` in place of those that it hides."""
+    return axes if axes.isdisjoint(_HIDES["head_dim"]) else axes - {*_HIDES["head_dim"]} | {"head_dim"}
 
 
 def x_of(row: Row, axis: str) -> Any:

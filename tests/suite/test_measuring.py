@@ -3,6 +3,7 @@
 import json
 import math
 import time
+import weakref
 from dataclasses import replace
 from itertools import product
 
@@ -412,3 +413,26 @@ def test_a_reason_holds_no_path_of_the_machine_and_is_not_endless():
     assert one_line("a/b and 3 /4 stay") == "a/b and 3 /4 stay"
     assert one_line("see https://example.org/a/b, folder c") == "see https://example.org/a/b, folder c"
     assert len(one_line("x" * 1000)) == 300
+
+
+def test_no_more_than_two_sets_of_inputs_are_in_memory_at_once():
+    """A cell's own, and one that it is renewed from or compared with: a cache may fill half of a GPU."""
+
+    large = replace(CELL, seqlen=300)  # more than the small cell, which is compared first
+
+    class Counting(type(LINEAR)):
+        def __init__(self):
+            self.made, self.most = [], 0
+
+        def make_values(self, cell, other=0):
+            if cell == large:
+                self.most = max(self.most, 1 + sum(x() is not None for x in self.made))
+            values = super().make_values(cell, other)
+            if cell == large:
+                self.made.append(weakref.ref(values["q"]))
+            return values
+
+    op = Counting()
+    backend = REGISTRY["linear-torch"]
+    assert CellMeter(OpWork(op, backend), JOB, FakeTimer(constant())).measure(large).status == "ok"
+    assert op.most == 2

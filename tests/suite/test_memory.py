@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from glabench.backends import load_registry
+from glabench.measure.cell import CellMeter
 from glabench.measure.job import Job
 from glabench.measure.loop import with_memory
 from glabench.measure.memory import left_in_container, limited, measure_memory
@@ -66,6 +67,20 @@ def test_memory_of_a_models_step_is_all_that_is_held(allocator):
     cell = Cell("gla-model", "training", "fwd+bwd", 1, 64, "bf16", Parameters({}), "cuda")
     found = with_memory(Job("gla-model", "run", "cuda").begin(cell), allocator.call)
     assert (found.peak_allocated_mib, found.peak_reserved_mib) == (140, 140)
+
+
+def test_what_earlier_cells_left_is_given_back_before_a_cell_has_its_inputs(monkeypatch):
+    done = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("given back"))
+
+    def prepare(cell):
+        done.append("inputs")
+        raise MemoryError
+
+    cell = Cell("gla-triton", "gla", "infer", 1, 64, "bf16", Parameters({}), "cuda")
+    with pytest.raises(MemoryError):
+        CellMeter(SimpleNamespace(prepare=prepare), Job("gla-triton", "run", "cuda"), None).measure(cell)
+    assert done == ["given back", "inputs"]
 
 
 @pytest.mark.parametrize(("limit_mib", "share"), [(None, None), (40 * 1024, 0.5), (200 * 1024, 1.0)])
