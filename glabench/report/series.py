@@ -1,5 +1,6 @@
 """Arranges rows of runs for reports: one panel per pass, with one series per backend and setting over the x axis."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -169,8 +170,8 @@ def rows_of_runs(runs: Sequence[Run]) -> list[Row]:
 def choose_x(rows: Sequence[Row], wanted: str) -> str:
     """The x axis: `wanted`, unless that is constant and exactly one other numeric axis varies.
 
-    An axis that varies in less than a quarter of the backends is none for the rest. Seeds are numbers, but no scale:
-    each has a line of its own.
+    An axis that varies in less than a quarter of the backends is none for the rest, and does not count. Seeds are
+    numbers, but no scale: each has a line of its own.
     """
     has_square_heads = all(row["key_dim"] == row["value_dim"] for row in rows)
     if wanted == "head_dim" and not has_square_heads:
@@ -181,10 +182,9 @@ def choose_x(rows: Sequence[Row], wanted: str) -> str:
     of_each = [{name for name in _varying(own, ["seed"]) if _all_numbers(own, name)} for own in backends]
     if has_square_heads:
         of_each = [_as_head_dim(own) for own in of_each]
-    varying = set().union(*of_each)
-    if len(varying) != 1 or sum(map(bool, of_each)) < _LEAST_SHARE_WITH_LINES * len(of_each):
-        return wanted
-    return varying.pop()
+    times = Counter(name for own in of_each for name in own)
+    varying = [name for name, count in times.items() if count >= _LEAST_SHARE_WITH_LINES * len(backends)]
+    return varying[0] if len(varying) == 1 else wanted
 
 
 def _as_head_dim(axes: set[str]) -> set[str]:

@@ -417,7 +417,6 @@ def test_a_reason_holds_no_path_of_the_machine_and_is_not_endless():
 
 def test_no_more_than_two_sets_of_inputs_are_in_memory_at_once():
     """A cell's own, and one that it is renewed from or compared with: a cache may fill half of a GPU."""
-
     large = replace(CELL, seqlen=300)  # more than the small cell, which is compared first
 
     class Counting(type(LINEAR)):

@@ -91,6 +91,7 @@ def test_the_chunk_that_a_backend_chose_has_a_series_of_its_own():
         ("paper-fig2", {"seqlen": "1k", "batch": "1,2", "heads": "1,2"}, "seqlen"),
         ("paper-v3-width", {"seqlen": "1k", "state_size": "16,32"}, "state_size"),
         ("op-zoo", {}, "seqlen"),  # the chunk varies in one of its backends alone
+        ("op-zoo", {"batch": "8,32"}, "batch"),
     ],
 )
 def test_the_axis_that_varies_is_drawn_against(preset, changes, x):
