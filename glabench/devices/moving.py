@@ -7,7 +7,7 @@ from torch import Tensor
 
 BLOCK = 4096
 # Blocks that each program of a read reads.
-_BLOCKS_PER_PIECE = 16
+_BLOCKS_PER_PIECE = 4
 PIECE = BLOCK * _BLOCKS_PER_PIECE
 
 

@@ -64,6 +64,7 @@ class CellMeter:
         record = self._checked(record, workload)
         if record.status != "ok":
             return record
+        give_back_unused(cell.device)
         checked, checks = record, None
         if record.check_seed is not None:
             # A graph's replays share what they keep for a backward, which frees it.

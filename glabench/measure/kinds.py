@@ -18,6 +18,7 @@ from glabench.errors import UsageError
 from glabench.measure.cell import CellMeter
 from glabench.measure.decoding import DecodeMeter
 from glabench.measure.job import Job
+from glabench.measure.memory import take_workspaces
 from glabench.measure.ranks import known_ranks
 from glabench.measure.recall import RecallMeter
 from glabench.measure.text import TextMeter, ready_step
@@ -50,7 +51,9 @@ class Kind:
 
 
 def _cell_meter(op: Op, backend: Backend, job: Job, device: str, nvml: Nvml | None) -> Meter:
-    return CellMeter(OpWork(op, backend), job, timer_for(device, job.settings.timing), nvml)
+    timer = timer_for(device, job.settings.timing)  # which may choose the stream
+    take_workspaces(device)
+    return CellMeter(OpWork(op, backend), job, timer, nvml)
 
 
 def _ready_cell(op: Op, backend: Backend, cell: Cell) -> tuple[Mapping[str, Tensor], Steps]:

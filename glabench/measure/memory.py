@@ -31,13 +31,26 @@ class Memory:
 def give_back_unused(device: Literal["cuda", "cpu"]) -> None:
     """Has torch give back what it keeps of freed tensors on a GPU.
 
-    Before a cell has its inputs: they would lie in the large pieces that earlier cells left, which torch could then not
-    give back when the cell needs more.
+    Before a cell has tensors that stay: they would lie in the large pieces that earlier ones left, which torch could
+    then not give back when the cell needs more.
     """
     if device == "cuda":
         import torch
 
         torch.cuda.empty_cache()
+
+
+def take_workspaces(device: str) -> None:
+    """Has torch take the memory on a GPU that cuBLAS works in, which torch keeps until the process ends.
+
+    Before the first cell: it would lie in a large piece that a cell's check or call has left, which torch could then
+    not give back. Forward and backward passes run in threads that have one each.
+    """
+    if device == "cuda":
+        import torch
+
+        x = torch.ones(16, 16, device=device, requires_grad=True)
+        torch.autograd.grad((x @ x).sum(), x)
 
 
 @contextmanager

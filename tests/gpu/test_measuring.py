@@ -14,6 +14,7 @@ from glabench.devices.nvml import open_nvml
 from glabench.measure.ceilings import find_ceilings
 from glabench.measure.energy import energy_per_call
 from glabench.measure.known import spin
+from glabench.measure.memory import give_back_unused, take_workspaces
 from glabench.measure.timer import CudaTimer
 
 SMALL = ["--batch", "2", "--heads", "4", "--head-dim", "64", "--time-limit", "0.2"]
@@ -120,6 +121,34 @@ def test_a_record_says_under_what_circumstances_it_was_taken(tmp_path):
     if nvml.energy_j() is not None:
         assert 0 < record["energy_j"] < 1
         assert 50 < record["energy_j"] / record["energy_call_ms"] * 1e3 < 1500  # watts, of any board
+
+
+def test_what_products_leave_in_memory_does_not_hold_large_pieces():
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    give_back_unused("cuda")
+
+    def held_bytes():
+        before = torch.cuda.memory_reserved()
+        piece = torch.empty(2**30, dtype=torch.int8, device="cuda")
+        del piece
+        take_workspaces("cuda")  # as any forward and backward with a product
+        give_back_unused("cuda")
+        return torch.cuda.memory_reserved() - before
+
+    assert held_bytes() >= 2**30, "torch gives back pieces with workspaces in them; so nothing has to be done"
+    torch._C._cuda_clearCublasWorkspaces()
+    give_back_unused("cuda")
+    take_workspaces("cuda")
+    assert held_bytes() == 0
+
+
+def test_a_cell_has_all_the_memory_that_is_allowed_whatever_ran_before_it(tmp_path):
+    """Both have states of all tokens, 1 GiB and 2: in what the first has left, the second's would not fit."""
+    axes = ["speed", "--seqlen", "1k,2k", "--backend", "gla-stored-states", "--pass", "fwd+bwd"]
+    sizes = ["--batch", "4", "--heads", "16", "--head-dim", "64", "--time-limit", "0.2", "--no-energy"]
+    records, stderr = glabench(tmp_path, *axes, *sizes, "--memory-limit", "3GiB")
+    assert [record["status"] for record in records] == ["ok", "ok"], stderr
 
 
 def test_a_call_that_outlasts_the_energy_counters_changes_takes_the_energy_of_its_parts():

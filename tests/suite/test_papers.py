@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from gla_cases import GATES
 from gla_kernels.inspection.ahead import SHARED
+from gla_kernels.launching.device import Gpu
 from hopper_on_cpu import interpret_bfloat16
 from product import product
 
-from glabench.backends.papers import TARGETS, forms
+from glabench.backends.papers import TARGETS, forms, state_columns, stored_states
 from glabench.backends.papers.backends import (
     GlaFiveStep,
     GlaTwoLevel,
@@ -219,11 +220,29 @@ def test_two_passes_without_gates_count_what_each_program_computes(sizes, blocks
 
 
 @pytest.mark.parametrize("gate", ["mild", "strong", "resets", "-inf"])
-@pytest.mark.parametrize("values", [48, 64, 128])
-def test_stored_states_are_right_at_every_gate(gate, values):
-    """In three blocks of value columns, one, and two."""
+@pytest.mark.parametrize(("values", "multiprocessors"), [(48, 132), (64, 1), (128, 1), (128, 132)])
+def test_stored_states_are_right_at_every_gate(monkeypatch, gate, values, multiprocessors):
+    """In three blocks of value columns, one, two and eight."""
+    monkeypatch.setattr(stored_states, "gpu_of", lambda _: Gpu(multiprocessors))
     tensors, do = two_level_inputs(gate, 20, values=values)
     assert max(errors_of(stored_states_gla, tensors, do).values()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("sizes", "columns"),
+    [
+        ((64, 64, 512), 64),
+        ((64, 64, 132), 64),
+        ((64, 64, 66), 32),
+        ((64, 64, 32), 16),
+        ((128, 128, 256), 64),
+        ((256, 512, 1), 16),
+        ((256, 512, 8), 32),
+        ((64, 48, 512), 16),
+    ],
+)
+def test_few_heads_with_stored_states_are_shared_by_more_programs(sizes, columns):
+    assert state_columns(*sizes) == columns
 
 
 def test_stored_states_with_gates_of_values_are_right():

@@ -17,10 +17,15 @@ def rows_of_blocks(C: int, is_float32: bool) -> int:
     return min(C, 16 if is_float32 else MOST_ROWS)
 
 
-def state_columns(K: int, V: int) -> int:
-    """Value columns of a program of `stored_states.py`, whose gradients of keys have a part per block of them."""
+def state_columns(K: int, V: int, heads: int, multiprocessors: int = 132) -> int:
+    """Value columns of a program of `stored_states.py`, whose gradients of keys have a part per block of them.
+
+    `heads` are those of all sequences. Where they are few, there are more programs, but for those that would have to
+    wait for a multiprocessor.
+    """
     most = max(16, min(64, 8192 // K))
-    return next(size for size in (64, 32, 16) if size <= most and V % size == 0)
+    sizes = [size for size in (64, 32, 16) if size <= most and V % size == 0]
+    return next((size for size in reversed(sizes) if heads * (V // size) <= multiprocessors), sizes[0])
 
 
 def value_columns(K: int, V: int, gated_backward: bool) -> int:

@@ -240,7 +240,7 @@ class GlaStoredStates(_InTriton):
     def working_bytes(self, cell: Cell) -> int:
         """The states of all tokens, and for each of several blocks of value columns parts of dq, dk and dg."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        parts = V // state_columns(K, V)
+        parts = V // state_columns(K, V, cell.batch * H)
         return cell.tokens * H * 4 * (K * V + (3 * K * parts if cell.has_backward and parts > 1 else 0))
 
     def executes(self, cell: Cell) -> Counts:

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from gla_kernels.launching.device import gpu_of
 from torch import Tensor
 
 from glabench.backends.papers import state_columns
-
-_WARPS = 8
 
 
 @triton.jit
@@ -89,7 +88,9 @@ class _StoredStates(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, gv: Tensor | None) -> Tensor:
         (B, T, H, K), V = q.shape, v.shape[-1]
-        ctx.sizes = {"scale": K**-0.5, "T": T, "H": H, "K": K, "V": V, "BV": state_columns(K, V), "num_warps": _WARPS}
+        BV = state_columns(K, V, B * H, gpu_of(q.device).multiprocessors)
+        warps = 4 if BV == 16 else 8
+        ctx.sizes = {"scale": K**-0.5, "T": T, "H": H, "K": K, "V": V, "BV": BV, "num_warps": warps}
         states, o = torch.empty((B * H, T, K, V), device=q.device, dtype=torch.float32), torch.empty_like(v)
         _forward[(B * H, V // ctx.sizes["BV"])](q, k, v, g, gv, o, states, **ctx.sizes)
         ctx.save_for_backward(q, k, v, g, gv, states)
