@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from gla_cases import GATES
 from gla_kernels.inspection.ahead import SHARED
-from gla_kernels.launching.device import Gpu
 from hopper_on_cpu import interpret_bfloat16
 from product import product
 
@@ -223,7 +222,7 @@ def test_two_passes_without_gates_count_what_each_program_computes(sizes, blocks
 @pytest.mark.parametrize(("values", "multiprocessors"), [(48, 132), (64, 1), (128, 1), (128, 132)])
 def test_stored_states_are_right_at_every_gate(monkeypatch, gate, values, multiprocessors):
     """In three blocks of value columns, one, two and eight."""
-    monkeypatch.setattr(stored_states, "gpu_of", lambda _: Gpu(multiprocessors))
+    monkeypatch.setattr(stored_states, "multiprocessors", lambda _: multiprocessors)
     tensors, do = two_level_inputs(gate, 20, values=values)
     assert max(errors_of(stored_states_gla, tensors, do).values()) < 1e-6
 

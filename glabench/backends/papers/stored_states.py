@@ -13,12 +13,12 @@ sum over keys.
 Tensors are q, k, g [B, T, H, K] and v, o [B, T, H, V], contiguous; states are float32. No tensor cores.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from gla_kernels.launching.device import gpu_of
 from torch import Tensor
 
 from glabench.backends.papers import state_columns
@@ -84,11 +84,17 @@ def _backward(
         tl.store(dg + (part + token) * K + keys, tl.sum(state * gradient, axis=1).to(dg.dtype.element_ty))
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors a GPU has; those of an H100 elsewhere."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
 class _StoredStates(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, gv: Tensor | None) -> Tensor:
         (B, T, H, K), V = q.shape, v.shape[-1]
-        BV = state_columns(K, V, B * H, gpu_of(q.device).multiprocessors)
+        BV = state_columns(K, V, B * H, multiprocessors(q.device))
         warps = 4 if BV == 16 else 8
         ctx.sizes = {"scale": K**-0.5, "T": T, "H": H, "K": K, "V": V, "BV": BV, "num_warps": warps}
         states, o = torch.empty((B * H, T, K, V), device=q.device, dtype=torch.float32), torch.empty_like(v)
