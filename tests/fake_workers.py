@@ -35,6 +35,9 @@ class MadeUpWorker:
     asked: list = field(default_factory=list)
     closed: bool = False
 
+    def is_loaded(self):
+        return not self.closed
+
     def measure(self, cell):
         assert not self.closed
         self.asked.append(cell)

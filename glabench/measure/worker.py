@@ -2,9 +2,10 @@
 
     python -m glabench.measure.worker JOB_JSON [CELL_JSON]
 
-Reads cells from stdin and writes records to stdout, each as one line of JSON. What a backend prints goes to stderr, so
-that it cannot be taken for a record. If GPUs share the cell, it is an argument, and this process is one of the ranks:
-the first writes the record, or whichever fails.
+Writes a line once it has loaded torch. Then it reads cells from stdin and writes records to stdout, each as one line of
+JSON. Plugins are loaded with the first cell, because the worker may be started while others measure. What a backend
+prints goes to stderr, so that it cannot be taken for a record. If GPUs share the cell, it is an argument, and this
+process is one of the ranks, which write no other line: the first writes the record, or whichever fails.
 """
 
 import ctypes
@@ -60,7 +61,7 @@ def _die_first() -> None:
 
 
 class _Cells:
-    """Measures cells one by one. Torch is loaded only once a cell can run."""
+    """Measures cells one by one."""
 
     def __init__(self, registry: Registry, job: Job) -> None:
         self._backend = registry[job.backend]
@@ -118,6 +119,12 @@ class _Cells:
         return KINDS[self._backend.work].make_meter(self._op, self._backend, self._job, cell.device, nvml)
 
 
+def _load_torch() -> None:
+    """If it cannot be loaded, the records of cells that need it will say why."""
+    with suppress(Exception):
+        import torch  # noqa: F401
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measures the cell that is given, or requested cells until stdin ends."""
     end_with_parent()
@@ -127,8 +134,12 @@ def main(arguments: Sequence[str]) -> None:
     if job.settings.autotune:
         os.environ["GLA_AUTOTUNE"] = "1"
     with private_stdout() as channel:
-        cells = _Cells(load_registry(job.plugins), job)
+        if not arguments[1:]:
+            _load_torch()
+            print("loaded", file=channel, flush=True)
+        cells: _Cells | None = None
         for line in arguments[1:] or sys.stdin:
+            cells = cells or _Cells(load_registry(job.plugins), job)
             record = cells.record(Cell.from_json(json.loads(line)))
             if record is not None:
                 print(record.to_line(), file=channel, flush=True)

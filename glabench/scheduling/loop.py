@@ -5,9 +5,9 @@ handled in one place.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
 from typing import Any
@@ -23,11 +23,11 @@ from glabench.records.environment import Ceilings, measured_code
 from glabench.scheduling.observer import Observer
 from glabench.scheduling.plan import Plan
 from glabench.scheduling.process import ProcessWorker, Worker, WorkerDiedError, WorkerTimeoutError
+from glabench.scheduling.starting import Order, StartWorker, Workers
 from glabench.sweeps import Cell
 
 # After these statuses the worker's memory or device may be in a bad state, or the worker has ended.
 _NEEDS_FRESH_WORKER: frozenset[Status] = frozenset({"oom", "error", "timeout", "crashed"})
-StartWorker = Callable[[Job, Mapping[str, str]], Worker]
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,12 @@ def measure_lanes(
             observer.say(f"{done} of {total} cells are already measured")
         observer.begin(total, done)
         stack.callback(observer.end)
+        groups = list(_groups(lanes, todo, plan))
+        workers = Workers(start_worker, [group.order for group in groups])
+        stack.callback(workers.close)
         try:
-            for backend, group in groupby(plan.cells, key=lambda cell: cell.backend):
-                own = list(group)
-                for lane, missing in zip(lanes, todo, strict=True):
-                    _measure_group(
-                        backend, [cell for cell in own if cell in missing], lane, plan, observer, start_worker
-                    )
+            for number, group in enumerate(groups):
+                _measure_group(group, number, workers, plan, observer)
         except KeyboardInterrupt:
             raise InterruptedRunError(f"interrupted; what was measured is kept, {go_on}") from None
         except RecordNotKeptError as problem:
@@ -109,27 +108,44 @@ def missing_cells(folder: RunFolder, cells: Iterable[Cell], retry_failed: bool =
     return {cell for cell in cells if cell not in done}
 
 
-def _measure_group(
-    backend: str, cells: Sequence[Cell], lane: Lane, plan: Plan, observer: Observer, start_worker: StartWorker
-) -> None:
+@dataclass(frozen=True)
+class _Group:
+    """Cells of one backend, to be measured into one lane."""
+
+    lane: Lane
+    order: Order
+    cells: Sequence[Cell]
+
+
+def _groups(lanes: Sequence[Lane], todo: Sequence[set[Cell]], plan: Plan) -> Iterator[_Group]:
+    ceilings = [read_as(Ceilings, lane.folder.environment().get("ceilings") or {}) for lane in lanes]
+    place = plan.place
+    for backend, group in groupby(plan.cells, key=lambda cell: cell.backend):
+        own = list(group)
+        for lane, missing, known in zip(lanes, todo, ceilings, strict=True):
+            if not (cells := [cell for cell in own if cell in missing]):
+                continue
+            version = lane.version
+            job = Job(backend, lane.folder.run_id, place.device, plan.settings, version.plugins, known, version.hash)
+            variables = variables_with(place.sites.get(backend), version.variables)
+            yield _Group(lane, Order(job, variables, early=cells[0].gpus == 1), cells)
+
+
+def _measure_group(group: _Group, number: int, workers: Workers, plan: Plan, observer: Observer) -> None:
     """Measures cells of one backend. After a crash, time-out, out-of-memory or error, a fresh worker continues.
 
-    A cell that GPUs share has a worker of its own, and there is no other meanwhile.
+    A cell that GPUs share has a worker of its own, and no other has the device meanwhile.
     """
-    ceilings = read_as(Ceilings, lane.folder.environment().get("ceilings") or {})
-    job = Job(
-        backend, lane.folder.run_id, plan.place.device, plan.settings, lane.version.plugins, ceilings, lane.version.hash
-    )
-    variables = variables_with(plan.place.sites.get(backend), lane.version.variables)
+    lane, job = group.lane, group.order.job
     worker: Worker | None = None
     try:
-        for cell in cells:
+        for cell in group.cells:
             if worker is not None and cell.gpus > 1:
                 worker.close()
                 worker = None
             lacking = plan.place.lacks_gpus(cell)
             if worker is None and lacking is None:
-                worker = start_worker(replace(job, gpus=cell.gpus), variables)
+                worker = workers.take(number, cell.gpus)
             observer.start(cell, lane.name)
             record = _measure(worker, cell, job) if worker else failure(job, cell, "unsupported", lacking or "")
             lane.folder.append(record)

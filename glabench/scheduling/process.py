@@ -19,6 +19,8 @@ from glabench.records import Record
 from glabench.sweeps.model import Cell
 
 _LOOK_AGAIN_S = 1.0
+# From a folder on a network, torch may take minutes to load.
+_LONGEST_LOAD_S = 300.0
 _LAST_WAIT_S = 10.0
 # Bytes of a worker's stderr that are read, from its end.
 _MOST_ERRORS = 2**20
@@ -56,6 +58,9 @@ def _started_by(pid: int) -> list[int]:
 class Worker(Protocol):
     """Measures cells of one backend."""
 
+    def is_loaded(self) -> bool:
+        """Waits until the worker has loaded torch; False if it has ended instead."""
+
     def measure(self, cell: Cell) -> Record:
         """Measures a cell. Raises ValueError for an answer that is not a record.
 
@@ -89,25 +94,43 @@ class ProcessWorker:
             env={**os.environ, **variables},
         )
         self._unread = b""
+        # Torchrun says nothing until its ranks have a record.
+        self._has_loaded = self._has_ranks
+
+    def is_loaded(self) -> bool:
+        try:
+            self._load()
+        except (WorkerDiedError, WorkerTimeoutError):
+            return False
+        return self._process.poll() is None
+
+    def _load(self) -> None:
+        """Waits for the line that says that torch is loaded."""
+        if not self._has_loaded:
+            self._read_line(_LONGEST_LOAD_S, f"torch was not loaded within {_LONGEST_LOAD_S:g} s")
+            self._has_loaded = True
 
     def measure(self, cell: Cell) -> Record:
         assert self._process.stdin is not None
+        self._load()
         try:
             self._process.stdin.write(json.dumps(cell.to_json()).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise WorkerDiedError(self._how_it_died()) from None
-        return Record.from_line(self._read_line())
+        return Record.from_line(
+            self._read_line(self._timeout_s, f"no result within {self._timeout_s:g} s (--cell-timeout)")
+        )
 
-    def _read_line(self) -> bytes:
+    def _read_line(self, longest_s: float, too_late: str) -> bytes:
         assert self._process.stdout is not None
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + longest_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise WorkerTimeoutError(f"no result within {self._timeout_s:g} s (--cell-timeout)")
+                    raise WorkerTimeoutError(too_late)
                 if not selector.select(min(left, _LOOK_AGAIN_S)):
                     # A child that the worker left behind may keep the pipe open.
                     if self._process.poll() is not None:

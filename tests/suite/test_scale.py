@@ -43,6 +43,9 @@ class InstantWorker:
         self.own_s = 0.0
         self._record = record(SAMPLES)
 
+    def is_loaded(self):
+        return True
+
     def measure(self, cell):
         start = time.process_time()
         line = replace(self._record, cell=cell).to_line()

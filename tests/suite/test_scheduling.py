@@ -73,7 +73,8 @@ def test_a_worker_is_told_everything_that_its_records_need(lane, plan):
 def test_a_fresh_worker_follows_a_failure_and_the_other_cells_are_measured(lane, plan, answer, status):
     workers, heard = measure([lane], plan, {("linear-torch", 2): answer})
     assert [event[0] for event in heard.records] == ["ok", status, "ok", "ok", "ok", "ok"]
-    assert [len(worker.asked) for worker in workers.started] == [2, 1, 3]
+    asked = [(worker.job.backend, len(worker.asked)) for worker in workers.started]
+    assert sorted(asked) == [("gla-torch", 3), ("linear-torch", 1), ("linear-torch", 2)]
     failed = lane.folder.records()[1]
     assert (failed.status, failed.run_id, failed.code) == (status, "here", OLD.hash)
 
@@ -114,7 +115,8 @@ def test_an_interruption_closes_the_worker_keeps_the_records_and_says_how_to_go_
     workers = Workers(script)
     with pytest.raises(InterruptedRunError, match=r"interrupted; what was measured is kept, again$"):
         measure_lanes([lane], plan, heard, "again", start_worker=workers)
-    assert [worker.closed for worker in workers.started] == [True]
+    assert workers.started
+    assert all(worker.closed for worker in workers.started)
     assert len(lane.folder.records()) == 1
     assert heard.events[-1] == ("end",)
     _, heard = measure([lane], plan)

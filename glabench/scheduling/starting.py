@@ -1,0 +1,65 @@
+"""Starts workers, several at a time."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from glabench.measure.job import Job
+from glabench.scheduling.process import Worker
+
+# Workers that load torch at the same time; each takes some hundred MiB of the host's memory.
+_AT_ONCE = 8
+StartWorker = Callable[[Job, Mapping[str, str]], Worker]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the workers of a group of cells are started with, and whether that may be before the group's turn."""
+
+    job: Job
+    # Environment variables of the workers.
+    variables: Mapping[str, str]
+    early: bool = True
+
+
+class Workers:
+    """The workers of groups of cells, one group after another.
+
+    Loading torch takes seconds, so those of some groups load it at the same time, and then wait for their turns.
+    Nothing is measured meanwhile. A worker that waits computes nothing, is not on the device, and has loaded no plugin,
+    so it cannot harm what is measured before its turn.
+    """
+
+    def __init__(self, start: StartWorker, orders: Sequence[Order], at_once: int | None = None) -> None:
+        self._start = start
+        self._orders = orders
+        self._at_once = at_once or min(_AT_ONCE, os.cpu_count() or 1)
+        # Those that nobody has taken, by their group's number.
+        self._waiting: dict[int, Worker] = {}
+
+    def take(self, number: int, gpus: int = 1) -> Worker:
+        """A worker of a group that no cell has used. If GPUs share its cell, nothing else is started."""
+        if gpus > 1:
+            order = self._orders[number]
+            return self._start(replace(order.job, gpus=gpus), order.variables)
+        if number in self._waiting and not self._waiting[number].is_loaded():
+            self._waiting.pop(number).close()  # it has ended, perhaps because memory was short
+        if number not in self._waiting:
+            self._start_from(number)
+        return self._waiting.pop(number)
+
+    def _start_from(self, number: int) -> None:
+        for following, order in enumerate(self._orders[number : number + self._at_once], number):
+            if following == number:
+                self._waiting[number] = self._start(order.job, order.variables)
+            elif order.early and following not in self._waiting:
+                with suppress(OSError):  # in its turn it may start
+                    self._waiting[following] = self._start(order.job, order.variables)
+        for worker in self._waiting.values():
+            worker.is_loaded()
+
+    def close(self) -> None:
+        """Ends the workers that nobody has taken."""
+        while self._waiting:
+            self._waiting.popitem()[1].close()
