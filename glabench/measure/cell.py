@@ -121,7 +121,8 @@ class CellMeter:
             return None
         if self._physics is None:
             self._physics = Physics(record.cell.device, self._timer, self._job.ceilings)
-        return self._physics.why_impossible(record.time_ms, self._work.least(record.cell))
+        least, written = self._work.least(record.cell), self._work.written_share(record.cell)
+        return self._physics.why_impossible(record.time_ms, least, written)
 
     def _checked(self, record: Record, workload: Workload) -> Record:
         """With the time of the first call, and with its errors; inaccurate if they are too large."""

@@ -36,24 +36,27 @@ class Physics:
         copy, read = ceilings.copy_gbps, ceilings.read_gbps
         # Memory that is only read gives more than a copy reaches. Measured before, in a process without backends.
         by_reading = read / copy if copy is not None and read is not None else 1.0
-        self._margin = _MARGIN * min(max(1.0, by_reading), _MOST_BY_READING)
+        self._by_reading = min(max(1.0, by_reading), _MOST_BY_READING)
 
-    def why_impossible(self, time_ms: float, least: Counts) -> str | None:
+    def why_impossible(self, time_ms: float, least: Counts, written: float) -> str | None:
         """Why a time is too short to be true, in a line; None if it is not.
 
-        `least` is what every implementation must move and compute. A cell that is small enough to live in a cache may
-        be faster than the memory, so its bytes are compared with a copy of as many bytes under the same timing. Either
-        may be faster than a copy by as much as a large read is.
+        `least` is what every implementation must move and compute, and `written` the share of its bytes that is
+        written. A cell that is small enough to live in a cache may be faster than the memory, so its bytes are compared
+        with a copy of as many bytes under the same timing. Either may be faster than a copy by as much as a large read
+        is, if nothing is written; by less with what is, and not at all if that is half of all, as in a copy.
         """
+        by_reading = 1.0 + (self._by_reading - 1.0) * max(0.0, 1.0 - 2.0 * written)
+        margin = _MARGIN * by_reading
         gbps, tflops = least.bytes / time_ms / 1e6, least.flops / time_ms / 1e9
         ceiling, short = self._ceilings.copy_gbps, f"{significant(time_ms)} ms is too short"
         if least.bytes <= _LARGEST_COPY and gbps > (_SLOWEST_GBPS if ceiling is None else _WORTH_A_COPY * ceiling):
             # Again for a doubtful cell, because the machine may have been busy.
-            if all(time_ms * self._margin < self._copy_ms(least.bytes, again) for again in (False, True, True)):
+            if all(time_ms * margin < self._copy_ms(least.bytes, again) for again in (False, True, True)):
                 return f"{short}: even a copy of as many bytes takes {significant(self._copies[least.bytes])} ms"
-        elif ceiling is not None and gbps > self._margin * ceiling:
-            most = f"{self._margin / _MARGIN * ceiling:.0f} GB/s"
-            return f"{short}: {gbps:.0f} GB/s, but neither a copy nor a read reaches more than {most}"
+        elif ceiling is not None and gbps > margin * ceiling:
+            most = f"{by_reading * ceiling:.0f} GB/s"
+            return f"{short}: {gbps:.0f} GB/s, but nothing that reads and writes as much reaches more than {most}"
         if self._device == "cpu" and tflops > max(_SLOWEST_TFLOPS, _MARGIN * (self._tflops or 0)):
             # Again for every doubtful cell, because the machine may have been busy before.
             self._tflops = max(self._tflops or 0, product_tflops(self._median_ms, "cpu", _CPU_PRODUCT) or 0)

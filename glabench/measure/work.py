@@ -53,6 +53,9 @@ class Work(Protocol):
     def least(self, cell: Cell) -> Counts:
         """What every implementation has to compute and move in one pass."""
 
+    def written_share(self, cell: Cell) -> float:
+        """The share of the bytes of `least` that is written."""
+
     def executes(self, cell: Cell) -> Counts | None:
         """What this implementation computes and moves, if that is known."""
 
@@ -140,6 +143,9 @@ class OpWork:
 
     def least(self, cell: Cell) -> Counts:
         return Counts(self._op.least_flops(cell), self._op.least_moved_bytes(cell))
+
+    def written_share(self, cell: Cell) -> float:
+        return self._op.written_share(cell)
 
     def executes(self, cell: Cell) -> Counts | None:
         return self._backend.executes(cell.copy())

@@ -147,6 +147,13 @@ class Op(ABC):
         forward, backward = inputs + outputs, outputs + gradients
         return {"infer": forward, "fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[cell.pass_]
 
+    def written_share(self, cell: Cell) -> float:
+        """The share of `least_moved_bytes` that is written: the outputs, and in a backward the inputs' gradients."""
+        _, outputs, gradients = self._bytes(cell)
+        both = outputs + gradients
+        written = {"infer": outputs, "fwd": outputs, "bwd": gradients, "fwd+bwd": both}[cell.pass_]
+        return written / self.least_moved_bytes(cell)
+
     def flops(self, cell: Cell) -> int:
         """Floating-point operations of a pass, with two operations in the backward for each one in the forward.
 

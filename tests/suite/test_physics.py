@@ -37,7 +37,7 @@ def test_a_time_that_nothing_can_reach_is_suspicious_and_no_result(pass_):
             Ceilings(1000.0, 1.0),
             Counts(1, 2**32),
             4.0,
-            "1074 GB/s, but neither a copy nor a read reaches more than 1000",
+            "1074 GB/s, but nothing that reads and writes as much reaches more than 1000",
         ),
         (Ceilings(1000.0, 1.0, read_gbps=900.0), Counts(1, 2**32), 4.2, None),
         (Ceilings(1000.0, 1.0, read_gbps=1080.0), Counts(1, 2**32), 3.8, None),
@@ -46,13 +46,13 @@ def test_a_time_that_nothing_can_reach_is_suspicious_and_no_result(pass_):
             Ceilings(1000.0, 1.0, read_gbps=4400.0),
             Counts(1, 2**32),
             3.5,
-            "neither a copy nor a read reaches more than 1150",
+            "reaches more than 1150",
         ),
         (
             Ceilings(1000.0, 1.0, read_gbps=1080.0),
             Counts(1, 2**32),
             3.7,
-            "neither a copy nor a read reaches more than 1080",
+            "reaches more than 1080",
         ),
         (Ceilings(1000.0, 1.0), Counts(10**9, 1), 0.96, None),
         (Ceilings(1000.0, 1.0), Counts(10**9, 1), 0.9, "1.11 TFLOP/s, but a large product reaches 1 TFLOP/s"),
@@ -61,7 +61,7 @@ def test_a_time_that_nothing_can_reach_is_suspicious_and_no_result(pass_):
     ],
 )
 def test_rates_beyond_the_possible_by_five_percent_are_named(ceilings, least, ms, reason):
-    found = Physics("cpu", WallTimer("hot"), ceilings).why_impossible(ms, least)
+    found = Physics("cpu", WallTimer("hot"), ceilings).why_impossible(ms, least, 0.0)
     assert found is None if reason is None else reason in found
 
 
@@ -75,7 +75,22 @@ class Steady(WallTimer):
 @pytest.mark.parametrize(("ms", "is_refused"), [(0.89, False), (0.87, True)])
 def test_few_bytes_may_be_faster_than_their_copy_by_as_much_as_a_large_read(ms, is_refused):
     physics = Physics("cpu", Steady("hot"), Ceilings(0.001, 1.0, read_gbps=0.00108))
-    assert (physics.why_impossible(ms, Counts(1, 2**20)) is not None) == is_refused
+    assert (physics.why_impossible(ms, Counts(1, 2**20), 0.0) is not None) == is_refused
+
+
+@pytest.mark.parametrize(("written", "fastest"), [(0.0, 1.1), (0.25, 1.05), (0.5, 1.0), (1.0, 1.0)])
+def test_the_more_is_written_the_less_counts_what_a_read_gains(written, fastest):
+    physics = Physics("cpu", WallTimer("hot"), Ceilings(1000.0, 1.0, read_gbps=1100.0))
+    copied_ms = 2**32 / 1000.0 / 1e6
+    for times, is_refused in ((1.04, False), (1.06, True)):
+        found = physics.why_impossible(copied_ms / (times * fastest), Counts(1, 2**32), written)
+        assert (found is not None) == is_refused
+
+
+@pytest.mark.parametrize(("pass_", "share"), [("infer", 1 / 4), ("fwd", 1 / 4), ("bwd", 3 / 4), ("fwd+bwd", 4 / 8)])
+def test_what_is_written_are_outputs_and_gradients(pass_, share):
+    """Of linear attention with heads of as many keys as values: q, k, v and o, and as many gradients."""
+    assert LINEAR.written_share(Cell("honest", "linear", pass_, 2, 64, "fp32", SIZES, "cpu")) == share
 
 
 @pytest.mark.parametrize(("seqlen", "is_fewer"), [(8, True), (4096, False)])
