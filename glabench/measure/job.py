@@ -11,6 +11,9 @@ from glabench.records import Record
 from glabench.records.environment import Ceilings
 from glabench.sweeps.model import Cell
 
+# The line that a worker writes before all others.
+LOADED = "loaded"
+
 
 @dataclass(frozen=True)
 class Job:

@@ -24,7 +24,7 @@ from glabench.backends import Registry, load_registry
 from glabench.backends.base import refusal
 from glabench.backends.sites import open_site
 from glabench.devices.nvml import open_nvml
-from glabench.measure.job import Job
+from glabench.measure.job import LOADED, Job
 from glabench.measure.kinds import KINDS, Meter
 from glabench.measure.memory import free_memory_bytes
 from glabench.measure.outcome import failure, failure_of, one_line
@@ -61,12 +61,13 @@ def _die_first() -> None:
 
 
 class _Cells:
-    """Measures cells one by one."""
+    """Measures cells one by one. `problem`: why torch could not be loaded."""
 
-    def __init__(self, registry: Registry, job: Job) -> None:
+    def __init__(self, registry: Registry, job: Job, problem: Exception | None = None) -> None:
         self._backend = registry[job.backend]
         self._op = registry.op_of(job.backend)
         self._job = job
+        self._problem = problem
         self._meter: Meter | None = None
         self._ranks = known_ranks(job.gpus)
 
@@ -76,6 +77,8 @@ class _Cells:
             reason = refusal(self._backend, self._op, cell) or timer_refuses(self._job.settings.timing, cell.pass_)
             if reason is not None:
                 return failure(self._job, cell, "unsupported", reason)
+            if self._problem is not None:
+                raise self._problem
             if self._meter is None:
                 self._meter = self._make_meter(cell)
             if (reason := self._too_large(cell)) is not None:
@@ -119,27 +122,30 @@ class _Cells:
         return KINDS[self._backend.work].make_meter(self._op, self._backend, self._job, cell.device, nvml)
 
 
-def _load_torch() -> None:
-    """If it cannot be loaded, the records of cells that need it will say why."""
-    with suppress(Exception):
+def _load_torch() -> Exception | None:
+    """Loads torch; returns why it cannot be loaded, of which a second attempt would say something else."""
+    try:
         import torch  # noqa: F401
+    except Exception as problem:
+        return problem
+    return None
 
 
 def main(arguments: Sequence[str]) -> None:
     """Measures the cell that is given, or requested cells until stdin ends."""
     end_with_parent()
     _die_first()
-    open_site()
     job = Job.from_json(json.loads(arguments[0]))
     if job.settings.autotune:
         os.environ["GLA_AUTOTUNE"] = "1"
     with private_stdout() as channel:
+        open_site()
+        problem = _load_torch()
         if not arguments[1:]:
-            _load_torch()
-            print("loaded", file=channel, flush=True)
+            print(LOADED, file=channel, flush=True)
         cells: _Cells | None = None
         for line in arguments[1:] or sys.stdin:
-            cells = cells or _Cells(load_registry(job.plugins), job)
+            cells = cells or _Cells(load_registry(job.plugins), job, problem)
             record = cells.record(Cell.from_json(json.loads(line)))
             if record is not None:
                 print(record.to_line(), file=channel, flush=True)

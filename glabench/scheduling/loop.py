@@ -118,6 +118,10 @@ class _Group:
 
 
 def _groups(lanes: Sequence[Lane], todo: Sequence[set[Cell]], plan: Plan) -> Iterator[_Group]:
+    """All groups in the order in which they are measured.
+
+    Lanes are compared, so the start of each of their workers is followed by the same.
+    """
     ceilings = [read_as(Ceilings, lane.folder.environment().get("ceilings") or {}) for lane in lanes]
     place = plan.place
     for backend, group in groupby(plan.cells, key=lambda cell: cell.backend):
@@ -128,7 +132,8 @@ def _groups(lanes: Sequence[Lane], todo: Sequence[set[Cell]], plan: Plan) -> Ite
             version = lane.version
             job = Job(backend, lane.folder.run_id, place.device, plan.settings, version.plugins, known, version.hash)
             variables = variables_with(place.sites.get(backend), version.variables)
-            yield _Group(lane, Order(job, variables, early=cells[0].gpus == 1), cells)
+            early = len(lanes) == 1 and backend not in place.sites and cells[0].gpus == 1
+            yield _Group(lane, Order(job, variables, early), cells)
 
 
 def _measure_group(group: _Group, number: int, workers: Workers, plan: Plan, observer: Observer) -> None:

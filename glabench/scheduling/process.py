@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from glabench.measure.job import Job
+from glabench.measure.job import LOADED, Job
 from glabench.measure.outcome import one_line
 from glabench.records import Record
 from glabench.sweeps.model import Cell
@@ -59,7 +59,7 @@ class Worker(Protocol):
     """Measures cells of one backend."""
 
     def is_loaded(self) -> bool:
-        """Waits until the worker has loaded torch; False if it has ended instead."""
+        """Waits until the worker has loaded torch; False if it has ended instead, or takes too long."""
 
     def measure(self, cell: Cell) -> Record:
         """Measures a cell. Raises ValueError for an answer that is not a record.
@@ -96,6 +96,7 @@ class ProcessWorker:
         self._unread = b""
         # Torchrun says nothing until its ranks have a record.
         self._has_loaded = self._has_ranks
+        self._load_until = time.monotonic() + _LONGEST_LOAD_S
 
     def is_loaded(self) -> bool:
         try:
@@ -107,7 +108,10 @@ class ProcessWorker:
     def _load(self) -> None:
         """Waits for the line that says that torch is loaded."""
         if not self._has_loaded:
-            self._read_line(_LONGEST_LOAD_S, f"torch was not loaded within {_LONGEST_LOAD_S:g} s")
+            left_s = self._load_until - time.monotonic()
+            line = self._read_line(left_s, f"torch was not loaded within {_LONGEST_LOAD_S:g} s")
+            if line != LOADED.encode():
+                raise WorkerDiedError(f"the worker's first line is not '{LOADED}'; something else writes to its output")
             self._has_loaded = True
 
     def measure(self, cell: Cell) -> Record:

@@ -15,7 +15,10 @@ StartWorker = Callable[[Job, Mapping[str, str]], Worker]
 
 @dataclass(frozen=True)
 class Order:
-    """What the workers of a group of cells are started with, and whether that may be before the group's turn."""
+    """What the workers of a group of cells are started with, and whether that may be before the group's turn.
+
+    It must not be if a package folder of the group's own is loaded with torch, whose code could disturb the others.
+    """
 
     job: Job
     # Environment variables of the workers.
@@ -27,8 +30,8 @@ class Workers:
     """The workers of groups of cells, one group after another.
 
     Loading torch takes seconds, so those of some groups load it at the same time, and then wait for their turns.
-    Nothing is measured meanwhile. A worker that waits computes nothing, is not on the device, and has loaded no plugin,
-    so it cannot harm what is measured before its turn.
+    Nothing is measured meanwhile. A worker that waits has loaded torch, as any process here does, and no plugin, so it
+    does not disturb what is measured before its turn.
     """
 
     def __init__(self, start: StartWorker, orders: Sequence[Order], at_once: int | None = None) -> None:
@@ -39,14 +42,21 @@ class Workers:
         self._waiting: dict[int, Worker] = {}
 
     def take(self, number: int, gpus: int = 1) -> Worker:
-        """A worker of a group that no cell has used. If GPUs share its cell, nothing else is started."""
+        """A worker of a group that no cell has used. If GPUs share its cell, nothing else is started.
+
+        Raises OSError if there is no room for another process.
+        """
         if gpus > 1:
             order = self._orders[number]
             return self._start(replace(order.job, gpus=gpus), order.variables)
         if number in self._waiting and not self._waiting[number].is_loaded():
-            self._waiting.pop(number).close()  # it has ended, perhaps because memory was short
+            self._waiting.pop(number).close()  # perhaps memory was short, and it has ended
         if number not in self._waiting:
-            self._start_from(number)
+            try:
+                self._start_from(number)
+            except OSError:
+                self.close()  # which makes room
+                self._start_from(number)
         return self._waiting.pop(number)
 
     def _start_from(self, number: int) -> None:

@@ -1,13 +1,19 @@
 """Workers that are started before their turn."""
 
 import errno
+import os
+import time
+from dataclasses import replace
 
 import pytest
 from fake_workers import Workers as MadeUp
 
 from glabench.measure.job import Job
 from glabench.measure.settings import Settings
-from glabench.scheduling.process import ProcessWorker
+from glabench.records import RunFolder
+from glabench.scheduling.loop import Lane, Version, measure_lanes
+from glabench.scheduling.observer import Observer
+from glabench.scheduling.process import ProcessWorker, WorkerDiedError, WorkerTimeoutError
 from glabench.scheduling.starting import Order, Workers
 from glabench.sweeps import Cell, Parameters
 
@@ -105,17 +111,93 @@ def test_closing_ends_those_that_nobody_has_taken(made_up):
     assert [worker.closed for worker in made_up.started] == [False, True]
 
 
-def test_a_waiting_process_has_torch_but_no_plugin(tmp_path):
+def test_if_there_is_no_room_for_a_worker_those_that_wait_make_it(made_up):
+    room = 2
+
+    def start(job, variables):
+        if sum(not worker.closed for worker in made_up.started) >= room:
+            raise OSError(errno.EAGAIN, "no process")
+        return made_up(job, variables)
+
+    workers = Workers(start, orders("a", "b"), at_once=2)
+    workers.take(0).close()
+    room = 1
+    assert workers.take(0).job.backend == "a"
+    assert names_of(made_up.started) == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("sites", "lanes", "started"),
+    [({}, 1, 2), ({"linear-torch": "a"}, 1, 2), ({"gla-torch": "a"}, 1, 1), ({}, 2, 1)],
+    ids=["alone", "the first one's site", "the next one's site", "in turns"],
+)
+def test_what_could_disturb_others_is_not_started_early(made_up, monkeypatch, tmp_path, plan, sites, lanes, started):
+    """Code of a site; and of lanes that are compared, only one would follow the start of all."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    plan = replace(plan, place=replace(plan.place, sites=sites))
+    folders = [RunFolder.create(tmp_path / str(number), plan.sweep, plan.environment()) for number in range(lanes)]
+    seen = []
+    heard = Observer()
+    heard.start = lambda *_: seen.append(len(made_up.started))
+    measure_lanes([Lane(folder, Version()) for folder in folders], plan, heard, "again", start_worker=made_up)
+    assert seen[0] == started
+
+
+SIZES = Parameters({"heads": 1, "key_dim": 16, "value_dim": 16})
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Starts a worker with modules of its own before all others, by their names, and closes it at the end."""
+    started = []
+
+    def start(backend="linear-torch", plugins=(), **modules):
+        for name, text in modules.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        started.append(ProcessWorker(Job(backend, "run", "cpu", Settings(), plugins), {"PYTHONPATH": path}))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.close()
+
+
+def ask(worker, backend="linear-torch"):
+    return worker.measure(Cell(backend, "linear", "fwd", 1, 16, "fp32", SIZES, "cpu"))
+
+
+def test_a_waiting_process_has_torch_but_no_plugin(process, tmp_path):
     """A plugin's code must not run while another backend is measured."""
     plugin = tmp_path / "marking.py"
-    plugin.write_text(MARKING)
-    worker = ProcessWorker(Job("marking", "run", "cpu", Settings(), (str(plugin),)), {})
-    try:
-        assert worker.is_loaded()
-        assert not (tmp_path / "was-loaded").exists()
-        sizes = Parameters({"heads": 1, "key_dim": 16, "value_dim": 16})
-        assert worker.measure(Cell("marking", "linear", "fwd", 1, 16, "fp32", sizes, "cpu")).reason == "never"
-        assert (tmp_path / "was-loaded").exists()
-    finally:
-        worker.close()
+    worker = process("marking", (str(plugin),), marking=MARKING)
+    assert worker.is_loaded()
+    assert not (tmp_path / "was-loaded").exists()
+    assert ask(worker, "marking").reason == "never"
+    assert (tmp_path / "was-loaded").exists()
+    worker.close()
     assert not worker.is_loaded()
+
+
+def test_records_say_why_torch_cannot_be_loaded(process):
+    once = "import sys\nif hasattr(sys, 'tried'): raise KeyError('something else')\nsys.tried = True\n"
+    record = ask(process(torch=once + "raise RuntimeError('a library is missing')"))
+    assert (record.status, record.reason) == ("error", "RuntimeError: a library is missing")
+
+
+def test_torch_that_does_not_end_to_load_is_waited_for_once(process, monkeypatch):
+    monkeypatch.setattr("glabench.scheduling.process._LONGEST_LOAD_S", 0.5)
+    worker = process(torch="import time; time.sleep(60)")
+    start = time.monotonic()
+    assert not worker.is_loaded()
+    assert not worker.is_loaded()
+    with pytest.raises(WorkerTimeoutError, match=r"torch was not loaded within 0.5 s"):
+        ask(worker)
+    assert time.monotonic() - start < 5
+
+
+def test_a_first_line_of_something_else_is_no_sign_that_torch_is_loaded(process):
+    worker = process(sitecustomize="print('hello', flush=True)")
+    assert not worker.is_loaded()
+    with pytest.raises(WorkerDiedError, match="the worker's first line is not 'loaded'"):
+        ask(process(sitecustomize="print('hello', flush=True)"))

@@ -238,7 +238,10 @@ class GlaStoredStates(_InTriton):
         return None
 
     def working_bytes(self, cell: Cell) -> int:
-        """The states of all tokens, and for each of several blocks of value columns parts of dq, dk and dg."""
+        """The states of all tokens, and for each of several blocks of value columns parts of dq, dk and dg.
+
+        As many blocks as on an H100.
+        """
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         parts = V // state_columns(K, V, cell.batch * H)
         return cell.tokens * H * 4 * (K * V + (3 * K * parts if cell.has_backward and parts > 1 else 0))
