@@ -11,7 +11,7 @@ from glabench.records import Record
 from glabench.records.environment import Ceilings
 from glabench.sweeps.model import Cell
 
-# The line that a worker writes before all others.
+# The line that a worker that is started early writes before all others.
 LOADED = "loaded"
 
 
@@ -30,6 +30,8 @@ class Job:
     ceilings: Ceilings = field(default_factory=Ceilings)
     # Hash of the measured code, for the records.
     code: str | None = None
+    # Whether the worker loads torch at once, and says so, because others do meanwhile; otherwise with the first cell.
+    early: bool = False
     # How many GPUs share a cell; for more than one, torchrun starts as many workers, for one cell alone.
     gpus: int = 1
 

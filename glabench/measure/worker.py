@@ -2,10 +2,10 @@
 
     python -m glabench.measure.worker JOB_JSON [CELL_JSON]
 
-Writes a line once it has loaded torch. Then it reads cells from stdin and writes records to stdout, each as one line of
-JSON. Plugins are loaded with the first cell, because the worker may be started while others measure. What a backend
-prints goes to stderr, so that it cannot be taken for a record. If GPUs share the cell, it is an argument, and this
-process is one of the ranks, which write no other line: the first writes the record, or whichever fails.
+Reads cells from stdin and writes records to stdout, each as one line of JSON. If it is started early, it loads torch
+and writes a line first; plugins are loaded with the first cell, because others may be measured until then. What a
+backend prints goes to stderr, so that it cannot be taken for a record. If GPUs share the cell, it is an argument, and
+this process is one of the ranks: the first writes the record, or whichever fails.
 """
 
 import ctypes
@@ -61,7 +61,7 @@ def _die_first() -> None:
 
 
 class _Cells:
-    """Measures cells one by one. `problem`: why torch could not be loaded."""
+    """Measures cells one by one. Torch is loaded once a cell can run; `problem`: why it could not be before."""
 
     def __init__(self, registry: Registry, job: Job, problem: Exception | None = None) -> None:
         self._backend = registry[job.backend]
@@ -140,8 +140,9 @@ def main(arguments: Sequence[str]) -> None:
         os.environ["GLA_AUTOTUNE"] = "1"
     with private_stdout() as channel:
         open_site()
-        problem = _load_torch()
-        if not arguments[1:]:
+        problem = None
+        if job.early:
+            problem = _load_torch()
             print(LOADED, file=channel, flush=True)
         cells: _Cells | None = None
         for line in arguments[1:] or sys.stdin:

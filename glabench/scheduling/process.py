@@ -59,7 +59,7 @@ class Worker(Protocol):
     """Measures cells of one backend."""
 
     def is_loaded(self) -> bool:
-        """Waits until the worker has loaded torch; False if it has ended instead, or takes too long."""
+        """Waits until a worker that is started early has loaded torch; False if it has ended, or takes too long."""
 
     def measure(self, cell: Cell) -> Record:
         """Measures a cell. Raises ValueError for an answer that is not a record.
@@ -94,8 +94,7 @@ class ProcessWorker:
             env={**os.environ, **variables},
         )
         self._unread = b""
-        # Torchrun says nothing until its ranks have a record.
-        self._has_loaded = self._has_ranks
+        self._is_awaited = job.early
         self._load_until = time.monotonic() + _LONGEST_LOAD_S
 
     def is_loaded(self) -> bool:
@@ -107,12 +106,12 @@ class ProcessWorker:
 
     def _load(self) -> None:
         """Waits for the line that says that torch is loaded."""
-        if not self._has_loaded:
+        if self._is_awaited:
             left_s = self._load_until - time.monotonic()
             line = self._read_line(left_s, f"torch was not loaded within {_LONGEST_LOAD_S:g} s")
             if line != LOADED.encode():
                 raise WorkerDiedError(f"the worker's first line is not '{LOADED}'; something else writes to its output")
-            self._has_loaded = True
+            self._is_awaited = False
 
     def measure(self, cell: Cell) -> Record:
         assert self._process.stdin is not None

@@ -60,14 +60,18 @@ class Workers:
         return self._waiting.pop(number)
 
     def _start_from(self, number: int) -> None:
-        for following, order in enumerate(self._orders[number : number + self._at_once], number):
-            if following == number:
-                self._waiting[number] = self._start(order.job, order.variables)
-            elif order.early and following not in self._waiting:
-                with suppress(OSError):  # in its turn it may start
-                    self._waiting[following] = self._start(order.job, order.variables)
+        following = range(number + 1, min(number + self._at_once, len(self._orders)))
+        others = [each for each in following if self._orders[each].early and each not in self._waiting]
+        self._waiting[number] = self._started(number, early=bool(others))
+        for each in others:
+            with suppress(OSError):  # in its turn it may start
+                self._waiting[each] = self._started(each, early=True)
         for worker in self._waiting.values():
             worker.is_loaded()
+
+    def _started(self, number: int, early: bool) -> Worker:
+        order = self._orders[number]
+        return self._start(replace(order.job, early=early), order.variables)
 
     def close(self) -> None:
         """Ends the workers that nobody has taken."""

@@ -58,6 +58,18 @@ def test_workers_are_started_several_at_a_time_and_taken_in_turn(made_up):
     assert not any(worker.closed for worker in taken)
 
 
+def test_a_worker_that_starts_alone_loads_torch_when_it_needs_it(made_up):
+    Workers(made_up, orders("a", "b"), at_once=1).take(0)
+    Workers(made_up, orders("a"), at_once=2).take(0)
+    Workers(made_up, orders("a", "b"), at_once=2).take(0)
+    assert [(each.job.backend, each.job.early) for each in made_up.started] == [
+        ("a", False),
+        ("a", False),
+        ("a", True),
+        ("b", True),
+    ]
+
+
 def test_all_that_were_started_have_loaded_torch_before_one_is_taken(made_up, monkeypatch):
     waited_for = []
     monkeypatch.setattr("fake_workers.MadeUpWorker.is_loaded", lambda each: waited_for.append(each) is None)
@@ -148,14 +160,14 @@ SIZES = Parameters({"heads": 1, "key_dim": 16, "value_dim": 16})
 
 @pytest.fixture
 def process(tmp_path):
-    """Starts a worker with modules of its own before all others, by their names, and closes it at the end."""
+    """Starts a worker early, with modules of its own before all others, by their names; closes it at the end."""
     started = []
 
     def start(backend="linear-torch", plugins=(), **modules):
         for name, text in modules.items():
             (tmp_path / f"{name}.py").write_text(text)
         path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-        started.append(ProcessWorker(Job(backend, "run", "cpu", Settings(), plugins), {"PYTHONPATH": path}))
+        started.append(ProcessWorker(Job(backend, "run", "cpu", Settings(), plugins, early=True), {"PYTHONPATH": path}))
         return started[-1]
 
     yield start

@@ -89,7 +89,9 @@ def test_code_of_forks_is_kept_from_our_machine_and_from_tokens_that_write():
 
 def dry_run(*arguments):
     """The commands that make would run."""
-    alone = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    alone = {
+        name: value for name, value in os.environ.items() if name not in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
     command = ["make", "--dry-run", *arguments]
     return subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=True).stdout
 
