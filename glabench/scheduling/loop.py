@@ -120,7 +120,7 @@ class _Group:
 def _groups(lanes: Sequence[Lane], todo: Sequence[set[Cell]], plan: Plan) -> Iterator[_Group]:
     """All groups in the order in which they are measured.
 
-    Lanes are compared, so the start of each of their workers is followed by the same.
+    Lanes are compared with each other, so all their workers are started in the same way: each in its turn.
     """
     ceilings = [read_as(Ceilings, lane.folder.environment().get("ceilings") or {}) for lane in lanes]
     place = plan.place

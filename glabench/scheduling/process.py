@@ -105,13 +105,11 @@ class ProcessWorker:
         return self._process.poll() is None
 
     def _load(self) -> None:
-        """Waits for the line that says that torch is loaded."""
-        if self._is_awaited:
+        """Waits for the line that says that torch is loaded. What the environment's own start writes is passed over."""
+        while self._is_awaited:
             left_s = self._load_until - time.monotonic()
             line = self._read_line(left_s, f"torch was not loaded within {_LONGEST_LOAD_S:g} s")
-            if line != LOADED.encode():
-                raise WorkerDiedError(f"the worker's first line is not '{LOADED}'; something else writes to its output")
-            self._is_awaited = False
+            self._is_awaited = line != LOADED.encode()
 
     def measure(self, cell: Cell) -> Record:
         assert self._process.stdin is not None

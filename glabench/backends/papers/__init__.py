@@ -10,6 +10,8 @@ TARGETS = 16
 MOST_COLUMNS = 64
 # Rows of a chunk that such a program, or one of `one_pass.py`, multiplies at a time.
 MOST_ROWS = 64
+# For sizes that follow from a GPU, if there is none.
+H100_MULTIPROCESSORS = 132
 
 
 def rows_of_blocks(C: int, is_float32: bool) -> int:
@@ -17,7 +19,7 @@ def rows_of_blocks(C: int, is_float32: bool) -> int:
     return min(C, 16 if is_float32 else MOST_ROWS)
 
 
-def state_columns(K: int, V: int, heads: int, multiprocessors: int = 132) -> int:
+def state_columns(K: int, V: int, heads: int, multiprocessors: int = H100_MULTIPROCESSORS) -> int:
     """Value columns of a program of `stored_states.py`, whose gradients of keys have a part per block of them.
 
     `heads` are those of all sequences. Where they are few, there are more programs, but for those that would have to

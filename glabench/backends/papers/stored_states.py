@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from glabench.backends.papers import state_columns
+from glabench.backends.papers import H100_MULTIPROCESSORS, state_columns
 
 
 @triton.jit
@@ -87,7 +87,8 @@ def _backward(
 @cache
 def multiprocessors(device: torch.device) -> int:
     """How many multiprocessors a GPU has; those of an H100 elsewhere."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    is_gpu = device.type == "cuda"
+    return torch.cuda.get_device_properties(device).multi_processor_count if is_gpu else H100_MULTIPROCESSORS
 
 
 class _StoredStates(torch.autograd.Function):
