@@ -34,12 +34,17 @@ class MadeUpWorker:
     script: dict
     asked: list = field(default_factory=list)
     closed: bool = False
+    paused: bool = False
+
+    def pause(self):
+        self.paused = True
 
     def is_loaded(self):
         return not self.closed
 
     def measure(self, cell):
         assert not self.closed
+        self.paused = False
         self.asked.append(cell)
         answer = self.script.get((cell.backend, cell.seqlen), self.script.get(cell.seqlen, "ok"))
         if isinstance(answer, BaseException):

@@ -71,6 +71,9 @@ class MadeUpWorker:
     def is_loaded(self):
         return True
 
+    def pause(self):
+        pass
+
     def measure(self, cell):
         if reason := self._backend.unavailable(cell.device) or self._backend.supports(cell):
             return failure(self._job, cell, "unsupported", reason)
@@ -95,6 +98,9 @@ class WorkerHere:
 
     def is_loaded(self):
         return True
+
+    def pause(self):
+        pass
 
     def measure(self, cell):
         return self._cells.record(cell)

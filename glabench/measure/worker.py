@@ -3,9 +3,9 @@
     python -m glabench.measure.worker JOB_JSON [CELL_JSON]
 
 Reads cells from stdin and writes records to stdout, each as one line of JSON. If it is started early, it loads torch
-and writes a line first; plugins are loaded with the first cell, because others may be measured until then. What a
-backend prints goes to stderr, so that it cannot be taken for a record. If GPUs share the cell, it is an argument, and
-this process is one of the ranks: the first writes the record, or whichever fails.
+and writes a line first; it is paused while others are measured, and plugins, which may take the device, are loaded
+with the first cell. What a backend prints goes to stderr, so that it cannot be taken for a record. If GPUs share the
+cell, it is an argument, and this process is one of the ranks: the first writes the record, or whichever fails.
 """
 
 import ctypes

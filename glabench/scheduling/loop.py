@@ -132,7 +132,7 @@ def _groups(lanes: Sequence[Lane], todo: Sequence[set[Cell]], plan: Plan) -> Ite
             version = lane.version
             job = Job(backend, lane.folder.run_id, place.device, plan.settings, version.plugins, known, version.hash)
             variables = variables_with(place.sites.get(backend), version.variables)
-            early = len(lanes) == 1 and backend not in place.sites and cells[0].gpus == 1
+            early = len(lanes) == 1 and cells[0].gpus == 1
             yield _Group(lane, Order(job, variables, early), cells)
 
 

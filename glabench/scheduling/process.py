@@ -18,6 +18,8 @@ from glabench.measure.outcome import one_line
 from glabench.records import Record
 from glabench.sweeps.model import Cell
 
+# Elsewhere, a paused worker would outlive a parent that is killed.
+CAN_PAUSE = sys.platform == "linux"
 _LOOK_AGAIN_S = 1.0
 # From a folder on a network, torch may take minutes to load.
 _LONGEST_LOAD_S = 300.0
@@ -61,6 +63,9 @@ class Worker(Protocol):
     def is_loaded(self) -> bool:
         """Waits until a worker that is started early has loaded torch; False if it has ended, or takes too long."""
 
+    def pause(self) -> None:
+        """Lets nothing of the worker run until it measures a cell."""
+
     def measure(self, cell: Cell) -> Record:
         """Measures a cell. Raises ValueError for an answer that is not a record.
 
@@ -95,6 +100,7 @@ class ProcessWorker:
         )
         self._unread = b""
         self._is_awaited = job.early
+        self._is_paused = False
         self._load_until = time.monotonic() + _LONGEST_LOAD_S
 
     def is_loaded(self) -> bool:
@@ -111,8 +117,19 @@ class ProcessWorker:
             line = self._read_line(left_s, f"torch was not loaded within {_LONGEST_LOAD_S:g} s")
             self._is_awaited = line != LOADED.encode()
 
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+        self._is_paused = True
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):  # it has ended, which its answer will say
+            os.killpg(self._process.pid, number)
+
     def measure(self, cell: Cell) -> Record:
         assert self._process.stdin is not None
+        if self._is_paused:
+            self._signal(signal.SIGCONT)
+            self._is_paused = False
         self._load()
         try:
             self._process.stdin.write(json.dumps(cell.to_json()).encode() + b"\n")

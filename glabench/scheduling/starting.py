@@ -6,19 +6,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from glabench.measure.job import Job
-from glabench.scheduling.process import Worker
+from glabench.scheduling.process import CAN_PAUSE, Worker
 
 # Workers that load torch at the same time; each takes some hundred MiB of the host's memory.
-_AT_ONCE = 8
+_AT_ONCE = 16
 StartWorker = Callable[[Job, Mapping[str, str]], Worker]
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the workers of a group of cells are started with, and whether that may be before the group's turn.
-
-    It must not be if a package folder of the group's own is loaded with torch, whose code could disturb the others.
-    """
+    """What the workers of a group of cells are started with, and whether that may be before the group's turn."""
 
     job: Job
     # Environment variables of the workers.
@@ -30,14 +27,14 @@ class Workers:
     """The workers of groups of cells, one group after another.
 
     Loading torch takes seconds, so those of some groups load it at the same time, and then wait for their turns.
-    Nothing is measured meanwhile. A worker that waits has loaded torch, as any process here does, and no plugin, so it
-    does not disturb what is measured before its turn.
+    Nothing is measured meanwhile. A worker that waits is paused, and has loaded no plugin, so that it neither runs nor
+    holds the device while others are measured.
     """
 
     def __init__(self, start: StartWorker, orders: Sequence[Order], at_once: int | None = None) -> None:
         self._start = start
         self._orders = orders
-        self._at_once = at_once or min(_AT_ONCE, os.cpu_count() or 1)
+        self._at_once = at_once or (min(_AT_ONCE, os.cpu_count() or 1) if CAN_PAUSE else 1)
         # Those that nobody has taken, by their group's number.
         self._waiting: dict[int, Worker] = {}
 
@@ -68,6 +65,8 @@ class Workers:
                 self._waiting[each] = self._started(each, early=True)
         for worker in self._waiting.values():
             worker.is_loaded()
+        for worker in self._waiting.values():
+            worker.pause()
 
     def _started(self, number: int, early: bool) -> Worker:
         order = self._orders[number]

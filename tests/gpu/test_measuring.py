@@ -140,7 +140,7 @@ def test_what_products_leave_in_memory_does_not_hold_large_pieces():
     torch._C._cuda_clearCublasWorkspaces()
     give_back_unused("cuda")
     take_workspaces("cuda")
-    assert held_bytes() == 0
+    assert held_bytes() <= 0  # what the small product left is given back, too
 
 
 def test_a_cell_has_all_the_memory_that_is_allowed_whatever_ran_before_it(tmp_path):

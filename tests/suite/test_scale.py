@@ -46,6 +46,9 @@ class InstantWorker:
     def is_loaded(self):
         return True
 
+    def pause(self):
+        pass
+
     def measure(self, cell):
         start = time.process_time()
         line = replace(self._record, cell=cell).to_line()

@@ -2,8 +2,12 @@
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fake_workers import Workers as MadeUp
@@ -13,7 +17,7 @@ from glabench.measure.settings import Settings
 from glabench.records import RunFolder
 from glabench.scheduling.loop import Lane, Version, measure_lanes
 from glabench.scheduling.observer import Observer
-from glabench.scheduling.process import ProcessWorker, WorkerTimeoutError
+from glabench.scheduling.process import CAN_PAUSE, ProcessWorker, WorkerDiedError, WorkerTimeoutError
 from glabench.scheduling.starting import Order, Workers
 from glabench.sweeps import Cell, Parameters
 
@@ -78,6 +82,22 @@ def test_all_that_were_started_have_loaded_torch_before_one_is_taken(made_up, mo
     assert names_of(waited_for) == ["a", "b"]
 
 
+def test_those_that_wait_are_paused_once_all_have_loaded_torch(made_up, monkeypatch):
+    done = []
+    monkeypatch.setattr("fake_workers.MadeUpWorker.is_loaded", lambda each: done.append(("loaded", each)) is None)
+    monkeypatch.setattr("fake_workers.MadeUpWorker.pause", lambda each: done.append(("paused", each)))
+    Workers(made_up, orders("a", "b", "c"), at_once=2).take(0)
+    assert [what for what, _ in done] == ["loaded", "loaded", "paused", "paused"]
+    assert ("paused", made_up.started[1]) in done
+
+
+def test_where_a_paused_worker_would_outlive_a_killed_parent_each_starts_in_its_turn(made_up, monkeypatch):
+    monkeypatch.setattr("glabench.scheduling.starting.CAN_PAUSE", False)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    Workers(made_up, orders("a", "b")).take(0)
+    assert names_of(made_up.started) == ["a"]
+
+
 def test_a_fresh_worker_of_the_same_group_leaves_the_next_one_waiting(made_up):
     workers = Workers(made_up, orders("a", "b"), at_once=2)
     workers.take(0)
@@ -138,15 +158,13 @@ def test_if_there_is_no_room_for_a_worker_those_that_wait_make_it(made_up):
     assert names_of(made_up.started) == ["a", "b", "a"]
 
 
-@pytest.mark.parametrize(
-    ("sites", "lanes", "started"),
-    [({}, 1, 2), ({"linear-torch": "a"}, 1, 2), ({"gla-torch": "a"}, 1, 1), ({}, 2, 1)],
-    ids=["alone", "the first one's site", "the next one's site", "in turns"],
-)
-def test_what_could_disturb_others_is_not_started_early(made_up, monkeypatch, tmp_path, plan, sites, lanes, started):
-    """Code of a site; and of lanes that are compared, only one would follow the start of all."""
+@pytest.mark.parametrize(("lanes", "started"), [(1, 2), (2, 1)], ids=["alone", "in turns"])
+def test_of_lanes_that_are_compared_each_worker_starts_in_its_turn(
+    made_up, monkeypatch, tmp_path, plan, lanes, started
+):
+    """Only one of them would follow the start of all; a site is no hindrance."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    plan = replace(plan, place=replace(plan.place, sites=sites))
+    plan = replace(plan, place=replace(plan.place, sites={"gla-torch": "a"}))
     folders = [RunFolder.create(tmp_path / str(number), plan.sweep, plan.environment()) for number in range(lanes)]
     seen = []
     heard = Observer()
@@ -180,7 +198,7 @@ def ask(worker, backend="linear-torch"):
 
 
 def test_a_waiting_process_has_torch_but_no_plugin(process, tmp_path):
-    """A plugin's code must not run while another backend is measured."""
+    """A plugin could take the device while another backend is measured."""
     plugin = tmp_path / "marking.py"
     worker = process("marking", (str(plugin),), marking=MARKING)
     assert worker.is_loaded()
@@ -189,6 +207,86 @@ def test_a_waiting_process_has_torch_but_no_plugin(process, tmp_path):
     assert (tmp_path / "was-loaded").exists()
     worker.close()
     assert not worker.is_loaded()
+
+
+TICKING = """
+import pathlib, threading, time
+
+def tick():
+    while True:
+        with pathlib.Path(__file__).with_name("ticks").open("a") as file:
+            file.write(".")
+        time.sleep(0.01)
+
+threading.Thread(target=tick, daemon=True).start()
+"""
+
+
+def ticks(folder, more_than=0):
+    """How often it has ticked, as soon as that is more."""
+    until = time.monotonic() + 10
+    while not (folder / "ticks").exists() or (folder / "ticks").stat().st_size <= more_than:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return (folder / "ticks").stat().st_size
+
+
+def test_nothing_of_a_paused_worker_runs_until_it_measures(process, tmp_path):
+    """Not even a thread of a package that was loaded with torch, as from a site."""
+    worker = process(torch=TICKING)
+    assert worker.is_loaded()
+    ticks(tmp_path)
+    worker.pause()
+    time.sleep(0.1)  # a signal needs a moment
+    before = ticks(tmp_path)
+    time.sleep(0.3)
+    assert ticks(tmp_path) == before
+    assert ask(worker).status == "error"
+    assert ticks(tmp_path, more_than=before) > before
+    worker.pause()
+    worker.close()
+    assert not worker.is_loaded()
+
+
+def test_a_paused_worker_that_is_killed_says_so(process):
+    worker = process(torch="")
+    assert worker.is_loaded()
+    worker.pause()
+    os.kill(worker._process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        ask(worker)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not CAN_PAUSE, reason="workers are not paused here")
+def test_a_paused_worker_ends_with_its_parent(tmp_path):
+    (tmp_path / "torch.py").touch()
+    parent = """
+import sys, time
+from glabench.measure.job import Job
+from glabench.measure.settings import Settings
+from glabench.scheduling.process import ProcessWorker
+worker = ProcessWorker(Job("linear-torch", "run", "cpu", Settings(), early=True), {"PYTHONPATH": sys.argv[1]})
+assert worker.is_loaded()
+worker.pause()
+print(worker._process.pid, flush=True)
+time.sleep(60)
+"""
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen([sys.executable, "-c", parent, path], stdout=subprocess.PIPE) as process:
+        worker = int(process.stdout.readline())
+        os.kill(worker, 0)
+        process.kill()
+    until = time.monotonic() + 10
+    while is_running(worker):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_records_say_why_torch_cannot_be_loaded(process):
