@@ -64,7 +64,7 @@ class Worker(Protocol):
         """Waits until a worker that is started early has loaded torch; False if it has ended, or takes too long."""
 
     def pause(self) -> None:
-        """Lets nothing of the worker run until it measures a cell."""
+        """Stops the worker until it measures a cell."""
 
     def measure(self, cell: Cell) -> Record:
         """Measures a cell. Raises ValueError for an answer that is not a record.
@@ -118,11 +118,15 @@ class ProcessWorker:
             self._is_awaited = line != LOADED.encode()
 
     def pause(self) -> None:
+        """Stops the group, but no process that a package has started in a session of its own.
+
+        If this process is killed meanwhile, the worker ends, and what it has started itself stays stopped.
+        """
         self._signal(signal.SIGSTOP)
         self._is_paused = True
 
     def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):  # it has ended, which its answer will say
+        if self._process.poll() is None:  # otherwise its answer will say that it has ended
             os.killpg(self._process.pid, number)
 
     def measure(self, cell: Cell) -> Record:

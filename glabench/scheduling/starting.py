@@ -27,8 +27,8 @@ class Workers:
     """The workers of groups of cells, one group after another.
 
     Loading torch takes seconds, so those of some groups load it at the same time, and then wait for their turns.
-    Nothing is measured meanwhile. A worker that waits is paused, and has loaded no plugin, so that it neither runs nor
-    holds the device while others are measured.
+    Nothing is measured meanwhile. A worker that waits is paused and has loaded no plugin, which could hold the device
+    while others are measured.
     """
 
     def __init__(self, start: StartWorker, orders: Sequence[Order], at_once: int | None = None) -> None:
@@ -63,10 +63,13 @@ class Workers:
         for each in others:
             with suppress(OSError):  # in its turn it may start
                 self._waiting[each] = self._started(each, early=True)
-        for worker in self._waiting.values():
-            worker.is_loaded()
-        for worker in self._waiting.values():
-            worker.pause()
+        # Before its main program runs, a worker that is stopped would outlive this process if that is killed.
+        loaded = {each: worker.is_loaded() for each, worker in self._waiting.items()}
+        for each in self._waiting.keys() - {number}:
+            if loaded[each]:
+                self._waiting[each].pause()
+            else:
+                self._waiting.pop(each).close()
 
     def _started(self, number: int, early: bool) -> Worker:
         order = self._orders[number]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,8 +88,16 @@ def test_those_that_wait_are_paused_once_all_have_loaded_torch(made_up, monkeypa
     monkeypatch.setattr("fake_workers.MadeUpWorker.is_loaded", lambda each: done.append(("loaded", each)) is None)
     monkeypatch.setattr("fake_workers.MadeUpWorker.pause", lambda each: done.append(("paused", each)))
     Workers(made_up, orders("a", "b", "c"), at_once=2).take(0)
-    assert [what for what, _ in done] == ["loaded", "loaded", "paused", "paused"]
-    assert ("paused", made_up.started[1]) in done
+    assert [(what, each.job.backend) for what, each in done] == [("loaded", "a"), ("loaded", "b"), ("paused", "b")]
+
+
+def test_one_that_has_not_loaded_torch_in_time_does_not_wait(made_up, monkeypatch):
+    """Stopped at its start, it would outlive a parent that is killed."""
+    monkeypatch.setattr("fake_workers.MadeUpWorker.is_loaded", lambda each: each.job.backend == "a")
+    workers = Workers(made_up, orders("a", "b"), at_once=2)
+    workers.take(0)
+    assert [(each.paused, each.closed) for each in made_up.started] == [(False, False), (False, True)]
+    assert workers.take(1) is made_up.started[2]
 
 
 def test_where_a_paused_worker_would_outlive_a_killed_parent_each_starts_in_its_turn(made_up, monkeypatch):
@@ -163,6 +172,7 @@ def test_of_lanes_that_are_compared_each_worker_starts_in_its_turn(
     made_up, monkeypatch, tmp_path, plan, lanes, started
 ):
     """Only one of them would follow the start of all; a site is no hindrance."""
+    monkeypatch.setattr("glabench.scheduling.starting.CAN_PAUSE", True)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     plan = replace(plan, place=replace(plan.place, sites={"gla-torch": "a"}))
     folders = [RunFolder.create(tmp_path / str(number), plan.sweep, plan.environment()) for number in range(lanes)]
@@ -209,17 +219,17 @@ def test_a_waiting_process_has_torch_but_no_plugin(process, tmp_path):
     assert not worker.is_loaded()
 
 
-TICKING = """
-import pathlib, threading, time
+TICK = """
+import pathlib, time
 
 def tick():
     while True:
         with pathlib.Path(__file__).with_name("ticks").open("a") as file:
             file.write(".")
         time.sleep(0.01)
-
-threading.Thread(target=tick, daemon=True).start()
 """
+IN_A_THREAD = "import threading\nfrom ticking import tick\nthreading.Thread(target=tick, daemon=True).start()"
+IN_A_CHILD = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import ticking; ticking.tick()'])"
 
 
 def ticks(folder, more_than=0):
@@ -231,9 +241,10 @@ def ticks(folder, more_than=0):
     return (folder / "ticks").stat().st_size
 
 
-def test_nothing_of_a_paused_worker_runs_until_it_measures(process, tmp_path):
-    """Not even a thread of a package that was loaded with torch, as from a site."""
-    worker = process(torch=TICKING)
+@pytest.mark.parametrize("torch", [IN_A_THREAD, IN_A_CHILD], ids=["thread", "child"])
+def test_a_paused_worker_does_not_run_until_it_measures(process, tmp_path, torch):
+    """Nor does what a package has started that was loaded with torch, as from a site."""
+    worker = process(torch=torch, ticking=TICK)
     assert worker.is_loaded()
     ticks(tmp_path)
     worker.pause()
@@ -253,6 +264,8 @@ def test_a_paused_worker_that_is_killed_says_so(process):
     assert worker.is_loaded()
     worker.pause()
     os.kill(worker._process.pid, signal.SIGKILL)
+    worker._process.wait()
+    worker.pause()  # nobody else, who may have its number by now
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
         ask(worker)
 
@@ -281,12 +294,16 @@ time.sleep(60)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen([sys.executable, "-c", parent, path], stdout=subprocess.PIPE) as process:
         worker = int(process.stdout.readline())
-        os.kill(worker, 0)
+        assert is_running(worker)
         process.kill()
-    until = time.monotonic() + 10
-    while is_running(worker):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    try:
+        until = time.monotonic() + 10
+        while is_running(worker):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
 
 
 def test_records_say_why_torch_cannot_be_loaded(process):
