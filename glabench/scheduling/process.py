@@ -100,7 +100,6 @@ class ProcessWorker:
         )
         self._unread = b""
         self._is_awaited = job.early
-        self._is_paused = False
         self._load_until = time.monotonic() + _LONGEST_LOAD_S
 
     def is_loaded(self) -> bool:
@@ -123,7 +122,6 @@ class ProcessWorker:
         If this process is killed meanwhile, the worker ends, and what it has started itself stays stopped.
         """
         self._signal(signal.SIGSTOP)
-        self._is_paused = True
 
     def _signal(self, number: int) -> None:
         if self._process.poll() is None:  # otherwise its answer will say that it has ended
@@ -131,9 +129,7 @@ class ProcessWorker:
 
     def measure(self, cell: Cell) -> Record:
         assert self._process.stdin is not None
-        if self._is_paused:
-            self._signal(signal.SIGCONT)
-            self._is_paused = False
+        self._signal(signal.SIGCONT)  # does nothing to one that is not paused
         self._load()
         try:
             self._process.stdin.write(json.dumps(cell.to_json()).encode() + b"\n")
