@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import in_process
 import pytest
@@ -17,7 +18,7 @@ from conftest import FAKES, REAL, last_line
 from glabench.measure.job import Job
 from glabench.measure.settings import Settings
 from glabench.records import RunFolder
-from glabench.scheduling import process
+from glabench.scheduling import process, starting
 from glabench.scheduling.process import ProcessWorker, WorkerDiedError, WorkerTimeoutError
 from glabench.sweeps import Cell, Parameters
 
@@ -79,7 +80,10 @@ def survived(tmp_path_factory):
     """One run of all fakes that misbehave before torch is loaded, and two that do not; gives its folder and outcome."""
     folder = tmp_path_factory.mktemp("survived")
     names = ",".join([*BAD, "fake-chatty", "fake-good"])
-    ended = in_process.glabench(folder, *SPEED, "--backend", names, "--when", "limits", "--out", "here", "-v", **REAL)
+    with mock.patch.object(starting, "_AT_ONCE", 1):  # those that wait would load torch
+        ended = in_process.glabench(
+            folder, *SPEED, "--backend", names, "--when", "limits", "--out", "here", "-v", **REAL
+        )
     return folder / "here", ended
 
 
