@@ -1,9 +1,12 @@
 """Makes Triton's interpreter faster, with the same results.
 
 - Before a launch, it replaces the functions of triton.language by its own. It does so again whenever a kernel calls a
-  device function, which took more than a quarter of a test's time; here once per launch and module.
-- Every operation makes tensors and their types anew, each of which looks its shape through, item by item. Here that is
-  done once per shape.
+  device function, which took more than a quarter of a test's time; here once per launch and module. The replaced
+  functions first looked who calls them; ours do not.
+- Every operation makes tensors and their types anew, each of which looks its shape through, item by item, and makes
+  operands as large as its result. Here shapes are looked at once, and operands left to NumPy, which broadcasts them.
+- It computes every sum, difference and product of integers a second time, in 64 bits, to see whether it overflows, and
+  then says so in debug mode alone, which it does not have.
 - It converts between float32 and bfloat16 bit by bit. As both have the same exponents, a shift does the same (and,
   other than the interpreter, is right for subnormal numbers).
 """
@@ -41,6 +44,10 @@ def make_quick() -> None:
         except Exception as problem:
             raise interpreter.InterpreterError(repr(problem)) from problem
 
+    def patch_attribute(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        function, semantic = getattr(member, "__wrapped__", member), interpreter.interpreter_semantic
+        scope.set_attr(obj, name, lambda *args, _semantic=None, **named: function(*args, _semantic=semantic, **named))
+
     of_scalar = cache(np_dtype_of)
 
     def quick_np_dtype_of(dtype: Any) -> Any:
@@ -48,8 +55,10 @@ def make_quick() -> None:
         return np_dtype_of(scalar) if isinstance(scalar, tl.pointer_type) else of_scalar(scalar)
 
     interpreter._patch_lang = patch_for_launch
+    interpreter._patch_attr = patch_attribute
     interpreter._get_np_dtype = quick_np_dtype_of
     interpreter.InterpretedFunction.__call__ = call
+    TritonSemantic.binary_op_sanitize_overflow_impl = lambda self, one, other, operation: None
     _look_at_shapes_once()
     _shift_between_bfloat16_and_float32()
 
@@ -58,6 +67,7 @@ def _look_at_shapes_once() -> None:
     make_type, equal, broadcast = core.block_type.__init__, core.dtype.__eq__, TritonSemantic.broadcast_impl_value
     types: dict[tuple[int, ...], tuple[Any, str]] = {}  # one of every shape, and the shape in words
     shapes: dict[tuple[int, ...], Any] = {(): (core.tuple([]), core.constexpr(1))}  # as a tensor has it, and elements
+    commons: dict[tuple[int, int], tuple[list[int] | None, bool, bool]] = {}
 
     def quick_block_type(self: Any, element_ty: Any, shape: Any) -> None:
         key = tuple([x.value if isinstance(x, core.constexpr) else x for x in shape])
@@ -74,8 +84,30 @@ def _look_at_shapes_once() -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.shape, self.numel = shapes[tuple(type.shape.values) if type.is_block() else ()]
 
+    def common(one: Any, other: Any) -> tuple[list[int] | None, bool, bool]:
+        """The shape of an operation's result, None if Triton has to look at it; and whether each operand lacks it."""
+        sizes = [list(x.type.shape.values) if x.type.is_block() else [] for x in (one, other)]
+        if not all(sizes):
+            shape = sizes[0] or sizes[1]
+        elif len(sizes[0]) == len(sizes[1]) and all(a == b or 1 in (a, b) for a, b in zip(*sizes, strict=True)):
+            shape = [max(pair) for pair in zip(*sizes, strict=True)]
+        else:
+            return None, False, False
+        return shape, sizes[0] != shape, sizes[1] != shape
+
     def quick_broadcast(self: Any, one: Any, other: Any) -> Any:
-        return (one, other) if one.shape is other.shape else broadcast(self, one, other)
+        if one.shape is other.shape:
+            return one, other
+        key = id(one.shape), id(other.shape)  # of `shapes`, which keeps them
+        if key not in commons:
+            commons[key] = common(one, other)
+        shape, of_one, of_other = commons[key]
+        if shape is None:
+            return broadcast(self, one, other)
+        return (
+            core.tensor(one.handle, core.block_type(one.dtype, shape)) if of_one else one,
+            core.tensor(other.handle, core.block_type(other.dtype, shape)) if of_other else other,
+        )
 
     core.block_type.__init__ = quick_block_type
     core.tensor.__init__ = quick_tensor
