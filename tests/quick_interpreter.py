@@ -3,8 +3,8 @@
 - Before a launch, it replaces the functions of triton.language by its own. It does so again whenever a kernel calls a
   device function, which took more than a quarter of a test's time; here once per launch and module. The replaced
   functions first looked who calls them; ours do not.
-- Every operation makes tensors and their types anew, each of which looks its shape through, item by item, and makes
-  operands as large as its result. Here shapes are looked at once, and operands left to NumPy, which broadcasts them.
+- Every operation makes tensors and their types anew, each of which looks its shape through, item by item, and so does
+  the operation with those of its operands. Here that is done once per shape, and once per two.
 - It computes every sum, difference and product of integers a second time, in 64 bits, to see whether it overflows, and
   then says so in debug mode alone, which it does not have.
 - It converts between float32 and bfloat16 bit by bit. As both have the same exponents, a shift does the same (and,
@@ -104,9 +104,10 @@ def _look_at_shapes_once() -> None:
         shape, of_one, of_other = commons[key]
         if shape is None:
             return broadcast(self, one, other)
+        expand = self.builder.create_broadcast
         return (
-            core.tensor(one.handle, core.block_type(one.dtype, shape)) if of_one else one,
-            core.tensor(other.handle, core.block_type(other.dtype, shape)) if of_other else other,
+            core.tensor(expand(one.handle, shape), core.block_type(one.dtype, shape)) if of_one else one,
+            core.tensor(expand(other.handle, shape), core.block_type(other.dtype, shape)) if of_other else other,
         )
 
     core.block_type.__init__ = quick_block_type

@@ -1,8 +1,10 @@
 """Every kernel compiles for every architecture that we name, without a GPU, and fits its shared memory."""
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from functools import cache
 
 import pytest
@@ -10,7 +12,7 @@ from gla_kernels.inspection.ahead import SHARED
 from gla_kernels.limits import fitting_chunks
 from product import product
 
-from glabench.inspecting.request import Request, kernels_of
+from glabench.inspecting.request import Request
 
 # The most bytes of stack per thread on any GPU: of the exact kernels, which hardly ever have work, and of the others.
 STACK = {"plain": 1024, "strong": 1024, "exact": 3584}
@@ -25,6 +27,43 @@ VALUE_GATED = 8
 KERNELS = {"triton": 17 + VALUE_GATED, "hopper": 50 + VALUE_GATED}
 
 
+# The worker of `glabench inspect`, whose requests are the lines that it is given; an empty line ends what it answers.
+COMPILER = """
+import json, sys
+from glabench.inspecting import worker
+for line in sys.stdin:
+    sys.argv[1:] = json.loads(line)
+    worker.main()
+    print(flush=True)
+"""
+
+
+@cache
+def compiler():
+    """A process for all tests, since loading torch and Triton takes longer than compiling a kernel."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", COMPILER], env=environment, **pipes)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ended_compiler():
+    yield
+    if compiler.cache_info().currsize:
+        compiler().communicate()
+        compiler.cache_clear()
+
+
+def kernels_of(requests):
+    process, found = compiler(), []
+    print(json.dumps([json.dumps(asdict(request)) for request in requests]), file=process.stdin, flush=True)
+    for line in process.stdout:
+        if line == "\n":
+            return found
+        found.append(json.loads(line))
+    raise AssertionError("the worker ended")
+
+
 def checked(found):
     """With what holds for every kernel."""
     for kernel in found:
@@ -35,12 +74,12 @@ def checked(found):
 
 @cache
 def compile_all(size, value_dim=None, dtype="bf16", archs=("90",), chunk=None, family="triton"):
-    return checked(list(kernels_of([Request(archs, size, value_dim or size, dtype, chunk, family)])))
+    return checked(kernels_of([Request(archs, size, value_dim or size, dtype, chunk, family)]))
 
 
 def compile_some(requests):
     """The kernels of several requests, by one process; all names that these have must be found."""
-    found = list(kernels_of(requests))
+    found = kernels_of(requests)
     asked = [(arch, name) for each in requests for arch in each.archs for name in each.names]
     assert sorted((kernel["arch"].removeprefix("sm_"), kernel["kernel"]) for kernel in found) == sorted(asked)
     return checked(found)
@@ -185,7 +224,7 @@ def test_the_kernels_with_gates_of_values_fit_every_architecture(requests):
 
 def test_chunks_of_a_given_length_have_no_gates_of_values():
     request = Request(("90",), 64, 64, "bf16", 64, "hopper", "value-gated")
-    assert not list(kernels_of([request]))
+    assert not kernels_of([request])
 
 
 def assert_two_programs_fit(found, warps=4):
