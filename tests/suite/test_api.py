@@ -51,7 +51,7 @@ def test_importing_is_quick_and_loads_nothing_heavy():
         seconds, modules = done.stdout.split(maxsplit=1)
         assert modules.strip() == "[]"
         taken.append(float(seconds))
-    assert min(taken) < 0.75  # of CPU time, also on a slow core; torch alone takes seconds
+    assert min(taken) < 1  # of CPU time, also on a slow core; torch alone takes two
 
 
 def test_everything_that_is_promised_is_there_and_documented():
