@@ -45,36 +45,28 @@ OURS = tuple(
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
 
 
-class Value(torch.Tensor):
-    """A tile or a number. Operators that Python runs in place give a new tensor, as in a kernel."""
-
-    finished: torch.Tensor | None = None  # what an accumulator holds once its product is done
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As torch's own, without its search through everything that is returned."""
-        with torch._C.DisableTorchFunctionSubclass():
-            found = func(*args, **(kwargs or {}))
-        if isinstance(found, torch.Tensor):
-            return found.as_subclass(cls)
-        return [x.as_subclass(cls) for x in found] if func in _SEVERAL else found
-
-    @property
-    def type(self) -> Any:
-        return SimpleNamespace(layout=None)
-
-    def to(self, dtype: Any, bitcast: bool = False) -> Any:
-        dtype = dtype.dtype if isinstance(dtype, _Element) else dtype
-        return self.view(dtype) if bitcast else super().to(dtype)
-
-    __iadd__ = torch.Tensor.__add__
-    __isub__ = torch.Tensor.__sub__
-    __imul__ = torch.Tensor.__mul__
-    __iand__ = torch.Tensor.__and__
+def _to(x: torch.Tensor, dtype: Any, bitcast: bool = False) -> torch.Tensor:
+    dtype = dtype.dtype if isinstance(dtype, _Element) else dtype
+    return x.view(dtype) if bitcast else _convert(x, dtype)
 
 
-# Functions of torch that return several tensors.
-_SEVERAL = (torch.Tensor.unbind, torch.broadcast_tensors)
+_convert = torch.Tensor.to
+
+
+@contextlib.contextmanager
+def _tensors_as_in_kernels() -> Iterator[None]:
+    """Inside, tensors are tiles and numbers: operators that Python runs in place give new tensors, as in a kernel.
+
+    A class of its own would ask Python about every operation, which takes longer than most of them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("add", "sub", "mul", "and"):
+            patch.setattr(torch.Tensor, f"__i{name}__", getattr(torch.Tensor, f"__{name}__"))
+        patch.setattr(torch.Tensor, "to", _to)
+        patch.setattr(torch.Tensor, "type", SimpleNamespace(layout=None))
+        # What an accumulator holds once its product is done.
+        patch.setattr(torch.Tensor, "finished", None, raising=False)
+        yield
 
 
 class _Element:
@@ -90,16 +82,14 @@ class _Element:
         return hash(self.dtype)
 
 
-def _value(x: Any) -> Any:
-    if isinstance(x, Value):
-        return x
+def _value(x: Any) -> torch.Tensor:
     if isinstance(x, torch.Tensor):
-        return x.as_subclass(Value)
+        return x
     if isinstance(x, bool):
-        return torch.tensor(x).as_subclass(Value)
+        return torch.tensor(x)
     if isinstance(x, int):
-        return torch.tensor(x, dtype=torch.int32 if abs(x) < 2**31 else torch.int64).as_subclass(Value)
-    return torch.tensor(x, dtype=torch.float32).as_subclass(Value)
+        return torch.tensor(x, dtype=torch.int32 if abs(x) < 2**31 else torch.int64)
+    return torch.tensor(x, dtype=torch.float32)
 
 
 @dataclass(frozen=True)
@@ -125,7 +115,7 @@ class Pointer:
         """Indices of the elements, 0 beside the mask, and the mask, as tensors of one shape. Raises IndexError."""
         at = torch.as_tensor(self.offset, dtype=torch.int64)
         there = torch.as_tensor(True if mask is None else mask)
-        at, there = (x.as_subclass(torch.Tensor) for x in torch.broadcast_tensors(at, there))
+        at, there = torch.broadcast_tensors(at, there)
         if mask is not None:
             at = torch.where(there, at, 0)
         least, most = (int(x) for x in torch.aminmax(at))
@@ -169,7 +159,7 @@ class Shared:
         return Shared(self.data.reshape(-1).view(dtype)[: _size(shape)].view(shape))
 
     def load(self, layout: Any) -> Any:
-        return _value(self.data.clone())
+        return self.data.clone()
 
     def store(self, x: Any) -> None:
         assert x.dtype == self.dtype
@@ -188,14 +178,14 @@ def _size(shape: list[int]) -> int:
 class _Product:
     """A product under way: its accumulator, and its shared operands with what they held when it started."""
 
-    out: Value
+    out: torch.Tensor
     operands: list[tuple[torch.Tensor, torch.Tensor]]
 
     def finish(self) -> None:
         for now, then in self.operands:
             # As bits, because NaN is not equal to itself.
             assert torch.equal(now.view(torch.int16), then.view(torch.int16)), "a product's operand has changed"
-        self.out.as_subclass(torch.Tensor).copy_(self.out.finished)
+        self.out.copy_(self.out.finished)
 
 
 @dataclass
@@ -239,18 +229,18 @@ def _wait_copies(left: int) -> None:
 
 
 def _operand(x: Any) -> torch.Tensor:
-    return (x.data if isinstance(x, Shared) else x).as_subclass(torch.Tensor)
+    return x.data if isinstance(x, Shared) else x
 
 
-def _multiply(a: Any, b: Any, acc: Value, use_acc: bool = True, is_async: bool = False) -> Value:
+def _multiply(a: Any, b: Any, acc: Any, use_acc: bool = True, is_async: bool = False) -> torch.Tensor:
     assert is_async
     assert a.dtype == b.dtype == torch.bfloat16
     product = _operand(a).float() @ _operand(b).float()
     Kernel.flops[_now.kernel] += 2 * product.numel() * a.shape[1]
     if use_acc:
-        product = product + (acc.finished if acc.finished is not None else acc.as_subclass(torch.Tensor))
+        product = product + (acc.finished if acc.finished is not None else acc)
     assert list(product.shape) == list(acc.shape)
-    out = _value(torch.full_like(product, float("nan")))
+    out = torch.full_like(product, float("nan"))
     out.finished = product
     held = [(x.data, x.data.clone()) for x in (a, b) if isinstance(x, Shared)]
     _now.products.append(_Product(out, held))
@@ -268,7 +258,7 @@ def _wait_products(left: int, deps: list[Any]) -> Any:
 
 def _assembly(text: str, _: str, args: list[Any], dtype: Any, **__: Any) -> Any:
     if text.startswith("mov.b32"):
-        return args[0] if isinstance(args[0], Value) else _value(args[0])
+        return _value(args[0])
     if text.startswith("shl.b32"):
         return _value(args[0]).to(dtype)
     if "selp" in text:
@@ -279,7 +269,7 @@ def _assembly(text: str, _: str, args: list[Any], dtype: Any, **__: Any) -> Any:
 
 def _store(pointer: Pointer, value: Any, mask: Any = None, eviction_policy: str = "") -> None:
     at, there = pointer.places(mask)
-    value = torch.as_tensor(value, dtype=pointer.memory.dtype).as_subclass(torch.Tensor).expand(at.shape)
+    value = torch.as_tensor(value, dtype=pointer.memory.dtype).expand(at.shape)
     at, value = at[there], value[there]
     _note_writer(pointer.memory, at, value)
     pointer.memory[at] = value
@@ -298,7 +288,7 @@ def _note_writer(memory: torch.Tensor, at: torch.Tensor, value: torch.Tensor) ->
 
 
 def _add_to_memory(pointer: Pointer, value: Any, sem: str, scope: str) -> Any:
-    before = _value(pointer.load(None, None).clone())
+    before = pointer.load(None, None).clone()
     pointer.memory[int(pointer.offset)] = before + value
     return before
 
@@ -310,12 +300,12 @@ def _where(mask: Any, x: Any, y: Any) -> Any:
     return torch.where(mask, x, y.to(x.dtype)) if x.dim() >= y.dim() else torch.where(mask, x.to(y.dtype), y)
 
 
-def _reduce_or(x: Value, axis: int) -> Value:
-    return _value(torch.as_tensor(np.bitwise_or.reduce(x.as_subclass(torch.Tensor).numpy(), axis=axis)))
+def _reduce_or(x: torch.Tensor, axis: int) -> torch.Tensor:
+    return torch.as_tensor(np.bitwise_or.reduce(x.numpy(), axis=axis))
 
 
-def _scan(x: Value, axis: int, combine: Callable[[Any, Any], Any]) -> Value:
-    return _value(torch.stack(list(accumulate(x.unbind(axis), combine)), axis))
+def _scan(x: torch.Tensor, axis: int, combine: Callable[[Any, Any], Any]) -> torch.Tensor:
+    return torch.stack(list(accumulate(x.unbind(axis), combine)), axis)
 
 
 def _extreme(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
@@ -333,10 +323,10 @@ def _language() -> ModuleType:
         "program_id": lambda axis: _value(_now.number[axis]),
         "num_programs": lambda axis: _value(_now.grid[axis]),
         "num_warps": lambda: _now.warps,
-        "arange": lambda start, end, _=None: _value(torch.arange(start, end, dtype=torch.int32)),
-        "zeros": lambda shape, dtype, _=None: _value(torch.zeros(shape, dtype=dtype)),
-        "full": lambda shape, x, dtype, _=None: _value(torch.full(list(shape), x, dtype=dtype)),
-        "load": lambda pointer, mask=None, other=None, cache_modifier="": _value(pointer.load(mask, other)),
+        "arange": lambda start, end, _=None: torch.arange(start, end, dtype=torch.int32),
+        "zeros": lambda shape, dtype, _=None: torch.zeros(shape, dtype=dtype),
+        "full": lambda shape, x, dtype, _=None: torch.full(list(shape), x, dtype=dtype),
+        "load": lambda pointer, mask=None, other=None, cache_modifier="": pointer.load(mask, other),
         "atomic_add": _add_to_memory,
         "store": _store,
         "where": _where,
@@ -386,11 +376,12 @@ class Kernel:
             numbers = list(range(int(grid[0])))
             random.Random(0).shuffle(numbers)
             writers: dict[Any, torch.Tensor] = {}
-            for number in numbers:
-                _now = _Program((number,), tuple(grid), num_warps, self.__name__, writers)
-                self.function(*arguments, **constants)
-                assert not any(_now.copies), "a copy was not waited for"
-                assert not _now.products, "a product was not waited for"
+            with _tensors_as_in_kernels():
+                for number in numbers:
+                    _now = _Program((number,), tuple(grid), num_warps, self.__name__, writers)
+                    self.function(*arguments, **constants)
+                    assert not any(_now.copies), "a copy was not waited for"
+                    assert not _now.products, "a product was not waited for"
 
         return launch
 
