@@ -27,14 +27,14 @@ VALUE_GATED = 8
 KERNELS = {"triton": 17 + VALUE_GATED, "hopper": 50 + VALUE_GATED}
 
 
-# The worker of `glabench inspect`, whose requests are the lines that it is given; an empty line ends what it answers.
+# The worker of `glabench inspect`, whose requests are the lines that it is given; a null ends what it answers.
 COMPILER = """
 import json, sys
 from glabench.inspecting import worker
 for line in sys.stdin:
     sys.argv[1:] = json.loads(line)
     worker.main()
-    print(flush=True)
+    print("null", flush=True)
 """
 
 
@@ -56,12 +56,18 @@ def ended_compiler():
 
 def kernels_of(requests):
     process, found = compiler(), []
-    print(json.dumps([json.dumps(asdict(request)) for request in requests]), file=process.stdin, flush=True)
-    for line in process.stdout:
-        if line == "\n":
-            return found
-        found.append(json.loads(line))
-    raise AssertionError("the worker ended")
+    try:
+        print(json.dumps([json.dumps(asdict(request)) for request in requests]), file=process.stdin, flush=True)
+        for kernel in map(json.loads, process.stdout):
+            if kernel is None:
+                return found
+            found.append(kernel)
+        raise AssertionError("the worker ended")
+    except BaseException:  # the next test has a process of its own, without answers that are left of this one
+        compiler.cache_clear()
+        process.kill()
+        process.communicate()
+        raise
 
 
 def checked(found):

@@ -52,6 +52,12 @@ def names_of(workers):
     return [worker.job.backend for worker in workers]
 
 
+def test_workers_that_start_early_are_told_what_was_ordered(made_up):
+    job, variables, told = Job("a", "run", "cpu", Settings(), ("a.py",), code="c0de"), {"MARK": "1"}, []
+    Workers(lambda *order: told.append(order) or made_up(*order), [Order(job, variables)] * 2, at_once=2).take(0)
+    assert told == [(replace(job, early=True), variables)] * 2
+
+
 def test_workers_are_started_several_at_a_time_and_taken_in_turn(made_up):
     workers = Workers(made_up, orders("a", "b", "c", "d", "e"), at_once=2)
     taken, started = [], []

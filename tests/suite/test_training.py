@@ -68,16 +68,25 @@ def test_a_step_in_half_precision_has_its_rounding_and_no_more(backend, weights)
     assert 1e-6 < record.rel_error["loss"] < (2e-3 if weights == "fp32" else 4e-2)
 
 
-@pytest.mark.parametrize(("options", "passes"), [({}, 1), ({"recompute": "on"}, 2), ({"segments": 4}, 4)])
-def test_a_steps_rates_are_shares_of_the_devices_and_of_the_step(options, passes, monkeypatch):
+@pytest.mark.parametrize(("options", "calls"), [({}, 1), ({"recompute": "on"}, 1.5), ({"segments": 4}, 4)])
+def test_a_steps_rates_are_shares_of_the_devices_and_of_the_step(options, calls, monkeypatch):
     """The mixers' time is that of one call for each layer and segment; a block run again has its forward once more."""
-    monkeypatch.setattr(training, "median_ms", lambda timer, call, calls, samples: 0.25)
+    timed, steps_of = [], training.steps_of
+
+    def noted(prepared, cell):
+        timed.append((cell, steps_of(prepared, cell)))
+        return timed[-1][1]
+
+    monkeypatch.setattr(training, "steps_of", noted)
+    monkeypatch.setattr(training, "median_ms", lambda _, call, *__: 0.25 if call is timed[-1][1].call else 0.125)
     record = measured(cell_of(**options))
+    (mixer, _) = timed.pop()
+    assert (mixer.batch, mixer.seqlen, mixer.pass_) == (2, 64 // options.get("segments", 1), "fwd+bwd")
     assert record.status == "ok", record.reason
     row = {**record.to_json(), "samples": None}
     found = derived(row)
     assert found["mfu_pct"] == pytest.approx(100 * record.tflops / 2.0)
-    assert record.mixer_ms == SIZES["layers"] * passes * 0.25
+    assert record.mixer_ms == SIZES["layers"] * calls * 0.25
     assert found["mixer_pct"] == pytest.approx(100 * record.mixer_ms / record.time_ms)
     assert found["tokens_per_s"] == pytest.approx(1e3 * 128 / record.time_ms)
 
