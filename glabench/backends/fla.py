@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.backends.base import Backend, Counts, Part, Requirement
+from glabench.backends.base import COMPILER, Backend, Counts, Part, Requirement
 from glabench.backends.gla import call_on
 from glabench.ops import BYTES, GLA, GLA_BOTH, Op
 from glabench.ops.base import wide
@@ -22,6 +22,7 @@ class _Fla(Backend):
 
     requires = (Requirement("fla", "pip install 'glabench[fla]'"),)
     packages = ("fla-core", "triton")
+    early_modules = COMPILER
     has_own_code = False
     devices = frozenset({"cuda"})
     dtypes = frozenset({"bf16", "fp16", "fp32"})

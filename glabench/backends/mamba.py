@@ -25,6 +25,8 @@ _CHUNK = 256
 class _MambaSsm(Backend):
     requires = (Requirement("mamba_ssm", "pip install 'glabench[mamba]'"),)
     packages: ClassVar[tuple[str, ...]] = ("mamba-ssm",)
+    # For a module of its models, which comes with it.
+    early_modules = ("transformers.generation.utils",)
     has_own_code = False
     devices = frozenset({"cuda"})
     dtypes = frozenset({"bf16", "fp16", "fp32"})

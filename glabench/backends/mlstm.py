@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from glabench.backends.base import Backend, Requirement
+from glabench.backends.base import COMPILER, Backend, Requirement
 from glabench.ops.base import torch_dtype
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import integers
@@ -23,6 +23,7 @@ class MlstmKernels(Backend):
     name, op, title = "mlstm-kernels", "mlstm", "mLSTM with sigmoid gates, the mlstm-kernels package"
     requires = (Requirement("mlstm_kernels", "pip install 'glabench[mlstm]'"),)
     packages = ("mlstm-kernels", "triton")
+    early_modules = COMPILER
     has_own_code = False
     devices = frozenset({"cuda"})
     dtypes = frozenset({"bf16", "fp16", "fp32"})

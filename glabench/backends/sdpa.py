@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.backends.base import Backend, Counts
+from glabench.backends.base import COMPILER, Backend, Counts
 from glabench.backends.compiling import compiled
 from glabench.ops import BYTES, SOFTMAX
 from glabench.ops.softmax import keys_of
@@ -118,6 +118,7 @@ class Flex(Backend):
 
     name, op, title = "flex", "softmax", "torch's flex_attention, compiled"
     packages: ClassVar[tuple[str, ...]] = ("torch", "triton")
+    early_modules = COMPILER
     has_own_code = False
     devices = frozenset({"cuda"})
     dtypes = HALF

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from glabench.backends.base import FORWARDS, Backend, Counts
+from glabench.backends.base import COMPILER, FORWARDS, Backend, Counts
 from glabench.backends.compiling import compiled
 from glabench.backends.gla import CHUNK, call_on
 from glabench.ops import BYTES, GLA, LINEAR
@@ -89,6 +89,7 @@ class GlaTorchCompiled(GlaTorchHalf):
 
     name, title = "gla-torch-compiled", "GLA, two-level chunks with half-precision products, compiled by torch"
     packages = ("torch", "triton")
+    early_modules = COMPILER
     devices = frozenset({"cuda"})
 
     def executes(self, cell: Cell) -> None:  # type: ignore[override]

@@ -3,9 +3,10 @@
     python -m glabench.measure.worker JOB_JSON [CELL_JSON]
 
 Reads cells from stdin and writes records to stdout, each as one line of JSON. If it is started early, it loads torch
-and writes a line first; it is paused while others are measured, and plugins, which may take the device, are loaded
-with the first cell. What a backend prints goes to stderr, so that it cannot be taken for a record. If GPUs share the
-cell, it is an argument, and this process is one of the ranks: the first writes the record, or whichever fails.
+(and modules of other projects that a backend of ours names) and writes a line first; it is paused while others are
+measured, and plugins and packages of backends, which may take the device, are loaded with the first cell. What a
+backend prints goes to stderr, so that it cannot be taken for a record. If GPUs share the cell, it is an argument, and
+this process is one of the ranks: the first writes the record, or whichever fails.
 """
 
 import ctypes
@@ -18,10 +19,12 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import IO
 
 from glabench.backends import Registry, load_registry
 from glabench.backends.base import refusal
+from glabench.backends.builtin import BACKENDS
 from glabench.backends.sites import open_site
 from glabench.devices.nvml import open_nvml
 from glabench.measure.job import LOADED, Job
@@ -35,6 +38,8 @@ from glabench.sweeps.model import Cell
 
 # Seconds before a rank says that it has failed: torchrun ends it within them if the reason is that another one died.
 _GRACE_S = 1.0
+# What `torch.autograd.grad` loads at its first call.
+_FOR_GRADIENTS = "torch.fx.experimental.symbolic_shapes"
 # How far an estimate of memory may be off.
 _ROUGHLY = 2
 
@@ -131,6 +136,17 @@ def _load_torch() -> Exception | None:
     return None
 
 
+def _load_early(backend: str) -> None:
+    """Loads what gradients need, and the modules that a backend of glabench wants early, as far as they are there.
+
+    One that fails does so again when the backend's package wants it, and then it is said.
+    """
+    wanted = (module for own in BACKENDS if own.name == backend for module in own.early_modules)
+    for module in (_FOR_GRADIENTS, *wanted):
+        with suppress(Exception):
+            import_module(module)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measures the cell that is given, or requested cells until stdin ends."""
     end_with_parent()
@@ -143,6 +159,8 @@ def main(arguments: Sequence[str]) -> None:
         problem = None
         if job.early:
             problem = _load_torch()
+            if problem is None:
+                _load_early(job.backend)
             print(LOADED, file=channel, flush=True)
         cells: _Cells | None = None
         for line in arguments[1:] or sys.stdin:

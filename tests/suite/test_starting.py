@@ -225,6 +225,41 @@ def test_a_waiting_process_has_torch_but_no_plugin(process, tmp_path):
     assert not worker.is_loaded()
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_a_waiting_process_has_what_its_backend_wants_early(process, tmp_path, early):
+    """A module that fails is left to the backend, whose reason says so."""
+    torch = f"from pathlib import Path\nPath({str(tmp_path / 'after-torch')!r}).touch()"
+    mark = f"from pathlib import Path\nassert Path({str(tmp_path / 'after-torch')!r}).exists()\n"
+    mark += f"Path({str(tmp_path / 'was-loaded')!r}).touch()\nraise RuntimeError"
+    folder = tmp_path / "transformers" / "generation"
+    folder.mkdir(parents=True)
+    for file in (folder / "__init__.py", folder.parent / "__init__.py"):
+        file.touch()
+    (folder / "utils.py").write_text(mark)
+    worker = process("mamba1" if early else "linear-torch", torch=torch)
+    assert worker.is_loaded()
+    assert (tmp_path / "was-loaded").exists() == early
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_is_loaded_early_starts_nothing_and_holds_no_device():
+    look = """
+import sys
+from pathlib import Path
+import torch
+from glabench.backends.builtin import BACKENDS
+from glabench.measure.worker import _load_early
+for backend in BACKENDS:
+    _load_early(backend.name)
+assert {"torch._inductor.compile_fx", "torch.fx.experimental.symbolic_shapes"} < sys.modules.keys()
+threads = list(Path("/proc/self/task").iterdir())
+print(len(threads), *[(thread / "children").read_text() for thread in threads], torch.cuda.is_initialized())
+"""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    found = subprocess.run([sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["1", "False"]
+
+
 TICK = """
 import pathlib, time
 
