@@ -48,6 +48,7 @@ class FlashAttn(_FlashPackage):
 
     name, title = "flash-attn", "FlashAttention-2, the flash-attn package"
     packages = ("flash-attn",)
+    early_modules = ("torch._dynamo",)  # which calls of its custom operators load
     # FlashAttention-4 has the same import name.
     requires = (Requirement("flash_attn", "pip install 'glabench[flash-attn]'", "flash-attn"),)
 

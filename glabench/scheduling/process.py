@@ -110,10 +110,10 @@ class ProcessWorker:
         return self._process.poll() is None
 
     def _load(self) -> None:
-        """Waits for the line that says that torch is loaded. What the environment's own start writes is passed over."""
+        """Waits for the line that says that all is loaded. What the environment's own start writes is passed over."""
         while self._is_awaited:
             left_s = self._load_until - time.monotonic()
-            line = self._read_line(left_s, f"torch was not loaded within {_LONGEST_LOAD_S:g} s")
+            line = self._read_line(left_s, f"torch, or what is loaded with it, took more than {_LONGEST_LOAD_S:g} s")
             self._is_awaited = line != LOADED.encode()
 
     def pause(self) -> None:
