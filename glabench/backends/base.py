@@ -53,8 +53,8 @@ class Counts:
     scalar_flops: int = 0
 
 
-# The modules that `torch.compile` loads at its first use.
-COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
+# What `torch.compile` loads at its first use.
+COMPILER = ("torch._inductor.compile_fx",)
 
 # Passes over a forward's work, if the backward of a product is two.
 FORWARDS: Mapping[str, int] = {"infer": 1, "fwd": 1, "bwd": 2, "fwd+bwd": 3}
@@ -110,8 +110,8 @@ class Backend(ABC):
     # plugin, does so too.
     packages: ClassVar[tuple[str, ...]] = ()
     has_own_code: ClassVar[bool] = True
-    # Modules of torch and of tools that its package loads, which takes seconds. A worker that waits for its turn loads
-    # them before, so none may use a device or start anything.
+    # Of glabench's own backends: modules of torch and of general use that the implementation loads at its first call,
+    # which takes seconds. A worker loads them before it waits for its turn, so none may use a device.
     early_modules: ClassVar[tuple[str, ...]] = ()
     devices: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16", "fp32", "fp64"})

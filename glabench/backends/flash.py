@@ -64,6 +64,7 @@ class FlashAttnCache(_FlashPackage):
 
     name, title = "flash-attn-kvcache", "FlashAttention-2 for decoding, the flash-attn package"
     packages = FlashAttn.packages
+    early_modules = FlashAttn.early_modules
     requires = FlashAttn.requires
 
     @staticmethod

@@ -50,7 +50,6 @@ class _Ours(Backend):
     parameters: ClassVar[tuple[Parameter, ...]] = (CHUNK, KEPT)
     requires = (_TRITON,)
     packages = ("triton",)
-    early_modules = ("triton",)
     devices = frozenset({"cuda"})
     dtypes = frozenset({"bf16", "fp16", "fp32"})
     features = frozenset({"packed", "state", "prefix"})

@@ -30,7 +30,8 @@ class Job:
     ceilings: Ceilings = field(default_factory=Ceilings)
     # Hash of the measured code, for the records.
     code: str | None = None
-    # Whether the worker loads torch at once, and says so, because others do meanwhile; otherwise with the first cell.
+    # Whether the worker loads torch and its like at once, and says so, because others do meanwhile; otherwise with the
+    # first cell.
     early: bool = False
     # How many GPUs share a cell; for more than one, torchrun starts as many workers, for one cell alone.
     gpus: int = 1

@@ -3,10 +3,10 @@
     python -m glabench.measure.worker JOB_JSON [CELL_JSON]
 
 Reads cells from stdin and writes records to stdout, each as one line of JSON. If it is started early, it loads torch
-(and modules of other projects that a backend of ours names) and writes a line first; it is paused while others are
-measured, and plugins and packages of backends, which may take the device, are loaded with the first cell. What a
-backend prints goes to stderr, so that it cannot be taken for a record. If GPUs share the cell, it is an argument, and
-this process is one of the ranks: the first writes the record, or whichever fails.
+and what else takes long (`_load_early`) and writes a line first; it is paused while others are measured, and plugins
+and backends' packages, which may take the device, are loaded with the first cell. What a backend prints goes to stderr,
+so that it cannot be taken for a record. If GPUs share the cell, it is an argument, and this process is one of the
+ranks: the first writes the record, or whichever fails.
 """
 
 import ctypes
@@ -66,7 +66,7 @@ def _die_first() -> None:
 
 
 class _Cells:
-    """Measures cells one by one. Torch is loaded once a cell can run; `problem`: why it could not be before."""
+    """Measures cells one by one. Torch is loaded once a cell can run; `problem`: what failed if it was before."""
 
     def __init__(self, registry: Registry, job: Job, problem: Exception | None = None) -> None:
         self._backend = registry[job.backend]
@@ -127,24 +127,19 @@ class _Cells:
         return KINDS[self._backend.work].make_meter(self._op, self._backend, self._job, cell.device, nvml)
 
 
-def _load_torch() -> Exception | None:
-    """Loads torch; returns why it cannot be loaded, of which a second attempt would say something else."""
+def _load_early(backend: str) -> Exception | None:
+    """Loads torch, what gradients need, and what a backend of glabench names; what is not installed is left to it.
+
+    Returns why something cannot be loaded, of which a second attempt would say something else.
+    """
+    named = (module for own in BACKENDS if own.name == backend for module in own.early_modules)
     try:
-        import torch  # noqa: F401
+        for module in ("torch", _FOR_GRADIENTS, *named):
+            with suppress(ModuleNotFoundError):
+                import_module(module)
     except Exception as problem:
         return problem
     return None
-
-
-def _load_early(backend: str) -> None:
-    """Loads what gradients need, and the modules that a backend of glabench wants early, as far as they are there.
-
-    One that fails does so again when the backend's package wants it, and then it is said.
-    """
-    wanted = (module for own in BACKENDS if own.name == backend for module in own.early_modules)
-    for module in (_FOR_GRADIENTS, *wanted):
-        with suppress(Exception):
-            import_module(module)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -158,9 +153,7 @@ def main(arguments: Sequence[str]) -> None:
         open_site()
         problem = None
         if job.early:
-            problem = _load_torch()
-            if problem is None:
-                _load_early(job.backend)
+            problem = _load_early(job.backend)
             print(LOADED, file=channel, flush=True)
         cells: _Cells | None = None
         for line in arguments[1:] or sys.stdin:

@@ -61,7 +61,7 @@ class Worker(Protocol):
     """Measures cells of one backend."""
 
     def is_loaded(self) -> bool:
-        """Waits until a worker that is started early has loaded torch; False if it has ended, or takes too long."""
+        """Waits until a worker that is started early has loaded all; False if it has ended, or takes too long."""
 
     def pause(self) -> None:
         """Stops the worker until it measures a cell."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from glabench.measure.job import Job
 from glabench.scheduling.process import CAN_PAUSE, Worker
 
-# Workers that load torch at the same time; each takes some hundred MiB of the host's memory.
+# Workers that load torch and its like at the same time; each takes some hundred MiB of the host's memory.
 _AT_ONCE = 16
 StartWorker = Callable[[Job, Mapping[str, str]], Worker]
 
@@ -26,7 +26,8 @@ class Order:
 class Workers:
     """The workers of groups of cells, one group after another.
 
-    Loading torch takes seconds, so those of some groups load it at the same time, and then wait for their turns.
+    Loading torch and its like takes seconds, so those of some groups do so at the same time, and then wait for their
+    turns.
     Nothing is measured meanwhile. A worker that waits is paused and has loaded no plugin, which could hold the device
     while others are measured.
     """

@@ -225,39 +225,46 @@ def test_a_waiting_process_has_torch_but_no_plugin(process, tmp_path):
     assert not worker.is_loaded()
 
 
-@pytest.mark.parametrize("early", [True, False])
-def test_a_waiting_process_has_what_its_backend_wants_early(process, tmp_path, early):
-    """A module that fails is left to the backend, whose reason says so."""
-    torch = f"from pathlib import Path\nPath({str(tmp_path / 'after-torch')!r}).touch()"
-    mark = f"from pathlib import Path\nassert Path({str(tmp_path / 'after-torch')!r}).exists()\n"
-    mark += f"Path({str(tmp_path / 'was-loaded')!r}).touch()\nraise RuntimeError"
-    folder = tmp_path / "transformers" / "generation"
-    folder.mkdir(parents=True)
-    for file in (folder / "__init__.py", folder.parent / "__init__.py"):
-        file.touch()
-    (folder / "utils.py").write_text(mark)
-    worker = process("mamba1" if early else "linear-torch", torch=torch)
+def test_a_waiting_process_has_no_plugin_of_an_installed_package_either(process, tmp_path):
+    entry = tmp_path / "marked-1.0.dist-info"
+    entry.mkdir()
+    (entry / "METADATA").write_text("Metadata-Version: 2.1\nName: marked\nVersion: 1.0\n")
+    (entry / "entry_points.txt").write_text("[glabench.backends]\nmarked = marking\n")
+    worker = process(torch="", marking=MARKING)
     assert worker.is_loaded()
-    assert (tmp_path / "was-loaded").exists() == early
+    assert not (tmp_path / "was-loaded").exists()
+    ask(worker)
+    assert (tmp_path / "was-loaded").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_is_loaded_early_starts_nothing_and_holds_no_device():
-    look = """
-import sys
-from pathlib import Path
-import torch
-from glabench.backends.builtin import BACKENDS
-from glabench.measure.worker import _load_early
-for backend in BACKENDS:
-    _load_early(backend.name)
-assert {"torch._inductor.compile_fx", "torch.fx.experimental.symbolic_shapes"} < sys.modules.keys()
-threads = list(Path("/proc/self/task").iterdir())
-print(len(threads), *[(thread / "children").read_text() for thread in threads], torch.cuda.is_initialized())
-"""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    found = subprocess.run([sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["1", "False"]
+def write_module(folder, name, text):
+    """A module of a package, whose other modules are empty."""
+    *packages, last = name.split(".")
+    for package in packages:
+        folder = folder / package
+        folder.mkdir(exist_ok=True)
+        (folder / "__init__.py").touch()
+    (folder / f"{last}.py").write_text(text)
+
+
+@pytest.mark.parametrize(("backend", "loads"), [("mamba1", True), ("linear-torch", False)])
+def test_a_waiting_process_has_what_its_backend_wants_early(process, tmp_path, backend, loads):
+    text = f"from pathlib import Path\nPath({str(tmp_path / 'was-loaded')!r}).touch()"
+    write_module(tmp_path, "transformers.generation.utils", text)
+    assert process(backend, torch="").is_loaded()
+    assert (tmp_path / "was-loaded").exists() == loads
+
+
+ONCE = "import sys\nif hasattr(sys, 'tried'): raise KeyError('something else')\nsys.tried = True\n"
+MISSING = ONCE + "raise RuntimeError('a library is missing')"
+
+
+@pytest.mark.parametrize("module", ["torch", "torch.fx.experimental.symbolic_shapes"])
+def test_records_say_why_what_is_loaded_early_cannot_be(process, tmp_path, module):
+    """A second attempt would say something else."""
+    write_module(tmp_path, module, MISSING)
+    record = ask(process())
+    assert (record.status, record.reason) == ("error", "RuntimeError: a library is missing")
 
 
 TICK = """
@@ -345,12 +352,6 @@ time.sleep(60)
     finally:
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
-
-
-def test_records_say_why_torch_cannot_be_loaded(process):
-    once = "import sys\nif hasattr(sys, 'tried'): raise KeyError('something else')\nsys.tried = True\n"
-    record = ask(process(torch=once + "raise RuntimeError('a library is missing')"))
-    assert (record.status, record.reason) == ("error", "RuntimeError: a library is missing")
 
 
 def test_torch_that_does_not_end_to_load_is_waited_for_once(process, monkeypatch):
