@@ -7,8 +7,6 @@ import sys
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread, because tests already use every core. Set before torch is imported; started processes inherit it.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Processes that tests start then find modules compiled, as a user's do.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 import torch

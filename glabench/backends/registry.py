@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from importlib import metadata
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, get_args
 
 from glabench import ops
@@ -221,14 +221,27 @@ def _load_file(path: str) -> ModuleType:
     return module
 
 
+class _FromSource(SourceFileLoader):
+    """Runs a file's `source`, not bytecode that Python has kept: that may be of an older one with the same time."""
+
+    def __init__(self, name: str, path: Path, source: bytes) -> None:
+        super().__init__(name, str(path))
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002
+        return self.source_to_code(self._source, self.path)
+
+
 @cache
-def _execute(path: Path, source: bytes) -> ModuleType:  # noqa: ARG001
+def _execute(path: Path, source: bytes) -> ModuleType:
     """A file as a module. As long as its `source` stays, it runs once: a command needs its axes, then its backends."""
-    spec = _module_spec(str(path))
-    assert spec.loader is not None
+    name = _module_spec(str(path)).name
+    loader = _FromSource(name, path, source)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickle look it up there
-    spec.loader.exec_module(module)
+    sys.modules[name] = module  # dataclasses and pickle look it up there
+    loader.exec_module(module)
     return module
 
 

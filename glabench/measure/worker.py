@@ -128,7 +128,7 @@ class _Cells:
 
 
 def _load_early(backend: str) -> Exception | None:
-    """Loads torch, what gradients need, and what a backend of glabench names; what is not installed is left to it.
+    """Loads torch, what gradients need, and what a backend of glabench names, as far as they are installed.
 
     Returns why something cannot be loaded, of which a second attempt would say something else.
     """

@@ -1,5 +1,7 @@
 """The registry: our own ops and backends, and those of plugin files and packages."""
 
+import os
+import py_compile
 import sys
 from importlib import metadata
 from types import ModuleType
@@ -203,6 +205,17 @@ def test_a_plugin_runs_once_until_its_text_changes(plugin, capsys, tmp_path, mon
     plugin(BACKEND + "print('two')\nMine.name = 'other'\nBACKENDS = [Mine]")
     assert "other" in load_registry([path])
     assert capsys.readouterr().err == "two\n"
+
+
+def test_a_plugin_runs_as_it_is_beside_bytecode_of_an_older_one(tmp_path):
+    """Python takes bytecode as current if the file's size and time of change, in seconds, are those of its source."""
+    path = tmp_path / "mine.py"
+    for title in ("old", "new"):
+        path.write_text(BACKEND.replace("a title", title) + "BACKENDS = [Mine]\n")
+        os.utime(path, (1e9, 1e9))
+        if title == "old":
+            py_compile.compile(str(path))
+    assert load_registry([str(path)])["mine"].title == "new"
 
 
 def test_what_a_plugin_prints_is_no_data(plugin, capsys):
