@@ -235,12 +235,10 @@ class _FromSource(SourceFileLoader):
 @cache
 def _execute(path: Path, source: bytes) -> ModuleType:
     """A file as a module. As long as its `source` stays, it runs once: a command needs its axes, then its backends."""
-    name = _module_spec(str(path)).name
-    loader = _FromSource(name, path, source)
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    assert spec is not None
+    spec = _module_spec(str(path))
+    spec.loader = loader = _FromSource(spec.name, path, source)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look it up there
+    sys.modules[spec.name] = module  # dataclasses and pickle look it up there
     loader.exec_module(module)
     return module
 

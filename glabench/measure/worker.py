@@ -66,7 +66,7 @@ def _die_first() -> None:
 
 
 class _Cells:
-    """Measures cells one by one. Torch is loaded once a cell can run; `problem`: what failed if it was before."""
+    """Measures cells one by one. Torch is loaded once a cell can run, if not before; `problem`: why that failed."""
 
     def __init__(self, registry: Registry, job: Job, problem: Exception | None = None) -> None:
         self._backend = registry[job.backend]
@@ -128,13 +128,15 @@ class _Cells:
 
 
 def _load_early(backend: str) -> Exception | None:
-    """Loads torch, what gradients need, and what a backend of glabench names, as far as they are installed.
+    """Loads torch, what gradients need, and what a backend of glabench names, as far as that is installed.
 
     Returns why something cannot be loaded, of which a second attempt would say something else.
     """
     named = (module for own in BACKENDS if own.name == backend for module in own.early_modules)
     try:
-        for module in ("torch", _FOR_GRADIENTS, *named):
+        import torch  # noqa: F401 - strictly: without a module that it needs, it fails in another way the second time
+
+        for module in (_FOR_GRADIENTS, *named):
             with suppress(ModuleNotFoundError):
                 import_module(module)
     except Exception as problem:

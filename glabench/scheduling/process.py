@@ -61,7 +61,7 @@ class Worker(Protocol):
     """Measures cells of one backend."""
 
     def is_loaded(self) -> bool:
-        """Waits until a worker that is started early has loaded all; False if it has ended, or takes too long."""
+        """Waits until a worker has loaded what it loads early; False if it has ended, or takes too long."""
 
     def pause(self) -> None:
         """Stops the worker until it measures a cell."""
@@ -110,7 +110,7 @@ class ProcessWorker:
         return self._process.poll() is None
 
     def _load(self) -> None:
-        """Waits for the line that says that all is loaded. What the environment's own start writes is passed over."""
+        """Waits for the line that says that this is done. What the environment's own start writes is passed over."""
         while self._is_awaited:
             left_s = self._load_until - time.monotonic()
             line = self._read_line(left_s, f"torch, or what is loaded with it, took more than {_LONGEST_LOAD_S:g} s")

@@ -27,9 +27,8 @@ class Workers:
     """The workers of groups of cells, one group after another.
 
     Loading torch and its like takes seconds, so those of some groups do so at the same time, and then wait for their
-    turns.
-    Nothing is measured meanwhile. A worker that waits is paused and has loaded no plugin, which could hold the device
-    while others are measured.
+    turns. Nothing is measured meanwhile. A worker that waits is paused and has loaded no plugin, which could hold the
+    device while others are measured.
     """
 
     def __init__(self, start: StartWorker, orders: Sequence[Order], at_once: int | None = None) -> None:

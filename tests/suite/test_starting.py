@@ -255,16 +255,20 @@ def test_a_waiting_process_has_what_its_backend_wants_early(process, tmp_path, b
     assert (tmp_path / "was-loaded").exists() == loads
 
 
-ONCE = "import sys\nif hasattr(sys, 'tried'): raise KeyError('something else')\nsys.tried = True\n"
-MISSING = ONCE + "raise RuntimeError('a library is missing')"
-
-
-@pytest.mark.parametrize("module", ["torch", "torch.fx.experimental.symbolic_shapes"])
-def test_records_say_why_what_is_loaded_early_cannot_be(process, tmp_path, module):
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        ("torch", "RuntimeError"),
+        ("torch", "ModuleNotFoundError"),
+        ("torch.fx.experimental.symbolic_shapes", "RuntimeError"),
+    ],
+)
+def test_records_say_why_what_is_loaded_early_cannot_be(process, tmp_path, module, problem):
     """A second attempt would say something else."""
-    write_module(tmp_path, module, MISSING)
+    once = "import sys\nif hasattr(sys, 'tried'): raise KeyError('something else')\nsys.tried = True\n"
+    write_module(tmp_path, module, once + f"raise {problem}('a library is missing')")
     record = ask(process())
-    assert (record.status, record.reason) == ("error", "RuntimeError: a library is missing")
+    assert (record.status, record.reason) == ("error", f"{problem}: a library is missing")
 
 
 TICK = """
