@@ -28,6 +28,8 @@ KEPT = aliased(
     "materialize", "What the forward keeps for the backward: all chunk states, some, or nothing.",
     ("states", "checkpoints", "nothing"), MATERIALIZE, for_training=True,
 )  # fmt: skip
+# Why a backend refuses them.
+NO_CHECKPOINTS = "keeps the states of all chunks, or nothing; got checkpoints"
 
 
 def call_on(
@@ -238,6 +240,9 @@ class _ValueGated(_Ours):
     """`gla_kernels.chunk_gla` with gates of values."""
 
     parameters: ClassVar[tuple[Parameter, ...]] = (KEPT,)
+
+    def limits(self, cell: Cell) -> str | None:
+        return NO_CHECKPOINTS if cell.get("materialize") == "checkpoints" else super().limits(cell)
 
     def working_bytes(self, cell: Cell) -> int:
         """The state before every chunk of 32 tokens and, of a backward, its gradient after it."""

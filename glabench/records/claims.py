@@ -18,6 +18,8 @@ least = 128                          # the smallest x that the claim is about; a
 
 Without `than` the test is of growth: where x doubles, the value may grow by at most `factor`. With `fails` in place of
 `less`, cells have to end with a status from some x on: fails = { backend = "...", status = "inaccurate" }.
+
+Times scatter: where what is compared may lie on either side of the limit, from p20 to p80 of both, nothing can be told.
 """
 
 import tomllib
@@ -80,11 +82,26 @@ class Claims:
 
 @dataclass(frozen=True)
 class Point:
-    """A test at one x: what was found there (a ratio, or a status), and whether the claim holds for it."""
+    """A test at one x: what was found there (a ratio, or a status), and whether the claim holds, None if nothing tells."""
 
     x: Any
     found: float | str
-    holds: bool
+    holds: bool | None
+
+
+@dataclass(frozen=True)
+class _Band:
+    """A value, and for times p20 and p80 of the samples, otherwise the value itself."""
+
+    low: float
+    value: float
+    high: float
+
+    def within(self, factor: float, other: "_Band") -> bool | None:
+        """Whether it is at most `factor` times the other one; None if both bands leave that open."""
+        if self.high <= factor * other.low:
+            return True
+        return False if self.low > factor * other.high else None
 
 
 def load_claims(folder: Path) -> Claims | None:
@@ -118,13 +135,13 @@ def points_of(test: Test, run: Run) -> list[Point]:
     values = _values(test, rows, test.less)
     if not test.than:
         return [
-            Point(x, values[x] / values[before], values[x] <= test.factor * values[before])
+            Point(x, values[x].value / values[before].value, values[x].within(test.factor, values[before]))
             for before, x in pairwise(sorted(values))
             if x == 2 * before
         ]
     others = _values(test, rows, test.than)
     both = [x for x in values if x in others]
-    return [Point(x, others[x] / values[x], values[x] <= test.factor * others[x]) for x in sorted(both)]
+    return [Point(x, others[x].value / values[x].value, values[x].within(test.factor, others[x])) for x in sorted(both)]
 
 
 def judged(test: Test, points: Sequence[Point]) -> Sequence[Point]:
@@ -133,17 +150,21 @@ def judged(test: Test, points: Sequence[Point]) -> Sequence[Point]:
 
 
 def verdict_of(points: Sequence[Sequence[Point]]) -> Verdict:
-    """A claim's verdict from the points that its tests are judged by."""
+    """A claim's verdict from the points that its tests are judged by: it holds if it does at all of them."""
     every = [point.holds for own in points for point in own]
-    if not every or not all(points):
+    if not all(points) or not {True, False} & set(every):
         return Verdict.UNKNOWN
     return Verdict.HOLDS if all(every) else Verdict.PARTLY if any(every) else Verdict.NOT
 
 
-def _values(test: Test, rows: Sequence[Mapping[str, Any]], cells: Cells) -> dict[Any, float]:
-    column = BY_NAME[test.metric].field
-    found = _select(test, rows, cells)
-    return {x: value for x, row in found.items() if (value := row.get(column)) is not None}
+def _values(test: Test, rows: Sequence[Mapping[str, Any]], cells: Cells) -> dict[Any, _Band]:
+    metric = BY_NAME[test.metric]
+    found = {}
+    for x, row in _select(test, rows, cells).items():
+        if (value := row.get(metric.field)) is not None:
+            low, high = (row.get(f"{metric.field}_{end}") or value for end in ("p20", "p80"))
+            found[x] = _Band(low, value, high)
+    return found
 
 
 def _is(found: Any, asked: str | int | float | bool) -> bool:

@@ -70,6 +70,8 @@ def _describe(test: Test, points: list[Point], one: Published, folder: Path) -> 
     # Two digits, unless these would not tell on which side of what is asked a number is.
     digits = 3 if any(abs(number / least - 1) < _NEAR for number in numbers) else 2
     values = ", ".join(p.found if isinstance(p.found, str) else significant(p.found, digits) for p in points)
+    if open_at := [show_x(point.x) for point in points if point.holds is None]:
+        values += f" (samples of both overlap at {', '.join(open_at)})"
     title = _title(test, one)
     if test.fails:
         return f"{_name(test.fails)} at {places}: {values} ({link})"

@@ -22,10 +22,10 @@ SETTINGS = Settings(max_samples=10, least_time_s=0, warm_up_s=0, precision=1e-9,
 REFUSES_TRITON = {"fla-simple-gla", "fla-gated-delta"}
 
 
-def measure(name, seqlen, **changes):
+def measure(name, seqlen, pass_="fwd+bwd", **changes):
     backend, op = REGISTRY[name], REGISTRY.op_of(name)
     sizes = {each.name: each.default for each in (*op.parameters, *backend.parameters)} | op.published(1024) | changes
-    cell = Cell(name, op.name, "fwd+bwd", 2, seqlen, "bf16", Parameters(sizes), "cuda")
+    cell = Cell(name, op.name, pass_, 2, seqlen, "bf16", Parameters(sizes), "cuda")
     if refusal := backend.unavailable("cuda") or backend.supports(cell):
         pytest.skip(refusal)
     job = Job(name, "run", "cuda:0", SETTINGS)
@@ -66,6 +66,26 @@ def test_a_backend_computes_its_op(name):
 def test_the_papers_algorithms_that_keep_nothing_are_right(name, T):
     assert_right(name, measure(name, T, materialize="nothing"))
     assert_right(name, measure(name, T, materialize="nothing", heads=16, key_dim=64, value_dim=64))
+
+
+# The papers' systems, and ours with gates of values, which share no kernel with `gla-triton`.
+GATED = [
+    "gla-two-level", "gla-five-step", "gla-stored-states", "gla-both-stored-states", "gla-scan-torch",
+    "gla-parallel-torch", "gla-torch-half", "gla-both-triton", "gla-values-triton",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gate", ["logsigmoid", "strong", "resets", "dead-channel", "one-strong-chunk"])
+@pytest.mark.parametrize("name", GATED)
+def test_the_papers_algorithms_are_right_at_all_gates(name, gate):
+    pass_ = "infer" if name == "gla-five-step" else "fwd+bwd"
+    assert_right(name, measure(name, 512, pass_=pass_, gate=gate, heads=4, key_dim=64, value_dim=64))
+
+
+@pytest.mark.parametrize("gate", ["strong", "resets"])
+def test_the_papers_algorithm_that_keeps_nothing_is_right_at_strong_gates(gate):
+    sizes = {"heads": 4, "key_dim": 64, "value_dim": 64}
+    assert_right("gla-two-level", measure("gla-two-level", 512, gate=gate, materialize="nothing", **sizes))
 
 
 @pytest.mark.parametrize("name", [name for name, backend in REGISTRY.items() if "packed" in backend.features])

@@ -48,13 +48,22 @@ def test_packed_sequences_and_what_is_behind_them():
 def test_special_cases_are_other_functions():
     """Without gates linear attention, with the decay of a head RetNet, with a constant one GLA with that gate."""
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 50, 3, 16) for _ in range(3))
+    q, k, v, do = (torch.randn(1, 50, 3, 16) for _ in range(4))
     zeros = torch.zeros_like(v)
-    close = {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(chunk_gla(q, k, v, None, gv=zeros)[0], chunk_linear_attn(q, k, v)[0], **close)
     constant = retention_gates(3)[:, None].expand(zeros.shape)
-    torch.testing.assert_close(chunk_gla(q, k, v, None, gv=constant)[0], chunk_retention(q, k, v)[0], **close)
-    torch.testing.assert_close(chunk_gla(q, k, v, constant, gv=zeros)[0], chunk_gla(q, k, v, constant)[0], **close)
+
+    def assert_same(one, other):
+        found, wanted = [], []
+        for function, results in ((one, found), (other, wanted)):
+            inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+            o = function(*inputs)[0]
+            results += [o, *torch.autograd.grad(o, inputs, do)]
+        for x, y in zip(found, wanted, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+    assert_same(lambda *x: chunk_gla(*x, None, gv=zeros), chunk_linear_attn)
+    assert_same(lambda *x: chunk_gla(*x, None, gv=constant), chunk_retention)
+    assert_same(lambda *x: chunk_gla(*x, constant, gv=zeros), lambda *x: chunk_gla(*x, constant))
 
 
 def test_states_with_values_first_and_the_recurrent_form():

@@ -51,6 +51,28 @@ def test_sizes_that_a_claim_is_not_about_are_left_out():
     assert points_of(Test("a-run", A, B, least=128), run_of(TIMES)) == [Point(128, 0.5, False)]
 
 
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "factor", "holds"),
+    [
+        ((0.9, 1.0, 1.1), (1.1, 1.2, 1.3), 1, True),
+        ((0.9, 1.0, 1.11), (1.1, 1.2, 1.3), 1, None),
+        ((1.29, 1.3, 1.4), (1.1, 1.2, 1.3), 1, None),
+        ((1.31, 1.3, 1.4), (1.1, 1.2, 1.3), 1, False),
+        ((2.0, 2.2, 2.3), (1.1, 1.2, 1.3), 2, None),
+        ((2.0, 2.1, 2.2), (1.1, 1.2, 1.3), 2, True),
+    ],
+)
+def test_times_whose_samples_reach_the_limit_do_not_tell(of_a, of_b, factor, holds):
+    bands = {"a": of_a, "b": of_b}
+    run = run_of({("a", 64): 1.0, ("b", 64): 1.0})
+    records = []
+    for each in run.records:
+        low, middle, high = bands[each.cell.backend]
+        records.append(replace(each, time_ms_p20=low, time_ms=middle, time_ms_p80=high))
+    (point,) = points_of(Test("a-run", A, B, factor=factor), replace(run, records=records))
+    assert point == Point(64, of_b[1] / of_a[1], holds)
+
+
 def test_operations_are_those_executed_in_a_call():
     run = run_of({("a", 64): 1.0, ("a", 128): 1.0, ("b", 64): 4.0, ("b", 128): 4.0})
     rates = {"a": 3.0, "b": 2.0}  # TFLOP/s
@@ -87,6 +109,9 @@ def test_cells_that_have_to_fail_do_so_from_some_x_on():
     [
         ([[True, True], [True]], Verdict.HOLDS),
         ([[True, False]], Verdict.PARTLY),
+        ([[True, None]], Verdict.PARTLY),
+        ([[False, None]], Verdict.NOT),
+        ([[None], [None]], Verdict.UNKNOWN),
         ([[True], [False]], Verdict.PARTLY),
         ([[False, False]], Verdict.NOT),
         ([], Verdict.UNKNOWN),
@@ -127,6 +152,16 @@ def test_without_a_file_there_are_no_claims(tmp_path):
     assert load_claims(tmp_path) is None
     (tmp_path / CLAIMS).write_text('[[claims]]\nsource = "s"\ntext = "t"\nwhy = "w"')
     assert load_claims(tmp_path) == Claims([Claim("s", "t", "w")])
+
+
+def test_the_page_says_where_times_do_not_tell(tmp_path):
+    run = run_of({("a", 64): 1.0, ("a", 128): 1.0, ("b", 64): 2.0, ("b", 128): 2.0})
+    wide = [replace(each, time_ms_p20=0.5, time_ms_p80=9.0) for each in run.records if each.cell.seqlen == 128]
+    run = replace(run, records=[each for each in run.records if each.cell.seqlen == 64] + wide)
+    one = Published(Entry("a-run", "it"), tmp_path / "results/a-run", (run,), None, unchanged=False)
+    page = make_claims(Claims([Claim("s", "t", "", [Test("a-run", A, B)])]), {"a-run": one}, tmp_path / "page.md")
+    assert "S: **in part**." in page
+    assert "at 64, 128: 2, 2 (samples of both overlap at 128) ([a-run](" in page
 
 
 def test_the_page_has_a_table_of_verdicts_and_says_what_each_test_found(tmp_path):

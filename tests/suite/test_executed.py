@@ -57,6 +57,16 @@ def test_our_kernels_execute_what_their_launches_do(name, sizes):
     assert REGISTRY[name].executes(cell_of(name, "fwd+bwd", **{**sizes, "materialize": "checkpoints"})) is None
 
 
+@pytest.mark.parametrize("name", ["gla-both-triton", "gla-values-triton"])
+def test_with_gates_of_values_there_are_no_checkpoints(name):
+    """Those kernels keep all states or nothing, so that a record of checkpoints would be of something else."""
+    refused = cell_of(name, "fwd+bwd", materialize="checkpoints")
+    assert REGISTRY[name].limits(refused) == "keeps the states of all chunks, or nothing; got checkpoints"
+    for taken in ({"materialize": "states"}, {"materialize": "nothing"}):
+        assert REGISTRY[name].limits(cell_of(name, "fwd+bwd", **taken)) is None
+    assert REGISTRY[name].limits(cell_of(name, "infer")) is None
+
+
 def test_counting_needs_no_memory_for_the_tensors():
     cell = cell_of("gla-triton", "fwd", seqlen=2**26, heads=64, materialize="states")  # tensors of 400 GiB
     assert REGISTRY["gla-triton"].executes(cell).flops > 2**45

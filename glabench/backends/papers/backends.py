@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import FORWARDS, Backend, Counts, Part, Requirement
-from glabench.backends.gla import CHUNK, KEPT
+from glabench.backends.gla import CHUNK, KEPT, NO_CHECKPOINTS
 from glabench.backends.papers import MOST_COLUMNS, MOST_ROWS, rows_of_blocks, state_columns, value_columns
 from glabench.ops import BYTES, GLA, GLA_BOTH, LINEAR
 from glabench.ops.base import wide
@@ -76,7 +76,7 @@ class _TwoLevel(_InTriton):
         K, V = cell.sizes("key_dim", "value_dim")
         C, c = self.chunks(cell)
         if cell.get("materialize") == "checkpoints":
-            return "keeps the states of all chunks, or nothing; got checkpoints"
+            return NO_CHECKPOINTS
         if _keeps_nothing(cell) and K > 128:
             return f"K is at most 128 if nothing is kept; got K={K}"
         if any(D not in _POWERS for D in (K, V)):
