@@ -65,10 +65,12 @@ from glabench.backends.recall import (
 from glabench.backends.sdpa import Flex, SdpaCudnn, SdpaFlash, SdpaMath
 from glabench.backends.text import FixedText, GlaBothText, GlaText, GlaValuesText, LinearText, SimpleGlaText
 from glabench.backends.torch_forms import (
+    GlaBothTorch,
     GlaRecurrentTorch,
     GlaTorch,
     GlaTorchCompiled,
     GlaTorchHalf,
+    GlaValuesTorch,
     LinearTorch,
 )
 
@@ -83,6 +85,8 @@ BACKENDS: list[Backend] = [
     GlaTorch(),
     GlaTorchHalf(),
     GlaTorchCompiled(),
+    GlaBothTorch(),
+    GlaValuesTorch(),
     GlaRecurrentTorch(),
     LinearTorch(),
     FlaGla(),

@@ -82,7 +82,7 @@ class Claims:
 
 @dataclass(frozen=True)
 class Point:
-    """A test at one x: what was found there (a ratio, or a status), and whether the claim holds, None if nothing tells."""
+    """A test at one x: what was found (a ratio, or a status), whether the claim holds there, if that can be told."""
 
     x: Any
     found: float | str

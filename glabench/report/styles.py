@@ -20,6 +20,8 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "gla-torch": ("#000000", "v"),
     "gla-torch-half": ("#4A4A4A", "<"),
     "gla-torch-compiled": ("#737373", ">"),
+    "gla-both-torch": ("#1A1A1A", "P"),
+    "gla-values-torch": ("#A6A6A6", "v"),
     "gla-recurrent-torch": ("#5D3A9B", "h"),
     "linear-torch": ("#CC79A7", "D"),
     "fla-gla": ("#D55E00", "s"),
