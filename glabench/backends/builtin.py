@@ -52,7 +52,14 @@ from glabench.backends.papers.backends import (
     LinearParallelTriton,
     LinearTwoPass,
 )  # fmt: skip
-from glabench.backends.papers.form_backends import GlaParallelNaive, GlaParallelTorch, GlaScanTorch, LinearParallelTorch
+from glabench.backends.papers.form_backends import (
+    GlaBothTorch,
+    GlaParallelNaive,
+    GlaParallelTorch,
+    GlaScanTorch,
+    GlaValuesTorch,
+    LinearParallelTorch,
+)
 from glabench.backends.recall import (
     GlaRecall,
     LinearRecall,
@@ -65,12 +72,10 @@ from glabench.backends.recall import (
 from glabench.backends.sdpa import Flex, SdpaCudnn, SdpaFlash, SdpaMath
 from glabench.backends.text import FixedText, GlaBothText, GlaText, GlaValuesText, LinearText, SimpleGlaText
 from glabench.backends.torch_forms import (
-    GlaBothTorch,
     GlaRecurrentTorch,
     GlaTorch,
     GlaTorchCompiled,
     GlaTorchHalf,
-    GlaValuesTorch,
     LinearTorch,
 )
 

@@ -99,33 +99,6 @@ class GlaTorchCompiled(GlaTorchHalf):
         return compiled(super().function(), dynamic=False)
 
 
-class GlaBothTorch(GlaTorch):
-    """`gla_kernels.two_level_chunk_gla` with gates of values beside those of keys (version 3, Listing 1)."""
-
-    name, op, title = "gla-both-torch", "gla-both", "gates of keys and values, two-level chunks in PyTorch"
-
-    def working_bytes(self, cell: Cell) -> int:
-        """As without gates of values, and their pairs: five tensors of [T, 16, V] per head."""
-        H, _, V = cell.sizes("heads", "key_dim", "value_dim")
-        pairs = _padded_tokens(cell, cell.get("chunk") or 64) * H * 5 * 16 * V * BYTES[wide(cell)]
-        return super().working_bytes(cell) + _with_freed(cell, pairs)
-
-    def executes(self, cell: Cell) -> None:  # type: ignore[override]
-        """Not known: what autograd computes of the pairs of values is not counted."""
-
-    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
-        return call_on(self.function(), inputs, cell, gv=inputs["gv"], chunk_size=cell.get("chunk") or 64)
-
-
-class GlaValuesTorch(GlaBothTorch):
-    """The same with gates of values alone."""
-
-    name, op, title = "gla-values-torch", "gla-values", "gates of values alone, two-level chunks in PyTorch"
-
-    def function(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        return partial(super().function(), g=None)
-
-
 class GlaRecurrentTorch(Backend):
     """`gla_kernels.naive_recurrent_gla`."""
 

@@ -3,14 +3,7 @@
 import pytest
 import torch
 from gla_cases import assert_close, cumulative, run, run_with_a_tail, value_gated_case
-from gla_kernels import (
-    chunk_gla,
-    chunk_linear_attn,
-    chunk_retention,
-    fused_recurrent_gla,
-    naive_recurrent_gla,
-    two_level_chunk_gla,
-)
+from gla_kernels import chunk_gla, chunk_linear_attn, chunk_retention, fused_recurrent_gla, naive_recurrent_gla
 from gla_kernels.simple import retention_gates
 from gla_kernels.value_gated import calls
 from product import product
@@ -33,27 +26,6 @@ def test_outputs_and_gradients_are_right(gates, materialize):
     gate, of_values = gates
     case = value_gated_case(gate, of_values, T=70, H=1, K=20, V=36)
     assert_close(run(chunk_gla, case.inputs, case.grads, materialize=materialize), case, EXACT)
-
-
-@pytest.mark.parametrize("gates", GATES, ids=str)
-@pytest.mark.parametrize("T", [5, 70])
-def test_the_two_level_torch_form_is_right_for_every_gate(gates, T):
-    case = value_gated_case(*gates, T=T, H=2, K=20, V=12)
-    assert_close(run(two_level_chunk_gla, case.inputs, case.grads, chunk_size=32), case, EXACT)
-
-
-@pytest.mark.parametrize("gates", [("mild", "strong"), (None, "resets")], ids=str)
-def test_the_two_level_torch_form_multiplies_in_half_precision(gates):
-    case = value_gated_case(*gates, T=70, dtype=torch.bfloat16)
-    found = run(two_level_chunk_gla, case.inputs, case.grads, half=True)
-    assert_close(found, case, 5e-3)
-    assert not torch.equal(found["o"], run(two_level_chunk_gla, case.inputs, case.grads)["o"])
-
-
-def test_the_two_level_torch_form_needs_some_gates():
-    q = torch.zeros(1, 16, 1, 16)
-    with pytest.raises(ValueError, match="g: got None; it needs a tensor of q's shape, or gates of values"):
-        two_level_chunk_gla(q, q, q, None)
 
 
 def test_outputs_and_gradients_in_float16():

@@ -1,4 +1,4 @@
-"""Backends of the forms in `forms.py`."""
+"""Backends of the forms in `forms.py` and `two_gates.py`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import FORWARDS, Backend, Counts
+from glabench.backends.gla import CHUNK
 from glabench.backends.papers import TARGETS
 from glabench.ops import BYTES, GLA, LINEAR
 from glabench.ops.base import wide
@@ -122,3 +123,41 @@ class GlaScanTorch(_Form):
     @staticmethod
     def _steps(cell: Cell) -> int:
         return max(0, math.ceil(math.log2(cell.seqlen)))
+
+
+class GlaBothTorch(Backend):
+    """`two_gates.two_gates_gla`."""
+
+    name, op, title = "gla-both-torch", "gla-both", "gates of keys and values, two-level chunks in PyTorch"
+    packages = ("torch",)
+    parameters = (CHUNK,)
+
+    def limits(self, cell: Cell) -> str | None:
+        chunk = cell.get("chunk")
+        return f"chunk sizes are multiples of 16; got {chunk}" if chunk is not None and chunk % 16 else None
+
+    def working_bytes(self, cell: Cell) -> int:
+        """Several tensors of [T, 16, K + V] per head, copies of the rows, and the states before all chunks."""
+        H, K, V = cell.sizes("heads", "key_dim", "value_dim")
+        C = self._chunk(cell)
+        numbers = (6 * 16 + 8 + C // 16) * (K + V) + 4 * K * V // C
+        rows = cell.batch * -(-cell.seqlen // C) * C
+        # A CPU's C library keeps blocks that were freed.
+        return rows * H * numbers * BYTES[wide(cell)] * (2 if cell.device == "cpu" and cell.has_backward else 1)
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
+        from glabench.backends.papers.two_gates import two_gates_gla
+
+        q, k, v, gv = (inputs[name] for name in ("q", "k", "v", "gv"))
+        g = inputs.get("g")
+        return lambda: two_gates_gla(q, k, v, q.new_zeros(q.shape) if g is None else g, gv, self._chunk(cell))
+
+    @staticmethod
+    def _chunk(cell: Cell) -> int:
+        return int(cell.get("chunk") or 64)
+
+
+class GlaValuesTorch(GlaBothTorch):
+    """The same with gates of values alone."""
+
+    name, op, title = "gla-values-torch", "gla-values", "gates of values alone, two-level chunks in PyTorch"
