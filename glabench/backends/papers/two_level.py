@@ -1,8 +1,8 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
 """GLA as the papers describe it, in Triton: chunks of C tokens, subchunks of c, states of all chunks in memory.
 
-FIN, Algorithms 3 and 4, section 4.3 and Figures 3 and 7; the errors that they have as printed are mended. Tensors are
-q, k, g [B, T, H, K] and v, o [B, T, H, V], contiguous; b is the sum of a chunk's gates up to a token, and E its last.
+FIN, Algorithms 3 and 4, section 4.3 and Figures 3 and 7; what is wrong as printed is mended (docs/backends.md). Tensors
+are q, k, g [B, T, H, K] and v, o [B, T, H, V], contiguous; b is the sum of a chunk's gates up to a token, E its last.
 
     states:   S' = exp(E) S + (K exp(E - b))^T V                                one chunk after another
     scores:   P_ij = sum_k Q_ik K_jk exp(b_ik - b_jk), j <= i                   all chunks at once
