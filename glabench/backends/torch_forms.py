@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _padded_tokens(cell: Cell, chunk: int) -> int:
+def padded_tokens(cell: Cell, chunk: int) -> int:
+    """Tokens of all rows in whole chunks."""
     return cell.batch * -(-cell.seqlen // chunk) * chunk
 
 
-def _with_freed(cell: Cell, working: int) -> int:
+def with_freed(cell: Cell, working: int) -> int:
     """Twice as much for a backward on a CPU, whose C library keeps blocks that were freed."""
     return 2 * working if cell.device == "cpu" and cell.has_backward else working
 
@@ -48,13 +49,13 @@ class GlaTorch(Backend):
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         C = cell.get("chunk") or 64
         numbers = 6 * 16 * K + (8 + C // 16) * (K + V) + 3 * K * V // C
-        return _with_freed(cell, _padded_tokens(cell, C) * H * numbers * BYTES[wide(cell)])
+        return with_freed(cell, padded_tokens(cell, C) * H * numbers * BYTES[wide(cell)])
 
     def executes(self, cell: Cell) -> Counts:
         """States and products between subchunks, and pairs within them: a product of three numbers, and a sum."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         C = cell.get("chunk") or 64
-        tokens, times = _padded_tokens(cell, C) * H, FORWARDS[cell.pass_]
+        tokens, times = padded_tokens(cell, C) * H, FORWARDS[cell.pass_]
         states = 4 * K * V * times
         if cell.has_backward and cell.seqlen <= C:  # nothing follows, and what is read is zero and has no gradient
             states -= 6 * K * V
@@ -136,13 +137,13 @@ class LinearTorch(Backend):
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         C = cell.get("chunk") or 64
         per_token = (7 * (K + V) + 2 * C) * BYTES[cell.dtype] + 4 * K * V // C * BYTES[wide(cell)]
-        return _with_freed(cell, _padded_tokens(cell, C) * H * per_token)
+        return with_freed(cell, padded_tokens(cell, C) * H * per_token)
 
     def executes(self, cell: Cell) -> Counts:
         """States and all pairs of a chunk as products; rows, scores and states are written and read."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
         C = cell.get("chunk") or 64
-        tokens = FORWARDS[cell.pass_] * _padded_tokens(cell, C) * H
+        tokens = FORWARDS[cell.pass_] * padded_tokens(cell, C) * H
         flops = tokens * (4 * K * V + 2 * C * (K + V))
         moved = tokens * 4 * (C * BYTES[cell.dtype] + K * V // C * BYTES[wide(cell)])
         return Counts(flops, LINEAR.moved_bytes(cell) + moved, flops if cell.dtype == "fp32" else 0)

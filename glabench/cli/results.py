@@ -8,12 +8,12 @@ import typer
 from glabench.cli.output import Messages, check_targets, write_json
 from glabench.devices.provenance import hash_code
 from glabench.errors import UsageError
-from glabench.records.claims import load_claims
 from glabench.records.published import KERNELS, load_index, load_published, load_trees
 from glabench.report.claims import make_claims
 from glabench.report.results import Kernels, make_results
 from glabench.scheduling import revisions
 from glabench.scheduling.origins import complete_trees
+from glabench.verdicts.claims import load_claims
 
 
 def results(

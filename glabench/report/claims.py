@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from glabench.errors import UsageError
-from glabench.records.claims import (
+from glabench.records.metrics import choose_metrics, significant
+from glabench.records.published import Published
+from glabench.report.series import rows_of_runs
+from glabench.report.text import escape_bars
+from glabench.sweeps.words import show_x
+from glabench.verdicts.claims import (
     CLAIMS,
     Claim,
     Claims,
@@ -18,11 +23,6 @@ from glabench.records.claims import (
     points_of,
     verdict_of,
 )
-from glabench.records.metrics import choose_metrics, significant
-from glabench.records.published import Published
-from glabench.report.series import rows_of_runs
-from glabench.report.text import escape_bars
-from glabench.sweeps.words import show_x
 
 # How near a ratio is to the one asked for, as a share of it.
 _NEAR = 0.05
@@ -71,7 +71,7 @@ def _describe(test: Test, points: list[Point], one: Published, folder: Path) -> 
     digits = 3 if any(abs(number / least - 1) < _NEAR for number in numbers) else 2
     values = ", ".join(p.found if isinstance(p.found, str) else significant(p.found, digits) for p in points)
     if open_at := [show_x(point.x) for point in points if point.holds is None]:
-        values += f" (samples of both overlap at {', '.join(open_at)})"
+        values += f" (open at {', '.join(open_at)})"
     title = _title(test, one)
     if test.fails:
         return f"{_name(test.fails)} at {places}: {values} ({link})"

@@ -72,12 +72,13 @@ def test_the_papers_algorithms_that_keep_nothing_are_right(name, T):
 GATED = [
     "gla-two-level", "gla-five-step", "gla-stored-states", "gla-both-stored-states", "gla-scan-torch",
     "gla-parallel-torch", "gla-torch-half", "gla-both-triton", "gla-values-triton",
+    "gla-both-torch", "gla-values-torch",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("gate", ["logsigmoid", "strong", "resets", "dead-channel", "one-strong-chunk"])
 @pytest.mark.parametrize("name", GATED)
-def test_the_papers_algorithms_are_right_at_all_gates(name, gate):
+def test_forms_other_than_our_main_kernels_are_right_at_all_gates(name, gate):
     pass_ = "infer" if name == "gla-five-step" else "fwd+bwd"
     assert_right(name, measure(name, 512, pass_=pass_, gate=gate, heads=4, key_dim=64, value_dim=64))
 

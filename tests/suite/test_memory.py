@@ -120,6 +120,17 @@ def test_a_backward_on_a_cpu_is_estimated_to_keep_what_it_freed():
     assert 197 < REGISTRY["gla-torch"].working_bytes(cell) / 2**20 < 300
 
 
+@pytest.mark.parametrize(
+    ("pass_", "key_dim", "value_dim", "measured"),
+    [("infer", 64, 64, 44.5), ("fwd", 64, 64, 69.0), ("fwd+bwd", 128, 256, 240.0), ("fwd+bwd", 32, 64, 58.2)],
+)
+def test_the_estimate_for_gates_of_both_sides_is_just_above_what_tensors_took(pass_, key_dim, value_dim, measured):
+    """2 sequences of 512 tokens with 2 heads, in MiB: the largest sum of tensors that were alive at a time."""
+    sizes = Parameters({"heads": 2, "key_dim": key_dim, "value_dim": value_dim})
+    cell = Cell("gla-both-torch", "gla-both", pass_, 2, 512, "bf16", sizes, "cuda")
+    assert measured < REGISTRY["gla-both-torch"].working_bytes(cell) / 2**20 < 1.2 * measured
+
+
 OLDER_GROUP = {"limit_in_bytes": "1000\n", "usage_in_bytes": "900\n", "stat": ""}
 
 

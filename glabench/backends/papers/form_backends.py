@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import FORWARDS, Backend, Counts
-from glabench.backends.gla import CHUNK
 from glabench.backends.papers import TARGETS
+from glabench.backends.torch_forms import GlaTorch, padded_tokens, with_freed
 from glabench.ops import BYTES, GLA, LINEAR
 from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
@@ -125,36 +125,34 @@ class GlaScanTorch(_Form):
         return max(0, math.ceil(math.log2(cell.seqlen)))
 
 
-class GlaBothTorch(Backend):
+class GlaBothTorch(GlaTorch):
     """`two_gates.two_gates_gla`."""
 
     name, op, title = "gla-both-torch", "gla-both", "gates of keys and values, two-level chunks in PyTorch"
-    packages = ("torch",)
-    parameters = (CHUNK,)
-
-    def limits(self, cell: Cell) -> str | None:
-        chunk = cell.get("chunk")
-        return f"chunk sizes are multiples of 16; got {chunk}" if chunk is not None and chunk % 16 else None
+    features: ClassVar[frozenset[str]] = frozenset()
 
     def working_bytes(self, cell: Cell) -> int:
-        """Several tensors of [T, 16, K + V] per head, copies of the rows, and the states before all chunks."""
+        """Several tensors of [T, 16, K] or [T, 16, V] per head, copies of the rows and the states of all chunks.
+
+        For gradients those of K and of V are alive together.
+        """
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        C = self._chunk(cell)
-        numbers = (6 * 16 + 8 + C // 16) * (K + V) + 4 * K * V // C
-        rows = cell.batch * -(-cell.seqlen // C) * C
-        # A CPU's C library keeps blocks that were freed.
-        return rows * H * numbers * BYTES[wide(cell)] * (2 if cell.device == "cpu" and cell.has_backward else 1)
+        C = cell.get("chunk") or 64
+        rows, pairs = 8 + C // 16, 4 * 16 * max(K, V)
+        if cell.pass_ != "infer":
+            rows, pairs = rows + 2, 16 * (2 * (K + V) + 3 * max(K, V))
+        numbers = pairs + rows * (K + V) + 4 * K * V // C
+        return with_freed(cell, padded_tokens(cell, C) * H * numbers * BYTES[wide(cell)])
+
+    def executes(self, cell: Cell) -> None:  # type: ignore[override]
+        """Not known: what autograd computes of pairs is not counted."""
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from glabench.backends.papers.two_gates import two_gates_gla
 
         q, k, v, gv = (inputs[name] for name in ("q", "k", "v", "gv"))
-        g = inputs.get("g")
-        return lambda: two_gates_gla(q, k, v, q.new_zeros(q.shape) if g is None else g, gv, self._chunk(cell))
-
-    @staticmethod
-    def _chunk(cell: Cell) -> int:
-        return int(cell.get("chunk") or 64)
+        g, chunk = inputs.get("g"), int(cell.get("chunk") or 64)
+        return lambda: two_gates_gla(q, k, v, q.new_zeros(q.shape) if g is None else g, gv, chunk)
 
 
 class GlaValuesTorch(GlaBothTorch):

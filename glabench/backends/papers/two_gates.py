@@ -57,7 +57,7 @@ def two_gates_gla(
         x = F.pad(x.to(gv.dtype), (0, 0, 0, 0, 0, -T % chunk))
         return x.view(len(x), -1, subs, subchunk, *x.shape[2:]).permute(0, 4, 1, 2, 3, 5)
 
-    qc, kc, vc = in_chunks(q * q.shape[-1] ** -0.5), in_chunks(k), in_chunks(v)
+    qc, kc, vc = in_chunks(q) * q.shape[-1] ** -0.5, in_chunks(k), in_chunks(v)
     of_keys, of_values = _Sums(in_chunks(g)), _Sums(in_chunks(gv))
 
     # The state before each chunk, and what its tokens read from it.

@@ -19,7 +19,8 @@ least = 128                          # the smallest x that the claim is about; a
 Without `than` the test is of growth: where x doubles, the value may grow by at most `factor`. With `fails` in place of
 `less`, cells have to end with a status from some x on: fails = { backend = "...", status = "inaccurate" }.
 
-Times scatter: where what is compared may lie on either side of the limit, from p20 to p80 of both, nothing can be told.
+A ratio of times has an interval, as in `check` (`compare_samples`). If it leaves open on which side of the limit the
+ratio is, nothing can be told.
 """
 
 import tomllib
@@ -32,8 +33,10 @@ from typing import Any
 
 from glabench.errors import UsageError, printable
 from glabench.plain import Name, read_as
-from glabench.records.metrics import BY_NAME
+from glabench.records.metrics import BY_NAME, TIME
+from glabench.records.record import Record
 from glabench.records.run import Run, rows_of
+from glabench.verdicts.statistics import compare_samples
 
 CLAIMS = "claims.toml"
 Cells = dict[str, str | int | float | bool]
@@ -90,18 +93,20 @@ class Point:
 
 
 @dataclass(frozen=True)
-class _Band:
-    """A value, and for times p20 and p80 of the samples, otherwise the value itself."""
+class _Value:
+    """The value of a metric and, of times, their samples in ms."""
 
-    low: float
     value: float
-    high: float
+    samples: tuple[float, ...] | None
 
-    def within(self, factor: float, other: "_Band") -> bool | None:
-        """Whether it is at most `factor` times the other one; None if both bands leave that open."""
-        if self.high <= factor * other.low:
+    def within(self, factor: float, other: "_Value") -> bool | None:
+        """Whether it is at most `factor` times the other one; None if the interval of their ratio leaves that open."""
+        if not self.samples or not other.samples:
+            return self.value <= factor * other.value
+        ratio = compare_samples([self.samples], [other.samples])
+        if factor * ratio.low >= 1:
             return True
-        return False if self.low > factor * other.high else None
+        return False if factor * ratio.high < 1 else None
 
 
 def load_claims(folder: Path) -> Claims | None:
@@ -127,19 +132,18 @@ def _check(test: Test) -> None:
 
 def points_of(test: Test, run: Run) -> list[Point]:
     """What the records of a run say, by x. Raises UsageError if cells that a test names do not have one value per x."""
-    rows = rows_of(run.records)
     if test.fails:
         status = test.fails["status"]
         cells = {name: value for name, value in test.fails.items() if name != "status"}
-        return [Point(x, row["status"], row["status"] == status) for x, row in _select(test, rows, cells).items()]
-    values = _values(test, rows, test.less)
+        return [Point(x, row["status"], row["status"] == status) for x, (row, _) in _select(test, run, cells).items()]
+    values = _values(test, run, test.less)
     if not test.than:
         return [
             Point(x, values[x].value / values[before].value, values[x].within(test.factor, values[before]))
             for before, x in pairwise(sorted(values))
             if x == 2 * before
         ]
-    others = _values(test, rows, test.than)
+    others = _values(test, run, test.than)
     both = [x for x in values if x in others]
     return [Point(x, others[x].value / values[x].value, values[x].within(test.factor, others[x])) for x in sorted(both)]
 
@@ -157,24 +161,25 @@ def verdict_of(points: Sequence[Sequence[Point]]) -> Verdict:
     return Verdict.HOLDS if all(every) else Verdict.PARTLY if any(every) else Verdict.NOT
 
 
-def _values(test: Test, rows: Sequence[Mapping[str, Any]], cells: Cells) -> dict[Any, _Band]:
+def _values(test: Test, run: Run, cells: Cells) -> dict[Any, _Value]:
     metric = BY_NAME[test.metric]
-    found = {}
-    for x, row in _select(test, rows, cells).items():
-        if (value := row.get(metric.field)) is not None:
-            low, high = (row.get(f"{metric.field}_{end}") or value for end in ("p20", "p80"))
-            found[x] = _Band(low, value, high)
-    return found
+    return {
+        x: _Value(value, record.samples_ms if metric is TIME else None)
+        for x, (row, record) in _select(test, run, cells).items()
+        if (value := row.get(metric.field)) is not None
+    }
 
 
 def _is(found: Any, asked: str | int | float | bool) -> bool:
     return bool(found == asked) or (found is None and asked == "none")
 
 
-def _select(test: Test, rows: Sequence[Mapping[str, Any]], cells: Cells) -> dict[Any, Mapping[str, Any]]:
-    own = [row for row in rows if all(_is(row.get(name), value) for name, value in cells.items())]
-    found = {row[test.x]: row for row in own}
+def _select(test: Test, run: Run, cells: Cells) -> dict[Any, tuple[Mapping[str, Any], Record]]:
+    """The rows that have these values, and their records, by x."""
+    rows = zip(rows_of(run.records), run.records, strict=True)
+    own = [(row, record) for row, record in rows if all(_is(row.get(name), value) for name, value in cells.items())]
+    found = {row[test.x]: (row, record) for row, record in own}
     if not own or len(found) < len(own):
         what = "no cell" if not own else "several cells at one " + test.x
         raise UsageError(f"{CLAIMS}: {test.run} has {what} for {cells}; correct the test")
-    return {x: row for x, row in found.items() if test.least is None or x >= test.least}
+    return {x: each for x, each in found.items() if test.least is None or x >= test.least}
