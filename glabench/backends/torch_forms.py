@@ -27,19 +27,24 @@ def with_freed(cell: Cell, working: int) -> int:
     return 2 * working if cell.device == "cpu" and cell.has_backward else working
 
 
-class GlaTorch(Backend):
-    """`gla_kernels.two_level_chunk_gla`."""
+class TwoLevels(Backend):
+    """Chunks of whole subchunks of 16 tokens, in PyTorch."""
 
-    name, op, title = "gla-torch", "gla", "GLA, two-level chunks in PyTorch"
     packages: ClassVar[tuple[str, ...]] = ("torch",)
-    features = frozenset({"state", "prefix"})
     parameters = (CHUNK,)
-    # Whether products have operands in the inputs' dtype.
-    half: ClassVar[bool] = False
 
     def limits(self, cell: Cell) -> str | None:
         chunk = cell.get("chunk")
         return f"chunk sizes are multiples of 16; got {chunk}" if chunk is not None and chunk % 16 else None
+
+
+class GlaTorch(TwoLevels):
+    """`gla_kernels.two_level_chunk_gla`."""
+
+    name, op, title = "gla-torch", "gla", "GLA, two-level chunks in PyTorch"
+    features = frozenset({"state", "prefix"})
+    # Whether products have operands in the inputs' dtype.
+    half: ClassVar[bool] = False
 
     def working_bytes(self, cell: Cell) -> int:
         """Six tensors of [T, 16, K] per head: all pairs of tokens in a subchunk, for every channel.

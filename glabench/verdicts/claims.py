@@ -40,6 +40,8 @@ from glabench.verdicts.statistics import compare_samples
 
 CLAIMS = "claims.toml"
 Cells = dict[str, str | int | float | bool]
+# A row of `rows_of`, and the record that it is of.
+_Known = tuple[Mapping[str, Any], Record]
 
 
 class Verdict(StrEnum):
@@ -132,18 +134,19 @@ def _check(test: Test) -> None:
 
 def points_of(test: Test, run: Run) -> list[Point]:
     """What the records of a run say, by x. Raises UsageError if cells that a test names do not have one value per x."""
+    known = list(zip(rows_of(run.records), run.records, strict=True))
     if test.fails:
         status = test.fails["status"]
         cells = {name: value for name, value in test.fails.items() if name != "status"}
-        return [Point(x, row["status"], row["status"] == status) for x, (row, _) in _select(test, run, cells).items()]
-    values = _values(test, run, test.less)
+        return [Point(x, row["status"], row["status"] == status) for x, (row, _) in _select(test, known, cells).items()]
+    values = _values(test, known, test.less)
     if not test.than:
         return [
             Point(x, values[x].value / values[before].value, values[x].within(test.factor, values[before]))
             for before, x in pairwise(sorted(values))
             if x == 2 * before
         ]
-    others = _values(test, run, test.than)
+    others = _values(test, known, test.than)
     both = [x for x in values if x in others]
     return [Point(x, others[x].value / values[x].value, values[x].within(test.factor, others[x])) for x in sorted(both)]
 
@@ -161,11 +164,11 @@ def verdict_of(points: Sequence[Sequence[Point]]) -> Verdict:
     return Verdict.HOLDS if all(every) else Verdict.PARTLY if any(every) else Verdict.NOT
 
 
-def _values(test: Test, run: Run, cells: Cells) -> dict[Any, _Value]:
+def _values(test: Test, known: Sequence[_Known], cells: Cells) -> dict[Any, _Value]:
     metric = BY_NAME[test.metric]
     return {
         x: _Value(value, record.samples_ms if metric is TIME else None)
-        for x, (row, record) in _select(test, run, cells).items()
+        for x, (row, record) in _select(test, known, cells).items()
         if (value := row.get(metric.field)) is not None
     }
 
@@ -174,10 +177,9 @@ def _is(found: Any, asked: str | int | float | bool) -> bool:
     return bool(found == asked) or (found is None and asked == "none")
 
 
-def _select(test: Test, run: Run, cells: Cells) -> dict[Any, tuple[Mapping[str, Any], Record]]:
+def _select(test: Test, known: Sequence[_Known], cells: Cells) -> dict[Any, _Known]:
     """The rows that have these values, and their records, by x."""
-    rows = zip(rows_of(run.records), run.records, strict=True)
-    own = [(row, record) for row, record in rows if all(_is(row.get(name), value) for name, value in cells.items())]
+    own = [each for each in known if all(_is(each[0].get(name), value) for name, value in cells.items())]
     found = {row[test.x]: (row, record) for row, record in own}
     if not own or len(found) < len(own):
         what = "no cell" if not own else "several cells at one " + test.x

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import FORWARDS, Backend, Counts
 from glabench.backends.papers import TARGETS
-from glabench.backends.torch_forms import GlaTorch, padded_tokens, with_freed
+from glabench.backends.torch_forms import TwoLevels, padded_tokens, with_freed
 from glabench.ops import BYTES, GLA, LINEAR
 from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
@@ -125,11 +125,10 @@ class GlaScanTorch(_Form):
         return max(0, math.ceil(math.log2(cell.seqlen)))
 
 
-class GlaBothTorch(GlaTorch):
+class GlaBothTorch(TwoLevels):
     """`two_gates.two_gates_gla`."""
 
     name, op, title = "gla-both-torch", "gla-both", "gates of keys and values, two-level chunks in PyTorch"
-    features: ClassVar[frozenset[str]] = frozenset()
 
     def working_bytes(self, cell: Cell) -> int:
         """Several tensors of [T, 16, K] or [T, 16, V] per head, copies of the rows and the states of all chunks.
@@ -144,18 +143,16 @@ class GlaBothTorch(GlaTorch):
         numbers = pairs + rows * (K + V) + 4 * K * V // C
         return with_freed(cell, padded_tokens(cell, C) * H * numbers * BYTES[wide(cell)])
 
-    def executes(self, cell: Cell) -> None:  # type: ignore[override]
-        """Not known: what autograd computes of pairs is not counted."""
-
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         from glabench.backends.papers.two_gates import two_gates_gla
 
         q, k, v, gv = (inputs[name] for name in ("q", "k", "v", "gv"))
-        g, chunk = inputs.get("g"), int(cell.get("chunk") or 64)
-        return lambda: two_gates_gla(q, k, v, q.new_zeros(q.shape) if g is None else g, gv, chunk)
+        g = inputs["g"] if "g" in inputs else q.new_zeros(q.shape)
+        chunk = int(cell.get("chunk") or 64)
+        return lambda: two_gates_gla(q, k, v, g, gv, chunk)
 
 
 class GlaValuesTorch(GlaBothTorch):
-    """The same with gates of values alone."""
+    """The same with gates of values alone: those of keys are zeros."""
 
     name, op, title = "gla-values-torch", "gla-values", "gates of values alone, two-level chunks in PyTorch"
