@@ -25,6 +25,10 @@ speed: $(VENV)/.installed
 test: $(VENV)/.installed lint types
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
+# Tests start hundreds of processes. With no bytecode kept, each would compile all of glabench, which takes as long as its
+# import; users of an installed glabench have it compiled.
+test test-full: export PYTHONDONTWRITEBYTECODE :=
+
 # All test cases. `make test` runs a selection that covers the same code.
 test-full: $(VENV)/.installed lint types
 	$(BIN)/python -m pytest -n auto --full $(ARGS)
