@@ -113,8 +113,14 @@ def truth(
     """The float64 recurrence on the same inputs; packed sequences of the given lengths run one by one."""
     wide = {name: None if x is None else x.double() for name, x in inputs.items()}
 
-    def whole(q, k, v, g=None, **states):
-        return naive_recurrent_gla(q, k, v, g, **states)
+    def whole(q, k, v, g=None, initial_state=None, output_final_state=True, gv=None):
+        # One token per call, because the gradient of a slice is as long as what it was cut from.
+        state, outputs = initial_state, []
+        tokens = [itertools.repeat(None) if x is None else x.split(1, 1) for x in (k, v, g, gv)]
+        for q_t, k_t, v_t, g_t, gv_t in zip(q.split(1, 1), *tokens, strict=False):
+            o, state = naive_recurrent_gla(q_t, k_t, v_t, g_t, None, state, True, gv_t)
+            outputs.append(o)
+        return torch.cat(outputs, 1), state
 
     def packed(q, k, v, g=None, initial_state=None, output_final_state=True, gv=None):
         outputs, finals, begin = [], [], 0
@@ -126,7 +132,7 @@ def truth(
                 empty = q.new_zeros(1, q.shape[2], q.shape[3], v.shape[3])
                 finals.append(empty if state is None else state)
                 continue
-            o, final = naive_recurrent_gla(*tokens, initial_state=state, output_final_state=True, gv=of_values)
+            o, final = whole(*tokens, initial_state=state, gv=of_values)
             outputs.append(o)
             finals.append(final)
         return torch.cat(outputs, 1), torch.cat(finals)

@@ -46,6 +46,7 @@ from glabench.backends.models import (
 )
 from glabench.backends.papers.backends import (
     GlaBothStoredStates,
+    GlaClosedForm,
     GlaFiveStep,
     GlaStoredStates,
     GlaTwoLevel,
@@ -123,6 +124,7 @@ BACKENDS: list[Backend] = [
     GlaParallelNaive(),
     GlaScanTorch(),
     GlaTwoLevel(),
+    GlaClosedForm(),
     LinearTwoPass(),
     GlaStoredStates(),
     GlaBothStoredStates(),

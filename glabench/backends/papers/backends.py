@@ -171,7 +171,13 @@ class GlaTwoLevel(_TwoLevel):
         "gla",
         "GLA as in the paper: two levels of chunks, states first or none kept, in Triton",
     )
-    parameters = (CHUNK, integers("subchunk", "Subchunk length c, or auto.", auto=True), KEPT)
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        CHUNK,
+        integers("subchunk", "Subchunk length c, or auto.", auto=True),
+        KEPT,
+    )
+    # Whether dg is the printed sum to the end of the sequence.
+    over_sequence: ClassVar[bool] = False
 
     def working_bytes(self, cell: Cell) -> int:
         """Besides, two sums of gates, scores and their gradients; or one sum, if nothing is kept."""
@@ -194,7 +200,7 @@ class GlaTwoLevel(_TwoLevel):
         from glabench.backends.papers.two_level import two_level_gla
 
         q, k, v, g = (inputs[name] for name in ("q", "k", "v", "g"))
-        return lambda: two_level_gla(q, k, v, g, C, c)
+        return lambda: two_level_gla(q, k, v, g, C, c, self.over_sequence)
 
     def _parts_with_states(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Part]:
         """Besides, the sums of gates."""
@@ -224,6 +230,17 @@ class GlaTwoLevel(_TwoLevel):
         """Scores that a token's row has written, and read again: blocks up to the diagonal, on average."""
         C, c = self.chunks(cell)
         return (C + c) / 2 + (C + min(C, MOST_ROWS)) / 2
+
+
+class GlaClosedForm(GlaTwoLevel):
+    """With states, and the gates' gradient summed over the sequence, as printed: right for short ones alone in bf16."""
+
+    name, title = (
+        "gla-closed-form",
+        "GLA, two levels of chunks, the gates' gradient summed over the sequence, in Triton",
+    )
+    parameters = (CHUNK,)
+    over_sequence = True
 
 
 class GlaStoredStates(_InTriton):

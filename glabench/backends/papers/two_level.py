@@ -18,7 +18,8 @@ backward has the same three steps with the states' gradients D, from the last ch
     dg_t = sum_v S' D' + sums of Q dQ - K dK over the chunk's tokens from t on
 
 The papers sum Q dQ - K dK to the end of the sequence, where their terms cancel: 1 % of dg is lost to the rounding of
-bfloat16 at 512 tokens, and more at more. What follows a chunk is S' D', the state after it and the state's gradient.
+bfloat16 at 512 tokens, and more at more. What follows a chunk is S' D', the state after it and the state's gradient;
+with `over_sequence` the sum is the papers'.
 
 Scores P and dP go through memory, as in public implementations of subchunks; Algorithms 3 and 4, which have no
 subchunks, keep them on chip. `two_pass.py` is the same without gates, with all scores on chip; `one_pass.py` keeps
@@ -314,12 +315,12 @@ class Plan:
 
 class _TwoLevel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, C: int, c: int) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, C: int, c: int, over_sequence: bool) -> Tensor:
         plan, b = Plan(q, v, C, c), chunk_sums(g, C)
         states, scores = plan.run_states(k, v, b, reverse=False), plan.run_scores(q, k, b)
         o = plan.run_outputs(q, v, b, states, scores)
         ctx.save_for_backward(q, k, v, b, states, scores)
-        ctx.plan = plan
+        ctx.plan, ctx.over_sequence = plan, over_sequence
         return o
 
     @staticmethod
@@ -328,16 +329,20 @@ class _TwoLevel(torch.autograd.Function):
         plan, do = ctx.plan, do.contiguous()
         dstates = plan.run_states(q, do, b, reverse=True)
         dscores, dq, dk, dv = torch.empty_like(scores), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        balances, borders = torch.empty_like(b), b.new_empty(plan.state_shape[:3])
+        balances = torch.empty_like(b)
         plan.launch(_score_gradients, (plan.T // plan.rows, plan.B * plan.H), v, do, dscores)
         plan.launch(_value_gradients, plan.by_values, k, b, do, dstates, scores, dv)
         tensors = (q, k, v, b, do, states, dstates, dscores, dq, dk, balances)
         plan.launch(_key_gradients, plan.by_keys, *tensors, R=plan.subchunk)
-        plan.launch(_borders, (plan.T // plan.C, plan.K // plan.BK, plan.B * plan.H), states, dstates, borders)
-        of_chunks = balances.view(plan.B, -1, plan.C, plan.H, plan.K)
-        later = borders.view(plan.B, plan.H, -1, 1, plan.K).permute(0, 2, 3, 1, 4)
-        dg = (of_chunks.flip(2).cumsum(2).flip(2) + later).view_as(b)
-        return dq, dk, dv, dg, None, None
+        if ctx.over_sequence:
+            dg = balances.flip(1).cumsum(1).flip(1)
+        else:
+            borders = b.new_empty(plan.state_shape[:3])
+            plan.launch(_borders, (plan.T // plan.C, plan.K // plan.BK, plan.B * plan.H), states, dstates, borders)
+            of_chunks = balances.view(plan.B, -1, plan.C, plan.H, plan.K)
+            later = borders.view(plan.B, plan.H, -1, 1, plan.K).permute(0, 2, 3, 1, 4)
+            dg = (of_chunks.flip(2).cumsum(2).flip(2) + later).view_as(b)
+        return dq, dk, dv, dg, None, None, None
 
 
 def state_rows(C: int) -> int:
@@ -351,12 +356,14 @@ def chunk_sums(g: Tensor, C: int) -> Tensor:
     return g.clamp(min=_LEAST_GATE).view(B, T // C, C, H, K).cumsum(2).view(B, T, H, K)
 
 
-def two_level_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, chunk: int = 64, subchunk: int = 16) -> Tensor:
-    """GLA in chunks and subchunks.
+def two_level_gla(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, chunk: int = 64, subchunk: int = 16, over_sequence: bool = False
+) -> Tensor:
+    """GLA in chunks and subchunks. `over_sequence`: dg is a sum to the end of the sequence, as printed.
 
     T is a multiple of `chunk`, that of `subchunk`, and K and V are powers of two from 16 to 256.
     """
-    o: Tensor = _TwoLevel.apply(q, k, v, g, chunk, subchunk)  # type: ignore[no-untyped-call]
+    o: Tensor = _TwoLevel.apply(q, k, v, g, chunk, subchunk, over_sequence)  # type: ignore[no-untyped-call]
     return o
 
 
