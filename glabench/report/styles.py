@@ -39,6 +39,7 @@ _OURS: Mapping[str, tuple[str, str]] = {
     "gla-parallel-naive": ("#C51B7D", "P"),
     "gla-scan-torch": ("#01665E", "d"),
     "gla-two-level": ("#08519C", "v"),
+    "gla-closed-form": ("#B0006D", "X"),
     "gla-five-step": ("#4292C6", "8"),
     "gla-stored-states": ("#7F0000", "D"),
     "gla-both-stored-states": ("#B35C5C", "H"),
