@@ -1,13 +1,12 @@
 """The Python API, as a notebook uses it: `import glabench`."""
 
 import math
-import os
 import subprocess
-import sys
 
 import in_process
 import pandas as pd
 import pytest
+from importing import fastest_import
 from in_process import PLUGIN
 
 import glabench
@@ -42,18 +41,10 @@ def here(tmp_path, monkeypatch):
 
 
 def test_importing_is_quick_and_loads_nothing_heavy(tmp_path):
-    probe = "import glabench, sys, time\nassert glabench.run and glabench.check and glabench.Sweep\n"
-    probe += "print(time.process_time(), [m for m in ('torch', 'pandas', 'matplotlib', 'rich') if m in sys.modules])"
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    # Users' modules are compiled once, where tests may run without keeping what is compiled.
-    variables |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    taken = []
-    for _ in range(3):  # the first compiles modules, and other processes slow any down
-        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=variables)
-        seconds, modules = done.stdout.split(maxsplit=1)
-        assert modules.strip() == "[]"
-        taken.append(float(seconds))
-    assert min(taken) < 0.75  # of CPU time, also on a slow core; torch alone takes seconds
+    statements = "import glabench\nassert glabench.run and glabench.check and glabench.Sweep"
+    seconds, loaded = fastest_import(statements, ("torch", "pandas", "matplotlib", "rich"), tmp_path)
+    assert loaded == set()
+    assert seconds < 0.75  # of CPU time, also on a slow core; torch alone takes seconds
 
 
 def test_everything_that_is_promised_is_there_and_documented():

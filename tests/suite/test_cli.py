@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import in_process
 import pytest
+from importing import fastest_import
 from in_process import MADE_UP, PLUGIN, SIZES, TINY, WINDOWED, shown
 
 from glabench.cli.output import Messages
@@ -80,17 +81,10 @@ def test_every_backend_for_a_cpu_measures_every_pass(glabench):
 
 
 def test_importing_the_command_line_is_quick_and_leaves_torch_alone(tmp_path):
-    """The fastest of three, since other processes can only slow it down, from bytecode, as after an installation."""
-    probe = "import sys, time, glabench.cli.app; print(time.process_time())\n"
-    probe += "print([m for m in ('torch', 'pandas', 'matplotlib', 'triton', 'scipy') if m in sys.modules])"
-    kept = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    fastest = 10.0
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=kept)
-        seconds, modules = done.stdout.splitlines()
-        assert modules == "[]"
-        fastest = min(fastest, float(seconds))
-    assert fastest < 1.0
+    heavy = ("torch", "pandas", "matplotlib", "triton", "scipy")
+    seconds, loaded = fastest_import("import glabench.cli.app", heavy, tmp_path)
+    assert loaded == set()
+    assert seconds < 1.0
 
 
 def test_a_reader_that_leaves_and_a_full_disk_are_one_line_at_most(glabench, run):

@@ -74,7 +74,7 @@ TINY = ["--width", "128", "--layers", "1", "--vocabulary", "64", "--seqlen", "16
 TRAIN = ["run", "train-340m-gpus", *TINY, "--gpus", "2", "--time-limit", "0.1", "--json", "-"]
 
 
-@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.full), "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_train_as_one_does(command, parallel):
     code, text, error = command(*TRAIN, "--backend", "gla-model", "--parallel", parallel)
     (record,) = json.loads(text)
