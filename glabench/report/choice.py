@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from glabench.records import Run
 from glabench.records.environment import device_name
@@ -27,7 +27,7 @@ def recommend(run: Run) -> list[str]:
             if row.get(CHUNK) is not None:
                 groups.setdefault((row["pass"], row["backend"], sizes), []).append(row)
     chosen = [own for own in groups.values() if len({row[CHUNK] for row in own}) > 1]
-    of_backends = [" ".join(_sentences(own)) for own in chosen]
+    of_backends = [" ".join(_sentences(own, _apart(own, groups.values()))) for own in chosen]
     device = device_name(run.environment)
     several = [own for own in shapes.values() if len({row["backend"] for row in own}) > 1]
     return [*of_backends, *(_take(own, device) for own in several if chosen)]
@@ -37,6 +37,15 @@ def has_other_kernels(one: Row, other: Row) -> bool:
     """Whether two chunk sizes of a backend run kernels of different families."""
     families = [launch.split()[0] for row in (one, other) if " C=" in (launch := row.get("launch") or "")]
     return one.get(CHUNK) != other.get(CHUNK) and len(set(families)) > 1
+
+
+def _apart(rows: Sequence[Row], groups: Iterable[Sequence[Row]]) -> str:
+    """The sizes that tell a group of a pass and backend from its others, in brackets; empty if it is the only one."""
+    own = rows[0]
+    others = [each[0] for each in groups if (each[0]["pass"], each[0]["backend"]) == (own["pass"], own["backend"])]
+    names = ("batch", "seqlen", "dtype", *(name for name in own["parameters"].split(",") if name not in _CHOSEN))
+    differing = {name: own.get(name) for name in names if any(other.get(name) != own.get(name) for other in others)}
+    return f" ({' '.join(name_values(differing))})" if differing else ""
 
 
 def _take(rows: Sequence[Row], device: str) -> str:
@@ -60,12 +69,12 @@ def _with(row: Row) -> str:
     return f" with {name}" if (name := _name(row)) else ""
 
 
-def _sentences(rows: Sequence[Row]) -> Iterator[str]:
+def _sentences(rows: Sequence[Row], apart: str) -> Iterator[str]:
     by_time = sorted(rows, key=lambda row: row["time_ms"])
     best, last = by_time[0], by_time[-1]
     slower = last["time_ms"] / best["time_ms"]
     yield (
-        f"{PASS_TITLES[best['pass']]}, {best['backend']}: the fastest is {_name(best)}, "
+        f"{PASS_TITLES[best['pass']]}, {best['backend']}{apart}: the fastest is {_name(best)}, "
         f"{significant(best['time_ms'])} ms{_memory(best)}, {_times(slower, 2)}as fast as {_name(last)}"
         f"{', which runs other kernels' if has_other_kernels(best, last) else ''}."
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Inches: a panel, the whole height, and the title.
 _PANEL_WIDTH, _HEIGHT, _TITLE = 4.8, 5.4, 0.3
+_LEAST_WIDTH = 6.6  # the title and two columns of the legend fit in
 _SMALL_PRINT = 8.5
 _PLAIN_TEXT: Any = {"text.parse_math": False}
 
@@ -94,7 +95,8 @@ def draw_quality(view: View) -> Figure:
     panels = [(panel, found, source) for panel, found in _panels(view) for source in _sources(found)]
     styles = choose_styles({each.label: str(each.row["backend"]) for _, found, _ in panels for each in found})
     with mpl.rc_context(_PLAIN_TEXT):
-        figure = Figure(figsize=(_PANEL_WIDTH * len(panels), _HEIGHT), layout="constrained", dpi=160)
+        width = max(_PANEL_WIDTH * len(panels), _LEAST_WIDTH)
+        figure = Figure(figsize=(width, _HEIGHT), layout="constrained", dpi=160)
         about = [f"Published: {_tables(panels[0][0])[0].about}", *surroundings_of(view.runs)]
         title = "Published quality of models against the cost of their mixers" + "\n" * (1 + len(about))
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")

@@ -191,6 +191,18 @@ def test_of_several_backends_a_run_over_chunks_names_the_one_to_take():
     )
 
 
+def test_the_chunk_to_take_is_named_with_what_tells_groups_of_a_backend_apart():
+    made = made_up(
+        "chunk-sweep", {"backend": "gla-triton", "chunk": "32,64", "pass": "fwd", "gate": "strong,logsigmoid"}
+    )
+    records = [timed(record, float(record.cell.get("chunk"))) for record in made.records]
+    said = recommend(replace(made, records=records))
+    assert [line.split(": the fastest")[0] for line in said] == [
+        "forward, gla-triton (gate=strong)",
+        "forward, gla-triton (gate=logsigmoid)",
+    ]
+
+
 PARTED = """
 import torch
 from glabench.backends import Backend, Counts, Part
