@@ -20,7 +20,7 @@ from glabench.backends.mixers import (
     MixerModel,
 )
 from glabench.ops.base import BYTES, REFERENCE, torch_dtype
-from glabench.sweeps.model import GPUS, PARALLEL, Cell, Parameters
+from glabench.sweeps.model import GPUS, PARALLEL, SEQUENCE, Cell, Parameters
 from glabench.sweeps.parameters import Parameter, aliased, choices, count_or, extra
 from glabench.sweeps.words import MATERIALIZE
 
@@ -38,8 +38,8 @@ WEIGHTS = choices(
 COMPILE = extra("compile", "Whether torch.compile compiles the model.", "off", ("on",))
 _PARAMETERS = (
     KERNEL,
-    extra(PARALLEL, "How GPUs share a step: DDP, or FSDP2, which shards weights, gradients and moments.", "ddp",
-          ("fsdp",), needs=GPUS),
+    extra(PARALLEL, "How GPUs share a step: rows of a batch (DDP; FSDP2, which also shards weights, gradients and "
+          "moments), or stretches of every sequence.", "ddp", ("fsdp", SEQUENCE), needs=GPUS),
     WEIGHTS,
     COMPILE,
     count_or("segments", "Segments that sequences are trained in, with states carried but no gradients.", "1"),
@@ -72,6 +72,8 @@ class Model(MixerModel):
     parameters: ClassVar[tuple[Parameter, ...]] = _PARAMETERS
 
     def limits(self, cell: Cell) -> str | None:
+        if cell.get(PARALLEL) == SEQUENCE:
+            return super().limits(cell) or self._refused_stretches(cell)
         if cell.batch % cell.gpus:
             return f"{cell.gpus} GPUs need a batch that is a multiple of {cell.gpus}; it is {cell.batch} (--batch)"
         if cell.dtype == "fp16" and cell.get("weights") == "pure":
@@ -86,6 +88,18 @@ class Model(MixerModel):
         if cell.seqlen % segments_of(cell):
             return f"{cell.seqlen} tokens are not whole segments of one length; {segments_of(cell)} have to divide them"
         return self.without_states(self.kernel_of(cell))
+
+    def _refused_stretches(self, cell: Cell) -> str | None:
+        if cell.seqlen % cell.gpus:
+            return f"{cell.seqlen} tokens are not {cell.gpus} stretches of one length; --gpus has to divide --seqlen"
+        if segments_of(cell) > 1 or cell.get("compile"):
+            return f"--parallel {SEQUENCE} goes with neither --segments nor --compile on"
+        if self.kind.op in _CARRYING:
+            return self.without_states(self.kernel_of(cell))
+        if self.kind.op != "softmax":
+            return f"has no --parallel {SEQUENCE}; use ddp or fsdp, or a model of attention, GLA or its kin"
+        heads = self.config(cell).layer_sizes["heads"]
+        return f"{heads} heads cannot be shared by {cell.gpus} GPUs; give another width" if heads % cell.gpus else None
 
     def working_bytes(self, cell: Cell) -> int:
         """About: logits and their gradient, and per layer some numbers per channel, besides what the mixer keeps.
@@ -131,8 +145,10 @@ class Model(MixerModel):
         """The model's loss as a function of tokens and targets; if GPUs share it, each holds its part from here on."""
         if cell.gpus == 1:
             return model.loss
-        from glabench.models.parallel import loss_by_ddp, loss_by_fsdp
+        from glabench.models.parallel import loss_by_ddp, loss_by_fsdp, loss_by_stretches
 
+        if cell.get(PARALLEL) == SEQUENCE:
+            return loss_by_stretches(model)
         return loss_by_fsdp(model, cell.gpus) if cell.get(PARALLEL) == "fsdp" else loss_by_ddp(model)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
@@ -202,6 +218,27 @@ class Model(MixerModel):
         from glabench.models.parallel import whole
 
         return {name: whole(x) for name, x in found.items()}
+
+    def sent_bytes(self, cell: Cell) -> int | None:
+        """Bytes that one GPU sends the others in a step for the mixers of a stretch; None if no sequence is shared.
+
+        For a matrix as state that is the state and its decay in the forward and the state's gradient in the backward,
+        to each; for attention queries, keys, values and outputs, and the gradients of all, but for its own heads'.
+        """
+        if cell.get(PARALLEL) != SEQUENCE:
+            return None
+        config, n = self.config(cell), cell.gpus
+        sizes = config.layer_sizes
+        if self.kind.op == "softmax":
+            forward = 4 * cell.tokens // n * sizes["heads"] * sizes["head_dim"] // n * BYTES[cell.dtype]
+            backward = forward
+        else:
+            H, K, V = (sizes[name] for name in ("heads", "key_dim", "value_dim"))
+            number = BYTES["fp64" if cell.dtype == "fp64" else "fp32"]
+            backward = cell.batch * H * K * V * number
+            forward = backward + cell.batch * H * (K if self.kind.op == "gla" else 1) * number
+        forwards = 2 if cell.get("recompute") else 1
+        return config.blocks * (n - 1) * (forwards * forward + backward)
 
     def executes(self, cell: Cell) -> Counts:
         """Three times the forward's operations: two per weight of a matrix and token, and the mixers' equations'."""

@@ -55,9 +55,9 @@ class Ranks:
         """The mean of all."""
         return sum(self.gather(x)) / self.size
 
-    def share(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's rows of tensors whose first dimension is a batch that `size` divides."""
-        return {name: x.chunk(self.size)[self.rank] for name, x in batch.items()}
+    def share(self, batch: Mapping[str, Tensor], dim: int = 0) -> dict[str, Tensor]:
+        """This rank's part of tensors of which `size` divides a dimension: rows of a batch, or tokens (1)."""
+        return {name: x.chunk(self.size, dim)[self.rank].contiguous() for name, x in batch.items()}
 
 
 ALONE = Ranks()

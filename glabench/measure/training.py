@@ -22,7 +22,7 @@ from glabench.ops import Op
 from glabench.ops.base import REFERENCE
 from glabench.ops.training import Training
 from glabench.records import Record
-from glabench.sweeps.model import GPUS, PARALLEL, Cell, Parameters
+from glabench.sweeps.model import GPUS, PARALLEL, SEQUENCE, Cell, Parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,17 +113,17 @@ class StepMeter:
         """The parameter whose gradient in the first step is the most wrong, and its relative error."""
 
         batch = self._op.make_inputs(cell)
-        own, exact = self._backend.gradients(self._ranks.share(batch), cell), plain.gradients(batch, reference)
+        own, exact = self._backend.gradients(_share(self._ranks, batch, cell), cell), plain.gradients(batch, reference)
         return worst_gradient(own, exact)
 
     def _losses(self, backend: Model, cell: Cell, ranks: Ranks) -> list[float]:
         """The losses of some steps on the same tokens, which the model soon knows, so that every step shows."""
-        step = backend.bind(ranks.share(self._op.make_inputs(cell)), cell)
+        step = backend.bind(_share(ranks, self._op.make_inputs(cell), cell), cell)
         return [ranks.mean(float(step())) for _ in range(_COMPARED)]
 
     def _timed(self, record: Record) -> Record:
         cell, ranks = record.cell, self._ranks
-        shares = [ranks.share(self._op.make_batch(cell, number)) for number in range(_BATCHES)]
+        shares = [_share(ranks, self._op.make_batch(cell, number), cell) for number in range(_BATCHES)]
         inputs = {name: x.clone() for name, x in shares[0].items()}
         timer = EagerTimer(cell.device, ranks)
         step, batches = self._backend.bind(inputs, cell), _Batches(inputs, shares)
@@ -147,7 +147,8 @@ class StepMeter:
 
     def _with_kernels(self, record: Record) -> Record:
         """With rates, and with the time that the mixers' kernels take alone in a step."""
-        counts, ceilings = PlainModel(self._backend).executes(record.cell), self._job.ceilings
+        plain, ceilings = PlainModel(self._backend), self._job.ceilings
+        counts, sent = plain.executes(record.cell), plain.sent_bytes(record.cell)
         assert record.time_ms is not None
         tflops = counts.flops / record.time_ms / 1e9
         of_one = tflops / record.cell.gpus
@@ -160,12 +161,13 @@ class StepMeter:
             copy_gbps=ceilings.copy_gbps,
             product_tflops=ceilings.product_tflops,
             mixer_ms=self._mixer_ms(record.cell),
+            sent_mib=None if sent is None else sent / 2**20,
         )
 
     def _mixer_ms(self, cell: Cell) -> float | None:
         """Milliseconds of all mixers' kernels in a step, from the op's own pass; None if the kernel does not run so."""
         registry, config = self._backend.registry, self._backend.config(cell)
-        if config.kernel == REFERENCE:
+        if config.kernel == REFERENCE or cell.get(PARALLEL) == SEQUENCE:
             return None
         kernel, op = registry[config.kernel], registry.op_of(config.kernel)
         known = {each.name: each.default for each in (*op.parameters, *kernel.parameters)}
@@ -189,12 +191,18 @@ class StepMeter:
         return config.blocks * count * ms
 
 
+def _share(ranks: Ranks, batch: Mapping[str, Tensor], cell: Cell) -> dict[str, Tensor]:
+    """A rank's rows of a batch, or its stretch of every sequence."""
+    return ranks.share(batch, 1 if cell.get(PARALLEL) == SEQUENCE else 0)
+
+
 def small_step(op: Op, cell: Cell) -> Cell:
     """The cell whose losses are compared with the reference's: the same kind of model, at a small size."""
     fewer = {name: min(size, int(cell.parameters[name])) for name, size in op.small.items()}
     segments = min(segments_of(cell), _SMALL_SEGMENTS)
+    rows, parts = (1, cell.gpus) if cell.get(PARALLEL) == SEQUENCE else (cell.gpus, segments)
     seqlen = min(cell.seqlen, _SMALL_TOKENS)
     return replace(
-        cell, batch=min(cell.batch, max(_SMALL_BATCH, cell.gpus)), seqlen=seqlen - seqlen % segments,
+        cell, batch=min(cell.batch, max(_SMALL_BATCH, rows)), seqlen=seqlen - seqlen % parts,
         parameters=Parameters({**cell.parameters, **fewer, "segments": segments if segments > 1 else None}),
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import reduce
 from typing import Protocol
 
@@ -80,6 +81,15 @@ class Kernel:
         self._fused = None if self._backend is None else registry.fused_layer(backend)
         # What a call needs to know but does not change from one to the next, by what it depends on.
         self._cells: dict[tuple[object, ...], Cell] = {}
+        self._of_heads: dict[int, Kernel] = {}
+
+    def of_heads(self, heads: int) -> Kernel:
+        """The same for another number of heads."""
+        if heads not in self._of_heads:
+            other = self._of_heads[heads] = copy(self)
+            other._parameters = Parameters({**self._parameters, "heads": heads})
+            other._cells = {}
+        return self._of_heads[heads]
 
     def __call__(self, inputs: Mapping[str, Tensor], batch: int, seqlen: int) -> Tensor:
         """The op's output for its inputs by name, whose shapes the op says."""

@@ -16,6 +16,8 @@ from glabench.models.kernels import Kernels
 from glabench.models.mamba import Mamba1
 from glabench.models.parts import Norm, SwiGlu, widened
 from glabench.models.recurrent import Linear
+from glabench.models.sequence import Stretch
+from glabench.models.softmax import Softmax
 from glabench.models.states import LayerStates, Place, States
 
 _EPS, _DEVIATION = 1e-6, 0.02
@@ -49,6 +51,11 @@ class Block(nn.Module):
         assert isinstance(self.mixer, Linear)
         mixed, final = self.mixer.segment(self.norm(x), initial, start)
         return self._mix_channels(x + mixed), final
+
+    def share(self, x: Tensor, stretch: Stretch) -> Tensor:
+        """As `forward`, of a stretch of sequences. Only for mixers with a matrix as state, and attention."""
+        assert isinstance(self.mixer, (Linear, Softmax))
+        return self._mix_channels(x + self.mixer.share(self.norm(x), stretch))
 
     def _mix_channels(self, x: Tensor) -> Tensor:
         return x if self.mlp is None else x + self.mlp(x)
@@ -84,6 +91,14 @@ class LanguageModel(nn.Module):
             x = self._run(block, x)
         if places is not None:
             x = x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
+        y: Tensor = self.head(self.norm(x))
+        return y
+
+    def share(self, tokens: Tensor, stretch: Stretch) -> Tensor:
+        """tokens [B, T], a stretch of sequences that other processes have the rest of, to logits [B, T, vocabulary]."""
+        x = self.embedding(tokens)
+        for block in self._blocks:
+            x = self._run(block.share, x, stretch)
         y: Tensor = self.head(self.norm(x))
         return y
 

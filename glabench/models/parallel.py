@@ -1,4 +1,6 @@
-"""Models on several GPUs, each of which takes some rows of a batch: by DDP, or by FSDP2, which shards weights, too.
+"""Models on several GPUs: each takes some rows of a batch, or a stretch of every sequence.
+
+Weights are all there (DDP), or, with rows of a batch, sharded, too (FSDP2).
 
 Processes have joined torch's default group before. Shares are equally large, so that the means over the ranks of losses
 and gradients are those of the whole batch.
@@ -8,21 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from glabench.models.model import LanguageModel, mean_loss
+from glabench.models.sequence import Stretch
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss_by_ddp(model: LanguageModel) -> Loss:
     """The loss of this rank's tokens and targets, whose backward gives the gradients' means over all ranks."""
-    shared = DistributedDataParallel(model, gradient_as_bucket_view=True)  # without it, gradients would be held twice
-    return lambda tokens, targets: mean_loss(shared(tokens), targets)
+    return _averaged(model)
+
+
+def loss_by_stretches(model: LanguageModel) -> Loss:
+    """As `loss_by_ddp`, of this rank's stretch of every sequence."""
+    return _averaged(_OfStretch(model, Stretch(distributed.get_rank(), distributed.get_world_size())))
 
 
 def loss_by_fsdp(model: LanguageModel, gpus: int) -> Loss:
@@ -39,3 +46,19 @@ def loss_by_fsdp(model: LanguageModel, gpus: int) -> Loss:
 def whole(x: Tensor) -> Tensor:
     """A tensor of which this rank may hold a part, with all parts. All ranks have to ask for it."""
     return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+class _OfStretch(nn.Module):
+    """A model as a function of a stretch of sequences."""
+
+    def __init__(self, model: LanguageModel, stretch: Stretch) -> None:
+        super().__init__()
+        self._model, self._stretch = model, stretch
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self._model.share(tokens, self._stretch)
+
+
+def _averaged(model: nn.Module) -> Loss:
+    shared = DistributedDataParallel(model, gradient_as_bucket_view=True)  # without it, gradients would be held twice
+    return lambda tokens, targets: mean_loss(shared(tokens), targets)

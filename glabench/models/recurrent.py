@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glabench.models.kernels import Kernel
 from glabench.models.parts import Norm, Rotary, widened
+from glabench.models.sequence import Stretch
 from glabench.models.states import LayerStates, MixerLayer, Place
+from glabench.ops.simple_gla import Retention as FixedDecay
 
 _EPS = 1e-5
 # Gates are sigmoids to the power of 1/16, so that they forget slowly, and come through 16 channels.
@@ -38,6 +41,11 @@ class Linear(MixerLayer):
         """The op's inputs besides q, k and v."""
         return {}
 
+    def decay(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """What all tokens together leave of states before them, by a factor: [B, H, K or 1, 1], float32 or wider."""
+        q = inputs["q"]
+        return widened(q.new_ones(())).expand(q.shape[0], q.shape[2], 1, 1)
+
     def queries_and_keys(self, x: Tensor, start: Place | int = 0) -> tuple[Tensor, ...]:  # noqa: ARG002
         """q and k, [B, T, H, K] each. `start`: the first token's place."""
         return self.q(x).unflatten(-1, self._keys), self.k(x).unflatten(-1, self._keys)
@@ -51,6 +59,17 @@ class Linear(MixerLayer):
         given = {} if initial is None else {"initial": initial}
         o, final = self._kernel.with_states({**self._inputs(x, start), **given}, *x.shape[:2])
         return self._project(x, o), final
+
+    def share(self, x: Tensor, stretch: Stretch) -> Tensor:
+        """x [B, T, d] to [B, T, d], a stretch of sequences that other processes have the rest of.
+
+        The op runs twice: from zeros, for the state that the stretch leaves, and from the state before it.
+        """
+        inputs = self._inputs(x, stretch.rank * x.shape[1])
+        _, own = self._kernel.with_states(inputs, *x.shape[:2])
+        initial = stretch.states_before(own, self.decay(inputs).to(own.dtype))
+        o, _ = self._kernel.with_states({**inputs, "initial": initial}, *x.shape[:2])
+        return self._project(x, o)
 
     def make_states(self, batch: int, room: int) -> LayerStates:  # noqa: ARG002
         """Zeros [B, H, K, V], in float32 or wider, whatever `room` is."""
@@ -94,6 +113,10 @@ class Gla(Linear):
         """g [B, T, H, K]."""
         return {"g": F.logsigmoid(self.gate(x).unflatten(-1, self._keys)) / _TAU}
 
+    def decay(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The product of all gates, [B, H, K, 1]."""
+        return widened(inputs["g"]).sum(1).exp()[..., None]
+
 
 class GlaValues(Linear):
     """S_t = S_{t-1} diag(exp gv_t) + k_t^T v_t with gv_t as the gate of `Gla`, of values (version 3, section 3.3).
@@ -133,6 +156,12 @@ class FixedGate(Linear):
 
     op = "retention"
 
+    def decay(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The decay of all tokens, the same in all sequences: [B, H, 1, 1]."""
+        B, T, H, _ = inputs["q"].shape
+        heads = torch.arange(H, device=inputs["q"].device, dtype=widened(inputs["q"].new_empty(0)).dtype)
+        return (T * FixedDecay().gates(heads)).exp()[:, None, None].expand(B, -1, -1, -1)
+
 
 class SimpleGla(Linear):
     """S_t = exp(g_t) S_{t-1} + k_t^T v_t, g_t = log sigmoid(W x_t + b) / 16, one per head (final paper, Table 2).
@@ -150,14 +179,16 @@ class SimpleGla(Linear):
         """g [B, T, H]."""
         return {"g": F.logsigmoid(self.gate(x)) / _TAU}
 
+    def decay(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The product of all gates, [B, H, 1, 1]."""
+        return widened(inputs["g"]).sum(1).exp()[..., None, None]
 
-class Retention(Linear):
+
+class Retention(FixedGate):
     """S_t = (1 - 2^(-5-h)) S_{t-1} + k_t^T v_t in head h, with rotary positions of q and k (RetNet).
 
     Parameters: those of `Linear`; 8 d^2 for 8 heads of K = d / 8 and V = d / 4.
     """
-
-    op = "retention"
 
     def __init__(self, width: int, heads: int, key_dim: int, value_dim: int, kernel: Kernel) -> None:
         super().__init__(width, heads, key_dim, value_dim, kernel)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from glabench.models.kernels import Kernel
 from glabench.models.parts import Rotary
+from glabench.models.sequence import Stretch
 from glabench.models.states import LayerStates, MixerLayer, Place
 
 
@@ -33,6 +34,18 @@ class Softmax(MixerLayer):
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, d] to [B, T, d]."""
         return self._attend(x, self._inputs(x))
+
+    def share(self, x: Tensor, stretch: Stretch) -> Tensor:
+        """x [B, T, d] to [B, T, d], a stretch of sequences that other processes have the rest of.
+
+        Each process attends over all tokens with its share of the heads.
+        """
+        inputs = self._inputs(x, stretch.rank * x.shape[1])
+        own = dict(zip(inputs, stretch.to_heads(*inputs.values()), strict=True))
+        B, T, H, _ = own["q"].shape
+        o = stretch.to_tokens(self._kernel.of_heads(H)(own, B, T))
+        y: Tensor = self.out(o.flatten(-2))
+        return y
 
     def make_states(self, batch: int, room: int) -> LayerStates:
         """Caches of keys and values, [B, room, H, D] each, in the weights' type."""

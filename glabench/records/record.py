@@ -73,6 +73,8 @@ class Measured:
     layer_parameters: int | None = None
     # Milliseconds of a training step that its mixers' kernels take, each timed alone.
     mixer_ms: Amount | None = None
+    # MiB that one GPU sends the others in a training step for the mixers, if GPUs share sequences.
+    sent_mib: Amount | None = None
     # Of steps of models: percent of the time in which no kernel ran, as the driver counts it up to a second back.
     gpu_idle_pct: Number | None = None
     # Of a model that learns to recall: the share of values that it names in the end, epochs, and seconds of training.

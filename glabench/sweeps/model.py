@@ -14,6 +14,8 @@ from glabench.sweeps.words import MATERIALIZE, WORDS, is_usual, show_value, symb
 _MOST_PARAMETERS = 100
 # The parameters that say how many GPUs share a cell's work, and how.
 GPUS, PARALLEL = "gpus", "parallel"
+# Of PARALLEL: GPUs share the tokens of every sequence, not the rows of a batch.
+SEQUENCE = "sequence"
 # Fields that every record has, because scripts read them; null if the op does not have them.
 _ALWAYS = ("heads", "key_dim", "value_dim", "chunk", "materialize", "gate")
 

@@ -1,4 +1,4 @@
-"""Several GPUs: small models by DDP and FSDP2, through NCCL, with our kernels and FlashAttention-2."""
+"""Several GPUs: small models by DDP, FSDP2 and stretches, through NCCL, with our kernels and FlashAttention-2."""
 
 import json
 import subprocess
@@ -27,3 +27,15 @@ def test_two_gpus_train_as_one_does(tmp_path, backend, dtype):
         assert record["rel_error"]["gradient"] < 2 * alone["rel_error"]["gradient"]
     # Of weights, gradients and moments, a rank of FSDP2 holds a half.
     assert records[2, "fsdp"]["peak_allocated_mib"] < records[2, None]["peak_allocated_mib"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("backend", ["gla-model", "simple-gla-model", "linear-model", "retnet-model"])
+def test_two_gpus_that_share_sequences_train_as_one_does(tmp_path, backend):
+    chosen = ["--backend", backend, "--dtype", "bf16", "--gpus", "1,2", "--parallel", "sequence", "--time-limit", "0.3"]
+    command = [sys.executable, "-m", "glabench", "run", "train-340m-gpus", *SMALL, *chosen, "--json", "-"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    records = {r.get("gpus"): r for r in json.loads(done.stdout)}
+    assert {r["status"] for r in records.values()} == {"ok"}, ([r["reason"] for r in records.values()], done.stderr)
+    assert records[2]["rel_error"]["gradient"] < 2 * records[None]["rel_error"]["gradient"]
+    assert records[2]["sent_mib"] > 0
