@@ -18,9 +18,11 @@ B, T, H, K, V = 2, 48, 4, 3, 5
 MODELS = {"gla": "gla-model", "linear": "linear-model", "simple-gla": "simple-gla-model", "retnet": "retnet-model",
           "transformer": "transformer-model"}  # fmt: skip
 
+KERNEL = {"kernel": "reference"}
+
 
 class Threads:
-    """Runs a function as several processes would, with collectives between them, and counts the bytes that they send."""
+    """Runs a function as several processes would, with collectives, and counts the bytes that one of them sends."""
 
     def __init__(self, monkeypatch):
         self.sent = 0
@@ -92,7 +94,9 @@ def test_states_go_on_from_stretch_to_stretch(threads, size):
         before = stretch.states_before(*mine)
         return before.detach(), *torch.autograd.grad((before * weight[stretch.rank]).sum(), mine)
 
-    for found, wanted in zip(zip(*threads.run(size, of_stretch), strict=True), (expected, *expected_grads), strict=True):
+    for found, wanted in zip(
+        zip(*threads.run(size, of_stretch), strict=True), (expected, *expected_grads), strict=True
+    ):
         for x, y in zip(found, wanted, strict=True):
             torch.testing.assert_close(x, y)
 
@@ -157,7 +161,14 @@ def test_only_shared_sequences_are_sent():
     ],
 )
 def test_what_cannot_be_shared_is_refused(backend, change, why):
-    sizes = {"model_width": 128, "layers": 2, "vocabulary": 64, "gpus": 2, "parallel": "sequence", "kernel": "reference"}
+    sizes = {
+        "model_width": 128,
+        "layers": 2,
+        "vocabulary": 64,
+        "gpus": 2,
+        "parallel": "sequence",
+        "kernel": "reference",
+    }
     kept = {name: change[name] for name in ("batch", "seqlen") if name in change}
     parameters = Parameters({**sizes, **{name: x for name, x in change.items() if name not in kept}})
     cell = Cell(backend, "training", "fwd+bwd", kept.get("batch", B), kept.get("seqlen", T), "fp32", parameters, "cpu")
