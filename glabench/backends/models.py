@@ -64,20 +64,20 @@ class Model(MixerModel):
     """A language model; a call is a step of training on the tokens that its inputs then hold.
 
     Weights are drawn from the cell's seed. The optimizer is AdamW (fused on a GPU), gradients are clipped at 1. If GPUs
-    share a step, each of their processes makes the same calls, its inputs are its own rows of the batch, and so is the
-    loss; gradients are those of the whole batch.
+    share a step, each of their processes makes the same calls, its inputs are its own rows of the batch, or its own
+    stretch of every sequence, and so is the loss; gradients are those of the whole batch.
     """
 
     op, work = "training", "training"
     parameters: ClassVar[tuple[Parameter, ...]] = _PARAMETERS
 
     def limits(self, cell: Cell) -> str | None:
+        if cell.dtype == "fp16" and cell.get("weights") == "pure":
+            return "AdamW's moments are too small for fp16; use --weights fp32 or --dtype bf16"
         if cell.get(PARALLEL) == SEQUENCE:
             return super().limits(cell) or self._refused_stretches(cell)
         if cell.batch % cell.gpus:
             return f"{cell.gpus} GPUs need a batch that is a multiple of {cell.gpus}; it is {cell.batch} (--batch)"
-        if cell.dtype == "fp16" and cell.get("weights") == "pure":
-            return "AdamW's moments are too small for fp16; use --weights fp32 or --dtype bf16"
         return super().limits(cell) or (self._refused_segments(cell) if segments_of(cell) > 1 else None)
 
     def _refused_segments(self, cell: Cell) -> str | None:
@@ -93,13 +93,15 @@ class Model(MixerModel):
         if cell.seqlen % cell.gpus:
             return f"{cell.seqlen} tokens are not {cell.gpus} stretches of one length; --gpus has to divide --seqlen"
         if segments_of(cell) > 1 or cell.get("compile"):
-            return f"--parallel {SEQUENCE} goes with neither --segments nor --compile on"
+            return f"{SEQUENCE}s are shared without segments and torch's compiler; use --segments 1 --compile off"
         if self.kind.op in _CARRYING:
             return self.without_states(self.kernel_of(cell))
         if self.kind.op != "softmax":
             return f"has no --parallel {SEQUENCE}; use ddp or fsdp, or a model of attention, GLA or its kin"
         heads = self.config(cell).layer_sizes["heads"]
-        return f"{heads} heads cannot be shared by {cell.gpus} GPUs; give another width" if heads % cell.gpus else None
+        if heads % cell.gpus:
+            return f"{cell.gpus} GPUs cannot share {heads} heads; use a --width that is a multiple of {64 * cell.gpus}"
+        return None
 
     def working_bytes(self, cell: Cell) -> int:
         """About: logits and their gradient, and per layer some numbers per channel, besides what the mixer keeps.
@@ -220,12 +222,13 @@ class Model(MixerModel):
         return {name: whole(x) for name, x in found.items()}
 
     def sent_bytes(self, cell: Cell) -> int | None:
-        """Bytes that one GPU sends the others in a step for the mixers of a stretch; None if no sequence is shared.
+        """Bytes that one GPU sends the others in a step for the mixers, by their sizes; None if no sequence is shared.
 
-        For a matrix as state that is the state and its decay in the forward and the state's gradient in the backward,
-        to each; for attention queries, keys, values and outputs, and the gradients of all, but for its own heads'.
+        If the state is a matrix, these are the state and its decay in the forward and the state's gradient in the
+        backward, to each of the others. Of attention these are the other GPUs' heads of queries, keys, values and
+        outputs, and of their gradients.
         """
-        if cell.get(PARALLEL) != SEQUENCE:
+        if cell.get(PARALLEL) != SEQUENCE or self.kind.op not in (*_CARRYING, "softmax"):
             return None
         config, n = self.config(cell), cell.gpus
         sizes = config.layer_sizes

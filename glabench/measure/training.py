@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _SMALL_BATCH, _SMALL_TOKENS, _COMPARED = 2, 200, 10
 # In segments of more than a chunk, if there are any.
 _SMALL_SEGMENTS = 3
+# If GPUs share sequences, tokens of each, and channels of a head of attention.
+_SMALL_STRETCH, _HEAD_DIM = 100, 64
 # Their largest relative error, by type; weights in half precision lose the smallest changes. Losses below this share of
 # the first one count as if they were as large.
 _LEAST_SHARE = 0.2
@@ -65,7 +67,7 @@ class _Batches(Between):
 class StepMeter:
     """Measures steps of models. They are timed back to back by the host's clock, as a training loop makes them.
 
-    Of several ranks, each does all of it with its rows of every batch; what they decide by is the same in all.
+    Of several ranks, each does all of it with its share of every batch; what they decide by is the same in all.
     """
 
     def __init__(self, op: Op, backend: Backend, job: Job, nvml: Nvml | None = None, ranks: Ranks = ALONE) -> None:
@@ -199,9 +201,14 @@ def _share(ranks: Ranks, batch: Mapping[str, Tensor], cell: Cell) -> dict[str, T
 def small_step(op: Op, cell: Cell) -> Cell:
     """The cell whose losses are compared with the reference's: the same kind of model, at a small size."""
     fewer = {name: min(size, int(cell.parameters[name])) for name, size in op.small.items()}
+    seqlen = min(cell.seqlen, _SMALL_TOKENS)
+    if cell.get(PARALLEL) == SEQUENCE:  # stretches of more than a chunk, and a head of attention for each
+        seqlen = min(cell.seqlen, max(_SMALL_TOKENS, _SMALL_STRETCH * cell.gpus))
+        fewer["model_width"] = min(
+            max(fewer["model_width"], _HEAD_DIM * cell.gpus), int(cell.parameters["model_width"])
+        )
     segments = min(segments_of(cell), _SMALL_SEGMENTS)
     rows, parts = (1, cell.gpus) if cell.get(PARALLEL) == SEQUENCE else (cell.gpus, segments)
-    seqlen = min(cell.seqlen, _SMALL_TOKENS)
     return replace(
         cell, batch=min(cell.batch, max(_SMALL_BATCH, rows)), seqlen=seqlen - seqlen % parts,
         parameters=Parameters({**cell.parameters, **fewer, "segments": segments if segments > 1 else None}),

@@ -42,7 +42,7 @@ class Linear(MixerLayer):
         return {}
 
     def decay(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """What all tokens together leave of states before them, by a factor: [B, H, K or 1, 1], float32 or wider."""
+        """What all tokens leave of states before them, by a factor: [B, H, K or 1, V or 1], float32 or wider."""
         q = inputs["q"]
         return widened(q.new_ones(())).expand(q.shape[0], q.shape[2], 1, 1)
 
@@ -134,6 +134,10 @@ class GlaValues(Linear):
         """gv [B, T, H, V]."""
         return {"gv": F.logsigmoid(self.value_gate(x).unflatten(-1, self._values)) / _TAU}
 
+    def decay(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The product of all gates, [B, H, 1, V]."""
+        return widened(inputs["gv"]).sum(1).exp()[..., None, :]
+
 
 class GlaBoth(Gla, GlaValues):
     """S_t = diag(exp g_t) S_{t-1} diag(exp gv_t) + k_t^T v_t, with both gates (version 3, eq. 12 to 17).
@@ -146,6 +150,10 @@ class GlaBoth(Gla, GlaValues):
     def gates(self, x: Tensor) -> Mapping[str, Tensor]:
         """g [B, T, H, K] and gv [B, T, H, V]."""
         return {**Gla.gates(self, x), **GlaValues.gates(self, x)}
+
+    def decay(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The product of all gates of both kinds, [B, H, K, V]."""
+        return Gla.decay(self, inputs) * GlaValues.decay(self, inputs)
 
 
 class FixedGate(Linear):

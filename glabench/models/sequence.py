@@ -1,8 +1,9 @@
 """Sequences whose tokens several GPUs share, each a stretch of the same length: what their mixers tell each other.
 
-A matrix as state takes one of B H K V numbers in place of all keys and values (GLA, final paper, appendix B). Attention
-trades tokens for heads and back (DeepSpeed-Ulysses, arXiv 2309.14509). Processes have joined torch's default group
-before, and all of them call everything in the same order, in backwards too.
+Where the state is a matrix, each tells the others the state that its stretch leaves, B H K V numbers in place of all
+keys and values (GLA, final paper, appendix B). Attention trades tokens for heads and back (DeepSpeed-Ulysses, arXiv
+2309.14509). Processes have joined torch's default group before, and all of them call everything in the same order, in
+backwards too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Stretch:
     def states_before(self, own: Tensor, decay: Tensor) -> Tensor:
         """The states [B, H, K, V] before this stretch, zeros before the first one.
 
-        `own`: those that the stretch leaves if it begins with zeros. `decay` [B, H, K or 1, 1]: what it leaves of
-        states before it, by a factor. State j + 1 is decay_j times state j, and own_j.
+        `own`: those that the stretch leaves if it begins with zeros. `decay` [B, H, K or 1, V or 1]: what it leaves of
+        states before it, by a factor. State j + 1 is decay_j times state j, and own_j. All processes get all of both.
         """
         before: Tensor = _StatesBefore.apply(own, decay, self)  # type: ignore[no-untyped-call]
         return before
@@ -46,25 +48,31 @@ class Stretch:
 class _StatesBefore(Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, decay: Tensor, stretch: Stretch) -> Tensor:
-        states, decays = _gather(own, stretch.size), _gather(decay, stretch.size)
+        # Both at once: a collective costs more than its few bytes.
+        told = _gather(torch.cat((own.flatten(), decay.flatten())), stretch.size)
+        states = told[:, : own.numel()].view(-1, *own.shape)
+        decays = told[:, own.numel() :].reshape(-1, *decay.shape)
         before = torch.zeros_like(own)
         for state, factor in zip(states[: stretch.rank], decays[: stretch.rank], strict=True):
             before = before * factor + state
         ctx.stretch = stretch
-        ctx.save_for_backward(before, decays)
+        ctx.save_for_backward(before, decays.clone())  # not a view, which would hold all states
         return before
 
     @staticmethod
-    def backward(ctx: Any, d_before: Tensor) -> tuple[Tensor, Tensor, None]:
+    @once_differentiable
+    def backward(ctx: Any, d_before: Tensor) -> tuple[Tensor, Tensor | None, None]:
         before, decays = ctx.saved_tensors
-        after = ctx.stretch.rank + 1
-        # The gradient of the state behind this stretch, from all that begin with it.
-        d_own = torch.zeros_like(d_before)
-        for d_state, factor in zip(
-            reversed(_gather(d_before, ctx.stretch.size)[after:]), reversed(decays[after:]), strict=True
-        ):
-            d_own = d_own * factor + d_state
-        return d_own, (d_own * before).sum_to_size(decays[0].shape), None
+        after, last = ctx.stretch.rank + 1, ctx.stretch.size - 1
+        d_states = _gather(d_before, ctx.stretch.size)
+        if after > last:
+            return torch.zeros_like(before), torch.zeros_like(decays[0]), None
+        # The gradient of the state behind this stretch, from all stretches that begin with it.
+        d_own = d_states[last]
+        for number in range(last - 1, after - 1, -1):
+            d_own = d_own * decays[number] + d_states[number]
+        d_decay = (d_own * before).sum_to_size(decays[0].shape) if ctx.needs_input_grad[1] else None
+        return d_own, d_decay, None
 
 
 class _Exchange(Function):
@@ -78,6 +86,7 @@ class _Exchange(Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Tensor:  # noqa: ARG004
         return _Exchange.forward(None, dy)
 

@@ -35,14 +35,14 @@ def parameters_about(cell: Cell) -> int:
 class Training(Op):
     """tokens and targets [B, T], whole numbers, to the loss, a number. Backends are models; see `glabench.models`.
 
-    The batch is that of all GPUs together.
+    The batch and its sequences are those of all GPUs together.
     """
 
     name = "training"
     equation = "loss = cross_entropy(model(tokens), targets); weights -= AdamW(clip(d loss / d weights))"
     parameters = (
         *MODEL_SIZES,
-        Parameter(GPUS, "GPUs that share the batch of a step; 1 if it is not given.", _gpus, INTEGER_FORM),
+        Parameter(GPUS, "GPUs that share a step; 1 if it is not given.", _gpus, INTEGER_FORM),
     )
     independent = ()
     small: ClassVar[Mapping[str, int]] = {"model_width": 128, "layers": 2, "vocabulary": 64}

@@ -118,7 +118,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("scalar", "scalar_pct", "operations off the tensor cores", "%", "lower", timed=False),
     Metric("mfu", "mfu_pct", "MFU", "%", "higher", _whole),
     Metric("mixer", "mixer_pct", "mixers' kernels, of a step", "%", None, _whole),
-    Metric("sent", "sent_mib", "sent by a GPU for mixers", "MiB", "lower", timed=False),
+    Metric("sent", "sent_mib", "sent by a GPU for mixers, by sizes", "MiB", "lower", timed=False),
     Metric("idle", "gpu_idle_pct", "GPU idle", "%", None, _whole),
     Metric("prefill", "prefill_ms", "prefill", "ms", "lower"),
     Metric(

@@ -42,10 +42,12 @@ def has_other_kernels(one: Row, other: Row) -> bool:
 def _apart(rows: Sequence[Row], groups: Iterable[Sequence[Row]]) -> str:
     """The sizes that tell a group of a pass and backend from its others, in brackets; empty if it is the only one."""
     own = rows[0]
-    others = [each[0] for each in groups if (each[0]["pass"], each[0]["backend"]) == (own["pass"], own["backend"])]
-    names = ("batch", "seqlen", "dtype", *(name for name in own["parameters"].split(",") if name not in _CHOSEN))
-    differing = {name: own.get(name) for name in names if any(other.get(name) != own.get(name) for other in others)}
-    return f" ({' '.join(name_values(differing))})" if differing else ""
+    alike = [each[0] for each in groups if (each[0]["pass"], each[0]["backend"]) == (own["pass"], own["backend"])]
+    parameters = [name for each in alike for name in each["parameters"].split(",") if name and name not in _CHOSEN]
+    names = dict.fromkeys(("batch", "seqlen", "dtype", *parameters))
+    differing = {name: own.get(name) for name in names if any(other.get(name) != own.get(name) for other in alike)}
+    without = [f"no {name}" for name, value in differing.items() if value is None]
+    return f" ({' '.join((*name_values(differing), *without))})" if differing else ""
 
 
 def _take(rows: Sequence[Row], device: str) -> str:

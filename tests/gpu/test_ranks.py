@@ -30,12 +30,18 @@ def test_two_gpus_train_as_one_does(tmp_path, backend, dtype):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("backend", ["gla-model", "simple-gla-model", "linear-model", "retnet-model"])
-def test_two_gpus_that_share_sequences_train_as_one_does(tmp_path, backend):
-    chosen = ["--backend", backend, "--dtype", "bf16", "--gpus", "1,2", "--parallel", "sequence", "--time-limit", "0.3"]
+@pytest.mark.parametrize("gpus", [2, 4])
+@pytest.mark.parametrize(
+    "backend", ["gla-model", "simple-gla-model", "linear-model", "retnet-model", "transformer-model"]
+)
+def test_gpus_that_share_sequences_train_as_one_does(tmp_path, backend, gpus):
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"needs {gpus} GPUs")
+    shared = ["--gpus", f"1,{gpus}", "--parallel", "sequence"]
+    chosen = ["--backend", backend, "--dtype", "bf16", *shared, "--time-limit", "0.3"]
     command = [sys.executable, "-m", "glabench", "run", "train-340m-gpus", *SMALL, *chosen, "--json", "-"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     records = {r.get("gpus"): r for r in json.loads(done.stdout)}
     assert {r["status"] for r in records.values()} == {"ok"}, ([r["reason"] for r in records.values()], done.stderr)
-    assert records[2]["rel_error"]["gradient"] < 2 * records[None]["rel_error"]["gradient"]
-    assert records[2]["sent_mib"] > 0
+    assert records[gpus]["rel_error"]["gradient"] < 2 * records[None]["rel_error"]["gradient"]
+    assert records[gpus]["sent_mib"] > 0

@@ -201,6 +201,13 @@ def test_the_chunk_to_take_is_named_with_what_tells_groups_of_a_backend_apart():
         "forward, gla-triton (gate=strong)",
         "forward, gla-triton (gate=logsigmoid)",
     ]
+    made = made_up("chunk-sweep", {"backend": "gla-triton", "chunk": "32,64", "pass": "fwd", "state": "none,out"})
+    records = [timed(record, float(record.cell.get("chunk"))) for record in made.records]
+    said = recommend(replace(made, records=records))
+    assert [line.split(": the fastest")[0] for line in said] == [
+        "forward, gla-triton (no state)",
+        "forward, gla-triton (state=out)",
+    ]
 
 
 PARTED = """

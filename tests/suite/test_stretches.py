@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 
 from glabench.backends import load_registry
+from glabench.measure.training import small_step
 from glabench.models import LanguageModel, ModelConfig
 from glabench.models.model import mean_loss
 from glabench.models.sequence import Stretch
@@ -17,8 +18,10 @@ REGISTRY = load_registry()
 B, T, H, K, V = 2, 48, 4, 3, 5
 MODELS = {"gla": "gla-model", "linear": "linear-model", "simple-gla": "simple-gla-model", "retnet": "retnet-model",
           "transformer": "transformer-model"}  # fmt: skip
+MIXERS = [*MODELS, "fixed-gate", "gla-values", "gla-both"]
 
 KERNEL = {"kernel": "reference"}
+ALONE = "sequences are shared without segments and torch's compiler; use --segments 1 --compile off"
 
 
 class Threads:
@@ -115,9 +118,10 @@ def test_tokens_are_traded_for_heads_and_back(threads, size):
         assert torch.equal(tokens, whole.chunk(size, 2)[rank])
 
 
-@pytest.mark.parametrize("mixer", MODELS)
-def test_a_model_by_stretches_is_the_whole_model_and_sends_what_is_said(threads, mixer):
-    size, width = 2, 128
+@pytest.mark.parametrize("size", [2, 3])  # of two stretches, the decays cancel
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_model_by_stretches_is_the_whole_model_and_sends_what_is_said(threads, mixer, size):
+    width = 64 * size
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig(mixer, width, 2, 64), REGISTRY).double()
     tokens, targets = torch.randint(64, (2, B, T))
@@ -134,6 +138,8 @@ def test_a_model_by_stretches_is_the_whole_model_and_sends_what_is_said(threads,
     torch.testing.assert_close(torch.stack([own for own, _ in found]).mean(), loss.detach())
     for name, wanted, *grads in zip(dict(model.named_parameters()), expected, *(x for _, x in found), strict=True):
         torch.testing.assert_close(sum(grads) / size, wanted, msg=lambda said, name=name: f"{name}: {said}")
+    if mixer not in MODELS:
+        return
     sizes = Parameters({"model_width": width, "layers": 2, "vocabulary": 64, "gpus": size, "parallel": "sequence"})
     cell = Cell(MODELS[mixer], "training", "fwd+bwd", B, T, "fp64", sizes, "cpu")
     assert REGISTRY[MODELS[mixer]].sent_bytes(cell) == threads.sent
@@ -146,17 +152,34 @@ def test_only_shared_sequences_are_sent():
     again = replace(cell, parameters=Parameters({**sizes, "parallel": "sequence", "recompute": "on"}))
     model = REGISTRY["gla-model"]
     assert model.sent_bytes(cell) is None
-    assert 1 < model.sent_bytes(again) / model.sent_bytes(shared) < 2
+    state, decay = 2 * 4 * B * 4 * 16 * 32, 2 * 4 * B * 4 * 16  # of two layers, for H, K, V = 4, 16, 32
+    assert (model.sent_bytes(shared), model.sent_bytes(again)) == (2 * state + decay, 3 * state + 2 * decay)
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 4, 8])
+@pytest.mark.parametrize("backend", MODELS.values())
+def test_a_small_step_can_be_shared_as_the_cell_is(backend, gpus):
+    sizes = {"model_width": 1536, "layers": 24, "vocabulary": 1000, "gpus": gpus, "parallel": "sequence", **KERNEL}
+    cell = Cell(backend, "training", "fwd+bwd", 1, 6144, "fp32", Parameters(sizes), "cpu")
+    small = small_step(REGISTRY.ops["training"], cell)
+    assert (REGISTRY[backend].limits(cell), REGISTRY[backend].limits(small)) == (None, None)
+    assert small.seqlen // gpus > 64  # a chunk
+    assert small.tokens <= 1600
 
 
 @pytest.mark.parametrize(
     ("backend", "change", "why"),
     [
         ("gla-model", {"seqlen": 49}, "49 tokens are not 2 stretches of one length; --gpus has to divide --seqlen"),
-        ("gla-model", {"segments": 2}, "--parallel sequence goes with neither --segments nor --compile on"),
-        ("gla-model", {"compile": "on"}, "--parallel sequence goes with neither --segments nor --compile on"),
+        ("gla-model", {"segments": 2}, ALONE),
+        ("gla-model", {"compile": "on"}, ALONE),
+        (
+            "gla-model",
+            {"weights": "pure"},
+            "AdamW's moments are too small for fp16; use --weights fp32 or --dtype bf16",
+        ),
         ("gla-model", {"batch": 3}, None),
-        ("transformer-model", {"gpus": 3}, "2 heads cannot be shared by 3 GPUs; give another width"),
+        ("transformer-model", {"gpus": 3}, "3 GPUs cannot share 2 heads; use a --width that is a multiple of 192"),
         ("mamba1-model", {}, "has no --parallel sequence; use ddp or fsdp, or a model of attention, GLA or its kin"),
     ],
 )
@@ -171,5 +194,15 @@ def test_what_cannot_be_shared_is_refused(backend, change, why):
     }
     kept = {name: change[name] for name in ("batch", "seqlen") if name in change}
     parameters = Parameters({**sizes, **{name: x for name, x in change.items() if name not in kept}})
-    cell = Cell(backend, "training", "fwd+bwd", kept.get("batch", B), kept.get("seqlen", T), "fp32", parameters, "cpu")
+    cell = Cell(backend, "training", "fwd+bwd", kept.get("batch", B), kept.get("seqlen", T), "fp16", parameters, "cpu")
     assert REGISTRY[backend].limits(cell) == why
+
+
+def test_gradients_of_an_exchange_cannot_be_differentiated_again(threads):
+    def of_stretch(stretch):
+        q = torch.randn(1, 4, 2, 3, requires_grad=True)
+        (g,) = torch.autograd.grad((stretch.to_heads(q)[0] ** 2).sum(), q, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            g.sum().backward()
+
+    threads.run(2, of_stretch)
