@@ -302,4 +302,6 @@ def load_registry(plugins: Iterable[str] = ()) -> Registry:
         _add_module(registry, _load_entry(entry), f"package {entry.name}")
     for path in plugins:
         _add_module(registry, _load_file(path), f"--plugin {path}")
+    for backend in registry.values():  # again: those built in may have joined a registry that a plugin has loaded
+        backend.join(registry)
     return registry

@@ -3,6 +3,7 @@
 import os
 import py_compile
 import sys
+from dataclasses import replace
 from importlib import metadata
 from types import ModuleType
 
@@ -16,7 +17,7 @@ from glabench.cli.plugin import new
 from glabench.errors import UsageError
 from glabench.ops import BUILTIN
 from glabench.records import Record
-from glabench.sweeps import Sweep, Variant, expand, resolve
+from glabench.sweeps import Parameters, Sweep, Variant, expand, resolve
 
 BACKEND = """
 from glabench.backends import Backend
@@ -174,6 +175,14 @@ def test_a_plugins_op_can_be_counted_and_fed(plugin):
     inputs = op.make_inputs(cell)
     assert (op.flops(cell), op.moved_bytes(cell)) == (64, 2 * 2 * 4 * 8 * 4)
     assert registry["decay-fast"].bind(inputs, cell)().shape == op.reference(inputs).shape == (2, 4, 8)
+
+
+def test_models_know_the_kernels_of_a_plugin_that_loads_a_registry_itself(plugin):
+    text = BACKEND + "from glabench.backends import load_registry\nload_registry()\nBACKENDS = [Mine]\n"
+    registry = load_registry([plugin(text)])
+    sizes = {"model_width": 128, "layers": 1, "vocabulary": 64, "kernel": "mine"}
+    cell = replace(CELL, backend="linear-model", op="training", pass_="fwd+bwd", parameters=Parameters(sizes))
+    assert registry["linear-model"].limits(cell) is None
 
 
 def test_a_plugin_for_a_plugins_op_comes_in_another_file(plugin):
