@@ -98,9 +98,9 @@ class Model(MixerModel):
             return self.without_states(self.kernel_of(cell))
         if self.kind.op != "softmax":
             return f"has no --parallel {SEQUENCE}; use ddp or fsdp, or a model of attention, GLA or its kin"
-        heads = self.config(cell).layer_sizes["heads"]
+        heads, step = self.config(cell).layer_sizes["heads"], self.step * cell.gpus
         if heads % cell.gpus:
-            return f"{cell.gpus} GPUs cannot share {heads} heads; use a --width that is a multiple of {64 * cell.gpus}"
+            return f"{cell.gpus} GPUs cannot share {heads} heads; use a --width that is a multiple of {step}"
         return None
 
     def working_bytes(self, cell: Cell) -> int:
@@ -147,11 +147,11 @@ class Model(MixerModel):
         """The model's loss as a function of tokens and targets; if GPUs share it, each holds its part from here on."""
         if cell.gpus == 1:
             return model.loss
-        from glabench.models.parallel import loss_by_ddp, loss_by_fsdp, loss_by_stretches
+        from glabench.models.parallel import loss_by_ddp, loss_by_fsdp, own_stretch
 
-        if cell.get(PARALLEL) == SEQUENCE:
-            return loss_by_stretches(model)
-        return loss_by_fsdp(model, cell.gpus) if cell.get(PARALLEL) == "fsdp" else loss_by_ddp(model)
+        if cell.get(PARALLEL) == "fsdp":
+            return loss_by_fsdp(model, cell.gpus)
+        return loss_by_ddp(model, own_stretch() if cell.get(PARALLEL) == SEQUENCE else None)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:
         """A step of training; it returns the loss before the step."""

@@ -201,14 +201,13 @@ def _share(ranks: Ranks, batch: Mapping[str, Tensor], cell: Cell) -> dict[str, T
 def small_step(op: Op, cell: Cell) -> Cell:
     """The cell whose losses are compared with the reference's: the same kind of model, at a small size."""
     fewer = {name: min(size, int(cell.parameters[name])) for name, size in op.small.items()}
-    seqlen = min(cell.seqlen, _SMALL_TOKENS)
-    if cell.get(PARALLEL) == SEQUENCE:  # stretches of more than a chunk, and a head of attention for each
-        seqlen = min(cell.seqlen, max(_SMALL_TOKENS, _SMALL_STRETCH * cell.gpus))
-        fewer["model_width"] = min(
-            max(fewer["model_width"], _HEAD_DIM * cell.gpus), int(cell.parameters["model_width"])
-        )
     segments = min(segments_of(cell), _SMALL_SEGMENTS)
-    rows, parts = (1, cell.gpus) if cell.get(PARALLEL) == SEQUENCE else (cell.gpus, segments)
+    rows, parts, tokens = cell.gpus, segments, _SMALL_TOKENS
+    if cell.get(PARALLEL) == SEQUENCE:  # stretches of more than a chunk, and a head of attention for each
+        rows, parts, tokens = 1, cell.gpus, max(_SMALL_TOKENS, _SMALL_STRETCH * cell.gpus)
+        least = max(fewer["model_width"], _HEAD_DIM * cell.gpus)
+        fewer["model_width"] = min(least, int(cell.parameters["model_width"]))
+    seqlen = min(cell.seqlen, tokens)
     return replace(
         cell, batch=min(cell.batch, max(_SMALL_BATCH, rows)), seqlen=seqlen - seqlen % parts,
         parameters=Parameters({**cell.parameters, **fewer, "segments": segments if segments > 1 else None}),

@@ -34,9 +34,12 @@ class Block(nn.Module):
         if config.hidden is not None:
             self.mlp = nn.Sequential(Norm(config.width, eps=_EPS), SwiGlu(config.width, config.hidden))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, d] to [B, T, d]."""
-        return self._mix_channels(x + self.mixer(self.norm(x)))
+    def forward(self, x: Tensor, stretch: Stretch | None = None) -> Tensor:
+        """x [B, T, d] to [B, T, d]. `stretch`: of sequences, only for mixers with a matrix as state, and attention."""
+        if stretch is None:
+            return self._mix_channels(x + self.mixer(self.norm(x)))
+        assert isinstance(self.mixer, (Linear, Softmax))
+        return self._mix_channels(x + self.mixer.share(self.norm(x), stretch))
 
     def prefill(self, x: Tensor, states: LayerStates) -> Tensor:
         """As `forward`; keeps what the mixer needs to go on."""
@@ -51,11 +54,6 @@ class Block(nn.Module):
         assert isinstance(self.mixer, Linear)
         mixed, final = self.mixer.segment(self.norm(x), initial, start)
         return self._mix_channels(x + mixed), final
-
-    def share(self, x: Tensor, stretch: Stretch) -> Tensor:
-        """As `forward`, of a stretch of sequences. Only for mixers with a matrix as state, and attention."""
-        assert isinstance(self.mixer, (Linear, Softmax))
-        return self._mix_channels(x + self.mixer.share(self.norm(x), stretch))
 
     def _mix_channels(self, x: Tensor) -> Tensor:
         return x if self.mlp is None else x + self.mlp(x)
@@ -84,21 +82,16 @@ class LanguageModel(nn.Module):
             if isinstance(module, Mamba1):
                 module.reset()
 
-    def forward(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
-        """tokens [B, T], whole numbers, to logits [B, T, vocabulary]; of some places [B, n], to [B, n, vocabulary]."""
+    def forward(self, tokens: Tensor, places: Tensor | None = None, stretch: Stretch | None = None) -> Tensor:
+        """tokens [B, T], whole numbers, to logits [B, T, vocabulary]; of some places [B, n], to [B, n, vocabulary].
+
+        `stretch`: the one of sequences that the tokens are, if other processes have the rest.
+        """
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = self._run(block, x)
+            x = self._run(block, x, stretch)
         if places is not None:
             x = x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
-        y: Tensor = self.head(self.norm(x))
-        return y
-
-    def share(self, tokens: Tensor, stretch: Stretch) -> Tensor:
-        """tokens [B, T], a stretch of sequences that other processes have the rest of, to logits [B, T, vocabulary]."""
-        x = self.embedding(tokens)
-        for block in self._blocks:
-            x = self._run(block.share, x, stretch)
         y: Tensor = self.head(self.norm(x))
         return y
 

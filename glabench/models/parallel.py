@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -22,14 +22,18 @@ from glabench.models.sequence import Stretch
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def loss_by_ddp(model: LanguageModel) -> Loss:
-    """The loss of this rank's tokens and targets, whose backward gives the gradients' means over all ranks."""
-    return _averaged(model)
+def loss_by_ddp(model: LanguageModel, stretch: Stretch | None = None) -> Loss:
+    """The loss of this rank's tokens and targets, whose backward gives the gradients' means over all ranks.
+
+    The tokens are rows of the batch, or this rank's stretch of every sequence.
+    """
+    shared = DistributedDataParallel(model, gradient_as_bucket_view=True)  # without it, gradients would be held twice
+    return lambda tokens, targets: mean_loss(shared(tokens, stretch=stretch), targets)
 
 
-def loss_by_stretches(model: LanguageModel) -> Loss:
-    """As `loss_by_ddp`, of this rank's stretch of every sequence."""
-    return _averaged(_OfStretch(model, Stretch(distributed.get_rank(), distributed.get_world_size())))
+def own_stretch() -> Stretch:
+    """This rank's stretch of every sequence."""
+    return Stretch(distributed.get_rank(), distributed.get_world_size())
 
 
 def loss_by_fsdp(model: LanguageModel, gpus: int) -> Loss:
@@ -46,19 +50,3 @@ def loss_by_fsdp(model: LanguageModel, gpus: int) -> Loss:
 def whole(x: Tensor) -> Tensor:
     """A tensor of which this rank may hold a part, with all parts. All ranks have to ask for it."""
     return x.full_tensor() if isinstance(x, DTensor) else x
-
-
-class _OfStretch(nn.Module):
-    """A model as a function of a stretch of sequences."""
-
-    def __init__(self, model: LanguageModel, stretch: Stretch) -> None:
-        super().__init__()
-        self._model, self._stretch = model, stretch
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self._model.share(tokens, self._stretch)
-
-
-def _averaged(model: nn.Module) -> Loss:
-    shared = DistributedDataParallel(model, gradient_as_bucket_view=True)  # without it, gradients would be held twice
-    return lambda tokens, targets: mean_loss(shared(tokens), targets)

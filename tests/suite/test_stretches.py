@@ -97,10 +97,9 @@ def test_states_go_on_from_stretch_to_stretch(threads, size):
         before = stretch.states_before(*mine)
         return before.detach(), *torch.autograd.grad((before * weight[stretch.rank]).sum(), mine)
 
-    for found, wanted in zip(
-        zip(*threads.run(size, of_stretch), strict=True), (expected, *expected_grads), strict=True
-    ):
-        for x, y in zip(found, wanted, strict=True):
+    found = zip(*threads.run(size, of_stretch), strict=True)
+    for of_all, wanted in zip(found, (expected, *expected_grads), strict=True):
+        for x, y in zip(of_all, wanted, strict=True):
             torch.testing.assert_close(x, y)
 
 
@@ -131,7 +130,7 @@ def test_a_model_by_stretches_is_the_whole_model_and_sends_what_is_said(threads,
 
     def of_stretch(stretch):
         own, wanted = (x.chunk(size, 1)[stretch.rank] for x in (tokens, targets))
-        loss = mean_loss(model.share(own, stretch), wanted)
+        loss = mean_loss(model(own, stretch=stretch), wanted)
         return loss.detach(), torch.autograd.grad(loss, weights)
 
     found = threads.run(size, of_stretch)
@@ -184,14 +183,7 @@ def test_a_small_step_can_be_shared_as_the_cell_is(backend, gpus):
     ],
 )
 def test_what_cannot_be_shared_is_refused(backend, change, why):
-    sizes = {
-        "model_width": 128,
-        "layers": 2,
-        "vocabulary": 64,
-        "gpus": 2,
-        "parallel": "sequence",
-        "kernel": "reference",
-    }
+    sizes = {"model_width": 128, "layers": 2, "vocabulary": 64, "gpus": 2, "parallel": "sequence", **KERNEL}
     kept = {name: change[name] for name in ("batch", "seqlen") if name in change}
     parameters = Parameters({**sizes, **{name: x for name, x in change.items() if name not in kept}})
     cell = Cell(backend, "training", "fwd+bwd", kept.get("batch", B), kept.get("seqlen", T), "fp16", parameters, "cpu")
