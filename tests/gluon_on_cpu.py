@@ -37,9 +37,10 @@ import torch
 OURS = tuple(
     f"gla_kernels.hopper.{name}"
     for name in (
-        "layouts", "values", "products", "copies", "gates", "head_gates", "places", "narrow.forward",
-        "narrow.states", "narrow.backward", "narrow.recurrence", "wide.tiles", "wide.frames", "wide.walk",
-        "wide.forward", "wide.recurrence", "wide.readout", "wide.gradients", "wide.backward", "levels", "strong",
+        "layouts", "values", "products", "copies", "gates", "head_gates", "places", "narrow.outputs",
+        "narrow.forward", "narrow.states", "narrow.backward", "narrow.head_backward", "narrow.recurrence",
+        "wide.tiles", "wide.frames", "wide.walk", "wide.forward", "wide.recurrence", "wide.readout", "wide.gradients",
+        "wide.backward", "levels", "strong",
     )
 )  # fmt: skip
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
@@ -139,6 +140,10 @@ class Shared:
     @property
     def shape(self) -> list[int]:
         return list(self.data.shape)
+
+    @property
+    def numel(self) -> int:
+        return self.data.numel()
 
     @property
     def dtype(self) -> torch.dtype:

@@ -79,12 +79,13 @@ def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, 
 
 def _faults(compiled: Any, call: Any, variant: Any, code: str) -> dict[str, int]:
     """How often compilers made a mistake that they are known to make; empty if they did not, or for AMD."""
+    from gla_kernels.inspection import sass
     from gla_kernels.inspection.ptx import overflowing_pairs, waits_first
-    from gla_kernels.inspection.sass import faulty_descriptors
 
     ptx = compiled.asm.get("ptx")
     if ptx is None:
         return {}
+    unwritten_registers = getattr(sass, "unwritten_registers", None)  # which earlier trees do not look for
     early = getattr(variant, "early", True)
     allowed = getattr(variant, "reads_early", ())
     if allowed and call.varlen:  # boundaries of sequences
@@ -93,7 +94,8 @@ def _faults(compiled: Any, call: Any, variant: Any, code: str) -> dict[str, int]
         "pairs that overflow": len(overflowing_pairs(ptx)),
         "reads before the wait": int(call.plan.family != "triton" and early and not waits_first(ptx, *allowed)),
         # The exact form's products are too small for `wgmma`, whose descriptors these are.
-        "faulty descriptors": 0 if variant.form == "exact" else len(faulty_descriptors(code)),
+        "faulty descriptors": 0 if variant.form == "exact" else len(sass.faulty_descriptors(code)),
+        "registers unwritten on a way": len(unwritten_registers(code)) if unwritten_registers else 0,
     }
     return {name: count for name, count in counts.items() if count}
 

@@ -1,7 +1,7 @@
-"""The assembler's fault is found in machine code that has it, and not in correct code."""
+"""The assembler's faults are found in machine code that has them, and not in correct code."""
 
 import pytest
-from gla_kernels.inspection.sass import faulty_descriptors
+from gla_kernels.inspection.sass import faulty_descriptors, unwritten_registers
 
 RIGHT = """
         /*8b30*/                   UIADD3 UR5, UP0, UR15, 0x2, URZ ;
@@ -37,3 +37,47 @@ def test_a_high_word_made_of_anything_but_0_is_a_fault(changed, faults):
         assert old in sass
         sass = sass.replace(old, new)
     assert len(faulty_descriptors(sass)) == faults
+
+
+# A loop whose branches take the same descriptor, which only the first one computes.
+BRANCHES = """
+        /*0010*/                   ULDC.64 UR4, c[0x0][0x208] ;
+        /*0020*/                   UMOV UR8, 0x4000 ;
+        /*0030*/                   UMOV UR9, URZ ;
+.L_x_0:
+        /*0040*/              @!P2 BRA `(.L_x_1) ;
+        /*0050*/                   UIADD3.64 UR10, UR8, 0x80, URZ ;
+        /*0060*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;
+        /*0070*/                   BRA `(.L_x_2) ;
+.L_x_1:
+        /*0080*/                   HGMMA.64x64x16.F32.BF16 R24, R56, gdesc[UR8].tnspB, R24, gsb0 ;
+.L_x_2:
+        /*0090*/                   STG.E desc[UR4][R2.64], R24 ;
+        /*00a0*/               @P1 BRA `(.L_x_0) ;
+        /*00b0*/                   EXIT ;
+.L_x_3:
+        /*00c0*/                   BRA `(.L_x_3) ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "faults"),
+    [
+        ({}, 1),
+        ({"UMOV UR9, URZ ;": "NOP ;"}, 3),
+        ({"UMOV UR8, 0x4000": "UIADD3.64 UR10, UR4, 0x80, URZ ;\n        /*0028*/  UMOV UR8, 0x4000"}, 0),
+        ({"UMOV UR8, 0x4000": "UIADD3 UR10, UR4, 0x80, URZ ;\n        /*0028*/  UMOV UR8, 0x4000"}, 1),
+        ({".L_x_1:\n": ".L_x_1:\n        /*0078*/  UMOV UR10, UR4 ;\n        /*0079*/  UMOV UR11, UR5 ;\n"}, 0),
+        ({"@!P2 BRA `(.L_x_1)": "NOP"}, 0),
+        ({"ULDC.64 UR4": "ULDC UR4"}, 2),
+        ({"BRA `(.L_x_2)": "NOP"}, 1),
+        ({"R24, R56, gdesc[UR8].tnspB": "R24, gdesc[UR4].tnspB"}, 1),
+        ({"R24, R56, gdesc[UR8].tnspB": "R24, R56, gdesc[UR6].tnspB"}, 0),
+    ],
+)
+def test_a_register_that_one_branch_alone_writes_is_a_fault(changed, faults):
+    sass = BRANCHES
+    for old, new in changed.items():
+        assert old in sass
+        sass = sass.replace(old, new)
+    assert len(unwritten_registers(sass)) == faults

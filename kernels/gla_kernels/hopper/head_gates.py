@@ -9,13 +9,21 @@ of tokens, and no exponent is above 0:
 
 So nothing has to be taken into a frame, and strong gates need no other kernel. Gates are at least LEAST_GATE, so that a
 difference of two sums is finite. `portable/sums.py` computes the sums.
+
+Narrow heads do have a frame, the same for all channels, in chunks that are mild (`head_frame`), because it saves the
+decays of scores. Then a factor of a row of Q is one of the row of O:
+
+    O  = scale 2^(a - r) (Q S~ + tril(Q K~^T) V),    K~ = 2^(r - a) K,    S~ = 2^r S,    S' = 2^r (S~ + K~^T V)
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
+from gla_kernels import limits
 from gla_kernels.hopper.values import opaque
+
+HEAD_SPAN_LIMIT = gl.constexpr(limits.HEAD_SPAN_LIMIT)
 
 
 @gluon.jit
@@ -51,6 +59,19 @@ def chunk_gate(vector):
     C: gl.constexpr = vector.shape[0]
     last = vector.slice(C - 1, 1).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     return gl.max(last, axis=0)
+
+
+@gluon.jit
+def head_frame(total):
+    """Whether a chunk is mild, from its total gate a_C, and its frame's r: a_C / 2, or 0 if it is not."""
+    mild = total >= -HEAD_SPAN_LIMIT
+    return mild, gl.where(mild, 0.5 * total, 0.0)
+
+
+@gluon.jit
+def key_decays(a, mild, r, total):
+    """What K is multiplied by for the state: 2^(r - a) of each row if the chunk is mild, else 2^(a_C - a)."""
+    return gl.exp2(gl.where(mild, r, total) - a)
 
 
 @gluon.jit
@@ -103,6 +124,33 @@ def store_row_total(totals, x):
 
 
 @gluon.jit
+def make_thread_row_sums(C: gl.constexpr):
+    """Shared memory for `thread_row_sums` of a tile with C rows."""
+    return make_row_sums(C, 4)
+
+
+@gluon.jit
+def thread_row_sums(x):
+    """Sums of what each thread holds of the rows of x [C, K], an accumulator of one warpgroup: [C, 4]."""
+    C: gl.constexpr = x.shape[0]
+    pairs = x.reshape([C, x.shape[1] // 8, 4, 2]).permute((0, 2, 1, 3))
+    return gl.sum(pairs.reshape([C, 4, x.shape[1] // 4]), axis=2)
+
+
+@gluon.jit
+def make_thread_totals():
+    """Shared memory for a number per thread, whose sum counts."""
+    return gl.allocate_shared_memory(gl.float32, [gl.num_warps(), 8, 4], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+
+
+@gluon.jit
+def thread_totals(x):
+    """Sums of what each thread holds of x [64, V], an accumulator of one warpgroup: [4, 8, 4]."""
+    pairs = x.reshape([4, 2, 8, x.shape[1] // 8, 4, 2]).permute((0, 2, 4, 1, 3, 5))
+    return gl.sum(pairs.reshape([4, 8, 4, x.shape[1] // 2]), axis=3)
+
+
+@gluon.jit
 def _add(x, y):
     return x + y
 
@@ -117,9 +165,10 @@ def store_head_gates(ptr, H, sent, totals, rows_left):
     C: gl.constexpr = sent.shape[0]
     W: gl.constexpr = gl.num_warps()
     rows_layout: gl.constexpr = gl.BlockedLayout([C // 32, sent.shape[1]], [32, 1], [W, 1], [1, 0])
-    count: gl.constexpr = totals.shape[0] * totals.shape[1]
+    count: gl.constexpr = totals.numel
     flat = totals._reinterpret(gl.float32, [count], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    total = gl.sum(flat.load(gl.BlockedLayout([count], [32], [W], [0])), axis=0)
+    each: gl.constexpr = count // 32 if count > 32 else count
+    total = gl.sum(flat.load(gl.BlockedLayout([each], [32], [W], [0])), axis=0)
     tokens: gl.constexpr = gl.BlockedLayout([C // 32], [32], [W], [0])
     before_next = gl.associative_scan(gl.convert_layout(gl.sum(sent.load(rows_layout), axis=1), tokens), 0, _add)
     next_row = gl.arange(0, C, tokens) + 1

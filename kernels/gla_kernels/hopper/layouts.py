@@ -10,6 +10,12 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.constexpr_function
+def used_keys(K: int) -> int:
+    """Columns of a tile of 64 that hold K keys, as products and accumulators take them: all, or half of them."""
+    return 32 if K <= 32 else 64
+
+
+@gluon.constexpr_function
 def accumulator(cols: int, rows: int = 64, warps: int = 4) -> gl.NVMMADistributedLayout:
     """Layout of a product's accumulator [rows, cols], with a multiple of 64 rows, over one or two warpgroups.
 

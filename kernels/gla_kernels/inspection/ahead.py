@@ -204,8 +204,10 @@ def _value_gated_variants(call: Call) -> Iterator[Variant]:
 def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, bool]) -> Iterator[Variant]:
     from gla_kernels.hopper.narrow.backward import gla_backward_hopper
     from gla_kernels.hopper.narrow.forward import gla_forward_hopper
+    from gla_kernels.hopper.narrow.head_backward import simple_gla_backward_hopper
     from gla_kernels.hopper.narrow.recurrence import gla_recurrence_hopper
 
+    backward_kernel = simple_gla_backward_hopper if call.head_gated else gla_backward_hopper
     for of_pieces in (False, True):
         name, pieces = ", pieces" * of_pieces, {"PIECES": of_pieces}
         forwards = forward | pieces | {"STORE_FINAL": not of_pieces}
@@ -217,14 +219,14 @@ def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, b
             backwards = backward | pieces | {"STORE_DINITIAL": not of_pieces, "RECOMPUTE": recompute}
             whence = " from checkpoints" * recompute
             yield Variant(
-                f"backward{whence}{name}", "plain", gla_backward_hopper, call.plan.backward, backwards,
+                f"backward{whence}{name}", "plain", backward_kernel, call.plan.backward, backwards,
                 reads_early=_COPIES if of_pieces and not recompute else (),
             )  # fmt: skip
     for reverse in (False, True):
         name, early = "reverse recurrence" if reverse else "recurrence", call.head_gated and not reverse
-        kernel, switches = gla_recurrence_hopper, {"REVERSE": reverse}
         yield Variant(
-            name, "plain", kernel, call.plan.forward, switches, reads_early=_COPIES_OF_ROWS if early else ()
+            name, "plain", gla_recurrence_hopper, call.plan.forward, {"REVERSE": reverse},
+            reads_early=_COPIES_OF_ROWS if early else (),
         )  # fmt: skip
 
 

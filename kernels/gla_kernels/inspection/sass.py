@@ -1,7 +1,7 @@
-"""Searches machine code for a fault of the assembler; needs no GPU.
+"""Searches machine code for two faults of the assembler; needs no GPU.
 
-The high word of a `wgmma` descriptor is constant except for a carry. ptxas 12.8 (Triton 3.6) once added it to the
-descriptor's low word instead of 0:
+`faulty_descriptors`: the high word of a `wgmma` descriptor is constant except for a carry. ptxas 12.8 (Triton 3.6) once
+added it to the descriptor's low word instead of 0:
 
     UIADD3 UR5, UP0, UR15, 0x2, URZ                     low word + 2
     UMOV UR4, URZ
@@ -10,6 +10,9 @@ descriptor's low word instead of 0:
 The product then reads shared memory with a wrong stride. The same source in another order compiles correctly, so no
 rule for writing kernels avoids the fault; the search is in the compiled code. It reads from top to bottom, as if no
 branch were taken.
+
+`unwritten_registers`: of two branches whose products take the same descriptors, ptxas 12.8 has computed some in one
+branch alone. The other then reads uniform registers that hold what was there before. The search follows branches.
 """
 
 import re
@@ -20,10 +23,16 @@ from typing import Any
 
 import triton
 
+_LABEL = re.compile(r"(\.L_x_\d+):")
+_UNIFORM = re.compile(r"UR(\d+)")
 _INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z]\w*[\w.]*)\s+(.*?);")
 _REGISTER = re.compile(r"(U?R)(\d+)")
 _NUMBER = re.compile(r"-?0x[0-9a-f]+")
 _WRITES_NO_REGISTER = ("ST", "RED.", "ISETP", "FSETP", "UISETP", "PLOP", "UPLOP", "BAR", "BRA", "R2P")
+# An operation, behind "@" if it has a predicate, its operands, and the whole as text.
+_Instruction = tuple[str, list[str], str]
+# Instructions that write a uniform register, if one is among their first two operands.
+_TO_UNIFORM = ("U", "R2UR", "S2UR", "VOTEU", "REDUX", "LDC")
 _WAYS_TO_WRITE_0 = {
     "UMOV": ["URZ"],
     "MOV": ["RZ"],
@@ -87,3 +96,67 @@ def faulty_descriptors(sass: str) -> list[str]:
         else:
             zeros.difference_update(written)
     return faults
+
+
+def unwritten_registers(sass: str) -> list[str]:
+    """The instructions that read a uniform register that was not written on every way to them from a kernel's start."""
+    labels, code = _parsed(sass)
+    ways = [_followed_by(at, code, labels) for at in range(len(code))]
+    effects = [_uniform_effects(operation, operands) for operation, operands, _ in code]
+    written: list[frozenset[int] | None] = [None] * len(code)
+    written[:1] = [frozenset()]
+    waiting = [0] if code else []
+    while waiting:
+        at = waiting.pop()
+        after = (written[at] or frozenset()) | effects[at][1]
+        for following in ways[at]:
+            before = written[following]
+            merged = after if before is None else before & after
+            if merged != before:
+                written[following] = merged
+                waiting.append(following)
+    return [
+        text for (_, _, text), (read, _), known in zip(code, effects, written, strict=True)
+        if known is not None and not read <= known
+    ]  # fmt: skip
+
+
+def _parsed(sass: str) -> tuple[dict[str, int], list[_Instruction]]:
+    """The number of the instruction behind each label, and the instructions."""
+    labels: dict[str, int] = {}
+    code: list[_Instruction] = []
+    for line in sass.splitlines():
+        if label := _LABEL.match(line):
+            labels[label[1]] = len(code)
+        if found := _INSTRUCTION.match(line):
+            operands = [operand.strip().removesuffix(".reuse") for operand in found[3].split(",")]
+            code.append((("@" if found[1] else "") + found[2], operands, found[0].strip()))
+    return labels, code
+
+
+def _followed_by(at: int, code: list[_Instruction], labels: dict[str, int]) -> list[int]:
+    """The numbers of the instructions that may come after one."""
+    operation, operands, _ = code[at]
+    following = [] if operation.startswith(("BRA", "EXIT")) else [at + 1]
+    if operation.removeprefix("@").startswith("BRA"):
+        following += [place for label, place in labels.items() if f"({label})" in operands[-1]]
+    return [place for place in following if place < len(code)]
+
+
+def _uniform_effects(operation: str, operands: list[str]) -> tuple[set[int], set[int]]:
+    """The uniform registers that an instruction reads, and those that it writes, also if under a predicate."""
+    plain = operation.removeprefix("@")
+    pair = plain.endswith(".64")
+    read: set[int] = set()
+    written: set[int] = set()
+    for place, operand in enumerate(operands):
+        for number in map(int, _UNIFORM.findall(operand)):
+            if "gdesc" in operand:
+                # A left operand in registers has no descriptor, which the first two registers would hold.
+                in_registers = bool(_REGISTER.match(operands[1]))
+                read |= set(range(number + 2 if in_registers else number, number + 4))
+            elif place < 2 and not written and plain.startswith(_TO_UNIFORM) and operand == f"UR{number}":
+                written |= {number, number + 1} if pair or "WIDE" in plain else {number}
+            else:
+                read |= {number, number + 1} if "desc" in operand or (pair and plain.startswith("U")) else {number}
+    return read, written

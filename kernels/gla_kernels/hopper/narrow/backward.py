@@ -23,15 +23,7 @@ parts of the sum in dg. dq, dk and dv are stored through shared tiles (those of 
 stored from an accumulator, 16 bytes at a time, take twice the bandwidth of L2 (measured: 1.34 ms against 1.09). dg has
 no tile left. With gates, L2 evicts gradients first, which took 1.5 % off a pass; without gates it lost.
 
-With a gate per head and token (`head_gates.py`), where D_ij = 2^(a_i - a_j):
-
-    dV = (P o D)^T dO + 2^(a_C - a) K dS'
-    dQ = scale ((dP o D) K + 2^a dO S^T),    dK = (dP o D)^T Q + 2^(a_C - a) V dS'^T
-    dS = 2^(a_C) dS' + Q^T (2^a dO)
-    dg_t = sum_kv S dS + sum_{i < t} (k_i . dk_i - q_i . dq_i)
-
-There, dP o D is computed once, transposed like P o D, and goes through shared memory. In the other forms dP is computed
-twice, because the barrier costs what a product saves (NOTES, "One gate per head").
+dP is computed twice, because a barrier more costs what a product less saves. With a gate per head: `head_backward.py`.
 """
 
 from triton.experimental import gluon
@@ -50,31 +42,18 @@ from gla_kernels.hopper.gates import (
     read_gates,
     start_gate_frame,
 )
-from gla_kernels.hopper.head_gates import (
-    chunk_gate,
-    decay_to_end,
-    fetch_sums,
-    make_row_sums,
-    make_sums,
-    make_totals,
-    row_sums,
-    score_decays,
-    store_head_gates,
-    store_row_total,
-    sums_in,
-)
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
 from gla_kernels.hopper.narrow.states import recompute_states
 from gla_kernels.hopper.places import find_piece, first_slot, locate, wait_for_previous_kernel
-from gla_kernels.hopper.products import add_product, masked, masked_operand, product, triangle
+from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
 from gla_kernels.hopper.values import readdressed, split, thread_barrier, to_float32, wide_product
 
 
 @gluon.jit
 def fetch_chunk(
-    q_tile, k_tile, v_tile, do_tile, g_tile, q, k, v, g, do, b, t, h, T, H, rows_left,
+    q_tile, k_tile, v_tile, do_tile, g_tile, q, k, v, g, do, b, t, h, rows_left,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h,
-    K: gl.constexpr, V: gl.constexpr, GATED: gl.constexpr, HEAD_GATED: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
     """Starts copying a chunk from token t on, of which `rows_left` rows are there, as a group."""
     fetch_rows(q_tile, q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
@@ -83,8 +62,6 @@ def fetch_chunk(
     fetch_rows(do_tile, do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
     if GATED:
         fetch_gate_rows(g_tile, g, b, t, h, g_b, g_t, g_h, rows_left, K)
-    if HEAD_GATED:
-        fetch_sums(g_tile, sums_in(g, b, t, h, T, H), rows_left)
     async_copy.commit_group()
 
 
@@ -93,7 +70,7 @@ def gla_backward_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     do,  # [B, T, H, V]
     states,  # [slots, H, K, V] bfloat16: S~ of each chunk; if RECOMPUTE, room for [programs, checkpoint_chunks, K, V]
     checkpoints,  # [slots, H, K, V] float32: S, in no frame, before every `checkpoint_chunks`-th chunk; if RECOMPUTE
@@ -103,7 +80,7 @@ def gla_backward_hopper(
     dq,  # [B, T, H, K], contiguous, like dk, dv and dg
     dk,  # [B, T, H, K]
     dv,  # [B, T, H, V]
-    dg,  # [B, T, H, K] in the gates' dtype, or [B, T, H] if HEAD_GATED
+    dg,  # [B, T, H, K] in the gates' dtype
     dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk; not of pieces
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
@@ -120,7 +97,6 @@ def gla_backward_hopper(
     BV: gl.constexpr,
     C: gl.constexpr,
     GATED: gl.constexpr,
-    HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,  # whether sequences are packed
     RECOMPUTE: gl.constexpr,  # from checkpoints
     HAS_DFINAL: gl.constexpr,
@@ -175,19 +151,12 @@ def gla_backward_hopper(
     else:
         g_tiles = k_tiles  # for calls of functions; nothing reads it
         dS_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
-    if HEAD_GATED:
-        g_tiles = make_sums(buffers, C)
-        decayed_q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
-        dAt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
-        if STORE_DG:
-            sent = make_row_sums(C, 1)
-            totals = make_totals(1)
 
     if EARLY:
         fetch_chunk(
             q_tiles.index(0), k_tiles.index(0), v_tiles.index(0), do_tiles.index(0), g_tiles.index(0),
-            q, k, v, g, do, b, t, h, T, H, rows_left,
-            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, K, V, GATED, HEAD_GATED,
+            q, k, v, g, do, b, t, h, rows_left,
+            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, K, V, GATED,
         )  # fmt: skip
         wait_for_previous_kernel()
         if GATED:
@@ -221,13 +190,13 @@ def gla_backward_hopper(
                 k_tiles, v_tiles, g_tiles, S_memory,
                 ones_memory if GATED else S_memory, words if GATED else S_memory,
                 k, v, g, b, t - (slice_chunks - 1) * C, h, T, H, slice_chunks, rows_left + (slice_chunks - 1) * C,
-                k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, BK, BV, C, GATED, HEAD_GATED,
+                k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, BK, BV, C, GATED, False,
             )  # fmt: skip
         if not EARLY:
             fetch_chunk(
                 q_tiles.index(0), k_tiles.index(0), v_tiles.index(0), do_tiles.index(0), g_tiles.index(0),
-                q, k, v, g, do, b, t, h, T, H, rows_left,
-                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, K, V, GATED, HEAD_GATED,
+                q, k, v, g, do, b, t, h, rows_left,
+                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, K, V, GATED,
             )  # fmt: skip
         for i in range(slice_chunks):
             buffer = i % buffers
@@ -241,8 +210,8 @@ def gla_backward_hopper(
             next_rows = gl.where(i + 1 < slice_chunks, C, 0)
             fetch_chunk(
                 q_tiles.index(next_buffer), k_tiles.index(next_buffer), v_tiles.index(next_buffer),
-                do_tiles.index(next_buffer), g_tiles.index(next_buffer), q, k, v, g, do, b, t - C, h, T, H, next_rows,
-                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, K, V, GATED, HEAD_GATED,
+                do_tiles.index(next_buffer), g_tiles.index(next_buffer), q, k, v, g, do, b, t - C, h, next_rows,
+                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, do_b, do_t, do_h, K, V, GATED,
             )  # fmt: skip
 
             q_tile = q_tiles.index(buffer)
@@ -261,9 +230,7 @@ def gla_backward_hopper(
                 fence_async_shared()
                 thread_barrier()
                 G, total = start_gate_frame(parts.index(0), parts.index(1), readdressed(ones_memory), C, BK)
-            bq = to_float32(q_tile.load(key_tile))
-            if not HEAD_GATED:
-                bq *= scale
+            bq = to_float32(q_tile.load(key_tile)) * scale
             if GATED:
                 bk = to_float32(k_tile.load(key_tile))
                 G, total = warpgroup_mma_wait(0, deps=[G, total])
@@ -276,68 +243,34 @@ def gla_backward_hopper(
                 bk *= gl.exp2(beyond - G)
                 bq *= gl.exp2(G)
                 k_tile.store(bk.to(gl.bfloat16))
-            if not HEAD_GATED:
-                q_tile.store(bq.to(gl.bfloat16))
+            q_tile.store(bq.to(gl.bfloat16))
             # With gates into the memory of a part of them, which no product reads any more: converting `beyond` has
             # synchronised the warps.
             readdressed(dS_memory).store(dS.to(gl.bfloat16))
-            if HEAD_GATED:
-                sums = g_tiles.index(buffer)
-                a = row_sums(sums, key_tile)
-                total = chunk_gate(sums)
-                from_start = gl.exp2(a)[:, None] * scale
-                to_end = decay_to_end(a, total)
-                decayed_q_tile.store((bq * from_start).to(gl.bfloat16))
-                dS *= gl.exp2(total)
             async_copy.wait_group(1)  # the state
             fence_async_shared()
             thread_barrier()
 
             Pt = product(k_tile, q_tile.permute((1, 0)), C, C)
-            if HEAD_GATED:
-                # Transposed like P, so that one tile of decays, times scale, is for both.
-                dPt = product(v_tile, do_tile.permute((1, 0)), C, C)
-                bdv = product(k_tile, readdressed(dS_memory), C, BV)
-                dS = add_product(decayed_q_tile.permute((1, 0)), do_tile, dS)
-                decays = score_decays(sums, accumulator(C), False) * scale
-                Pt, dPt = warpgroup_mma_wait(2, deps=[Pt, dPt])
-                mask = triangle(C, False, True)
-                dAt_tile.store(masked(dPt * decays, mask).to(gl.bfloat16))
-                Pt *= decays
-                bdv = warpgroup_mma_wait(1, deps=[bdv])
-                bdv = add_product(masked_operand(Pt, mask), do_tile, bdv * to_end)
-            else:
-                bdv = product(k_tile, readdressed(dS_memory), C, BV)
-                dS = add_product(q_tile.permute((1, 0)), do_tile, dS)  # dS~
-                Pt = warpgroup_mma_wait(2, deps=[Pt])
-                bdv = add_product(masked_operand(Pt, triangle(C, False, True)), do_tile, bdv)
-                dP = product(do_tile, v_tile.permute((1, 0)), C, C)
-            dS, bdv = warpgroup_mma_wait(0 if HEAD_GATED else 1, deps=[dS, bdv])
+            bdv = product(k_tile, readdressed(dS_memory), C, BV)
+            dS = add_product(q_tile.permute((1, 0)), do_tile, dS)  # dS~
+            Pt = warpgroup_mma_wait(2, deps=[Pt])
+            bdv = add_product(masked_operand(Pt, triangle(C, False, True)), do_tile, bdv)
+            dP = product(do_tile, v_tile.permute((1, 0)), C, C)
+            dS, bdv = warpgroup_mma_wait(1, deps=[dS, bdv])
             readdressed(dv_memory).store(bdv.to(gl.bfloat16))
             if STORE_DG:
                 boundary = gl.sum(to_float32(readdressed(S_memory).load(state_layout)) * dS, axis=1)
             bdq = product(do_tile, readdressed(S_memory).permute((1, 0)), C, BK)
-            if HEAD_GATED:
-                bdk = product(v_tile, readdressed(dS_memory).permute((1, 0)), C, BK)
-                fence_async_shared()
-                thread_barrier()  # dP is in its tile
-                bdq = warpgroup_mma_wait(1, deps=[bdq])
-                bdq = add_product(dAt_tile.permute((1, 0)), k_tile, bdq * from_start)
-                bdk = warpgroup_mma_wait(1, deps=[bdk])
-                bdk = add_product(dAt_tile, q_tile, bdk * to_end)
-                bdq = warpgroup_mma_wait(1, deps=[bdq])
-            else:
-                dP = warpgroup_mma_wait(1, deps=[dP])
-                bdq = add_product(masked_operand(dP, triangle(C, True, True)), k_tile, bdq)
-                # dP again, transposed: a left operand in registers cannot be transposed. Both round equally.
-                dPt = product(v_tile, do_tile.permute((1, 0)), C, C)
-                bdq, dPt = warpgroup_mma_wait(0, deps=[bdq, dPt])
-                bdk = product(v_tile, readdressed(dS_memory).permute((1, 0)), C, BK)
-                bdk = add_product(masked_operand(dPt, triangle(C, False, True)), q_tile, bdk)
+            dP = warpgroup_mma_wait(1, deps=[dP])
+            bdq = add_product(masked_operand(dP, triangle(C, True, True)), k_tile, bdq)
+            # dP again, transposed: a left operand in registers cannot be transposed. Both round equally.
+            dPt = product(v_tile, do_tile.permute((1, 0)), C, C)
+            bdq, dPt = warpgroup_mma_wait(0, deps=[bdq, dPt])
+            bdk = product(v_tile, readdressed(dS_memory).permute((1, 0)), C, BK)
+            bdk = add_product(masked_operand(dPt, triangle(C, False, True)), q_tile, bdk)
             if STORE_DG:
                 balance = -to_float32(q_tile.load(key_tile)) * bdq
-                if HEAD_GATED:
-                    balance_sums = gl.sum(balance, axis=1)
             if GATED:
                 bdq *= gl.exp2(G)
                 suspect += gl.sum(bdq, axis=1) * 0.0
@@ -345,17 +278,11 @@ def gla_backward_hopper(
             write(
                 dv + wide_product(token, V), readdressed(dv_memory).load(copy_v), H * V, rows_left, V, copy_v, 0, GATED
             )
-            if not HEAD_GATED:
-                bdq *= scale
+            bdq *= scale
             do_tile.store(bdq.to(gl.bfloat16))
             bdk = warpgroup_mma_wait(0, deps=[bdk])
             if STORE_DG:
-                if HEAD_GATED:
-                    balance_sums += gl.sum(to_float32(k_tile.load(key_tile)) * bdk, axis=1)
-                    sent.store(balance_sums[:, None])
-                    store_row_total(totals.index(0), boundary)
-                else:
-                    balance += k_tile.load(key_tile).to(gl.float32) * bdk
+                balance += k_tile.load(key_tile).to(gl.float32) * bdk
             if GATED:
                 bdk *= gl.exp2(beyond - G)
                 suspect += gl.sum(bdk, axis=1) * 0.0
@@ -378,8 +305,6 @@ def gla_backward_hopper(
                 boundary_row = gl.convert_layout(boundary, gl.SliceLayout(0, key_tile))
                 bdg = warpgroup_mma_wait(0, deps=[bdg])
                 write(dg + wide_product(token, K), bdg + boundary_row[None, :], H * K, rows_left, K, key_tile, 0, GATED)
-            if STORE_DG and HEAD_GATED:
-                store_head_gates(dg + token, H, sent, totals, rows_left)
             t -= C
             slot -= 1
             rows_left = C

@@ -10,7 +10,7 @@ into a frame and out of it, and the product of two factors takes it from one fra
 
 Chunks with a strong channel are marked, and heads of which a result is not finite are flagged, as in `forward.py`.
 
-With a gate per head, which needs no frame: see `head_gates.py`.
+With a gate per head, see `head_gates.py`.
 """
 
 from triton.experimental import gluon
@@ -31,16 +31,16 @@ from gla_kernels.hopper.gates import (
 )
 from gla_kernels.hopper.head_gates import (
     chunk_gate,
-    decay_to_end,
     fetch_sums,
+    head_frame,
+    key_decays,
     make_sums,
     row_sums,
-    score_decays,
     sums_in,
 )
-from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout
+from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout, used_keys
+from gla_kernels.hopper.narrow.outputs import framed_outputs, strong_outputs
 from gla_kernels.hopper.places import find_piece, first_slot, locate, mark_strong, raise_where, wait_for_previous_kernel
-from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
 from gla_kernels.hopper.values import negative, thread_barrier, to_float32, wide_product
 
 
@@ -140,6 +140,8 @@ def gla_forward_hopper(
     PIECES: rows are pieces of `count` chunks (a multiple of `checkpoint_chunks` if checkpoints are kept) and a head,
     with a program each.
     """
+    KC: gl.constexpr = BK if GATED else used_keys(K)
+    key_tile: gl.constexpr = accumulator(KC)
     copy_v: gl.constexpr = copy_layout(BV, 16)
     state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
@@ -166,6 +168,8 @@ def gla_forward_hopper(
     if HEAD_GATED:
         g_tiles = make_sums(buffers, C)
         kept_k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+        if KC < BK:  # zeros for the product that takes all columns
+            kept_k_tile.store(gl.zeros([C, BK], gl.bfloat16, accumulator(BK)))
     if GATED:
         # Not one allocation for both: the compiler puts barriers between writes to the same allocation.
         high_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
@@ -201,6 +205,7 @@ def gla_forward_hopper(
         b = n * 0 if VARLEN else n
         mark = marks + (first_slot(n, begin, length, C, VARLEN) + first_chunk) * H + h
         o_at = o + ((b.to(gl.int64) * T + start) * H + h) * V
+        states_at = states
         if STORE_STATES:
             chunk_slot = first_slot(n, begin, length, C, VARLEN) + first_chunk
             states_at = states + (chunk_slot.to(gl.int64) * H + h) * K * V
@@ -235,6 +240,7 @@ def gla_forward_hopper(
             if GATED:
                 bk = k_tile.load(accumulator(BK))
             q_tile = q_tiles.index(buffer)
+            q_part = q_tile.slice(0, KC, 1)
             if GATED:
                 bq = q_tile.load(accumulator(BK))
                 high, low = load_gates(g_tiles.index(buffer), g, words)
@@ -265,36 +271,32 @@ def gla_forward_hopper(
                     k_tile.store((to_float32(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
                 bq = to_float32(bq) * scale * gl.exp2(G)
                 mark += H
-            S_tile.store(S.to(gl.bfloat16))
             if HEAD_GATED:
                 sums = g_tiles.index(buffer)
-                a = row_sums(sums, accumulator(BK))
+                a = row_sums(sums, key_tile)
                 total = chunk_gate(sums)
-                bq = to_float32(q_tile.load(accumulator(BK)))
-                bk = to_float32(k_tile.load(accumulator(BK)))
-                kept_k_tile.store((bk * decay_to_end(a, total)).to(gl.bfloat16))
-                S *= gl.exp2(total)
+                mild, r = head_frame(total)
+                factor = gl.full([BK], gl.exp2(r), gl.float32, key_layout)
+                S *= (previous_factor * factor)[:, None]
+                previous_factor = factor
+                kept = to_float32(k_tile.slice(0, KC, 1).load(key_tile)) * key_decays(a, mild, r, total)[:, None]
+                kept_k_tile.slice(0, KC, 1).store(kept.to(gl.bfloat16))
+            S_tile.store(S.to(gl.bfloat16))
             fence_async_shared()
             thread_barrier()
-            Q = gl.convert_layout(bq.to(gl.bfloat16), left_operand(BK)) if GATED else q_tile
-            P = product(Q, k_tile.permute((1, 0)), C, C)
             if HEAD_GATED:
-                from_start = gl.exp2(a)[:, None] * scale
-                decayed_Q = gl.convert_layout((bq * from_start).to(gl.bfloat16), left_operand(BK))
-                O = product(decayed_Q, S_tile, C, BV)
-                S = add_product(kept_k_tile.permute((1, 0)), v_tile, S)
-                decays = score_decays(sums, accumulator(C), True) * scale
+                if mild:
+                    O, S = framed_outputs(q_part, kept_k_tile, v_tile, S_tile, S, states_at, K, V, STORE_STATES)
+                    O *= gl.convert_layout(gl.exp2(a - r) * scale, gl.SliceLayout(1, accumulator(BV)))[:, None]
+                else:
+                    O, S = strong_outputs(
+                        q_tile, k_tile, kept_k_tile, v_tile, S_tile, S, sums, scale, states_at, K, V, STORE_STATES
+                    )
             else:
-                O = product(Q, S_tile, C, BV)
-                S = add_product(k_tile.permute((1, 0)), v_tile, S)
-            P = warpgroup_mma_wait(2, deps=[P])
-            if HEAD_GATED:
-                P *= decays
-            O = add_product(masked_operand(P, triangle(C, True, True)), v_tile, O)
+                Q = gl.convert_layout(bq.to(gl.bfloat16), left_operand(BK)) if GATED else q_part
+                O, S = framed_outputs(Q, k_tile, v_tile, S_tile, S, states_at, K, V, STORE_STATES)
             if STORE_STATES:
-                write(states_at, S_tile.load(copy_v), V, K, V, copy_v)
                 states_at += H * K * V
-            O, S = warpgroup_mma_wait(0, deps=[O, S])
             if not GATED and not HEAD_GATED:
                 O *= scale
             suspect += gl.sum(O, axis=1) * 0.0

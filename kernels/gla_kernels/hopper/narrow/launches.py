@@ -193,11 +193,17 @@ def _backward(
 ) -> None:  # fmt: skip
     """Runs the kernel over `pieces`; if None, over whole sequences. With checkpoints, `states` is scratch memory."""
     from gla_kernels.hopper.narrow.backward import gla_backward_hopper
+    from gla_kernels.hopper.narrow.head_backward import simple_gla_backward_hopper
 
+    kernel = simple_gla_backward_hopper if call.head_gated else gla_backward_hopper
     arguments = inputs.arguments | gates_of(call, inputs) | gradients.arguments | call.numbers
+    if call.head_gated:
+        for stride in ("g_b", "g_t", "g_h"):  # sums have none
+            del arguments[stride]
+    else:
+        arguments |= {"flags": flags.rows, "failed": failed}
     arguments |= named_strides(do=do) | {
-        "do": do, "states": states, "checkpoints": checkpoints, "flags": flags.rows,
-        "failed": failed, "dfinal": dfinal, "dinitial": dinitial,
+        "do": do, "states": states, "checkpoints": checkpoints, "dfinal": dfinal, "dinitial": dinitial,
         "count": call.chunks if pieces is None else pieces.chunks, "checkpoint_chunks": call.checkpoint_chunks,
         "N": call.sequences, "base": 0 if pieces is None else pieces.base,
     }  # fmt: skip
@@ -208,6 +214,5 @@ def _backward(
         "PIECES": pieces is not None,
     }
     rows = (call.sequences if pieces is None else pieces.count) * call.H
-    kernel = gla_backward_hopper
     early = pieces is not None or starts_early(call)
     call.launch(kernel, call.plan.backward, (rows,), arranged(kernel, arguments), switches, early=early)

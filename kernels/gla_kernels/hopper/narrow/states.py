@@ -15,7 +15,7 @@ from gla_kernels.hopper.gates import (
     load_gates,
     start_gate_frame,
 )
-from gla_kernels.hopper.head_gates import chunk_gate, decay_to_end, fetch_sums, row_sums, sums_in
+from gla_kernels.hopper.head_gates import chunk_gate, fetch_sums, head_frame, key_decays, row_sums, sums_in
 from gla_kernels.hopper.layouts import accumulator, copy_layout, operand_layout
 from gla_kernels.hopper.products import add_product
 from gla_kernels.hopper.values import negative, readdressed, thread_barrier, to_float32
@@ -36,7 +36,8 @@ def recompute_states(
     copy_v: gl.constexpr = copy_layout(BV, 16)
     state_layout: gl.constexpr = accumulator(BV)
     S = load_state(checkpoint, K, V, state_layout, BK, BV)
-    previous_factor = gl.full([BK], 1.0, gl.float32, gl.SliceLayout(1, state_layout))
+    key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
     fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
     fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
     if GATED:
@@ -80,13 +81,18 @@ def recompute_states(
                 beyond = gl.convert_layout(excess(last), gl.SliceLayout(0, key_tile))[None, :]
                 G -= 0.5 * beyond  # r - b: k's exponents, negated
             k_tile.store((to_float32(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
-        S_memory.store(S.to(gl.bfloat16))
         if HEAD_GATED:
             sums = g_tiles.index(buffer)
             total = chunk_gate(sums)
-            S *= gl.exp2(total)
-            decays = decay_to_end(row_sums(sums, key_tile), total)
-            k_tile.store((to_float32(k_tile.load(key_tile)) * decays).to(gl.bfloat16))
+            mild, r = head_frame(total)
+            factor = gl.full([BK], gl.exp2(r), gl.float32, key_layout)
+            S *= (previous_factor * factor)[:, None]
+            previous_factor = factor
+            kept = to_float32(k_tile.load(key_tile)) * key_decays(row_sums(sums, key_tile), mild, r, total)[:, None]
+            k_tile.store(kept.to(gl.bfloat16))
+        S_memory.store(S.to(gl.bfloat16))
+        if HEAD_GATED:
+            S *= gl.where(mild, 1.0, gl.exp2(total))
         fence_async_shared()
         thread_barrier()
         S = add_product(k_tile.permute((1, 0)), v_tiles.index(buffer), S)

@@ -1,0 +1,333 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+"""Backward kernel for Hopper, in Gluon, with a gate per head and token: chunks of 64, K and V up to 64, bfloat16.
+
+With the symbols of docs/kernels.md and a_i the sum of a chunk's gates up to token i, in log2, the frame of a chunk is a
+number, r = a_C / 2. Q~ and the states are in it. K is not: its factor is one of rows of results.
+
+    Q~  = scale 2^(a - r) Q,   A = 2^(r - a) tril(dO V^T)^T, whose rows are those of K
+    dV  = 2^(r - a) (tril(Q~ K^T)^T dO + K dS~')
+    dQ  = scale 2^(a - r) (A^T K + dO S~^T)
+    dK  = A Q~ + 2^(r - a) V dS~'^T
+    dS~ = dS~' + Q~^T dO
+    dg_t = sum_kv S~ dS~ + sum_{i < t} (k_i . dk_i - q_i . dq_i)
+
+If a chunk's gates are strong (`head_frame`), nothing is in a frame, and scores have decays, D_ij = 2^(a_i - a_j):
+
+    Q~  = scale 2^a Q,         A = scale (tril(dO V^T) o D)^T
+    dV  = scale (tril(Q K^T) o D)^T dO + 2^(a_C - a) K dS'
+    dQ  = A^T K + scale 2^a dO S^T
+    dK  = A Q + 2^(a_C - a) V dS'^T
+    dS  = 2^(a_C) dS' + Q~^T dO
+
+dP is computed once, transposed like P, and goes through shared memory. What dg of a chunk is made of is stored, and dg
+itself is computed in the next chunk, while products run. All else is as in `narrow/backward.py`.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
+
+from gla_kernels.hopper.copies import fetch, fetch_rows, load_state, write
+from gla_kernels.hopper.head_gates import (
+    chunk_gate,
+    fetch_sums,
+    head_frame,
+    key_decays,
+    make_sums,
+    make_thread_row_sums,
+    make_thread_totals,
+    row_sums,
+    score_decays,
+    store_head_gates,
+    sums_in,
+    thread_row_sums,
+    thread_totals,
+)
+from gla_kernels.hopper.layouts import accumulator, copy_layout, operand_layout, used_keys
+from gla_kernels.hopper.narrow.states import recompute_states
+from gla_kernels.hopper.places import find_piece, first_slot, locate, wait_for_previous_kernel
+from gla_kernels.hopper.products import add_product, masked, masked_operand, product, triangle
+from gla_kernels.hopper.values import readdressed, thread_barrier, to_float32, wide_product
+
+
+@gluon.jit
+def fetch_chunk(
+    q_tile, v_tile, do_tile, sums, q, v, do, g, b, t, h, T, H, rows_left,
+    q_b, q_t, q_h, v_b, v_t, v_h, do_b, do_t, do_h, K: gl.constexpr, V: gl.constexpr,
+):  # fmt: skip
+    """Starts copying a chunk from token t on, of which `rows_left` rows are there, as a group; k is not among it."""
+    fetch_rows(q_tile, q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
+    fetch_rows(v_tile, v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
+    fetch_rows(do_tile, do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
+    fetch_sums(sums, sums_in(g, b, t, h, T, H), rows_left)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def chunk_gradients(
+    q_tile, k_tile, v_tile, do_tile, framed_q_tile, dAt_tile, S_memory, dS_memory, dv_memory, sums, dS, scale,
+    of_q, of_k, sent, totals, dq, dk, dv, dg, there, H, rows_left, later_rows,
+    K: gl.constexpr, V: gl.constexpr, MILD: gl.constexpr, STORE_DG: gl.constexpr,
+):  # fmt: skip
+    """Writes a chunk's dq, dk and dv, and dg of the later chunk, which was processed before; returns dS~.
+
+    `framed_q_tile` holds Q~, `dAt_tile` is free. `of_q` and `of_k` are the factors of rows of Q and K: in a chunk that
+    is not MILD, that of q is 2^a times scale, and that of k takes V and dS' to the chunk's end. `there` is the row of
+    the chunk's first token in an output [B T H, ...]. `later_rows` are those of the later chunk, or 0 if there is none.
+    """
+    C: gl.constexpr = v_tile.shape[0]
+    KC: gl.constexpr = used_keys(K)
+    BV: gl.constexpr = v_tile.shape[1]
+    key_tile: gl.constexpr = accumulator(KC)
+    copy_k: gl.constexpr = copy_layout(KC, 16)
+    copy_v: gl.constexpr = copy_layout(BV, 16)
+    if not MILD:  # else ptxas leaves descriptors that both branches need to one of them (NOTES, "Faults")
+        q_tile = readdressed(q_tile)
+        k_tile = readdressed(k_tile)
+        v_tile = readdressed(v_tile)
+        do_tile = readdressed(do_tile)
+        framed_q_tile = readdressed(framed_q_tile)
+        dAt_tile = readdressed(dAt_tile)
+    # The same rows of tiles with as many columns as values, and as tokens.
+    token_of_k = gl.convert_layout(of_k, gl.SliceLayout(1, accumulator(C)))[:, None]
+    of_k = of_k[:, None]
+    q_part = (framed_q_tile if MILD else q_tile).slice(0, KC, 1)
+    k_part = k_tile.slice(0, KC, 1)
+    Pt = product(k_part, q_part.permute((1, 0)), C, C)
+    dPt = product(v_tile, do_tile.permute((1, 0)), C, C)
+    bdv = product(k_part, readdressed(dS_memory).slice(0, KC), C, BV)
+    if not MILD:
+        dS *= gl.exp2(chunk_gate(sums))
+    dS = add_product(framed_q_tile.permute((1, 0)), do_tile, dS)
+    if STORE_DG:
+        store_head_gates(dg + (there + C * H), H, sent, totals, later_rows)
+    if not MILD:
+        decays = score_decays(sums, accumulator(C), False) * scale
+    Pt, dPt = warpgroup_mma_wait(2, deps=[Pt, dPt])
+    mask = triangle(C, False, True, 4, 0 if MILD else 2)
+    if MILD:
+        dPt *= token_of_k
+    else:
+        dPt *= decays
+        Pt *= decays
+    dAt_tile.store(masked(dPt, mask).to(gl.bfloat16))
+    bdv = warpgroup_mma_wait(1, deps=[bdv])
+    if not MILD:
+        bdv *= token_of_k
+    bdv = add_product(masked_operand(Pt, mask), do_tile, bdv)
+    bdq = product(do_tile, readdressed(S_memory).slice(0, KC).permute((1, 0)), C, KC)
+    bdk = product(v_tile, readdressed(dS_memory).slice(0, KC).permute((1, 0)), C, KC)
+    dS, bdv = warpgroup_mma_wait(2, deps=[dS, bdv])
+    if MILD:
+        bdv *= token_of_k
+    readdressed(dv_memory).store(bdv.to(gl.bfloat16))
+    if STORE_DG:
+        totals.store(thread_totals(to_float32(readdressed(S_memory).load(accumulator(BV))) * dS))
+    fence_async_shared()
+    thread_barrier()  # dP is in its tile
+    bdq = warpgroup_mma_wait(1, deps=[bdq])
+    if not MILD:
+        bdq *= of_q
+    bdq = add_product(dAt_tile.permute((1, 0)), k_part, bdq)
+    bdk = warpgroup_mma_wait(1, deps=[bdk])
+    bdk = add_product(dAt_tile, q_part, bdk * of_k)
+    bdq = warpgroup_mma_wait(1, deps=[bdq])
+    if STORE_DG:
+        balance = thread_row_sums(to_float32(q_part.load(key_tile)) * bdq)
+    if MILD:
+        bdq *= of_q
+    thread_barrier()  # dv is in its tile, and no product reads do_tile any more
+    write(dv + wide_product(there, V), readdressed(dv_memory).load(copy_v), H * V, rows_left, V, copy_v)
+    dq_tile = do_tile.slice(0, KC, 1)
+    dq_tile.store(bdq.to(gl.bfloat16))
+    bdk = warpgroup_mma_wait(0, deps=[bdk])
+    thread_barrier()  # dq is in do_tile, and no product reads v_tile or dS~' any more
+    write(dq + wide_product(there, K), dq_tile.load(copy_k), H * K, rows_left, K, copy_k)
+    dk_tile = v_tile.slice(0, KC, 1)
+    dk_tile.store(bdk.to(gl.bfloat16))
+    thread_barrier()
+    write(dk + wide_product(there, K), dk_tile.load(copy_k), H * K, rows_left, K, copy_k)
+    if STORE_DG:
+        sent.store(thread_row_sums(to_float32(k_part.load(key_tile)) * bdk) - balance)
+    return dS
+
+
+@gluon.jit(do_not_specialize=["T", "H", "count", "checkpoint_chunks", "N", "base"])
+def simple_gla_backward_hopper(
+    q,  # [B, T, H, K] bfloat16, any strides of B, T and H
+    k,  # [B, T, H, K]
+    v,  # [B, T, H, V]
+    g,  # [B, H, T] float32: sums of gates, in log2
+    do,  # [B, T, H, V]
+    states,  # [slots, H, K, V] bfloat16: S~ of each chunk; if RECOMPUTE, room for [programs, checkpoint_chunks, K, V]
+    checkpoints,  # [slots, H, K, V] float32: S, in no frame, before every `checkpoint_chunks`-th chunk; if RECOMPUTE
+    dfinal,  # [N or pieces of this launch, H, K, V] float32: gradient of the states after the last chunk
+    dq,  # [B, T, H, K], contiguous, like dk and dv
+    dk,  # [B, T, H, K]
+    dv,  # [B, T, H, V]
+    dg,  # [B, T, H] in the gates' dtype
+    dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk; not of pieces
+    cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
+    scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
+    T,
+    H,
+    count,  # the most chunks of a sequence, or of a piece
+    checkpoint_chunks,
+    N,
+    base,  # the first of this launch's pieces
+    K: gl.constexpr,
+    V: gl.constexpr,
+    BK: gl.constexpr,  # K, V and C fit tiles of 64: BK = BV = C = 64
+    BV: gl.constexpr,
+    C: gl.constexpr,
+    VARLEN: gl.constexpr,  # whether sequences are packed
+    RECOMPUTE: gl.constexpr,  # from checkpoints
+    HAS_DFINAL: gl.constexpr,
+    STORE_DG: gl.constexpr,
+    STORE_DINITIAL: gl.constexpr,  # not of pieces
+    PIECES: gl.constexpr,
+):  # fmt: skip
+    """A program handles one sequence and head, or a piece of it and a head, from the last chunk to the first.
+
+    RECOMPUTE: from a checkpoint, it computes the states of `checkpoint_chunks` chunks again, then goes back through
+    these chunks (a slice), and so on to the first. A piece then has `checkpoint_chunks` chunks or a multiple of them.
+    """
+    KC: gl.constexpr = used_keys(K)
+    key_tile: gl.constexpr = accumulator(KC)
+    copy_v: gl.constexpr = copy_layout(BV, 16)
+    state_layout: gl.constexpr = accumulator(BV)
+    key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    # The kernel before makes `dfinal` of pieces. All else has been there for longer, so it may be read at once.
+    EARLY: gl.constexpr = PIECES and not RECOMPUTE
+    if not EARLY:
+        wait_for_previous_kernel()
+    pid = gl.program_id(0)
+    h = pid % H
+    if PIECES:
+        n, nth, b, begin, length = find_piece(cu_seqlens, base + pid // H, N, T, count * C, VARLEN)
+        first_chunk = nth * count
+    else:
+        n = pid // H
+        first_chunk = n * 0
+        b, begin, length = locate(cu_seqlens, n, T, VARLEN)
+    chunks = gl.maximum(gl.minimum(gl.cdiv(length, C) - first_chunk, count), 0)
+    rows_left = gl.minimum(length - (first_chunk + chunks - 1) * C, chunks * C)
+    t = begin + (first_chunk + chunks - 1) * C
+    b = n * 0 if VARLEN else b
+    slot = first_slot(n, begin, length, C, VARLEN) + first_chunk + chunks - 1
+
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
+    do_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
+    all_sums = make_sums(2, C)
+    framed_q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+    S_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    dS_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    dAt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+    dv_memory = gl.allocate_shared_memory(gl.bfloat16, [C, BV], operand_layout(C, BV))
+    if KC < BK:  # zeros for the products that take all columns
+        framed_q_tile.store(gl.zeros([C, BK], gl.bfloat16, accumulator(BK)))
+    sent = make_thread_row_sums(C)
+    totals = make_thread_totals()
+    if EARLY:
+        fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+        fetch_chunk(
+            q_tiles.index(0), v_tiles.index(0), do_tiles.index(0), all_sums.index(0),
+            q, v, do, g, b, t, h, T, H, rows_left, q_b, q_t, q_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
+        )  # fmt: skip
+        wait_for_previous_kernel()
+    # 2^r of the later chunk, which was processed before this one: takes its gradient out of its frame.
+    previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
+    if HAS_DFINAL:
+        dS = load_state(dfinal + pid.to(gl.int64) * K * V, K, V, state_layout, BK, BV)
+    else:
+        dS = gl.zeros([BK, BV], gl.float32, state_layout)
+    left = chunks  # of this slice and of earlier ones
+    for _ in range(gl.cdiv(chunks, checkpoint_chunks) if RECOMPUTE else 1):
+        slice_chunks = chunks
+        if RECOMPUTE:
+            slice_chunks = (left - 1) % checkpoint_chunks + 1
+            left -= slice_chunks
+            slot = pid * checkpoint_chunks + slice_chunks - 1
+            checkpoint = (
+                first_slot(n, begin, length, checkpoint_chunks * C, VARLEN)
+                + first_chunk // checkpoint_chunks
+                + left // checkpoint_chunks
+            )
+            thread_barrier()  # all tiles are free
+            recompute_states(
+                states + wide_product(pid * checkpoint_chunks, K * V),
+                checkpoints + wide_product(checkpoint * H + h, K * V),
+                k_tiles, v_tiles, all_sums, S_memory, S_memory, S_memory,
+                k, v, g, b, t - (slice_chunks - 1) * C, h, T, H, slice_chunks, rows_left + (slice_chunks - 1) * C,
+                k_b, k_t, k_h, v_b, v_t, v_h, 0, 0, 0, K, V, BK, BV, C, False, True,
+            )  # fmt: skip
+        if not EARLY:
+            fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+            fetch_chunk(
+                q_tiles.index(0), v_tiles.index(0), do_tiles.index(0), all_sums.index(0),
+                q, v, do, g, b, t, h, T, H, rows_left, q_b, q_t, q_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
+            )  # fmt: skip
+        # Of the later chunk, whose dg is yet to be written.
+        later_rows = rows_left * 0
+        for i in range(slice_chunks):
+            buffer = i % 2
+            next_buffer = (i + 1) % 2
+            async_copy.wait_group(0)
+            thread_barrier()
+            state_at = slot if RECOMPUTE else slot * H + h
+            fetch(readdressed(S_memory), states + wide_product(state_at, K * V), V, K, V, copy_v)
+            async_copy.commit_group()
+            # The chunk to be processed next, the earlier one, is copied while this one is processed.
+            next_rows = gl.where(i + 1 < slice_chunks, C, 0)
+            fetch_rows(k_tiles.index(next_buffer), k, b, t - C, h, k_b, k_t, k_h, next_rows, K, 16)
+            fetch_chunk(
+                q_tiles.index(next_buffer), v_tiles.index(next_buffer), do_tiles.index(next_buffer),
+                all_sums.index(next_buffer), q, v, do, g, b, t - C, h, T, H, next_rows,
+                q_b, q_t, q_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
+            )  # fmt: skip
+            q_tile = q_tiles.index(buffer)
+            k_tile = k_tiles.index(buffer)
+            v_tile = v_tiles.index(buffer)
+            do_tile = do_tiles.index(buffer)
+            sums = all_sums.index(buffer)
+            a = row_sums(sums, key_tile)
+            total = chunk_gate(sums)
+            mild, r = head_frame(total)
+            of_q = gl.exp2(a - r)[:, None] * scale
+            of_k = key_decays(a, mild, r, total)
+            framed_q = to_float32(q_tile.slice(0, KC, 1).load(key_tile)) * of_q
+            framed_q_tile.slice(0, KC, 1).store(framed_q.to(gl.bfloat16))
+            factor = gl.full([BK], gl.exp2(r), gl.float32, key_layout)
+            dS *= (previous_factor * factor)[:, None]  # dS~'
+            previous_factor = factor
+            readdressed(dS_memory).store(dS.to(gl.bfloat16))
+            async_copy.wait_group(1)  # the state
+            fence_async_shared()
+            thread_barrier()
+            there = (b * T + t) * H + h
+            if mild:
+                dS = chunk_gradients(
+                    q_tile, k_tile, v_tile, do_tile, framed_q_tile, dAt_tile, S_memory, dS_memory, dv_memory, sums, dS,
+                    scale, of_q, of_k, sent, totals, dq, dk, dv, dg, there, H, rows_left, later_rows,
+                    K, V, True, STORE_DG,
+                )  # fmt: skip
+            else:
+                dS = chunk_gradients(
+                    q_tile, k_tile, v_tile, do_tile, framed_q_tile, dAt_tile, S_memory, dS_memory, dv_memory, sums, dS,
+                    scale, of_q, of_k, sent, totals, dq, dk, dv, dg, there, H, rows_left, later_rows,
+                    K, V, False, STORE_DG,
+                )  # fmt: skip
+            later_rows = rows_left
+            t -= C
+            slot -= 1
+            rows_left = C
+        async_copy.wait_group(0)
+        if STORE_DG:
+            thread_barrier()
+            store_head_gates(dg + ((b * T + t + C) * H + h), H, sent, totals, later_rows)
+    dS *= previous_factor[:, None]  # in no frame
+    if STORE_DINITIAL:
+        write(dinitial + pid.to(gl.int64) * K * V, dS, V, K, V, state_layout)
