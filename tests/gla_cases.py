@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from gla_kernels import naive_recurrent_gla
 from gla_kernels.launching.buffers import Gradients, Inputs
 from gla_kernels.launching.call import Call
+from gla_kernels.limits import HEAD_SPAN_LIMIT
 from gla_kernels.operators import passes
 
 GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -27,6 +28,7 @@ GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one reset": lambda x: (F.logsigmoid(x) / 16).masked_fill(_middle_token(x), -math.inf),
     "one channel resets": lambda x: (F.logsigmoid(x) / 16).masked_fill(_some_tokens(x) & _first_channel(x), -math.inf),
     "dead channel": lambda x: (F.logsigmoid(x) / 16).masked_fill(_first_channel(x), -1e4),
+    "at the limit": lambda x: -math.log(2.0) * HEAD_SPAN_LIMIT / 64 * _factors(x),
     "zero": torch.zeros_like,
     "-100": lambda x: torch.full_like(x, -100.0),
     "-inf": lambda x: torch.full_like(x, -math.inf),
@@ -38,6 +40,12 @@ def _some_tokens(x: torch.Tensor) -> torch.Tensor:
     hit = torch.rand(x.shape[:3], device=x.device) < 0.04
     hit[:, 0] = hit[:, -1] = True
     return hit[..., None].expand_as(x)
+
+
+def _factors(x: torch.Tensor) -> torch.Tensor:
+    """Of tokens in four chunks of 64, and again: far above 1, just below, just above, far below."""
+    chunks = torch.arange(x.shape[1], device=x.device) // 64
+    return torch.tensor([2.0, 0.999, 1.001, 0.01], device=x.device)[chunks % 4][:, None, None].expand_as(x)
 
 
 def _middle_token(x: torch.Tensor) -> torch.Tensor:

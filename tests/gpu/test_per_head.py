@@ -22,7 +22,7 @@ SHAPES = [
     (27, 300, 4, 128, 128, BF16), (1, 4096, 2, 128, 256, BF16), (9, 300, 4, 256, 512, BF16), (2, 300, 2, 512, 80, BF16),
     (2, 300, 2, 64, 64, FP16), (1, 300, 2, 60, 100, FP32),
 ]  # fmt: skip
-GATES = ["mild", "logsigmoid", "strong", "resets", "hard resets", "one reset", "zero", "-100", "-inf"]
+GATES = ["mild", "logsigmoid", "strong", "resets", "hard resets", "one reset", "at the limit", "zero", "-100", "-inf"]
 
 
 @pytest.mark.parametrize("materialize", [True, False])
