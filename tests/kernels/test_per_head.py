@@ -1,5 +1,6 @@
 """A gate per head and token: `chunk_simple_gla` and its kin, on the kernels for Hopper and on the portable ones."""
 
+import sys
 from unittest.mock import Mock
 
 import pytest
@@ -44,6 +45,23 @@ def narrow(gate, *gates_dtype, **shape):
 def test_outputs_and_gradients_for_hopper(hopper, gate, materialize):
     case = narrow(gate, T=200, H=3, V=48)
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize), case, BOUND)
+
+
+@pytest.mark.parametrize("gate", ["logsigmoid", "mild"])
+def test_states_at_checkpoints_are_in_no_frame(hopper, monkeypatch, gate):
+    set_multiprocessors(monkeypatch, 1)
+    case = narrow(gate, T=1100, H=1, K=32, V=32)
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=False), case, BOUND)
+
+
+@pytest.mark.parametrize(("gate", "strong"), [("mild", False), ("zero", False), ("strong", True), ("one reset", True)])
+def test_strong_chunks_alone_have_decays_of_scores(hopper, monkeypatch, gate, strong):
+    calls = Mock(side_effect=sys.modules["gla_kernels.hopper.head_gates"].score_decays)
+    for name in ("outputs", "head_backward"):
+        monkeypatch.setattr(sys.modules[f"gla_kernels.hopper.narrow.{name}"], "score_decays", calls)
+    case = narrow(gate, T=60, H=1)
+    run(chunk_simple_gla, case.inputs, case.grads)
+    assert calls.call_count == (2 if strong else 0)
 
 
 @pytest.mark.parametrize("T", [1, 63, 64, 65])

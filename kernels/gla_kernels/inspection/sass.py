@@ -24,6 +24,7 @@ from typing import Any
 import triton
 
 _LABEL = re.compile(r"(\.L_x_\d+):")
+_PREDICATE = re.compile(r"U?P(\d|T)")
 _UNIFORM = re.compile(r"UR(\d+)")
 _INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z]\w*[\w.]*)\s+(.*?);")
 _REGISTER = re.compile(r"(U?R)(\d+)")
@@ -31,8 +32,11 @@ _NUMBER = re.compile(r"-?0x[0-9a-f]+")
 _WRITES_NO_REGISTER = ("ST", "RED.", "ISETP", "FSETP", "UISETP", "PLOP", "UPLOP", "BAR", "BRA", "R2P")
 # An operation, behind "@" if it has a predicate, its operands, and the whole as text.
 _Instruction = tuple[str, list[str], str]
-# Instructions that write a uniform register, if one is among their first two operands.
-_TO_UNIFORM = ("U", "R2UR", "S2UR", "VOTEU", "REDUX", "LDC")
+# Instructions that write a uniform register, if it is their first operand, or the second behind a predicate.
+_TO_UNIFORM_BEHIND_PREDICATE = ("R2UR", "ELECT")
+_TO_UNIFORM = ("U", "S2UR", "VOTEU", "REDUX", "LDC", *_TO_UNIFORM_BEHIND_PREDICATE)
+# Where a product has what is added to it, in 64 bits if it is "WIDE".
+_ADDEND = 3
 _WAYS_TO_WRITE_0 = {
     "UMOV": ["URZ"],
     "MOV": ["RZ"],
@@ -137,7 +141,9 @@ def _parsed(sass: str) -> tuple[dict[str, int], list[_Instruction]]:
 def _followed_by(at: int, code: list[_Instruction], labels: dict[str, int]) -> list[int]:
     """The numbers of the instructions that may come after one."""
     operation, operands, _ = code[at]
-    following = [] if operation.startswith(("BRA", "EXIT")) else [at + 1]
+    # A branch may have its condition among its operands, before the label.
+    ends = operation.startswith("EXIT") or (operation.startswith("BRA") and len(operands) == 1)
+    following = [] if ends else [at + 1]
     if operation.removeprefix("@").startswith("BRA"):
         following += [place for label, place in labels.items() if f"({label})" in operands[-1]]
     return [place for place in following if place < len(code)]
@@ -149,14 +155,18 @@ def _uniform_effects(operation: str, operands: list[str]) -> tuple[set[int], set
     pair = plain.endswith(".64")
     read: set[int] = set()
     written: set[int] = set()
+    # The first operand may be a predicate that is written as well.
+    target = 1 if _PREDICATE.fullmatch(operands[0]) and plain.startswith(_TO_UNIFORM_BEHIND_PREDICATE) else 0
     for place, operand in enumerate(operands):
         for number in map(int, _UNIFORM.findall(operand)):
             if "gdesc" in operand:
                 # A left operand in registers has no descriptor, which the first two registers would hold.
                 in_registers = bool(_REGISTER.match(operands[1]))
                 read |= set(range(number + 2 if in_registers else number, number + 4))
-            elif place < 2 and not written and plain.startswith(_TO_UNIFORM) and operand == f"UR{number}":
+            elif place == target and plain.startswith(_TO_UNIFORM) and operand == f"UR{number}":
                 written |= {number, number + 1} if pair or "WIDE" in plain else {number}
             else:
-                read |= {number, number + 1} if "desc" in operand or (pair and plain.startswith("U")) else {number}
+                added = "WIDE" in plain and place == _ADDEND
+                two = added or f"desc[UR{number}]" in operand or (pair and plain.startswith("U"))
+                read |= {number, number + 1} if two else {number}
     return read, written

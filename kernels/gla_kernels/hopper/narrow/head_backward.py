@@ -71,8 +71,8 @@ def chunk_gradients(
 ):  # fmt: skip
     """Writes a chunk's dq, dk and dv, and dg of the later chunk, which was processed before; returns dS~.
 
-    `framed_q_tile` holds Q~, `dAt_tile` is free. `of_q` and `of_k` are the factors of rows of Q and K: in a chunk that
-    is not MILD, that of q is 2^a times scale, and that of k takes V and dS' to the chunk's end. `there` is the row of
+    `framed_q_tile` holds Q~, `dAt_tile` is free. `of_q` and `of_k` are factors of rows: scale 2^(a - r) and 2^(r - a)
+    in a chunk that is MILD, scale 2^a and 2^(a_C - a) in others. `there` is the row of
     the chunk's first token in an output [B T H, ...]. `later_rows` are those of the later chunk, or 0 if there is none.
     """
     C: gl.constexpr = v_tile.shape[0]

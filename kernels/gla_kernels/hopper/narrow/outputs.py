@@ -17,9 +17,10 @@ from gla_kernels.hopper.values import readdressed, to_float32
 def framed_outputs(
     Q, k_tile, v_tile, S_tile, S, states_at, K: gl.constexpr, V: gl.constexpr, STORE_STATES: gl.constexpr
 ):  # fmt: skip
-    """Q S~ + tril(Q K~^T) V and S~ + K~^T V, of operands in the chunk's frame; Q is in registers or shared memory.
+    """Returns Q S~ + tril(Q K~^T) V and S~ + K~^T V; Q is in registers or shared memory.
 
-    Q may have fewer columns than the others, if those after them are zeros.
+    The caller takes them out of the chunk's frame, and multiplies by scale. Q may have fewer columns than the others,
+    if those after them are zeros.
     """
     C: gl.constexpr = v_tile.shape[0]
     KC: gl.constexpr = Q.shape[1]
@@ -41,9 +42,9 @@ def strong_outputs(
     q_tile, k_tile, kept_k_tile, v_tile, S_tile, S, sums, scale, states_at,
     K: gl.constexpr, V: gl.constexpr, STORE_STATES: gl.constexpr,
 ):  # fmt: skip
-    """The same with a gate per head of any strength: outputs and 2^(a_C) S + K^T 2^(a_C - a) V.
+    """Returns the outputs and 2^(a_C) S + K^T 2^(a_C - a) V, with a gate per head of any strength and in no frame.
 
-    `kept_k_tile` holds 2^(a_C - a) K; all else is in no frame.
+    `kept_k_tile` holds 2^(a_C - a) K.
     """
     C: gl.constexpr = v_tile.shape[0]
     BV: gl.constexpr = v_tile.shape[1]
