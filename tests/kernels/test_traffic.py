@@ -66,6 +66,13 @@ def test_a_gate_per_head_counts_as_its_sums(hopper):
     assert "head_gate_sums" not in bytes_of(*tensors(case), passes="bwd")  # the forward's are kept
 
 
+def test_a_gate_per_head_adds_no_products(hopper):
+    case = per_head_case("mild", T=128, H=2, K=64, V=64, dtype=torch.bfloat16, initial=False)
+    gated, none = (kernel_work(*tensors(case)[:3], g) for g in (case.inputs["g"], None))
+    assert gated["simple_gla_backward_hopper"].flops == none["gla_backward_hopper"].flops > 0
+    assert gated["gla_forward_hopper"].flops == none["gla_forward_hopper"].flops
+
+
 def test_the_portable_kernels_and_states():
     case = make_case("mild", T=40, H=2, K=16, V=16)
     found = bytes_of(*tensors(case), initial_state=case.inputs["initial"], output_final_state=True, passes="infer")
