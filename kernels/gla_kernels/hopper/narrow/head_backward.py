@@ -52,10 +52,11 @@ from gla_kernels.hopper.values import readdressed, thread_barrier, to_float32, w
 
 @gluon.jit
 def fetch_chunk(
-    q_tile, v_tile, do_tile, sums, q, v, do, g, b, t, h, T, H, rows_left,
-    q_b, q_t, q_h, v_b, v_t, v_h, do_b, do_t, do_h, K: gl.constexpr, V: gl.constexpr,
+    q_tile, k_tile, v_tile, do_tile, sums, q, k, v, g, do, b, t, h, T, H, rows_left,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, K: gl.constexpr, V: gl.constexpr,
 ):  # fmt: skip
-    """Starts copying a chunk from token t on, of which `rows_left` rows are there, as a group; k is not among it."""
+    """Starts copying a chunk from token t on, of which `rows_left` rows are there, as a group."""
+    fetch_rows(k_tile, k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
     fetch_rows(q_tile, q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
     fetch_rows(v_tile, v, b, t, h, v_b, v_t, v_h, rows_left, V, 16)
     fetch_rows(do_tile, do, b, t, h, do_b, do_t, do_h, rows_left, V, 16)
@@ -72,8 +73,8 @@ def chunk_gradients(
     """Writes a chunk's dq, dk and dv, and dg of the later chunk, which was processed before; returns dS~.
 
     `framed_q_tile` holds Q~, `dAt_tile` is free. `of_q` and `of_k` are factors of rows: scale 2^(a - r) and 2^(r - a)
-    in a chunk that is MILD, scale 2^a and 2^(a_C - a) in others. `there` is the row of
-    the chunk's first token in an output [B T H, ...]. `later_rows` are those of the later chunk, or 0 if there is none.
+    in a chunk that is MILD, scale 2^a and 2^(a_C - a) in others. `there` is the row of the chunk's first token in an
+    output [B T H, ...]. `later_rows` are those of the later chunk, or 0 if there is none.
     """
     C: gl.constexpr = v_tile.shape[0]
     KC: gl.constexpr = used_keys(K)
@@ -232,10 +233,10 @@ def simple_gla_backward_hopper(
     sent = make_thread_row_sums(C)
     totals = make_thread_totals()
     if EARLY:
-        fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
         fetch_chunk(
-            q_tiles.index(0), v_tiles.index(0), do_tiles.index(0), all_sums.index(0),
-            q, v, do, g, b, t, h, T, H, rows_left, q_b, q_t, q_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
+            q_tiles.index(0), k_tiles.index(0), v_tiles.index(0), do_tiles.index(0), all_sums.index(0),
+            q, k, v, g, do, b, t, h, T, H, rows_left,
+            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
         )  # fmt: skip
         wait_for_previous_kernel()
     # 2^r of the later chunk, which was processed before this one: takes its gradient out of its frame.
@@ -265,10 +266,10 @@ def simple_gla_backward_hopper(
                 k_b, k_t, k_h, v_b, v_t, v_h, 0, 0, 0, K, V, BK, BV, C, False, True,
             )  # fmt: skip
         if not EARLY:
-            fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
             fetch_chunk(
-                q_tiles.index(0), v_tiles.index(0), do_tiles.index(0), all_sums.index(0),
-                q, v, do, g, b, t, h, T, H, rows_left, q_b, q_t, q_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
+                q_tiles.index(0), k_tiles.index(0), v_tiles.index(0), do_tiles.index(0), all_sums.index(0),
+                q, k, v, g, do, b, t, h, T, H, rows_left,
+                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
             )  # fmt: skip
         # Of the later chunk, whose dg is yet to be written.
         later_rows = rows_left * 0
@@ -282,11 +283,10 @@ def simple_gla_backward_hopper(
             async_copy.commit_group()
             # The chunk to be processed next, the earlier one, is copied while this one is processed.
             next_rows = gl.where(i + 1 < slice_chunks, C, 0)
-            fetch_rows(k_tiles.index(next_buffer), k, b, t - C, h, k_b, k_t, k_h, next_rows, K, 16)
             fetch_chunk(
-                q_tiles.index(next_buffer), v_tiles.index(next_buffer), do_tiles.index(next_buffer),
-                all_sums.index(next_buffer), q, v, do, g, b, t - C, h, T, H, next_rows,
-                q_b, q_t, q_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
+                q_tiles.index(next_buffer), k_tiles.index(next_buffer), v_tiles.index(next_buffer),
+                do_tiles.index(next_buffer), all_sums.index(next_buffer), q, k, v, g, do, b, t - C, h, T, H, next_rows,
+                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
             )  # fmt: skip
             q_tile = q_tiles.index(buffer)
             k_tile = k_tiles.index(buffer)
