@@ -103,7 +103,12 @@ def faulty_descriptors(sass: str) -> list[str]:
 
 
 def unwritten_registers(sass: str) -> list[str]:
-    """The instructions that read a uniform register that was not written on every way to them from a kernel's start."""
+    """The instructions that read a uniform register that was not written on every way to them from a kernel's start.
+
+    None of code without `wgmma`: other architectures have instructions that this does not know.
+    """
+    if "HGMMA" not in sass:
+        return []
     labels, code = _parsed(sass)
     ways = [_followed_by(at, code, labels) for at in range(len(code))]
     effects = [_uniform_effects(operation, operands) for operation, operands, _ in code]
