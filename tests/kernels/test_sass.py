@@ -11,6 +11,13 @@ RIGHT = """
 """
 
 
+def with_changes(sass, changed):
+    for old, new in changed.items():
+        assert old in sass
+        sass = sass.replace(old, new)
+    return sass
+
+
 @pytest.mark.parametrize(
     ("changed", "faults"),
     [
@@ -32,11 +39,7 @@ RIGHT = """
     ],
 )
 def test_a_high_word_made_of_anything_but_0_is_a_fault(changed, faults):
-    sass = RIGHT
-    for old, new in changed.items():
-        assert old in sass
-        sass = sass.replace(old, new)
-    assert len(faulty_descriptors(sass)) == faults
+    assert len(faulty_descriptors(with_changes(RIGHT, changed))) == faults
 
 
 # A loop whose branches take the same descriptor, which only the first one computes.
@@ -82,8 +85,4 @@ BRANCHES = """
     ],
 )
 def test_a_register_that_one_branch_alone_writes_is_a_fault(changed, faults):
-    sass = BRANCHES
-    for old, new in changed.items():
-        assert old in sass
-        sass = sass.replace(old, new)
-    assert len(unwritten_registers(sass)) == faults
+    assert len(unwritten_registers(with_changes(BRANCHES, changed))) == faults
