@@ -120,6 +120,19 @@ def test_linear_attention_is_right(T, K, V, dtype, materialize):
     assert_close(found, case, BOUNDS[dtype])
 
 
+@pytest.mark.parametrize("materialize", MODES)
+@pytest.mark.parametrize("gate", [None, "mild", "resets"])
+@pytest.mark.parametrize(
+    ("B", "K", "V"), [(17, 128, 256), (34, 128, 256), (50, 128, 256), (17, 128, 512), (10, 320, 256)]
+)
+def test_many_programs_are_right_in_one_round_or_several(B, K, V, gate, materialize):
+    """Programs hold more columns of the state or fewer, whichever needs fewer or shorter rounds."""
+    case = make_case(gate, B=B, T=150, H=4, K=K, V=V, dtype=torch.bfloat16, device="cuda")
+    function = chunk_linear_attn if gate is None else chunk_gla
+    found = run(function, case.inputs, case.grads, materialize=materialize)
+    assert_close(found, case, bound_of(gate))
+
+
 @pytest.mark.parametrize("T", [1, 15, 16, 17, 63, 65, 1000])
 def test_every_length_is_right(T):
     case = make_case("mild", T=T, K=64, V=64, dtype=torch.bfloat16, device="cuda")

@@ -86,9 +86,25 @@ def test_few_heads_are_cut_and_many_are_not():
     assert wide_pieces.choose_pieces(make_call(32, 2048, H=4)) == wide_pieces.whole(make_call(32, 2048, H=4))
 
 
-def test_the_wider_tile_is_taken_where_its_programs_occupy_the_gpu():
-    few, many = make_call(1, 32768, H=4), make_call(32, 2048, H=4)
-    assert wide_pieces.recurrence_tile(many, 32).block_v == 256
+# Heads of all sequences, and the value columns of a program, with gates per channel and without. A GPU of 132
+# multiprocessors runs 2 x 66 programs of 128 columns in one round, 2 x 198 in three.
+COLUMNS = [
+    (1, 128, 128), (66, 128, 128), (67, 256, 256), (132, 256, 256), (133, 256, 128), (198, 256, 128), (199, 256, 256),
+    (264, 256, 256), (265, 256, 256), (1000, 256, 256),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("heads", "gated", "others"), COLUMNS)
+def test_programs_hold_the_columns_of_the_state_whose_rounds_take_less_time(heads, gated, others):
+    call = replace(make_call(1, 2048, H=heads), multiprocessors=132)
+    for tile in (wide_pieces.forward_tile, wide_pieces.recurrence_tile):
+        assert tile(call, 1).block_v == gated
+        assert tile(replace(call, gated=False), 1).block_v == others
+        assert tile(replace(call, gated=False, head_gated=True), 1).block_v == others
+
+
+def test_pieces_count_as_sequences_do_and_values_of_320_columns_have_narrow_programs():
+    few = make_call(1, 32768, H=4)
     assert wide_pieces.recurrence_tile(few, wide_pieces.choose_pieces(few).count).block_v == 256
     assert wide_pieces.recurrence_tile(few, 8).block_v == 128
     assert wide_pieces.recurrence_tile(make_call(32, 2048, H=4, V=320), 32).block_v == 128

@@ -10,6 +10,7 @@ many pieces as fill the GPU, after another scan for the gradients at the borders
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from gla_kernels.launching.call import Call, decided_once
 from gla_kernels.launching.plans import (
@@ -27,6 +28,11 @@ from gla_kernels.limits import WIDE_KEY_BLOCK
 SHORT_CHUNKS = 8
 # How often a run of pieces fills the GPU: more takes fewer launches, but more memory for the run's states.
 ROUNDS = 4
+# Time of a round of programs with 256 columns of the state over that of a round with 128, with gates per channel and
+# otherwise. H200, `wide_forward`, nothing kept, K = 128, 32 chunks, us per round: 180 and 130 with gates per channel,
+# 104 and 62 without gates, 130 and 79 with a gate per head.
+ROUND_OF_256_COLUMNS_GATED = Fraction(7, 5)
+ROUND_OF_256_COLUMNS = Fraction(5, 3)
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,16 @@ def occupies(call: Call, tile: Tile, pieces: int) -> bool:
     return pieces * programs_a_piece(call, tile) >= call.multiprocessors * 3 // 4
 
 
+def rounds(call: Call, tile: Tile, pieces: int) -> int:
+    """How many programs one multiprocessor has to run that walk the state through so many pieces, one by one."""
+    return -(-pieces * programs_a_piece(call, tile) // call.multiprocessors)
+
+
 def state_tile(call: Call, wider: Tile, pieces: int) -> Tile:
-    """The tile of a kernel that walks the state: `wider` if its programs occupy the GPU, else a narrower one."""
-    return wider if occupies(call, wider, pieces) else narrower_state_tile(wider)
+    """The tile of a kernel that walks the state: `wider` or a narrower one, whichever takes less time in all rounds."""
+    narrower = narrower_state_tile(wider)
+    longer = ROUND_OF_256_COLUMNS_GATED if call.gated else ROUND_OF_256_COLUMNS
+    return wider if longer * rounds(call, wider, pieces) <= rounds(call, narrower, pieces) else narrower
 
 
 @decided_once
