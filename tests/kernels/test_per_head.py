@@ -139,7 +139,7 @@ def test_a_nan_stays_in_its_head(hopper):
     assert not found["o"][0, :64, 1].isnan().any()
 
 
-# With one multiprocessor, programs occupy it with a state of 256 columns.
+# With one multiprocessor, programs with a state of 256 columns need fewer rounds.
 @pytest.mark.parametrize(
     ("K", "V", "multiprocessors"), [(96, 80, 132), (128, 256, 1), (128, 128, 1), (144, 32, 132), (272, 48, 132)]
 )

@@ -103,6 +103,21 @@ def test_programs_hold_the_columns_of_the_state_whose_rounds_take_less_time(head
         assert tile(replace(call, gated=False, head_gated=True), 1).block_v == others
 
 
+@pytest.mark.parametrize(
+    ("multiprocessors", "heads", "K", "V", "columns"),
+    [
+        (78, 39, 128, 256, 128), (78, 40, 128, 256, 256), (78, 79, 128, 256, 128), (78, 118, 128, 256, 256),
+        (132, 16, 512, 256, 128), (132, 17, 512, 256, 256), (132, 34, 512, 256, 128),
+        (132, 22, 128, 768, 128), (132, 23, 128, 768, 256), (132, 45, 128, 768, 128),
+    ],
+)  # fmt: skip
+def test_programs_are_counted_by_blocks_of_keys_and_values_and_rounds_by_multiprocessors(
+    multiprocessors, heads, K, V, columns
+):
+    call = replace(make_call(1, 2048, H=heads, K=K, V=V), multiprocessors=multiprocessors, gated=False)
+    assert wide_pieces.recurrence_tile(call, 1).block_v == columns
+
+
 def test_pieces_count_as_sequences_do_and_values_of_320_columns_have_narrow_programs():
     few = make_call(1, 32768, H=4)
     assert wide_pieces.recurrence_tile(few, wide_pieces.choose_pieces(few).count).block_v == 256

@@ -160,7 +160,7 @@ def recurrence_stages(block_v: int, gated: bool, alone: bool) -> int:
 
 @cache
 def narrower_state_tile(state: Tile) -> Tile:
-    """The tile of a kernel that walks the state, if too few programs with the wider tile `state` would fill the GPU."""
+    """`state`, the tile of a kernel that walks the state, or the one of 128 columns per program if that has more."""
     return replace(state, block_v=min(state.block_v, 128))
 
 

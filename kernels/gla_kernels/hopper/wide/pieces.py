@@ -70,12 +70,15 @@ def occupies(call: Call, tile: Tile, pieces: int) -> bool:
 
 
 def rounds(call: Call, tile: Tile, pieces: int) -> int:
-    """How many programs one multiprocessor has to run that walk the state through so many pieces, one by one."""
+    """Rounds of programs that walk the state through so many pieces, if each fills a multiprocessor."""
     return -(-pieces * programs_a_piece(call, tile) // call.multiprocessors)
 
 
 def state_tile(call: Call, wider: Tile, pieces: int) -> Tile:
-    """The tile of a kernel that walks the state: `wider` or a narrower one, whichever takes less time in all rounds."""
+    """The tile of a kernel that walks the state: `wider` or a narrower one, whichever takes less time in all rounds.
+
+    If both take as long, the wider one, whose programs read less.
+    """
     narrower = narrower_state_tile(wider)
     longer = ROUND_OF_256_COLUMNS_GATED if call.gated else ROUND_OF_256_COLUMNS
     return wider if longer * rounds(call, wider, pieces) <= rounds(call, narrower, pieces) else narrower
