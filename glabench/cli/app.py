@@ -30,6 +30,8 @@ from glabench.cli import (
     validate,
 )
 from glabench.cli.options import help_has_tables, in_help, with_options
+from glabench.errors import UsageError
+from glabench.sweeps import preset_names
 from glabench.sweeps.parameters import Parameter
 
 _EXIT_CODES = (
@@ -71,11 +73,18 @@ def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
 
 
 class _Group(TyperGroup):
-    """A group whose help shows no type beside flags."""
+    """A group whose help shows no type beside flags, and which knows that presets are no commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options."""
         return _without_types_of_flags(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that `args` begin with. Raises UsageError for a preset's name."""
+        name = args[0] if args else ""
+        if name not in self.commands and name in preset_names():
+            raise UsageError(f"'{name}' is a preset, not a command; measure it with: glabench run {name}")
+        return super().resolve_command(ctx, args)
 
 
 class _Command(TyperCommand):

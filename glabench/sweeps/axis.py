@@ -28,7 +28,7 @@ def parse_number(text: str) -> int:
     """`64` -> 64, `4k` -> 4096, `1m` -> 1048576. Raises ValueError for other text, 0, and numbers above 2**40."""
     found = _NUMBER.fullmatch(text.strip())
     if not found or not found[1].strip("0"):
-        raise ValueError(f"'{text.strip()}'{_SWITCHES.get(text.strip(), '')} is not a positive number")
+        raise ValueError(f"'{text.strip()}'{_SWITCHES.get(text.strip(), '')} is not a positive whole number")
     # A very long number would make `int` raise an error with a less helpful message.
     value = int(found[1]) * _UNIT[found[2].lower()] if len(found[1]) < 30 else _LARGEST + 1
     if value > _LARGEST:

@@ -56,6 +56,7 @@ from in_process import MADE_UP
         ("plugin new nowhere/mine.py", ["there is no folder 'nowhere'"]),
         ("validate --device cpu", ["--device: validate needs an NVIDIA GPU"]),
         ("spede", ["Did you mean 'speed'?"]),
+        ("paper-fig2 --dry-run", ["'paper-fig2' is a preset", "glabench run paper-fig2"]),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2(run, tmp_path, arguments, words):

@@ -39,7 +39,7 @@ def test_a_backend_of_a_sweep_that_is_not_there_is_a_mistake():
         ),
         ({"chunk": 2.5}, "--chunk: an axis takes text such as"),
         ({"key_dim": []}, "--key-dim: an axis takes"),
-        ({"key_dim": "0"}, r"key_dim: '0' is not a positive number \(allowed: a number"),
+        ({"key_dim": "0"}, r"key_dim: '0' is not a positive whole number \(allowed: a number"),
         ({"materialize": "maybe"}, r"materialize: 'maybe' is not allowed .allowed: states, checkpoints, nothing\)"),
         ({"gate": "slwo"}, r"gate: 'slwo' is not .* did you mean 'slow'\?"),
         ({"pass": None}, "pass: 'auto' is not allowed .allowed: infer, fwd, bwd, fwd\\+bwd"),
@@ -228,8 +228,8 @@ def test_backends_that_are_names_alone_are_refused_with_what_is_needed():
     ("axes", "message"),
     [
         ({"seqlen": "1k..1m:*1"}, r"sweep test: seqlen: '\*1' never advances"),
-        ({"key_dim": "1..1g"}, "sweep test: key_dim: '1g' is not a positive number"),
-        ({"seqlen": "on"}, r"sweep test: seqlen: 'on' \(true\) is not a positive number"),
+        ({"key_dim": "1..1g"}, "sweep test: key_dim: '1g' is not a positive whole number"),
+        ({"seqlen": "on"}, r"sweep test: seqlen: 'on' \(true\) is not a positive whole number"),
     ],
 )
 def test_a_mistake_in_an_axis_names_the_sweep_and_what_was_written(axes, message):

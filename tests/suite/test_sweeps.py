@@ -293,7 +293,7 @@ def test_other_backends_may_take_the_place_of_a_sweeps_on_a_cpu():
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"seqlen": "1k..wrong"}, "seqlen: 'wrong' is not a positive number"),
+        ({"seqlen": "1k..wrong"}, "seqlen: 'wrong' is not a positive whole number"),
         ({"dtype": "bf61"}, "'bf61'"),
         ({"pass": "sideways"}, "'sideways'"),
     ],
