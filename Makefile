@@ -5,33 +5,38 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 ARGS ?=
+CASES ?=
 REV ?= main
 BASELINE ?=
 CHECK_OUT ?= runs/check-gpu
 
-.PHONY: speed test test-full test-gpu check-gpu lint types workflows clean
+.PHONY: speed test test-full tests test-gpu check-gpu lint types workflows clean
+
+# Tests and suites start hundreds of processes. With no bytecode kept, each would compile all that it imports, which takes
+# as long as the import itself. So bytecode is kept, and pip need not compile what is never imported (40 s).
+export PYTHONDONTWRITEBYTECODE :=
 
 # PyPI's torch for Linux includes CUDA and Triton; with a CPU build of torch, pip installs Triton separately.
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "glabench needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint $(CONSTRAINTS) --editable '.[dev]'
 	touch $@
 
 speed: $(VENV)/.installed
 	$(BIN)/glabench speed $(ARGS)
 
-test: $(VENV)/.installed lint types
-	$(BIN)/python -m pytest -n auto $(ARGS)
-
-# Tests start hundreds of processes. With no bytecode kept, each would compile all of glabench, which takes as long as its
-# import; users of an installed glabench have it compiled.
-test test-full: export PYTHONDONTWRITEBYTECODE :=
+# Types are checked while the tests run.
+test: $(VENV)/.installed lint
+	$(MAKE) --jobs=2 types tests
 
 # All test cases. `make test` runs a selection that covers the same code.
-test-full: $(VENV)/.installed lint types
-	$(BIN)/python -m pytest -n auto --full $(ARGS)
+test-full: $(VENV)/.installed lint
+	$(MAKE) --jobs=2 types tests CASES=--full
+
+tests: $(VENV)/.installed
+	$(BIN)/python -m pytest -n auto $(CASES) $(ARGS)
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
