@@ -27,7 +27,7 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 speed: $(VENV)/.installed
 	$(BIN)/glabench speed $(ARGS)
 
-# Types are checked while the tests run.
+# Types are checked while the tests run; each is a target of its own, too.
 test: $(VENV)/.installed lint
 	$(MAKE) --jobs=2 types tests
 

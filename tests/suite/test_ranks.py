@@ -74,10 +74,9 @@ TINY = ["--width", "128", "--layers", "1", "--vocabulary", "64", "--seqlen", "16
 TRAIN = ["run", "train-340m-gpus", *TINY, "--gpus", "2", "--time-limit", "0.1", "--json", "-"]
 
 
-def test_two_processes_train_as_one_does(command):
-    ways = ["ddp", "fsdp", "sequence"]
-    chosen = ["--parallel", ",".join(ways), "--recompute", "on"]
-    code, text, error = command(*TRAIN, "--backend", "gla-model", *chosen)
+@pytest.mark.parametrize(("ways", "more"), [(["ddp", "fsdp"], []), (["sequence"], ["--recompute", "on"])])
+def test_two_processes_train_as_one_does(command, ways, more):
+    code, text, error = command(*TRAIN, "--backend", "gla-model", "--parallel", ",".join(ways), *more)
     records = json.loads(text)
     assert ([record.get("parallel", "ddp") for record in records], code) == (ways, 0), (records, error)
     for record, parallel in zip(records, ways, strict=True):
@@ -86,8 +85,9 @@ def test_two_processes_train_as_one_does(command):
         assert record["rel_error"]["loss"] < 1e-5
         assert len(record["samples_ms"]) >= 3
         assert min(record["time_ms"], record["peak_resident_mib"], record["tflops"]) > 0
-        shares = parallel == "sequence"
-        assert [record.get(name) is None for name in ("mixer_ms", "sent_mib")] == [shares, not shares]
+        shares_sequences = parallel == "sequence"
+        missing = [record.get(name) is None for name in ("mixer_ms", "sent_mib")]
+        assert missing == [shares_sequences, not shares_sequences]
 
 
 def test_ranks_that_do_not_share_gradients_are_found(command, tmp_path):
