@@ -378,7 +378,7 @@ def _language() -> ModuleType:
         "min": lambda x, axis: x.amin(axis),
         "reduce_or": _reduce_or,
         "associative_scan": _scan,
-        "exp2": torch.exp2,
+        "exp2": lambda x: torch.exp2(_value(x)),
         "cdiv": lambda x, y: (x + y - 1) // y,
         "convert_layout": lambda x, _: x,
         "allocate_shared_memory": _allocate,

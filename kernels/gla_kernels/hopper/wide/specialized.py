@@ -1,5 +1,5 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
-# ruff: noqa: E741, SIM102
+# ruff: noqa: E741, SIM102, SIM108
 """Forward kernel for wide heads on Hopper, in Gluon, K up to 128, with no gates or one per head.
 
     O = 2^a Q S + (Q K^T o D) V,    S' = 2^(a_C) S + (2^(a_C - a) K)^T V
@@ -9,15 +9,17 @@ registers. To start a chunk's copies and to write its output and its state takes
 be started in time, so two other warpgroups do that. They also bring keys into the form in which the state takes them,
 if they have the time: writing states takes them longer than the products take.
 
+That form is 2^(a_C - a) K, beside K. In mild chunks it is K~ = 2^(r - a) K, in place of K: scores need no decays of
+pairs. The state stays in that frame, as 2^-e times itself, until the next chunk scales it anyway.
+
 Barriers (`mbarrier`) between the two sides:
 
-    loaded   a chunk's q, k and sums are in memory; every copying thread arrives      copying -> multiplying
-    filled   its v is; likewise                                                       copying -> multiplying
-    decayed  its keys for the state are                                               copying -> multiplying
-    stored   the state before the chunk is in memory, to be written                   multiplying -> copying
-    kept     it has been written                                                      copying -> multiplying
-    done     no product reads the chunk any more; its output is in the memory of q    multiplying -> copying
-             and k
+    loaded   a chunk's q, k and sums are in memory; every copying thread arrives, and once   copying -> multiplying
+             more if they make keys
+    filled   its v is; likewise                                                              copying -> multiplying
+    stored   the state before the chunk is in memory, to be written                          multiplying -> copying
+    kept     it has been written                                                             copying -> multiplying
+    done     no product reads the chunk any more; its output is in the memory of q and k     multiplying -> copying
 
 There are as many of one kind as one side may have passed before the other has waited for the first of them.
 """
@@ -33,7 +35,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from gla_kernels.hopper.copies import fetch_rows, load_state, write
-from gla_kernels.hopper.head_gates import chunk_gate, decay_to_end, fetch_sums, make_sums, row_sums, sums_in
+from gla_kernels.hopper.head_gates import (
+    chunk_gate,
+    fetch_sums,
+    head_frame,
+    key_decays,
+    make_sums,
+    row_sums,
+    score_decays,
+    sums_in,
+)
 from gla_kernels.hopper.layouts import accumulator, copy_layout, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, masked, product, triangle
@@ -81,7 +92,7 @@ def outputs_in(qk_tiles, BV: gl.constexpr):
 
 @gluon.jit
 def multiply(
-    S, qk_tiles, v_tiles, S_memory, P_memory, sums, state_k, loaded, filled, decayed, done, stored, kept,
+    S, qk_tiles, v_tiles, S_memory, P_memory, sums, loaded, filled, done, stored, kept,
     checkpoints, final, scale, step, chunks, checkpoint_chunks, v0, K: gl.constexpr, V: gl.constexpr,
     HEAD_GATED: gl.constexpr, HELPED: gl.constexpr, EARLY: gl.constexpr, STORE_FINAL: gl.constexpr,
     STORE_STATES: gl.constexpr, STORE_CHECKPOINTS: gl.constexpr,
@@ -97,6 +108,8 @@ def multiply(
     state_layout: gl.constexpr = S.type.layout
     score_layout: gl.constexpr = accumulator(C, C, WARPS)
     output_layout: gl.constexpr = accumulator(BV, C, WARPS)
+    if HELPED:
+        e = scale * 0.0  # the state is 2^e S: behind a mild chunk, it stays in that chunk's frame
     if EARLY:
         wait_for_previous_kernel()
     for j in range(chunks):
@@ -104,38 +117,52 @@ def multiply(
         phase = j // BUFFERS & 1
         if STORE_CHECKPOINTS:
             if j % checkpoint_chunks == 0:
-                write(checkpoints, S, V, K, V, state_layout, v0)
+                write(checkpoints, S * gl.exp2(e) if HELPED else S, V, K, V, state_layout, v0)
                 checkpoints += step
         q_tile = qk_tiles.index(2 * buffer)
         k_tile = qk_tiles.index(2 * buffer + 1)
         v_tile = v_tiles.index(buffer)
         S_tile = readdressed(S_memory)
-        if HEAD_GATED:  # in place of k, which has another form for the state
-            P_tile = readdressed(k_tile)._reinterpret(gl.bfloat16, [C, C], operand_layout(C, C))
-            state_k_tile = state_k.index(j % 2)
+        if HEAD_GATED:
             these_sums = sums.index(j % SUMS)
-        else:
+        if not HELPED:
+            state_k_tile = qk_tiles.index(2 * BUFFERS) if HEAD_GATED else k_tile
             P_tile = readdressed(P_memory)
-            state_k_tile = k_tile
         mbarrier.wait(loaded.index(buffer), phase)
         fence_async_shared()  # the copies are other threads', and have none
-        if HEAD_GATED:
-            columns = these_sums.load(gl.SliceLayout(0, score_layout))
-            decays = gl.exp2(row_sums(these_sums, score_layout)[:, None] - columns[None, :]) * scale
+        if HEAD_GATED and not HELPED:
+            decays = score_decays(these_sums, score_layout, True) * scale
         P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
         if STORE_STATES:
             mbarrier.wait(kept, j + 1 & 1)
         S_tile.store(S.to(gl.bfloat16))
         if HEAD_GATED:
-            S *= gl.exp2(chunk_gate(these_sums))
+            total = chunk_gate(these_sums)
+            if HELPED:
+                mild, r = head_frame(total)
+                before = e
+                S *= gl.exp2(e + gl.where(mild, r, total))
+                e = gl.where(mild, total - r, 0.0)
+                # Scores take the place of k, or of its other form, whichever the state does not take.
+                here = 2 * buffer + 1
+                apart = 2 * BUFFERS + j % 2
+                state_k_tile = qk_tiles.index(gl.where(mild, here, apart))
+                P_place = readdressed(qk_tiles.index(gl.where(mild, apart, here)))
+                P_tile = P_place._reinterpret(gl.bfloat16, [C, C], operand_layout(C, C))
+            else:
+                S *= gl.exp2(total)
         P = warpgroup_mma_wait(0, deps=[P])
         if HEAD_GATED:
-            if HELPED:
-                mbarrier.wait(decayed.index(j % 2), j // 2 & 1)
-            else:
+            if not HELPED:
                 store_keys_for_state(state_k_tile, k_tile, these_sums, C, BK)
-            P *= decays
-            thread_barrier()  # no thread reads k any more
+            if HELPED:
+                if mild:
+                    P *= (gl.exp2(row_sums(these_sums, score_layout) - r) * scale)[:, None]
+                else:
+                    P *= score_decays(these_sums, score_layout, True) * scale
+                thread_barrier()  # no thread reads k any more
+            else:
+                P *= decays
         else:
             P *= scale
         P_tile.store(masked(P, triangle(C, True, True, WARPS)).to(gl.bfloat16))
@@ -150,7 +177,8 @@ def multiply(
         S = add_product(state_k_tile.permute((1, 0)), v_tile, S)
         O = warpgroup_mma_wait(1, deps=[O])
         if HEAD_GATED:
-            O *= (gl.exp2(row_sums(these_sums, output_layout)) * scale)[:, None]
+            a = row_sums(these_sums, output_layout)
+            O *= (gl.exp2(a + before if HELPED else a) * scale)[:, None]
         else:
             O *= scale
         O = add_product(P_tile, v_tile, O)
@@ -160,26 +188,33 @@ def multiply(
         readdressed(o_tiles.index(buffer * each)).store(O.to(gl.bfloat16))
         signal(done.index(buffer))
     if STORE_FINAL:
-        write(final, S, V, K, V, state_layout, v0)
+        write(final, S * gl.exp2(e) if HELPED else S, V, K, V, state_layout, v0)
 
 
 @gluon.jit
-def decay_keys(k_tile, state_k, sums, decayed, j, BUFFERS: gl.constexpr):
-    """Writes 2^(a_C - a) k of chunk j, which has been copied before BUFFERS - 2 others."""
-    rows: gl.constexpr = copy_layout(k_tile.shape[1], 16, COPYING_WARPS)
+def prepare_keys(qk_tiles, sums, loaded, j, BUFFERS: gl.constexpr):
+    """Writes the keys of chunk j as the state takes them, in place of k if it is mild.
+
+    The chunk has been copied before BUFFERS - 2 others.
+    """
+    rows: gl.constexpr = copy_layout(qk_tiles.shape[2], 16, COPYING_WARPS)
     these_sums = sums.index(j % SUMS)
+    here = 2 * (j % BUFFERS) + 1
     async_copy.wait_group(2 * BUFFERS - 2)  # sums are in the group before k's
     thread_barrier()
-    decays = decay_to_end(row_sums(these_sums, rows), chunk_gate(these_sums))
+    total = chunk_gate(these_sums)
+    mild, r = head_frame(total)
+    decays = key_decays(row_sums(these_sums, rows), mild, r, total)[:, None]
     async_copy.wait_group(2 * BUFFERS - 3)
     thread_barrier()
-    state_k.index(j % 2).store((to_float32(k_tile.load(rows)) * decays).to(gl.bfloat16))
-    signal(decayed.index(j % 2))
+    framed = (to_float32(qk_tiles.index(here).load(rows)) * decays).to(gl.bfloat16)
+    qk_tiles.index(gl.where(mild, here, 2 * BUFFERS + j % 2)).store(framed)
+    signal(loaded.index(j % BUFFERS))
 
 
 @gluon.jit
 def copy(
-    q, k, v, g, o, states, qk_tiles, v_tiles, S_memory, sums, state_k, loaded, filled, decayed, done, stored, kept,
+    q, k, v, g, o, states, qk_tiles, v_tiles, S_memory, sums, loaded, filled, done, stored, kept,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, b, t, h, v0, T, H, rows_left, chunks, K: gl.constexpr,
     V: gl.constexpr, HEAD_GATED: gl.constexpr, HELPED: gl.constexpr, EARLY: gl.constexpr, STORE_STATES: gl.constexpr,
 ):  # fmt: skip
@@ -210,7 +245,7 @@ def copy(
         t += C
         rows_left -= C
     if HELPED:
-        decay_keys(qk_tiles.index(1), state_k, sums, decayed, 0, BUFFERS)
+        prepare_keys(qk_tiles, sums, loaded, 0, BUFFERS)
     for j in range(chunks):
         there = (j + BUFFERS - 1) % BUFFERS  # where the chunk before is, and the next one to be copied goes
         mbarrier.wait(done.index(there), (j + BUFFERS - 1) // BUFFERS + 1 & 1)
@@ -235,7 +270,7 @@ def copy(
             thread_barrier()
             mbarrier.arrive(kept, count=1)
         if HELPED:
-            decay_keys(qk_tiles.index(2 * ((j + 1) % BUFFERS) + 1), state_k, sums, decayed, j + 1, BUFFERS)
+            prepare_keys(qk_tiles, sums, loaded, j + 1, BUFFERS)
     there = (chunks + BUFFERS - 1) % BUFFERS
     mbarrier.wait(done.index(there), (chunks + BUFFERS - 1) // BUFFERS + 1 & 1)
     last = gl.where(chunks > 0, rows_left + BUFFERS * C, 0)
@@ -311,29 +346,27 @@ def specialized_forward(
         S = gl.zeros([BK, BV], gl.float32, state_layout)
 
     BUFFERS: gl.constexpr = 2 if BV == 256 else 3  # chunks in memory at once
-    qk_tiles = gl.allocate_shared_memory(gl.bfloat16, [2 * BUFFERS, C, BK], operand_layout(C, BK))
+    TILES: gl.constexpr = 2 * BUFFERS + (2 if HELPED else 1 if HEAD_GATED else 0)  # q, k and other forms of k
+    qk_tiles = gl.allocate_shared_memory(gl.bfloat16, [TILES, C, BK], operand_layout(C, BK))
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BV], operand_layout(C, BV))
     S_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
+    if not HELPED:
+        P_memory = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     if HEAD_GATED:
         sums = make_sums(SUMS, C)
-        state_k = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
-        P_memory = sums  # unused
     else:
-        P_memory = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
         sums = P_memory  # unused
-        state_k = P_memory  # unused
+    if HELPED:
+        P_memory = sums  # unused
     loaded = gl.allocate_shared_memory(gl.int64, [BUFFERS, 1], mbarrier.MBarrierLayout())
     filled = gl.allocate_shared_memory(gl.int64, [BUFFERS, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [BUFFERS, 1], mbarrier.MBarrierLayout())
-    decayed = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     stored = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     kept = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for which in gl.static_range(BUFFERS):
-        mbarrier.init(loaded.index(which), count=32 * COPYING_WARPS)
+        mbarrier.init(loaded.index(which), count=32 * COPYING_WARPS + HELPED)
         mbarrier.init(filled.index(which), count=32 * COPYING_WARPS)
         mbarrier.init(done.index(which), count=1)
-    for which in gl.static_range(2):
-        mbarrier.init(decayed.index(which), count=1)
     mbarrier.init(stored, count=1)
     mbarrier.init(kept, count=1)
     fence_async_shared()
@@ -344,7 +377,7 @@ def specialized_forward(
             (
                 multiply,
                 (
-                    S, qk_tiles, v_tiles, S_memory, P_memory, sums, state_k, loaded, filled, decayed, done, stored,
+                    S, qk_tiles, v_tiles, S_memory, P_memory, sums, loaded, filled, done, stored,
                     kept, checkpoints, final, scale, H * K * V, chunks, checkpoint_chunks, v0, K, V, HEAD_GATED,
                     HELPED, EARLY, STORE_FINAL, STORE_STATES, STORE_CHECKPOINTS,
                 ),
@@ -352,7 +385,7 @@ def specialized_forward(
             (
                 copy,
                 (
-                    q, k, v, g, o, states, qk_tiles, v_tiles, S_memory, sums, state_k, loaded, filled, decayed, done,
+                    q, k, v, g, o, states, qk_tiles, v_tiles, S_memory, sums, loaded, filled, done,
                     stored, kept, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, b, t, h, v0, T, H, rows_left, chunks,
                     K, V, HEAD_GATED, HELPED, EARLY, STORE_STATES,
                 ),
