@@ -10,6 +10,7 @@ all. What is checked beside the numbers:
   change before that.
 - Shared memory is NaN (or -1, if it holds integers) until it is written.
 - Programs run in no order, and no two of a launch may store different values in a place of global memory.
+- Groups of warps (`warp_specialize`) are ahead of each other in no order, see `partitions.py`.
 
 What is not: layouts, registers, fences and barriers between threads.
 """
@@ -32,6 +33,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from partitions import Barrier, Copy, Partition, Turns
 
 # The package's Gluon modules, each after those that it imports.
 OURS = tuple(
@@ -39,8 +41,8 @@ OURS = tuple(
     for name in (
         "layouts", "values", "products", "copies", "gates", "head_gates", "places", "narrow.outputs",
         "narrow.forward", "narrow.states", "narrow.backward", "narrow.head_backward", "narrow.recurrence",
-        "wide.tiles", "wide.frames", "wide.walk", "wide.forward", "wide.recurrence", "wide.readout", "wide.gradients",
-        "wide.backward", "levels", "strong",
+        "wide.tiles", "wide.frames", "wide.walk", "wide.forward", "wide.specialized", "wide.recurrence",
+        "wide.readout", "wide.gradients", "wide.backward", "levels", "strong",
     )
 )  # fmt: skip
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
@@ -164,9 +166,11 @@ class Shared:
         return Shared(self.data.reshape(-1).view(dtype)[: _size(shape)].view(shape))
 
     def load(self, layout: Any) -> Any:
+        _now.point()
         return self.data.clone()
 
     def store(self, x: Any) -> None:
+        _now.point()
         assert x.dtype == self.dtype
         assert list(x.shape) == self.shape
         self.data.copy_(x)
@@ -199,11 +203,16 @@ class _Program:
 
     number: tuple[int, ...] = (0,)
     grid: tuple[int, ...] = (1,)
-    warps: int = 4
     kernel: str = ""
     writers: dict[Any, torch.Tensor] = field(default_factory=dict)  # who wrote each element last, from 1
-    copies: list[list[Callable[[], None]]] = field(default_factory=lambda: [[]])
-    products: list[_Product] = field(default_factory=list)
+    part: Partition = field(default_factory=Partition)
+    barriers: dict[int, Barrier] = field(default_factory=dict)  # by their address
+    turns: Turns | None = None  # while it is divided into partitions
+
+    def point(self, until: Callable[[], bool] | None = None) -> None:
+        """A point where another group of warps may go ahead."""
+        if self.turns is not None:
+            self.turns.point(until)
 
 
 _now = _Program()
@@ -217,20 +226,45 @@ def _allocate(dtype: torch.dtype, shape: list[int], layout: Any, value: Any = No
 
 
 def _copy(tile: Shared, pointer: Pointer, mask: Any) -> None:
+    _now.point()
     tile.data.fill_(float("nan"))
-    _now.copies[-1].append(lambda: tile.data.copy_(pointer.load(mask, 0)))
+    _now.part.copies[-1].append(Copy(lambda: tile.data.copy_(pointer.load(mask, 0))))
 
 
-def _commit() -> None:
-    _now.copies.append([])
+def _arrive_after_copies(place: Shared, increment_count: bool) -> None:
+    assert not increment_count
+    _now.part.arrive_after_copies(_barrier(place))
 
 
-def _wait_copies(left: int) -> None:
-    done = len(_now.copies) - 1 - left
-    for group in _now.copies[: max(done, 0)]:
-        for copy in group:
-            copy()
-        group.clear()
+def _barrier(place: Shared) -> Barrier:
+    return _now.barriers[place.data.data_ptr()]
+
+
+def _init_barrier(place: Shared, count: int) -> None:
+    _now.barriers[place.data.data_ptr()] = Barrier(count)
+
+
+def _arrive(place: Shared, count: int) -> None:
+    _barrier(place).arrive(count)
+    _now.point()
+
+
+def _wait_at_barrier(place: Shared, parity: Any) -> None:
+    barrier = _barrier(place)
+    _now.point(lambda: barrier.has_ended(int(parity)))
+
+
+def _warp_specialize(parts: list[tuple[Any, tuple[Any, ...]]], warps: list[int], _: list[int]) -> None:
+    """Runs the functions in partitions of their own; the first has the warps of the program."""
+    program, before = _now, _now.part
+    partitions = [Partition(count) for count in (before.warps, *warps)]
+
+    def enter(partition: Partition) -> None:
+        program.part = partition
+
+    program.turns = Turns(partitions, enter, program.number[0])
+    program.turns.run([functools.partial(function, *arguments) for function, arguments in parts])
+    program.part, program.turns = before, None
 
 
 def _operand(x: Any) -> torch.Tensor:
@@ -248,16 +282,18 @@ def _multiply(a: Any, b: Any, acc: Any, use_acc: bool = True, is_async: bool = F
     out = torch.full_like(product, float("nan"))
     out.finished = product
     held = [(x.data, x.data.clone()) for x in (a, b) if isinstance(x, Shared)]
-    _now.products.append(_Product(out, held))
+    _now.part.products.append(_Product(out, held))
     return out
 
 
 def _wait_products(left: int, deps: list[Any]) -> Any:
-    done = max(len(_now.products) - left, 0)
-    for product in _now.products[:done]:
+    _now.point()
+    products = _now.part.products
+    done = max(len(products) - left, 0)
+    for product in products[:done]:
         product.finish()
         product.out.finished = None
-    del _now.products[:done]
+    del products[:done]
     return deps[0] if len(deps) == 1 else deps
 
 
@@ -327,7 +363,7 @@ def _language() -> ModuleType:
         "static_range": range,
         "program_id": lambda axis: _value(_now.number[axis]),
         "num_programs": lambda axis: _value(_now.grid[axis]),
-        "num_warps": lambda: _now.warps,
+        "num_warps": lambda: _now.part.warps,
         "arange": lambda start, end, _=None: torch.arange(start, end, dtype=torch.int32),
         "zeros": lambda shape, dtype, _=None: torch.zeros(shape, dtype=dtype),
         "full": lambda shape, x, dtype, _=None: torch.full(list(shape), x, dtype=dtype),
@@ -342,7 +378,7 @@ def _language() -> ModuleType:
         "min": lambda x, axis: x.amin(axis),
         "reduce_or": _reduce_or,
         "associative_scan": _scan,
-        "exp2": torch.exp2,
+        "exp2": lambda x: torch.exp2(_value(x)),
         "cdiv": lambda x, y: (x + y - 1) // y,
         "convert_layout": lambda x, _: x,
         "allocate_shared_memory": _allocate,
@@ -350,6 +386,7 @@ def _language() -> ModuleType:
         "multiple_of": lambda x, _: x,
         "static_assert": _assert,
         "thread_barrier": lambda: None,
+        "warp_specialize": _warp_specialize,
     }
     vars(gl).update(names)
     return gl
@@ -383,10 +420,9 @@ class Kernel:
             writers: dict[Any, torch.Tensor] = {}
             with _tensors_as_in_kernels():
                 for number in numbers:
-                    _now = _Program((number,), tuple(grid), num_warps, self.__name__, writers)
+                    _now = _Program((number,), tuple(grid), self.__name__, writers, Partition(num_warps))
                     self.function(*arguments, **constants)
-                    assert not any(_now.copies), "a copy was not waited for"
-                    assert not _now.products, "a product was not waited for"
+                    _now.part.assert_idle()
 
         return launch
 
@@ -409,10 +445,15 @@ def _modules() -> dict[str, ModuleType]:
     vars(gluon).update(jit=_jit, constexpr_function=lambda x: x, language=gl)
     hopper = ModuleType("triton.experimental.gluon.language.nvidia.hopper")
     copies = SimpleNamespace(
-        async_copy_global_to_shared=_copy, commit_group=_commit, wait_group=lambda left: _wait_copies(int(left))
+        async_copy_global_to_shared=_copy,
+        commit_group=lambda: _now.part.commit(),
+        wait_group=lambda left: _now.part.wait_for_copies(int(left)),
+        mbarrier_arrive=_arrive_after_copies,
     )
+    barriers = SimpleNamespace(MBarrierLayout=lambda: None, init=_init_barrier, arrive=_arrive, wait=_wait_at_barrier)
     vars(hopper).update(
         async_copy=copies,
+        mbarrier=barriers,
         fence_async_shared=lambda: None,
         warpgroup_mma=_multiply,
         warpgroup_mma_init=lambda x: x,

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gla_kernels.hopper.wide import passes as wide
-from gla_kernels.hopper.wide.pieces import fits_one_backward, parks_dstates
+from gla_kernels.hopper.wide.pieces import fits_one_backward, parks_dstates, specializes
 from gla_kernels.launching.call import Call, named
 from gla_kernels.launching.plans import (
     SCAN,
@@ -237,6 +237,7 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
     from gla_kernels.hopper.wide.gradients import wide_gradients
     from gla_kernels.hopper.wide.readout import wide_readout
     from gla_kernels.hopper.wide.recurrence import wide_recurrence
+    from gla_kernels.hopper.wide.specialized import specialized_forward
     from gla_kernels.hopper.wide.walk import wide_walk
 
     def tiles(state: Tile) -> dict[str, Tile]:
@@ -270,8 +271,9 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
         yield Variant("walk, checkpoints", "plain", wide_walk, call.plan.forward, switches)
     elif wide.fused(call):
         for wider, tile in tiles(call.plan.forward).items():
-            yield Variant(f"{wider}forward", "plain", wide_forward, tile, forward)
-            yield Variant(f"{wider}forward, checkpoints", "plain", wide_forward, tile, checkpoints)
+            kernel = specialized_forward if specializes(call, tile) else wide_forward
+            yield Variant(f"{wider}forward", "plain", kernel, tile, forward)
+            yield Variant(f"{wider}forward, checkpoints", "plain", kernel, tile, checkpoints)
     tile = wide_gradients_tile(call.V, call.gated, call.plan.backward)
     for parked in {False, parks_dstates(call)}:
         yield Variant("gradients" + ", parked" * parked, "plain", wide_gradients, tile, {"PARKED": parked})

@@ -35,6 +35,7 @@ _FORWARD, _BACKWARD = _Products(1, 1, 2), _Products(3, 2, 4)
 _ALL_GRADIENTS, _KEY_GRADIENTS = _Products(3, 2, 3), _Products(2, 1, 2)
 _PRODUCTS = {
     "gla_forward_kernel": _FORWARD, "gla_forward_hopper": _FORWARD, "wide_forward": _FORWARD,
+    "specialized_forward": _FORWARD,
     "gla_backward_kernel": _BACKWARD, "gla_backward_hopper": _BACKWARD, "wide_backward": _BACKWARD,
     "simple_gla_backward_hopper": _BACKWARD,
     "gla_recurrence_hopper": _Products(0, 0, 1), "wide_recurrence": _Products(0, 0, 1),

@@ -127,6 +127,10 @@ def wide_gradients(
     # Two threads share a row of a state, so that a sum over the row needs one step between threads.
     state_rows: gl.constexpr = gl.BlockedLayout([1, BV // 2], [16, 2], [WARPS, 1], [1, 0])
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    # Whether the left operands of dv, the same for all blocks of values, are in registers: shared memory is what a
+    # block waits for.
+    IN_REGISTERS: gl.constexpr = blocks_k == 1 and blocks_v > 1 and not GATED
+    left: gl.constexpr = gl.DotOperandLayout(0, accumulator(BV, C, WARPS), 2)
     wait_for_previous_kernel()
     pid = gl.program_id(0)
     k0 = pid % blocks_k * BK
@@ -210,10 +214,15 @@ def wide_gradients(
         bq *= gl.exp2(G)
         q_tile.store(bq.to(gl.bfloat16))
         k_tile.store(bk.to(gl.bfloat16))
-    if HEAD_GATED:
+    if HEAD_GATED or IN_REGISTERS:
         thread_barrier()
+    if HEAD_GATED:
         total = chunk_gate(sums)
-    if HEAD_GATED and blocks_k == 1:
+    if IN_REGISTERS:
+        k_for_state = k_tile.load(left)
+        if HEAD_GATED:
+            k_for_state = (to_float32(k_for_state) * decay_to_end(row_sums(sums, left), total)).to(gl.bfloat16)
+    elif HEAD_GATED and blocks_k == 1:
         k_for_state = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
         bk = to_float32(k_tile.load(key_tile)) * decay_to_end(row_sums(sums, key_tile), total)
         k_for_state.store(bk.to(gl.bfloat16))
@@ -255,6 +264,11 @@ def wide_gradients(
             dP *= factor
     if blocks_k == 1:
         Pt_tile.store(masked(Pt, triangle(C, False, True, WARPS)).to(gl.bfloat16))
+    if IN_REGISTERS:
+        thread_barrier()
+        Pt_operand = Pt_tile.load(left)
+    elif blocks_k == 1:
+        Pt_operand = Pt_tile
     if blocks_v == 1:
         dA_memory = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
         dA_memory.store(masked(dP, triangle(C, not HEAD_GATED, True, WARPS)).to(gl.bfloat16))
@@ -262,7 +276,7 @@ def wide_gradients(
         fence_async_shared()
         thread_barrier()
         if blocks_k == 1:
-            bdv = product(Pt_tile, do_tile, C, BV, WARPS)
+            bdv = product(Pt_operand, do_tile, C, BV, WARPS)
             bdv = add_product(k_for_state, dS_tile, bdv)
         bdq = product(do_tile, S_tile.permute((1, 0)), C, BK, WARPS)
         bdk = product(v_tile, dS_tile.permute((1, 0)), C, BK, WARPS)
@@ -304,7 +318,7 @@ def wide_gradients(
             S_tile = S_tiles.index(buffer)
             dS_tile = dS_tiles.index(buffer)
             if blocks_k == 1:
-                bdv = product(Pt_tile, do_tile, C, BV, WARPS)
+                bdv = product(Pt_operand, do_tile, C, BV, WARPS)
                 bdv = add_product(k_for_state, dS_tile, bdv)
             dP = add_product(do_tile, v_tile.permute((1, 0)), dP)
             bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from gla_kernels.hopper.wide.pieces import Run, forward_tile, programs_a_piece, recurrence_tile
+from gla_kernels.hopper.wide.pieces import Run, forward_tile, programs_a_piece, recurrence_tile, specializes
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
-from gla_kernels.launching.call import Call, arranged
+from gla_kernels.launching.call import Call, arranged, named
 from gla_kernels.launching.plans import WIDE_BACKWARD, wide_frames_tile, wide_gradients_tile, wide_readout_tile
 from gla_kernels.portable.launches import gates_of, scan
 
@@ -141,6 +141,7 @@ def launch_forward(
 ) -> None:  # fmt: skip
     """Computes o of a run and, of the other outputs, those that are not None."""
     from gla_kernels.hopper.wide.forward import wide_forward
+    from gla_kernels.hopper.wide.specialized import specialized_forward
 
     arguments = inputs.arguments | gates_of(call, inputs) | call.numbers | run.arguments(call)
     arguments |= _steps(initial=initial, final=final) | {
@@ -156,7 +157,9 @@ def launch_forward(
     }
     tile = forward_tile(call, run.count)
     programs = (run.count * programs_a_piece(call, tile),)
-    call.launch(wide_forward, tile, programs, arranged(wide_forward, arguments), switches)
+    kernel = specialized_forward if specializes(call, tile) else wide_forward
+    # Nothing overflows without gates per channel, so the former takes no flags.
+    call.launch(kernel, tile, programs, arranged(kernel, named(kernel, arguments)), switches)
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,11 @@ def forward_tile(call: Call, pieces: int) -> Tile:
     return state_tile(call, call.plan.forward, pieces)
 
 
+def specializes(call: Call, tile: Tile) -> bool:
+    """Whether the kernel with such a tile that computes o has warps of its own for copies."""
+    return tile.block_v == 2 * WIDE_KEY_BLOCK and not call.gated
+
+
 @decided_once
 def recurrence_tile(call: Call, pieces: int) -> Tile:
     """The tile of `wide_recurrence`."""

@@ -1,0 +1,85 @@
+"""`specialized_forward` on a CPU: its two groups of warps are right in any order, and need every barrier they have."""
+
+import inspect
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from gla_cases import assert_close, cumulative, make_case, per_head_case, run, run_with_a_tail
+from gla_kernels import chunk_linear_attn, chunk_simple_gla
+from hopper_on_cpu import on_hopper, set_multiprocessors
+
+BF16 = torch.bfloat16
+BOUND = 5e-3
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    with on_hopper(monkeypatch):
+        # One multiprocessor has sequences whole, and then states of 256 columns.
+        set_multiprocessors(monkeypatch, 1)
+        yield sys.modules["gla_kernels.hopper.wide.specialized"]
+
+
+def case_of(gate, **sizes):
+    if gate is None:
+        return chunk_linear_attn, make_case(None, dtype=BF16, **sizes)
+    return chunk_simple_gla, per_head_case(gate, dtype=BF16, **sizes)
+
+
+def forward(gate, keep, V, T=330):
+    """Runs a forward, and compares o and the final state with the recurrence in float64."""
+    function, case = case_of(gate, B=1, T=T, H=2, K=128, V=V)
+    assert_close(run(function, case.inputs, case.grads, materialize=keep), case, BOUND)
+
+
+def forward_in_every_way():
+    for gate in (None, "logsigmoid"):
+        for V in (256, 128):
+            for keep in ("nothing", "states"):
+                forward(gate, keep, V, T=500)
+
+
+@pytest.mark.parametrize("keep", ["states", "checkpoints", "nothing"])
+@pytest.mark.parametrize("V", [48, 128, 256])
+@pytest.mark.parametrize("gate", [None, "logsigmoid", "-inf"])
+def test_all_outputs_and_gradients(hopper, gate, V, keep):
+    forward(gate, keep, V)
+
+
+@pytest.mark.parametrize("gate", [None, "resets"])
+@pytest.mark.parametrize("T", [1, 64, 65, 129])
+def test_few_chunks(hopper, gate, T):
+    forward(gate, "states", 256, T)
+
+
+@pytest.mark.parametrize("gate", [None, "logsigmoid"])
+def test_packed_sequences(hopper, gate):
+    lengths = [70, 0, 1, 300]
+    function, case = case_of(gate, H=1, K=112, V=256, lengths=lengths)
+    assert_close(run_with_a_tail(function, case, cumulative(lengths)), case, BOUND)
+
+
+def waits():
+    """Lines of the module on which a group of warps waits."""
+    from gla_kernels.hopper.wide import specialized
+
+    lines = inspect.getsource(specialized).splitlines()
+    return [number for number, line in enumerate(lines, 1) if "mbarrier.wait(" in line or ".wait_group(" in line]
+
+
+@pytest.mark.parametrize("line", waits())
+def test_no_wait_can_be_left_out(hopper, monkeypatch, line):
+    def unless_there(wait):
+        def maybe(*arguments):
+            if sys._getframe(1).f_lineno != line:
+                wait(*arguments)
+
+        return maybe
+
+    for name, wait in (("mbarrier", "wait"), ("async_copy", "wait_group")):
+        parts = vars(getattr(hopper, name))
+        monkeypatch.setattr(hopper, name, SimpleNamespace(**parts | {wait: unless_there(parts[wait])}))
+    with pytest.raises(AssertionError):
+        forward_in_every_way()
