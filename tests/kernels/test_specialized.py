@@ -28,30 +28,30 @@ def case_of(gate, **sizes):
     return chunk_simple_gla, per_head_case(gate, dtype=BF16, **sizes)
 
 
-def forward(gate, keep, V, T=330):
-    """Runs a forward, and compares o and the final state with the recurrence in float64."""
-    function, case = case_of(gate, B=1, T=T, H=2, K=128, V=V)
+def compare(gate, keep, T=330, K=128, V=256, initial=True):
+    """Compares all outputs and gradients with the recurrence in float64."""
+    function, case = case_of(gate, B=1, T=T, H=2, K=K, V=V, initial=initial)
     assert_close(run(function, case.inputs, case.grads, materialize=keep), case, BOUND)
 
 
 def forward_in_every_way():
     for gate in (None, "logsigmoid"):
-        for V in (256, 128):
-            for keep in ("nothing", "states"):
-                forward(gate, keep, V, T=500)
+        for keep in ("nothing", "states"):
+            compare(gate, keep, T=500)
 
 
 @pytest.mark.parametrize("keep", ["states", "checkpoints", "nothing"])
-@pytest.mark.parametrize("V", [48, 128, 256])
+@pytest.mark.parametrize("initial", [True, False])
+@pytest.mark.parametrize(("K", "V"), [(128, 256), (112, 512), (64, 256)])
 @pytest.mark.parametrize("gate", [None, "logsigmoid", "-inf"])
-def test_all_outputs_and_gradients(hopper, gate, V, keep):
-    forward(gate, keep, V)
+def test_all_outputs_and_gradients(hopper, gate, K, V, initial, keep):
+    compare(gate, keep, 200, K, V, initial)
 
 
 @pytest.mark.parametrize("gate", [None, "resets"])
 @pytest.mark.parametrize("T", [1, 64, 65, 129])
 def test_few_chunks(hopper, gate, T):
-    forward(gate, "states", 256, T)
+    compare(gate, "states", T)
 
 
 @pytest.mark.parametrize("gate", [None, "logsigmoid"])

@@ -148,12 +148,12 @@ def clear_tails(call: Call, inputs: Inputs, *outputs: torch.Tensor | None) -> No
 def scan(
     call: Call, inputs: Inputs, piece_chunks: int, local: torch.Tensor, decays: torch.Tensor | None,
     borders: torch.Tensor, initial: torch.Tensor | None, final: torch.Tensor | None, *, reverse: bool,
-    cleared: torch.Tensor | None,
+    cleared: torch.Tensor | None, sequences: int | None = None,
 ) -> None:  # fmt: skip
     """Fills `borders` and `final` from what each piece of `piece_chunks` chunks adds to the state, `local`.
 
-    `decays`: total gates of each piece. `cleared`: int32, set to 0 as well. Not of the portable plain form, but of
-    those that cut sequences.
+    `decays`: total gates of each piece. `cleared`: int32, set to 0 as well. `sequences`: of how many the tensors are,
+    if not of all. Not of the portable plain form, but of those that cut sequences.
     """
     arguments = {
         "local": local, "decays": decays, "initial": initial, "borders": borders, "final": final,
@@ -170,5 +170,5 @@ def scan(
         "STORE_FINAL": final is not None,
     }
     blocks = -(-call.K * call.V // tile.block_v)
-    programs = (call.sequences * call.H, blocks)
+    programs = ((call.sequences if sequences is None else sequences) * call.H, blocks)
     call.launch(scan_pieces, tile, programs, arranged(scan_pieces, arguments), switches)

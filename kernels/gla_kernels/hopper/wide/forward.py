@@ -10,11 +10,11 @@ fills a multiprocessor, so no other program runs while it waits. How it keeps bu
 Up to 128, it works on two chunks at a time: while the products of one run, q, k and g of the next are brought into its
 frame.
 
-With 256, every q, k and g is read and brought into its frame once, not twice. But a state of 128 x 256 fills half of
-the registers of two warpgroups, which leaves no room for a second chunk. The state is a pair of tensors of 128 columns,
-which are read out one after the other through one tile of shared memory. Registers are so short that values are
-recomputed wherever possible (`opaque`) and tiles are stored in parts. Spills go to L2, because shared memory leaves the
-L1 cache 28 KiB.
+With 256, which only gates per channel have here (see `specialized.py`), every q, k and g is read and brought into its
+frame once, not twice. But a state of 128 x 256 fills half of the registers of two warpgroups, which leaves no room for
+a second chunk. The state is a pair of tensors of 128 columns, which are read out one after the other through one tile
+of shared memory. Registers are so short that values are recomputed wherever possible (`opaque`) and tiles are stored in
+parts. Spills go to L2, because shared memory leaves the L1 cache 28 KiB.
 
 With a gate per head (`head_gates.py`), keys for the state have a tile of their own, and 2^a is a factor of Q S. So is
 scale with such gates, and of the output without gates: q is then used as it is.
@@ -117,6 +117,7 @@ def wide_forward(
 ):  # fmt: skip
     """A program handles one piece and head, and BV value columns."""
     PAIR: gl.constexpr = BV == 256
+    gl.static_assert(GATED or not PAIR)  # otherwise `specialized_forward` has states of 256 columns
     W: gl.constexpr = BV // 2 if PAIR else BV  # columns of one tensor of the state
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_v: gl.constexpr = copy_layout(W, 16, WARPS)
@@ -173,10 +174,7 @@ def wide_forward(
         fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
         fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
         fetch_rows(v2_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0 + W)
-        if GATED:
-            fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
-        if HEAD_GATED:
-            fetch_sums(sums.index(0), sums_in(g, b, t, h, T, H), rows_left)
+        fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
         async_copy.commit_group()
         for j in range(chunks):
             buffer = j % 2
@@ -186,8 +184,7 @@ def wide_forward(
             S_tile = readdressed(S_memory)
             O_tile = readdressed(O_memory)
             P_tile = readdressed(P_memory)
-            if GATED:
-                g_tile = readdressed(g_tiles.index(0))
+            g_tile = readdressed(g_tiles.index(0))
             v_tile = v_tiles.index(buffer)
             v2_tile = v2_tiles.index(buffer)
             if STORE_CHECKPOINTS:
@@ -203,35 +200,25 @@ def wide_forward(
             fetch_rows(k_tiles.index(next_buffer), k, b, t + C, h, k_b, k_t, k_h, rows_left - C, K, 16)
             fetch_rows(v_tiles.index(next_buffer), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
             fetch_rows(v2_tiles.index(next_buffer), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0 + W)
-            if HEAD_GATED:
-                fetch_sums(sums.index(next_buffer), sums_in(g, b, t + C, h, T, H), rows_left - C)
             async_copy.commit_group()
-            if GATED:
-                halves, large = gate_halves(g_tile, g, words, C, BK)
-                G = start_centred_gates(halves, readdressed(cumulative), C, BK)
-                total = start_total_gate(halves, readdressed(ones), BK)
-                G, total = warpgroup_mma_wait(0, deps=[G, total])
-                last = gl.convert_layout(gl.max(total, axis=1), key_layout)
-                factor = frame_factor(last)
-                frame_change = previous_factor * factor
-                previous_factor = factor
-                S *= frame_change[:, None]
-                S2 *= frame_change[:, None]
-                if large:
-                    mark_strong(marks + chunk_head_of(cu_seqlens, n, opaque(t), h, opaque(T), H, C, VARLEN), last, n)
-                store_frame(q_tile, k_tile, G, last, large, scale, C, BK)
+            halves, large = gate_halves(g_tile, g, words, C, BK)
+            G = start_centred_gates(halves, readdressed(cumulative), C, BK)
+            total = start_total_gate(halves, readdressed(ones), BK)
+            G, total = warpgroup_mma_wait(0, deps=[G, total])
+            last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+            factor = frame_factor(last)
+            frame_change = previous_factor * factor
+            previous_factor = factor
+            S *= frame_change[:, None]
+            S2 *= frame_change[:, None]
+            if large:
+                mark_strong(marks + chunk_head_of(cu_seqlens, n, opaque(t), h, opaque(T), H, C, VARLEN), last, n)
+            store_frame(q_tile, k_tile, G, last, large, scale, C, BK)
             S_tile.store(S.to(gl.bfloat16))
-            if HEAD_GATED:
-                store_keys_for_state(state_k_memory, k_tile, sums.index(buffer), C, BK)
-                S *= gl.exp2(chunk_gate(sums.index(buffer)))
-                state_k_tile = state_k_memory
-            else:
-                state_k_tile = k_tile
             fence_async_shared()
             thread_barrier()
-            if GATED:
-                fetch_gate_rows(g_tile, g, b, t + C, h, g_b, g_t, g_h, rows_left - C, K)
-                async_copy.commit_group()
+            fetch_gate_rows(g_tile, g, b, t + C, h, g_b, g_t, g_h, rows_left - C, K)
+            async_copy.commit_group()
 
             P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
             # Store the second half of the previous chunk's output only now, so that no fence waits for the store.
@@ -239,20 +226,13 @@ def wide_forward(
             before = o + wide_product(token - C * H, V) + v0 + W
             write_tile(before, O_tile, H * V, gl.where(j > 0, rows_left + C, 0), V, copy_v, v0 + W)
             O = product(q_tile, S_tile, C, W, WARPS)
-            S = add_product(state_k_tile.permute((1, 0)), v_tile, S)
-            if HEAD_GATED:
-                decays = score_decays(sums.index(buffer), accumulator(C, C, WARPS), True) * scale
+            S = add_product(k_tile.permute((1, 0)), v_tile, S)
             P = warpgroup_mma_wait(2, deps=[P])
-            if HEAD_GATED:
-                P *= decays
             P = masked(P, triangle(C, True, True, WARPS))
             P_tile.store(P.to(gl.bfloat16))
-            if GATED:
-                raise_where_not_finite(flags + n * H + h, P)
+            raise_where_not_finite(flags + n * H + h, P)
             fence_async_shared()
             thread_barrier()
-            if HEAD_GATED:
-                O = decay_from_start(warpgroup_mma_wait(1, deps=[O]), sums.index(buffer), scale)
             O = add_product(P_tile, v_tile, O)
             if STORE_STATES:
                 state = states + wide_product(chunk_slot * H + h, K * V) + v0
@@ -260,27 +240,17 @@ def wide_forward(
             O, S = warpgroup_mma_wait(0, deps=[O, S])
             thread_barrier()  # no product reads S_tile any more
             S_tile.store(S2.to(gl.bfloat16))
-            if not GATED and not HEAD_GATED:
-                O *= scale
             O_tile.store(O.to(gl.bfloat16))
-            if HEAD_GATED:
-                S2 *= gl.exp2(chunk_gate(sums.index(buffer)))
             fence_async_shared()
             thread_barrier()
             O2 = product(q_tile, S_tile, C, W, WARPS)
-            if HEAD_GATED:
-                S2 = add_product(state_k_tile.permute((1, 0)), v2_tile, S2)
-                O2 = decay_from_start(warpgroup_mma_wait(1, deps=[O2]), sums.index(buffer), scale)
             O2 = add_product(P_tile, v2_tile, O2)
-            if not HEAD_GATED:
-                S2 = add_product(state_k_tile.permute((1, 0)), v2_tile, S2)
+            S2 = add_product(k_tile.permute((1, 0)), v2_tile, S2)
             if STORE_STATES:
                 state = states + wide_product(chunk_slot * H + h, K * V) + v0
                 write_tile(state + W, S_tile, V, K, V, copy_v, v0 + W)
             write_tile(o + wide_product(token, V) + v0, O_tile, H * V, rows_left, V, copy_v, v0)
             O2, S2 = warpgroup_mma_wait(0, deps=[O2, S2])
-            if not GATED and not HEAD_GATED:
-                O2 *= scale
             O_tile.store(O2.to(gl.bfloat16))
             if STORE_STATES:
                 chunk_slot += 1

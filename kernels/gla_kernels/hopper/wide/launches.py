@@ -4,7 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
-from gla_kernels.hopper.wide.pieces import Run, forward_tile, programs_a_piece, recurrence_tile, specializes
+from gla_kernels.hopper.wide.pieces import (
+    Run,
+    forward_tile,
+    programs_a_piece,
+    recurrence_tile,
+    sequences_of,
+    specializes,
+)
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged, named
 from gla_kernels.launching.plans import WIDE_BACKWARD, wide_frames_tile, wide_gradients_tile, wide_readout_tile
@@ -69,14 +76,18 @@ def compute_borders(
     call: Call, inputs: Inputs, way: Direction, run: Run, borders: torch.Tensor, initial: torch.Tensor | None,
     final: torch.Tensor | None, cleared: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Fills `borders` with the state before each piece (in reverse its gradient after it), and `final`.
+    """Fills `borders` with the state before each piece of a run (in reverse its gradient after it), and `final`.
 
-    Sets `cleared` to 0.
+    `initial` and `final` are of the run's sequences. Sets `cleared` to 0.
     """
     local = torch.empty_like(borders)
     decays = borders.new_empty(borders.shape[:3]) if call.gated or call.head_gated else None
     launch_recurrence(call, inputs, way, run, end=local, decays=decays)
-    scan(call, inputs, run.chunks, local, decays, borders, initial, final, reverse=way.reverse, cleared=cleared)
+    part = sequences_of(call, run)
+    scan(
+        call, inputs, run.chunks, local, decays, borders, initial, final, reverse=way.reverse, cleared=cleared,
+        sequences=part.stop - part.start,
+    )  # fmt: skip
 
 
 def launch_readout(

@@ -37,7 +37,9 @@ from gla_kernels.hopper.wide.pieces import (
     is_whole,
     one_backward,
     parks_dstates,
+    runs,
     scratch_slots,
+    sequences_of,
     slices,
     whole,
 )
@@ -108,6 +110,11 @@ class _Forward:
         launch_readout(call, inputs, way, inputs.q, run, states, self.o, self.flags, self.flags.rows)
 
 
+def _of_run(call: Call, run: Run, states: torch.Tensor | None) -> torch.Tensor | None:
+    """Those of the states of all sequences that are of the run's."""
+    return None if states is None else states[sequences_of(call, run)]
+
+
 def run_forward(
     call: Call,
     inputs: Inputs,
@@ -125,28 +132,30 @@ def run_forward(
         q, k = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (inputs.q, inputs.k))
         frames = make_frames(call, inputs, q, k, flags.rows, marks=flags.marks, reverse=False)
     forward = _Forward(call, inputs, flags, o, frames)
-    if checkpoints is not None and fused(call) and is_whole(call, choose_pieces(call)):
+    forwards = Direction(inputs.k, inputs.v, reverse=False)
+    if checkpoints is None:
+        for run in runs(call):
+            before, after = _of_run(call, run, initial), _of_run(call, run, final)
+            if not is_whole(call, run):
+                borders = call.new_states(inputs.q, run.count)
+                compute_borders(call, inputs, forwards, run, borders, before, after, flags.uncleared)
+                before, after = borders, None
+            forward.run(run, before, after, states)
+        return
+    if fused(call) and is_whole(call, choose_pieces(call)):
         forward.run(whole(call), initial, final, None, checkpoints)
         return
-    if checkpoints is not None and not fused(call) and carries(call):
+    if not fused(call) and carries(call):
         slots = checkpoints.unflatten(0, (call.sequences, -1))
         slots[:, 0] = 0 if initial is None else initial
-        after = [*slots.unbind(1)[1:], call.new_states(inputs.q) if final is None else final]
-        for run, state in zip(slices(call), after, strict=True):
+        states_after = [*slots.unbind(1)[1:], call.new_states(inputs.q) if final is None else final]
+        for run, state in zip(slices(call), states_after, strict=True):
             forward.run(run, slots[:, run.base], state, None)
         return
-    run = choose_pieces(call) if checkpoints is None else cut(call, call.checkpoint_chunks)
-    if checkpoints is None and is_whole(call, run):
-        forward.run(run, initial, final, states)
-        return
-    borders = call.new_states(inputs.q, run.count) if checkpoints is None else checkpoints
-    way = Direction(inputs.k, inputs.v, reverse=False)
-    compute_borders(call, inputs, way, run, borders, initial, final, flags.uncleared)
-    if checkpoints is None or fused(call):
-        forward.run(run, borders, None, states)
-        return
-    for group in groups(call):
-        forward.run(group, borders[group.base : group.base + group.count], None, None)
+    run = cut(call, call.checkpoint_chunks)
+    compute_borders(call, inputs, forwards, run, checkpoints, initial, final, flags.uncleared)
+    for part in (run,) if fused(call) else groups(call):
+        forward.run(part, checkpoints[part.base : part.base + part.count], None, None)
 
 
 def carries_gradient(call: Call) -> bool:
@@ -175,8 +184,8 @@ def run_backward(
     """
     forward = Direction(inputs.k, inputs.v, reverse=False)
     reverse = Direction(inputs.q, do, reverse=True)
-    run = choose_pieces(call) if materialized else cut(call, call.checkpoint_chunks)
-    one_kernel = one_backward(call, run.count if materialized else first_run(call).count)
+    first = runs(call)[0] if materialized else first_run(call)
+    one_kernel = one_backward(call, first.count)
     parking = parking_of(gradients) if parks_dstates(call) and not one_kernel else NO_PARKING
     frames = excesses = None
     if call.gated and not one_kernel:
@@ -186,9 +195,13 @@ def run_backward(
         frames = make_frames(call, inputs, gradients.dq, gradients.dk, failed, excesses=excesses, reverse=True)
 
     def walk_back(
-        run: Run, after: torch.Tensor | None, before: torch.Tensor | None, dstates: torch.Tensor | None
-    ) -> None:
-        """Computes the gradients of a run's states, and dv unless `launch_gradients` does."""
+        run: Run, after: torch.Tensor | None, before: torch.Tensor | None, states: torch.Tensor,
+        dstates: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """Computes the gradients of a run's states, and dv unless `launch_gradients` does, or all gradients."""
+        if one_kernel:
+            launch_backward(call, inputs, do, run, states, after, before, flags.rows, failed, gradients)
+            return
         if frames is not None:
             launch_walk(
                 call, inputs, frames, do, run, gradients.dv, failed,
@@ -202,55 +215,58 @@ def run_backward(
         if dstates is not None and not fused(call):
             launch_readout(call, inputs, reverse, inputs.k, run, dstates, gradients.dv, flags, failed, excesses)
 
-    def do_run(
-        run: Run, after: torch.Tensor | None, before: torch.Tensor | None, states: torch.Tensor,
-        dstates: torch.Tensor | None,
-    ) -> None:  # fmt: skip
-        if one_kernel:
-            launch_backward(call, inputs, do, run, states, after, before, flags.rows, failed, gradients)
-            return
-        walk_back(run, after, before, dstates)
-        launch_gradients(
-            call, inputs, do, run, states, dstates, excesses, flags.rows, failed, gradients, parking["parked"]
-        )  # fmt: skip
+    def read_out(run: Run, states: torch.Tensor, dstates: torch.Tensor | None) -> None:
+        """Computes the gradients of a run's inputs, unless `walk_back` has."""
+        if not one_kernel:
+            launch_gradients(
+                call, inputs, do, run, states, dstates, excesses, flags.rows, failed, gradients, parking["parked"]
+            )  # fmt: skip
 
     def new_dstates(chunks: int) -> torch.Tensor | None:
         """A buffer for the gradients of so many states; None if they need none."""
         return None if one_kernel or parking["parked"] is not None else inputs.q.new_empty(call.state_shape(chunks))
 
-    after = dfinal
-    carried = not materialized and carries(call)
-    if not carried and not (materialized and is_whole(call, run)):
-        after = call.new_states(inputs.q, run.count)
-        cleared = failed if materialized and backward_clears(call) else None
-        compute_borders(call, inputs, reverse, run, after, dfinal, dinitial, cleared)
     if materialized:
-        do_run(run, after, dinitial if is_whole(call, run) else None, kept, new_dstates(len(kept)))
+        dstates = new_dstates(len(kept))
+        for run in runs(call):
+            after, before = _of_run(call, run, dfinal), _of_run(call, run, dinitial)
+            if not is_whole(call, run):
+                borders = call.new_states(inputs.q, run.count)
+                cleared = failed if backward_clears(call) else None
+                compute_borders(call, inputs, reverse, run, borders, after, before, cleared)
+                after, before = borders, None
+            walk_back(run, after, before, kept, dstates)
+        read_out(whole(call), kept, dstates)
         return
+    carried = carries(call)
+    if not carried:
+        run = cut(call, call.checkpoint_chunks)
+        borders = call.new_states(inputs.q, run.count)
+        compute_borders(call, inputs, reverse, run, borders, dfinal, dinitial)
     states = inputs.q.new_empty(call.state_shape(scratch_slots(call)))
     dstates = new_dstates(len(states))
     if carried and not carries_gradient(call):
         # There is room for the gradients of all states at once, so only the states are recomputed slice by slice.
-        walk_back(whole(call), dfinal, dinitial, None)
+        walk_back(whole(call), dfinal, dinitial, states, None)
         slots = kept.unflatten(0, (call.sequences, -1))
         for run in reversed(list(slices(call))):
             launch_recurrence(call, inputs, forward, run, initial=slots[:, run.base], states=states)
-            launch_gradients(
-                call, inputs, do, run, states, None, excesses, flags.rows, failed, gradients, parking["parked"]
-            )  # fmt: skip
+            read_out(run, states, None)
         return
     if carried:
         # Each slice's gradient after it is replaced by that before it. The last one's is never missing, so that all
         # slices use the same variant of the kernel.
         before = call.new_states(inputs.q, zero=dfinal is None) if dinitial is None else dinitial
-        after = before if after is None else after
+        after = before if dfinal is None else dfinal
         slots = kept.unflatten(0, (call.sequences, -1))
         for run in reversed(list(slices(call))):
             launch_recurrence(call, inputs, forward, run, initial=slots[:, run.base], states=states)
-            do_run(run, after, before, states, dstates)
+            walk_back(run, after, before, states, dstates)
+            read_out(run, states, dstates)
             after = before
         return
     for run in groups(call):
         pieces = slice(run.base, run.base + run.count)
         launch_recurrence(call, inputs, forward, run, initial=kept[pieces], states=states)
-        do_run(run, None if after is None else after[pieces], None, states, dstates)
+        walk_back(run, borders[pieces], None, states, dstates)
+        read_out(run, states, dstates)

@@ -33,6 +33,11 @@ ROUNDS = 4
 # 104 and 62 without gates, 130 and 79 with a gate per head.
 ROUND_OF_256_COLUMNS_GATED = Fraction(7, 5)
 ROUND_OF_256_COLUMNS = Fraction(5, 3)
+# Sequences beyond full rounds may be cut into pieces. What these take, in chunks of a round of whole sequences: so many
+# for each chunk of a piece, because the state is first walked alone, and so many for three launches.
+REST_CHUNK, REST_LAUNCHES = 2, 4
+# The part of the time that this must save at least.
+REST_GAIN = Fraction(1, 8)
 
 
 @dataclass(frozen=True)
@@ -74,13 +79,20 @@ def rounds(call: Call, tile: Tile, pieces: int) -> int:
     return -(-pieces * programs_a_piece(call, tile) // call.multiprocessors)
 
 
+def round_of(call: Call, wider: Tile) -> Fraction:
+    """Time of a round of programs with the tile `wider` over that of one with the narrower tile."""
+    if wider == narrower_state_tile(wider):
+        return Fraction(1)
+    return ROUND_OF_256_COLUMNS_GATED if call.gated else ROUND_OF_256_COLUMNS
+
+
 def state_tile(call: Call, wider: Tile, pieces: int) -> Tile:
     """The tile of a kernel that walks the state: `wider` or a narrower one, whichever takes less time in all rounds.
 
     If both take as long, the wider one, whose programs read less.
     """
     narrower = narrower_state_tile(wider)
-    longer = ROUND_OF_256_COLUMNS_GATED if call.gated else ROUND_OF_256_COLUMNS
+    longer = round_of(call, wider)
     return wider if longer * rounds(call, wider, pieces) <= rounds(call, narrower, pieces) else narrower
 
 
@@ -166,6 +178,35 @@ def is_whole(call: Call, run: Run) -> bool:
     return run.chunks > call.chunks
 
 
+def sequences_of(call: Call, run: Run) -> slice:
+    """The sequences of which a run has all pieces."""
+    if call.varlen:
+        return slice(0, call.sequences)
+    pieces = -(-call.chunks // run.chunks)
+    return slice(run.base // pieces, (run.base + run.count) // pieces)
+
+
+@decided_once
+def runs(call: Call) -> tuple[Run, ...]:
+    """The runs of a pass over all chunks: one (`choose_pieces`), or full rounds of whole sequences, and the rest cut.
+
+    Whole, a rest of few sequences would take as long as a full round.
+    """
+    run, tile = choose_pieces(call), call.plan.forward
+    at_once = call.multiprocessors // programs_a_piece(call, tile)
+    full, rest = divmod(call.sequences, max(at_once, 1))
+    if call.varlen or call.K > WIDE_KEY_BLOCK or not is_whole(call, run) or not full or not rest:
+        return (run,)
+    chunks = max(-(-call.chunks // (at_once // rest)), 2)
+    narrower = rounds(call, narrower_state_tile(tile), call.sequences) / round_of(call, tile)
+    undivided = call.chunks * min(Fraction(rounds(call, tile, call.sequences)), narrower)
+    divided = call.chunks * full + REST_CHUNK * chunks + REST_LAUNCHES
+    if divided > (1 - REST_GAIN) * undivided:
+        return (run,)
+    pieces = -(-call.chunks // chunks)
+    return replace(run, count=full * at_once), Run(full * at_once * pieces, 1, rest * pieces, chunks, False)
+
+
 @decided_once
 def carries(call: Call) -> bool:
     """Whether a run is the same piece of `call.every` chunks of all sequences, and the state's gradient is carried on.
@@ -220,9 +261,10 @@ def scratch_slots(call: Call) -> int:
 @decided_once
 def form(call: Call) -> tuple[object, ...]:
     """The part of a call's sizes that decides which kernels it launches: how sequences are cut, and which tiles fit."""
-    pieces = choose_pieces(call)
+    *before, pieces = runs(call)
     *_, last = slices(call) if carries(call) else groups(call)
-    counts = (pieces.count, cut(call, call.checkpoint_chunks).count, first_run(call).count, last.count)
+    checkpointed = cut(call, call.checkpoint_chunks)
+    counts = [run.count for run in (*before, pieces, checkpointed, first_run(call), last)]
     tiles = (tile(call, count) for tile in (forward_tile, recurrence_tile) for count in counts)
     one = (one_backward(call, count) for count in counts)
     return (
