@@ -9,11 +9,13 @@ from gla_cases import (
     cumulative,
     exact_from_checkpoints_alone,
     make_case,
+    per_head_case,
     run,
     run_with_a_tail,
     truth,
 )
-from gla_kernels import chunk_gla, chunk_linear_attn, naive_recurrent_gla
+from gla_kernels import chunk_gla, chunk_linear_attn, chunk_simple_gla, naive_recurrent_gla
+from gla_kernels.hopper.wide import pieces
 from gla_kernels.launching import call
 from gla_kernels.launching import plans as launch
 from gla_kernels.operators import kinds
@@ -131,6 +133,22 @@ def test_many_programs_are_right_in_one_round_or_several(B, K, V, gate, material
     function = chunk_linear_attn if gate is None else chunk_gla
     found = run(function, case.inputs, case.grads, materialize=materialize)
     assert_close(found, case, bound_of(gate))
+
+
+@pytest.mark.parametrize("gate", [None, "resets", "per head"])
+@pytest.mark.parametrize(("H", "K", "V"), [(4, 128, 256), (8, 112, 128)])
+def test_sequences_beyond_full_rounds_of_programs_are_right(H, K, V, gate, monkeypatch):
+    """They are cut into pieces."""
+    monkeypatch.setattr(pieces, "REST_LAUNCHES", -100)
+    B = torch.cuda.get_device_properties(0).multi_processor_count // H + 2
+    shape = {"B": B, "T": 200, "H": H, "K": K, "V": V, "dtype": torch.bfloat16, "device": "cuda"}
+    case = per_head_case("logsigmoid", **shape) if gate == "per head" else make_case(gate, **shape)
+    function = {None: chunk_linear_attn, "per head": chunk_simple_gla}.get(gate, chunk_gla)
+    assert_close(run(function, case.inputs, case.grads), case, STRONG_BOUND)
+    given = [case.inputs[name] for name in ("q", "k", "v", "g") if case.inputs[name] is not None]
+    with torch.no_grad():
+        o, final = function(*given, initial_state=case.inputs["initial"], output_final_state=True)
+    assert_close({"o": o, "final": final}, case, STRONG_BOUND)
 
 
 @pytest.mark.parametrize("T", [1, 15, 16, 17, 63, 65, 1000])

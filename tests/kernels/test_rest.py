@@ -15,10 +15,13 @@ BF16 = torch.bfloat16
 BOUND = 5e-3
 
 
-def a_call(sequences, T=2048, H=4, K=128, V=256, multiprocessors=132, gated=False, varlen=False):
+def a_call(sequences, T=2048, H=4, K=128, V=256, multiprocessors=132, varlen=False, **gates):
     B, T = (1, sequences * T) if varlen else (sequences, T)
     plan = hopper_plan(K, V, BF16)
-    return Call(B, T, H, K, V, sequences, varlen, gated, 1.0, BF16, plan, multiprocessors=multiprocessors)
+    options = {"gated": False} | gates
+    return Call(
+        B, T, H, K, V, sequences, varlen, scale=1.0, dtype=BF16, plan=plan, multiprocessors=multiprocessors, **options
+    )
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -30,6 +33,21 @@ def test_few_sequences_beyond_full_rounds_are_cut(sequences, whole, chunks, gate
     first, *rest = pieces.runs(a_call(sequences, gated=gated))
     assert (first.base, first.count) == (0, whole)
     assert [run.chunks for run in rest] == ([] if chunks is None else [chunks])
+
+
+@pytest.mark.parametrize(
+    ("gates", "sequences", "whole", "kept"),
+    [
+        ("none", 42, 42, 42), ("per head", 42, 33, 42), ("per head", 49, 33, 49), ("per head", 50, 50, 50),
+        ("per channel", 42, 33, 42), ("per channel", 49, 33, 49), ("none", 74, 66, 74),
+    ],
+)  # fmt: skip
+def test_more_stay_whole_with_narrower_programs_if_nothing_is_kept(gates, sequences, whole, kept):
+    call = a_call(sequences, gated=gates == "per channel", head_gated=gates == "per head")
+    first, *rest = pieces.runs(call, kept=False)
+    assert first.count == whole
+    assert all(pieces.is_whole(call, run) for run in rest)
+    assert pieces.runs(call)[0].count == kept
 
 
 @pytest.mark.parametrize(
@@ -80,3 +98,21 @@ def test_outputs_and_gradients_are_right_with_a_rest(cut, monkeypatch, gates, V,
         given = [case.inputs[name] for name in ("q", "k", "v", "g") if case.inputs[name] is not None]
         o, final = function(*given, initial_state=case.inputs["initial"], output_final_state=True)
     assert_close({"o": o, "final": final}, case, BOUND)
+
+
+@pytest.mark.parametrize(("gates", "at_once"), [("per head", 3), ("per channel", 3), ("none", 1)])
+def test_outputs_are_right_if_a_rest_stays_whole(monkeypatch, gates, at_once):
+    function, make = FUNCTIONS[gates]
+    found = Mock(side_effect=pieces.runs)
+    monkeypatch.setattr(passes, "runs", found)
+    monkeypatch.setattr(pieces, "REST_GAIN", 0)
+    with on_hopper(monkeypatch):
+        set_multiprocessors(monkeypatch, at_once)
+        case = make(B=4, T=130, H=1, K=112, V=256, dtype=BF16)
+        given = [case.inputs[name] for name in ("q", "k", "v", "g") if case.inputs[name] is not None]
+        with torch.no_grad():
+            o, final = function(*given, initial_state=case.inputs["initial"], output_final_state=True)
+    assert_close({"o": o, "final": final}, case, BOUND)
+    [call] = found.mock_calls
+    counts = [run.count for run in pieces.runs(*call.args, **call.kwargs)]
+    assert counts == ([3, 1] if at_once == 3 else [4])

@@ -134,7 +134,7 @@ def run_forward(
     forward = _Forward(call, inputs, flags, o, frames)
     forwards = Direction(inputs.k, inputs.v, reverse=False)
     if checkpoints is None:
-        for run in runs(call):
+        for run in runs(call, kept=states is not None):
             before, after = _of_run(call, run, initial), _of_run(call, run, final)
             if not is_whole(call, run):
                 borders = call.new_states(inputs.q, run.count)

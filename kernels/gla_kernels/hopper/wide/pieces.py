@@ -33,10 +33,14 @@ ROUNDS = 4
 # 104 and 62 without gates, 130 and 79 with a gate per head.
 ROUND_OF_256_COLUMNS_GATED = Fraction(7, 5)
 ROUND_OF_256_COLUMNS = Fraction(5, 3)
+# The same for the forward with a gate per head: `specialized_forward` takes 220 us in two rounds, `wide_forward` 237 in
+# three.
+FORWARD_ROUND_OF_256_COLUMNS_PER_HEAD = Fraction(3, 2)
 # Sequences beyond full rounds may be cut into pieces. What these take, in chunks of a round of whole sequences: so many
-# for each chunk of a piece, because the state is first walked alone, and so many for three launches.
-REST_CHUNK, REST_LAUNCHES = 2, 4
-# The part of the time that this must save at least.
+# for each chunk of a piece, because the state is first walked alone; for launches; and for states at borders, if there
+# is a piece for each multiprocessor. 34, 2k, 4, 128, 256 takes 23 us more than 33, 37 takes 55, and a chunk 3.4.
+REST_CHUNK, REST_LAUNCHES, REST_BORDERS = 2, 2, 5
+# The part of the time that to do the rest apart must save at least.
 REST_GAIN = Fraction(1, 8)
 
 
@@ -79,27 +83,30 @@ def rounds(call: Call, tile: Tile, pieces: int) -> int:
     return -(-pieces * programs_a_piece(call, tile) // call.multiprocessors)
 
 
-def round_of(call: Call, wider: Tile) -> Fraction:
-    """Time of a round of programs with the tile `wider` over that of one with the narrower tile."""
-    if wider == narrower_state_tile(wider):
+def forward_round(call: Call) -> Fraction:
+    """Time of a round of the forward's wider programs over that of a round of narrower ones."""
+    if call.plan.forward == narrower_state_tile(call.plan.forward):
         return Fraction(1)
+    return FORWARD_ROUND_OF_256_COLUMNS_PER_HEAD if call.head_gated else _round(call)
+
+
+def _round(call: Call) -> Fraction:
     return ROUND_OF_256_COLUMNS_GATED if call.gated else ROUND_OF_256_COLUMNS
 
 
-def state_tile(call: Call, wider: Tile, pieces: int) -> Tile:
+def state_tile(call: Call, wider: Tile, pieces: int, longer: Fraction) -> Tile:
     """The tile of a kernel that walks the state: `wider` or a narrower one, whichever takes less time in all rounds.
 
-    If both take as long, the wider one, whose programs read less.
+    A round of the former takes `longer` times as long. If both take as long, the wider one, whose programs read less.
     """
     narrower = narrower_state_tile(wider)
-    longer = round_of(call, wider)
     return wider if longer * rounds(call, wider, pieces) <= rounds(call, narrower, pieces) else narrower
 
 
 @decided_once
 def forward_tile(call: Call, pieces: int) -> Tile:
     """The tile of the kernel that walks the state and computes o."""
-    return state_tile(call, call.plan.forward, pieces)
+    return state_tile(call, call.plan.forward, pieces, forward_round(call))
 
 
 def specializes(call: Call, tile: Tile) -> bool:
@@ -110,7 +117,7 @@ def specializes(call: Call, tile: Tile) -> bool:
 @decided_once
 def recurrence_tile(call: Call, pieces: int) -> Tile:
     """The tile of `wide_recurrence`."""
-    tile = state_tile(call, wide_recurrence_tile(call.V), pieces)
+    tile = state_tile(call, wide_recurrence_tile(call.V), pieces, _round(call))
     alone = pieces * programs_a_piece(call, tile) <= call.multiprocessors
     return replace(tile, stages=recurrence_stages(tile.block_v, call.gated, alone))
 
@@ -187,24 +194,34 @@ def sequences_of(call: Call, run: Run) -> slice:
 
 
 @decided_once
-def runs(call: Call) -> tuple[Run, ...]:
-    """The runs of a pass over all chunks: one (`choose_pieces`), or full rounds of whole sequences, and the rest cut.
+def runs(call: Call, kept: bool = True) -> tuple[Run, ...]:
+    """The runs of a pass over all chunks: one (`choose_pieces`), or full rounds of whole sequences, and the rest.
 
-    Whole, a rest of few sequences would take as long as a full round.
+    With the others, a rest of few sequences would take as long as a full round. Apart, it is cut into pieces or, in a
+    forward of which nothing is `kept`, has narrower programs. Writing states takes full rounds so long that the latter
+    would gain nothing.
     """
     run, tile = choose_pieces(call), call.plan.forward
-    at_once = call.multiprocessors // programs_a_piece(call, tile)
+    programs = programs_a_piece(call, tile)
+    at_once = call.multiprocessors // programs
     full, rest = divmod(call.sequences, max(at_once, 1))
     if call.varlen or call.K > WIDE_KEY_BLOCK or not is_whole(call, run) or not full or not rest:
         return (run,)
+
+    def whole_time(sequences: int) -> Fraction:
+        narrower = rounds(call, narrower_state_tile(tile), sequences) / forward_round(call)
+        return call.chunks * min(Fraction(rounds(call, tile, sequences)), narrower)
+
     chunks = max(-(-call.chunks // (at_once // rest)), 2)
-    narrower = rounds(call, narrower_state_tile(tile), call.sequences) / round_of(call, tile)
-    undivided = call.chunks * min(Fraction(rounds(call, tile, call.sequences)), narrower)
-    divided = call.chunks * full + REST_CHUNK * chunks + REST_LAUNCHES
-    if divided > (1 - REST_GAIN) * undivided:
-        return (run,)
     pieces = -(-call.chunks // chunks)
-    return replace(run, count=full * at_once), Run(full * at_once * pieces, 1, rest * pieces, chunks, False)
+    borders = Fraction(REST_BORDERS * rest * pieces * programs, call.multiprocessors)
+    apart = Run(full * at_once * pieces, 1, rest * pieces, chunks, False)
+    time = REST_CHUNK * chunks + REST_LAUNCHES + borders
+    if not kept and whole_time(rest) < time:
+        apart, time = replace(run, base=full * at_once, count=rest), whole_time(rest)
+    if call.chunks * full + time > (1 - REST_GAIN) * whole_time(call.sequences):
+        return (run,)
+    return replace(run, count=full * at_once), apart
 
 
 @decided_once
@@ -261,15 +278,15 @@ def scratch_slots(call: Call) -> int:
 @decided_once
 def form(call: Call) -> tuple[object, ...]:
     """The part of a call's sizes that decides which kernels it launches: how sequences are cut, and which tiles fit."""
-    *before, pieces = runs(call)
+    passes = runs(call), runs(call, kept=False)
     *_, last = slices(call) if carries(call) else groups(call)
     checkpointed = cut(call, call.checkpoint_chunks)
-    counts = [run.count for run in (*before, pieces, checkpointed, first_run(call), last)]
+    counts = [run.count for run in (*passes[0], *passes[1], checkpointed, first_run(call), last)]
     tiles = (tile(call, count) for tile in (forward_tile, recurrence_tile) for count in counts)
     one = (one_backward(call, count) for count in counts)
     return (
-        is_whole(call, pieces),
-        *(call.tile_of_scan(chunks) for chunks in (pieces.chunks, call.checkpoint_chunks)),
+        *(is_whole(call, run) or call.tile_of_scan(run.chunks) for of_pass in passes for run in of_pass),
+        call.tile_of_scan(call.checkpoint_chunks),
         call.chunks > call.checkpoint_chunks,
         carries(call),
         parks_dstates(call),
