@@ -29,13 +29,12 @@ SHORT_CHUNKS = 8
 # How often a run of pieces fills the GPU: more takes fewer launches, but more memory for the run's states.
 ROUNDS = 4
 # Time of a round of programs with 256 columns of the state over that of a round with 128, with gates per channel and
-# otherwise. H200, `wide_forward`, nothing kept, K = 128, 32 chunks, us per round: 180 and 130 with gates per channel,
-# 104 and 62 without gates, 130 and 79 with a gate per head.
+# otherwise. H200, forward, nothing kept, K = 128, 32 chunks, us per round: 180 and 130 with gates per channel, 97 (112 if
+# full) and 62 without gates, 107 (119) and 79 with a gate per head.
 ROUND_OF_256_COLUMNS_GATED = Fraction(7, 5)
 ROUND_OF_256_COLUMNS = Fraction(5, 3)
-# The same for the forward with a gate per head: `specialized_forward` takes 220 us in two rounds, `wide_forward` 237 in
-# three.
-FORWARD_ROUND_OF_256_COLUMNS_PER_HEAD = Fraction(3, 2)
+# The same for a forward with a gate per head that keeps nothing, if all rounds are full.
+FULL_ROUND_OF_256_COLUMNS_PER_HEAD = Fraction(3, 2)
 # Sequences beyond full rounds may be cut into pieces. What these take, in chunks of a round of whole sequences: so many
 # for each chunk of a piece, because the state is first walked alone; for launches; and for states at borders, if there
 # is a piece for each multiprocessor. 34, 2k, 4, 128, 256 takes 23 us more than 33, 37 takes 55, and a chunk 3.4.
@@ -83,30 +82,24 @@ def rounds(call: Call, tile: Tile, pieces: int) -> int:
     return -(-pieces * programs_a_piece(call, tile) // call.multiprocessors)
 
 
-def forward_round(call: Call) -> Fraction:
-    """Time of a round of the forward's wider programs over that of a round of narrower ones."""
-    if call.plan.forward == narrower_state_tile(call.plan.forward):
-        return Fraction(1)
-    return FORWARD_ROUND_OF_256_COLUMNS_PER_HEAD if call.head_gated else _round(call)
-
-
 def _round(call: Call) -> Fraction:
     return ROUND_OF_256_COLUMNS_GATED if call.gated else ROUND_OF_256_COLUMNS
 
 
-def state_tile(call: Call, wider: Tile, pieces: int, longer: Fraction) -> Tile:
+def state_tile(call: Call, wider: Tile, pieces: int) -> Tile:
     """The tile of a kernel that walks the state: `wider` or a narrower one, whichever takes less time in all rounds.
 
-    A round of the former takes `longer` times as long. If both take as long, the wider one, whose programs read less.
+    If both take as long, the wider one, whose programs read less.
     """
     narrower = narrower_state_tile(wider)
+    longer = _round(call)
     return wider if longer * rounds(call, wider, pieces) <= rounds(call, narrower, pieces) else narrower
 
 
 @decided_once
 def forward_tile(call: Call, pieces: int) -> Tile:
     """The tile of the kernel that walks the state and computes o."""
-    return state_tile(call, call.plan.forward, pieces, forward_round(call))
+    return state_tile(call, call.plan.forward, pieces)
 
 
 def specializes(call: Call, tile: Tile) -> bool:
@@ -117,7 +110,7 @@ def specializes(call: Call, tile: Tile) -> bool:
 @decided_once
 def recurrence_tile(call: Call, pieces: int) -> Tile:
     """The tile of `wide_recurrence`."""
-    tile = state_tile(call, wide_recurrence_tile(call.V), pieces, _round(call))
+    tile = state_tile(call, wide_recurrence_tile(call.V), pieces)
     alone = pieces * programs_a_piece(call, tile) <= call.multiprocessors
     return replace(tile, stages=recurrence_stages(tile.block_v, call.gated, alone))
 
@@ -208,9 +201,12 @@ def runs(call: Call, kept: bool = True) -> tuple[Run, ...]:
     if call.varlen or call.K > WIDE_KEY_BLOCK or not is_whole(call, run) or not full or not rest:
         return (run,)
 
+    narrower = narrower_state_tile(tile)
+    longer = FULL_ROUND_OF_256_COLUMNS_PER_HEAD if call.head_gated else _round(call)
+    longer = Fraction(1) if narrower == tile else longer
+
     def whole_time(sequences: int) -> Fraction:
-        narrower = rounds(call, narrower_state_tile(tile), sequences) / forward_round(call)
-        return call.chunks * min(Fraction(rounds(call, tile, sequences)), narrower)
+        return call.chunks * min(Fraction(rounds(call, tile, sequences)), rounds(call, narrower, sequences) / longer)
 
     chunks = max(-(-call.chunks // (at_once // rest)), 2)
     pieces = -(-call.chunks // chunks)
