@@ -1,7 +1,8 @@
 """How the plain form for wide heads on Hopper cuts sequences in time: pieces, and the run of pieces of each launch.
 
 If there are enough sequences and heads to fill the GPU, each sequence is one piece. Otherwise sequences are cut: first
-every piece is computed from a state of zero and a scan gives the states at the borders, then pieces are independent.
+every piece is computed from a state of zero and a scan gives the states at the borders, then pieces are independent. If
+sequences fill the GPU a number of times and a few are left, these are a run apart (`runs`), most often cut.
 
 A backward that was given checkpoints recomputes the other states for a run of pieces at a time. A run is the same piece
 of every sequence, with the state's gradient carried from one run to the next. If sequences are few or packed, it is as
@@ -29,8 +30,8 @@ SHORT_CHUNKS = 8
 # How often a run of pieces fills the GPU: more takes fewer launches, but more memory for the run's states.
 ROUNDS = 4
 # Time of a round of programs with 256 columns of the state over that of a round with 128, with gates per channel and
-# otherwise. H200, forward, nothing kept, K = 128, 32 chunks, us per round: 180 and 130 with gates per channel, 97 (112 if
-# full) and 62 without gates, 107 (119) and 79 with a gate per head.
+# otherwise. H200, forward, nothing kept, K = 128, 32 chunks, us per round: 180 and 130 with gates per channel, 97 (112
+# if full) and 62 without gates, 107 (119) and 79 with a gate per head.
 ROUND_OF_256_COLUMNS_GATED = Fraction(7, 5)
 ROUND_OF_256_COLUMNS = Fraction(5, 3)
 # The same for a forward with a gate per head that keeps nothing, if all rounds are full.
