@@ -382,3 +382,25 @@ def test_a_stride_of_64_bits_is_not_cut_to_32():
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", STRIDES_OF_64_BITS], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == ["i32"], done.stderr[-2000:]
+
+
+WAITS_OF_GROUPS_OF_WARPS = """
+import re, torch
+from gla_kernels.inspection import ahead
+from gla_kernels.inspection.ptx import waits_first
+from gla_kernels.launching.plans import hopper_plan
+call = ahead.call_of(128, 256, False, torch.bfloat16, hopper_plan(128, 256, torch.bfloat16), head_gated=True)
+early = [variant for variant in ahead.variants(call) if variant.name == "wider forward, nothing given or kept"]
+ptx = ahead.compile_kernel(call, early[0], '90').asm["ptx"]
+first, second = re.split(r"setmaxnreg[.]inc[.]sync[.]aligned[.]u32[^0-9]*32;", ptx)
+print(waits_first(first), waits_first(second), waits_first(second, "cp.async.cg"), early[0].reads_early)
+"""
+
+
+def test_each_group_of_warps_waits_for_the_kernel_that_makes_sums_of_gates():
+    """The group that copies may begin with rows of k. It is behind the other in the text, so it is looked at alone."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS_OF_GROUPS_OF_WARPS], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == "True False True ('cp.async.cg',)\n", done.stdout + done.stderr[-2000:]

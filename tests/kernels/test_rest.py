@@ -51,10 +51,16 @@ def test_more_stay_whole_with_narrower_programs_if_nothing_is_kept(gates, sequen
 
 
 @pytest.mark.parametrize(
-    "other", [{"T": 256}, {"varlen": True}, {"K": 256, "V": 512}, {"multiprocessors": 3}, {"multiprocessors": 136}]
+    "other",
+    [{"T": 256}, {"varlen": True}, {"K": 256, "V": 128, "T": 8192}, {"multiprocessors": 3}, {"multiprocessors": 136}],
 )
 def test_all_sequences_stay_whole_where_a_rest_gains_nothing_or_was_not_timed(other):
     assert len(pieces.runs(a_call(34, **other))) == 1
+
+
+def test_heads_with_no_narrower_programs_are_counted_by_their_only_ones():
+    whole, rest = pieces.runs(a_call(17, T=4096, H=8, V=128))
+    assert (whole.count, rest.chunks) == (16, 4)
 
 
 @pytest.mark.parametrize(("sequences", "H"), [(34, 4), (36, 4), (69, 4), (9, 16), (17, 16)])
@@ -90,10 +96,13 @@ FUNCTIONS = {
 @pytest.mark.parametrize(("V", "H", "B"), [(256, 1, 3), (112, 1, 3), (256, 2, 5)])
 def test_outputs_and_gradients_are_right_with_a_rest(cut, monkeypatch, gates, V, H, B, initial):
     set_multiprocessors(monkeypatch, 2 * H)
+    asked = Mock(side_effect=passes.runs)
+    monkeypatch.setattr(passes, "runs", asked)
     function, make = FUNCTIONS[gates]
     case = make(B=B, T=300, H=H, K=128, V=V, dtype=BF16, initial=initial)
     assert_close(run(function, case.inputs, case.grads, materialize=True), case, BOUND)
     assert cut() == [(2, 3), (2, 3)]  # forward and backward: two pieces of three chunks
+    assert asked.mock_calls[0].kwargs == {"kept": True}
     with torch.no_grad():
         given = [case.inputs[name] for name in ("q", "k", "v", "g") if case.inputs[name] is not None]
         o, final = function(*given, initial_state=case.inputs["initial"], output_final_state=True)
@@ -114,5 +123,6 @@ def test_outputs_are_right_if_a_rest_stays_whole(monkeypatch, gates, at_once):
             o, final = function(*given, initial_state=case.inputs["initial"], output_final_state=True)
     assert_close({"o": o, "final": final}, case, BOUND)
     [call] = found.mock_calls
+    assert call.kwargs == {"kept": False}
     counts = [run.count for run in pieces.runs(*call.args, **call.kwargs)]
     assert counts == ([3, 1] if at_once == 3 else [4])

@@ -104,3 +104,28 @@ def test_kernels_compute_little_more_than_is_counted(T, K, V, multiprocessors, m
     assert set(done) == {name for name, work in counted.items() if work.flops}
     for name, flops in done.items():
         assert 0.7 * flops <= counted[name].flops <= flops, name
+
+
+@pytest.mark.parametrize("gate", ["none", "mild", "per head"])
+@pytest.mark.parametrize("passes", ["infer", "fwd+bwd"])
+def test_sequences_that_are_done_apart_count_once(hopper, monkeypatch, gate, passes):
+    """34 sequences have products of 34, and 1/33 more bytes; and those that are cut walk the state once more."""
+
+    def work(B):
+        set_multiprocessors(monkeypatch, 132)
+        like = {"dtype": torch.bfloat16, "device": "meta"}
+        q, v = torch.empty(B, 2048, 4, 128, **like), torch.empty(B, 2048, 4, 256, **like)
+        g = {"none": None, "mild": q, "per head": torch.empty(B, 2048, 4, **like)}[gate]
+        return kernel_work(q, q, v, g, passes=passes)
+
+    def total(works, part, *names):
+        return sum(getattr(works[name], part) for name in names if name in works)
+
+    less, more = work(33), work(34)
+    assert "scan_pieces" in more
+    forward = "wide_forward", "specialized_forward"
+    for part in ("bytes", "flops"):
+        assert total(more, part, *forward) == pytest.approx(34 / 33 * total(less, part, *forward), rel=0.03)
+    walk = 2 * 2048 * 4 * 128 * 256  # of one sequence
+    walks = {"infer": (0, 1), "fwd+bwd": (33, 36)}[passes]
+    assert [total(works, "flops", "wide_recurrence") for works in (less, more)] == [n * walk for n in walks]

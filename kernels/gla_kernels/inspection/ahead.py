@@ -274,6 +274,12 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
             kernel = specialized_forward if specializes(call, tile) else wide_forward
             yield Variant(f"{wider}forward", "plain", kernel, tile, forward)
             yield Variant(f"{wider}forward, checkpoints", "plain", kernel, tile, checkpoints)
+            if kernel is specialized_forward:
+                switches = forward | dict.fromkeys(("HAS_INITIAL", "STORE_STATES"), False)
+                yield Variant(
+                    f"{wider}forward, nothing given or kept", "plain", kernel, tile, switches, ("initial", "states"),
+                    reads_early=_COPIES_OF_ROWS if call.head_gated and not call.varlen else (),
+                )  # fmt: skip
     tile = wide_gradients_tile(call.V, call.gated, call.plan.backward)
     for parked in {False, parks_dstates(call)}:
         yield Variant("gradients" + ", parked" * parked, "plain", wide_gradients, tile, {"PARKED": parked})

@@ -6,14 +6,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gla_kernels.hopper.wide.pieces import programs_a_piece
 from gla_kernels.launching.buffers import Inputs, on_meta
-from gla_kernels.launching.call import Call, make_call, version_of
+from gla_kernels.launching.call import Call, make_call, named, version_of
 from gla_kernels.launching.plans import Tile
 from gla_kernels.limits import WIDE_KEY_BLOCK
 from gla_kernels.operators.passes import KEEP_NOTHING, KEEP_STATES, launch_backward, launch_forward
 
 # What these touch depends on the gates: chunks and heads that others have marked.
 _IF_MARKED = ("strong", "exact", "clear_tails")
+# These may be launched over some of the sequences, whose tokens are then in all tensors but in states at borders.
+_OF_A_RUN = ("wide_forward", "specialized_forward", "wide_recurrence", "wide_backward")
+_AT_BORDERS = ("initial", "final", "end", "decays", "before", "after")
 
 
 class Work(NamedTuple):
@@ -43,6 +47,14 @@ _PRODUCTS = {
 }  # fmt: skip
 
 
+def _share(call: Call, kernel: str, tile: Tile, programs: int, given: dict[str, Any]) -> float:
+    """The part of all tokens that a launch is over."""
+    if kernel not in _OF_A_RUN or call.varlen:
+        return 1.0
+    pieces: int = call.sequences * -(-call.chunks // given["piece_chunks"])
+    return programs / (programs_a_piece(call, tile) * pieces)
+
+
 def _products(call: Call, kernel: str) -> _Products:
     """Those of a launch over all tokens. `wide_gradients` has dv too, unless another kernel walks or reads out."""
     if kernel == "wide_gradients":
@@ -57,18 +69,23 @@ class _Notes(Call):
     work: dict[str, Work] = field(default_factory=dict, hash=False, compare=False)
 
     def launch(
-        self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any],  # noqa: ARG002
+        self, kernel: Any, tile: Tile, programs: tuple[int, ...], arguments: tuple[Any, ...], switches: dict[str, Any],
         *, early: bool = True,  # noqa: ARG002
     ) -> None:  # fmt: skip
         name = kernel.__name__
         if not any(word in name for word in _IF_MARKED):
-            tensors = {id(x): x for x in arguments if isinstance(x, torch.Tensor)}
-            moved = sum(x.numel() * x.element_size() for x in tensors.values())
+            constants = named(kernel, self.constants(tile) | switches)
+            given = dict(zip([name for name in kernel.arg_names if name not in constants], arguments, strict=True))
+            share = _share(self, name, tile, programs[0], given)
+            tensors = {id(x): (key, x) for key, x in given.items() if isinstance(x, torch.Tensor)}
+            moved = sum(
+                x.numel() * x.element_size() * (1.0 if key in _AT_BORDERS else share) for key, x in tensors.values()
+            )
             C, found = self.plan.chunk_size, _products(self, name)
             per_token = (found.scores * self.K + found.values * self.V) * C + found.states * self.K * self.V
             before = self.work.get(name, Work(0, 0))
-            flops = 2 * self.B * self.T * self.H * per_token
-            self.work[name] = Work(before.bytes + moved, before.flops + flops)
+            flops = 2 * self.B * self.T * self.H * per_token * share
+            self.work[name] = Work(before.bytes + round(moved), before.flops + round(flops))
 
 
 @torch.no_grad()

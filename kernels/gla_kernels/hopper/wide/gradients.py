@@ -127,8 +127,8 @@ def wide_gradients(
     # Two threads share a row of a state, so that a sum over the row needs one step between threads.
     state_rows: gl.constexpr = gl.BlockedLayout([1, BV // 2], [16, 2], [WARPS, 1], [1, 0])
     key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    # Whether the left operands of dv, the same for all blocks of values, are in registers: with all operands in shared
-    # memory, that is what a block waits for.
+    # Whether the left operands of dv, the same for all blocks of values, are in registers. From shared memory, blocks
+    # would wait for its reads. With gates per channel this was not tried.
     IN_REGISTERS: gl.constexpr = blocks_k == 1 and blocks_v > 1 and not GATED
     left: gl.constexpr = gl.DotOperandLayout(0, accumulator(BV, C, WARPS), 2)
     wait_for_previous_kernel()

@@ -13,7 +13,7 @@ from gla_kernels.hopper.wide.pieces import (
     specializes,
 )
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
-from gla_kernels.launching.call import Call, arranged, named
+from gla_kernels.launching.call import Call, arranged
 from gla_kernels.launching.plans import WIDE_BACKWARD, wide_frames_tile, wide_gradients_tile, wide_readout_tile
 from gla_kernels.portable.launches import gates_of, scan
 
@@ -168,9 +168,13 @@ def launch_forward(
     }
     tile = forward_tile(call, run.count)
     programs = (run.count * programs_a_piece(call, tile),)
-    kernel = specialized_forward if specializes(call, tile) else wide_forward
-    # Nothing overflows without gates per channel, so the former takes no flags.
-    call.launch(kernel, tile, programs, arranged(kernel, named(kernel, arguments)), switches)
+    if specializes(call, tile):
+        # Nothing overflows without gates per channel, and sums of gates have no strides.
+        for name in ("flags", "marks", "g_b", "g_t", "g_h"):
+            del arguments[name]
+        call.launch(specialized_forward, tile, programs, arranged(specialized_forward, arguments), switches)
+        return
+    call.launch(wide_forward, tile, programs, arranged(wide_forward, arguments), switches)
 
 
 @dataclass(frozen=True)

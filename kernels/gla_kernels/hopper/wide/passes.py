@@ -62,7 +62,8 @@ def walks(call: Call) -> bool:
 def forward_clears(call: Call, checkpoints: bool) -> bool:
     """Whether a forward, with checkpoints or not, sets its flags to 0 itself.
 
-    `compute_borders` does, if it comes first: `wide_frames` already raises flags.
+    `compute_borders` does, if it comes first. Before that of a rest (`runs`), other sequences have raised theirs, and
+    `wide_frames` raises some, too.
     """
     if not call.gated or walks(call):
         return False

@@ -19,7 +19,8 @@ Barriers (`mbarrier`) between the two sides:
     done     no product reads the chunk any more; its output is in the memory of q    multiplying -> copying
              and k
 
-There are as many of one kind as one side may have passed before the other has waited for the first of them.
+A barrier tells only even phases from odd ones, so no side may be two phases ahead of the other. Hence one `loaded`,
+`filled` and `done` per chunk in memory, and two `decayed`, as keys are made a chunk ahead.
 """
 
 from triton.experimental import gluon
@@ -42,7 +43,7 @@ from gla_kernels.hopper.wide.forward import store_keys_for_state
 from gla_kernels.hopper.wide.tiles import WARPS, write_tile
 
 COPYING_WARPS = gl.constexpr(8)
-SUMS = gl.constexpr(4)  # chunks whose sums are in memory at once
+SUMS = gl.constexpr(4)  # chunks whose sums are in memory at once; they are fetched two chunks ahead
 # Of a copying thread; a multiplying one has what is left of 65,536. A spill takes longest here.
 COPYING_REGISTERS = gl.constexpr(32)
 BUFFERS = gl.constexpr(2)  # chunks in memory at once
@@ -145,7 +146,7 @@ def multiply(
 
 @gluon.jit
 def decay_keys(k_tile, state_k, sums, decayed, j):
-    """Writes 2^(a_C - a) k of chunk j, which has been copied before BUFFERS - 2 others."""
+    """Writes 2^(a_C - a) k of chunk j, the last one whose copies have been started."""
     rows: gl.constexpr = copy_layout(k_tile.shape[1], 16, COPYING_WARPS)
     these_sums = sums.index(j % SUMS)
     async_copy.wait_group(2 * BUFFERS - 2)  # sums are in the group before k's
@@ -259,8 +260,8 @@ def specialized_forward(
 ):  # fmt: skip
     """A program handles one piece and head, and BV value columns."""
     blocks_v: gl.constexpr = (V + BV - 1) // BV
-    # Each of the two warpgroups has half of the columns. A product of all would need more registers than there are at a
-    # kernel's start.
+    # Each of the two warpgroups has half of the columns, not of the rows: a `wgmma` of 256 columns has more registers
+    # than a thread has when the kernel starts.
     state_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BV // 2, 16])
     HELPED: gl.constexpr = HEAD_GATED and not STORE_STATES
     # The kernel before makes sums, which only copies of sums have to wait for.
@@ -320,7 +321,7 @@ def specialized_forward(
         mbarrier.init(kept, count=1)
     fence_async_shared()
     thread_barrier()
-    # Tuples in variables would make constants of the kernel numbers of the program.
+    # Written out here: of tuples in variables, Triton would make values of the program even of constants.
     gl.warp_specialize(
         [
             (
