@@ -21,6 +21,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import math
 import random
 import sys
 from collections import Counter
@@ -33,6 +34,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from gluon_values import Element, Pointer, tensors_as_in_kernels, value_of
 from partitions import Barrier, Copy, Partition, Turns
 
 # The package's Gluon modules, each after those that it imports.
@@ -46,90 +48,6 @@ OURS = tuple(
     )
 )  # fmt: skip
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
-
-
-def _to(x: torch.Tensor, dtype: Any, bitcast: bool = False) -> torch.Tensor:
-    dtype = dtype.dtype if isinstance(dtype, _Element) else dtype
-    return x.view(dtype) if bitcast else _convert(x, dtype)
-
-
-_convert = torch.Tensor.to
-
-
-@contextlib.contextmanager
-def _tensors_as_in_kernels() -> Iterator[None]:
-    """Inside, tensors are tiles and numbers: operators that Python runs in place give new tensors, as in a kernel.
-
-    A class of its own would ask Python about every operation, which takes longer than most of them.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("add", "sub", "mul", "and"):
-            patch.setattr(torch.Tensor, f"__i{name}__", getattr(torch.Tensor, f"__{name}__"))
-        patch.setattr(torch.Tensor, "to", _to)
-        patch.setattr(torch.Tensor, "type", SimpleNamespace(layout=None))
-        # What an accumulator holds once its product is done.
-        patch.setattr(torch.Tensor, "finished", None, raising=False)
-        yield
-
-
-class _Element:
-    """A dtype as Gluon shows it."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype, self.primitive_bitwidth = dtype, 8 * dtype.itemsize
-
-    def __eq__(self, other: object) -> bool:
-        return self.dtype == other
-
-    def __hash__(self) -> int:
-        return hash(self.dtype)
-
-
-def _value(x: Any) -> torch.Tensor:
-    if isinstance(x, torch.Tensor):
-        return x
-    if isinstance(x, bool):
-        return torch.tensor(x)
-    if isinstance(x, int):
-        return torch.tensor(x, dtype=torch.int32 if abs(x) < 2**31 else torch.int64)
-    return torch.tensor(x, dtype=torch.float32)
-
-
-@dataclass(frozen=True)
-class Pointer:
-    """Addresses in a tensor's memory, counted in elements."""
-
-    memory: torch.Tensor
-    offset: Any
-
-    @classmethod
-    def to(cls, x: torch.Tensor) -> Pointer:
-        memory = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
-        return cls(memory, x.storage_offset())
-
-    @property
-    def dtype(self) -> Any:
-        return SimpleNamespace(element_ty=_Element(self.memory.dtype))
-
-    def __add__(self, offset: Any) -> Pointer:
-        return Pointer(self.memory, self.offset + offset)
-
-    def places(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the elements, 0 beside the mask, and the mask, as tensors of one shape. Raises IndexError."""
-        at = torch.as_tensor(self.offset, dtype=torch.int64)
-        there = torch.as_tensor(True if mask is None else mask)
-        at, there = torch.broadcast_tensors(at, there)
-        if mask is not None:
-            at = torch.where(there, at, 0)
-        least, most = (int(x) for x in torch.aminmax(at))
-        if not (least >= 0 and most < len(self.memory)) and there.any():
-            raise IndexError(f"elements {least} to {most} of {len(self.memory)}")
-        return at, there
-
-    def load(self, mask: Any, other: Any) -> torch.Tensor:
-        at, there = self.places(mask)
-        read = self.memory[at]
-        return read if mask is None else torch.where(there, read, torch.tensor(other or 0, dtype=read.dtype))
 
 
 @dataclass(frozen=True)
@@ -162,8 +80,8 @@ class Shared:
         return Shared(self.data.permute(order))
 
     def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Shared:
-        dtype = dtype.dtype if isinstance(dtype, _Element) else dtype
-        return Shared(self.data.reshape(-1).view(dtype)[: _size(shape)].view(shape))
+        dtype = dtype.dtype if isinstance(dtype, Element) else dtype
+        return Shared(self.data.reshape(-1).view(dtype)[: math.prod(shape)].view(shape))
 
     def load(self, layout: Any) -> Any:
         _now.point()
@@ -174,13 +92,6 @@ class Shared:
         assert x.dtype == self.dtype
         assert list(x.shape) == self.shape
         self.data.copy_(x)
-
-
-def _size(shape: list[int]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
 
 
 @dataclass
@@ -299,13 +210,13 @@ def _wait_products(left: int, deps: list[Any]) -> Any:
 
 def _assembly(text: str, _: str, args: list[Any], dtype: Any, **__: Any) -> Any:
     if text.startswith("mov.b32"):
-        return _value(args[0])
+        return value_of(args[0])
     if text.startswith("shl.b32"):
-        return _value(args[0]).to(dtype)
+        return value_of(args[0]).to(dtype)
     if "selp" in text:
         return _where(args[1] == 0, args[0], 0.0)
     assert text.startswith("mul.wide.s32")
-    return _value(args[0]).to(dtype) * args[1]
+    return value_of(args[0]).to(dtype) * args[1]
 
 
 def _store(pointer: Pointer, value: Any, mask: Any = None, eviction_policy: str = "") -> None:
@@ -337,7 +248,7 @@ def _add_to_memory(pointer: Pointer, value: Any, sem: str, scope: str) -> Any:
 def _where(mask: Any, x: Any, y: Any) -> Any:
     if isinstance(x, Pointer):
         return x if bool(mask) else y
-    mask, x, y = (_value(each) for each in (mask, x, y))
+    mask, x, y = (value_of(each) for each in (mask, x, y))
     return torch.where(mask, x, y.to(x.dtype)) if x.dim() >= y.dim() else torch.where(mask, x.to(y.dtype), y)
 
 
@@ -350,7 +261,7 @@ def _scan(x: torch.Tensor, axis: int, combine: Callable[[Any, Any], Any]) -> tor
 
 
 def _extreme(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    return lambda x, y, propagate_nan=None: function(_value(x), _value(y))
+    return lambda x, y, propagate_nan=None: function(value_of(x), value_of(y))
 
 
 def _language() -> ModuleType:
@@ -361,8 +272,8 @@ def _language() -> ModuleType:
         "NVMMASharedLayout": SimpleNamespace(get_default_for=lambda *_: None),
         "constexpr": lambda x: x,
         "static_range": range,
-        "program_id": lambda axis: _value(_now.number[axis]),
-        "num_programs": lambda axis: _value(_now.grid[axis]),
+        "program_id": lambda axis: value_of(_now.number[axis]),
+        "num_programs": lambda axis: value_of(_now.grid[axis]),
         "num_warps": lambda: _now.part.warps,
         "arange": lambda start, end, _=None: torch.arange(start, end, dtype=torch.int32),
         "zeros": lambda shape, dtype, _=None: torch.zeros(shape, dtype=dtype),
@@ -378,7 +289,7 @@ def _language() -> ModuleType:
         "min": lambda x, axis: x.amin(axis),
         "reduce_or": _reduce_or,
         "associative_scan": _scan,
-        "exp2": lambda x: torch.exp2(_value(x)),
+        "exp2": lambda x: torch.exp2(value_of(x)),
         "cdiv": lambda x, y: (x + y - 1) // y,
         "convert_layout": lambda x, _: x,
         "allocate_shared_memory": _allocate,
@@ -418,7 +329,7 @@ class Kernel:
             numbers = list(range(int(grid[0])))
             random.Random(0).shuffle(numbers)
             writers: dict[Any, torch.Tensor] = {}
-            with _tensors_as_in_kernels():
+            with tensors_as_in_kernels():
                 for number in numbers:
                     _now = _Program((number,), tuple(grid), self.__name__, writers, Partition(num_warps))
                     self.function(*arguments, **constants)
@@ -430,7 +341,7 @@ class Kernel:
 def _argument(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return Pointer.to(x)
-    return _value(x) if isinstance(x, int) else x
+    return value_of(x) if isinstance(x, int) else x
 
 
 def _jit(function: Callable[..., Any] | None = None, **_: Any) -> Any:

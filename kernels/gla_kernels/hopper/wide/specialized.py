@@ -176,19 +176,18 @@ def copy(
     if HEAD_GATED:
         fetch_sums(sums.index(0), sums_in(g, b, t, h, T, H), rows_left)
         async_copy.commit_group()
-    for ahead in gl.static_range(BUFFERS - 1):
-        if not EARLY or ahead > 0:
-            fetch_rows(qk_tiles.index(2 * ahead + 1), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
-        async_copy.commit_group()
-        fetch_rows(qk_tiles.index(2 * ahead), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
-        if HEAD_GATED:
-            fetch_sums(sums.index(ahead + 1), sums_in(g, b, t + C, h, T, H), rows_left - C)
-        async_copy.mbarrier_arrive(loaded.index(ahead), increment_count=False)
-        fetch_rows(v_tiles.index(ahead), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
-        async_copy.mbarrier_arrive(filled.index(ahead), increment_count=False)
-        async_copy.commit_group()
-        t += C
-        rows_left -= C
+    if not EARLY:
+        fetch_rows(qk_tiles.index(1), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+    async_copy.commit_group()
+    fetch_rows(qk_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
+    if HEAD_GATED:
+        fetch_sums(sums.index(1), sums_in(g, b, t + C, h, T, H), rows_left - C)
+    async_copy.mbarrier_arrive(loaded.index(0), increment_count=False)
+    fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
+    async_copy.mbarrier_arrive(filled.index(0), increment_count=False)
+    async_copy.commit_group()
+    t += C
+    rows_left -= C
     if HELPED:
         decay_keys(qk_tiles.index(1), state_k, sums, decayed, 0)
     for j in range(chunks):
