@@ -32,7 +32,6 @@ from gla_kernels.hopper.head_gates import (
     chunk_gate,
     fetch_sums,
     head_frame,
-    key_decays,
     make_sums,
     make_thread_row_sums,
     make_thread_totals,
@@ -65,92 +64,21 @@ def fetch_chunk(
 
 
 @gluon.jit
-def chunk_gradients(
-    q_tile, k_tile, v_tile, do_tile, framed_q_tile, dAt_tile, S_memory, dS_memory, dv_memory, sums, dS, scale,
-    of_q, of_k, sent, totals, dq, dk, dv, dg, there, H, rows_left, later_rows,
-    K: gl.constexpr, V: gl.constexpr, MILD: gl.constexpr, STORE_DG: gl.constexpr,
-):  # fmt: skip
-    """Writes a chunk's dq, dk and dv, and dg of the later chunk, which was processed before; returns dS~.
-
-    `framed_q_tile` holds Q~, `dAt_tile` is free. `of_q` and `of_k` are factors of rows: scale 2^(a - r) and 2^(r - a)
-    in a chunk that is MILD, scale 2^a and 2^(a_C - a) in others. `there` is the row of the chunk's first token in an
-    output [B T H, ...]. `later_rows` are those of the later chunk, or 0 if there is none.
-    """
+def start_scores(q_tile, k_tile, v_tile, do_tile, KC: gl.constexpr):
+    """Starts K Q^T and V dO^T of a chunk, whose copies have arrived, and whose tiles a fence and a barrier follow."""
     C: gl.constexpr = v_tile.shape[0]
-    KC: gl.constexpr = used_keys(K)
-    BV: gl.constexpr = v_tile.shape[1]
-    key_tile: gl.constexpr = accumulator(KC)
-    copy_k: gl.constexpr = copy_layout(KC, 16)
-    copy_v: gl.constexpr = copy_layout(BV, 16)
-    if not MILD:  # else ptxas leaves descriptors that both branches need to one of them (NOTES, "Faults")
-        q_tile = readdressed(q_tile)
-        k_tile = readdressed(k_tile)
-        v_tile = readdressed(v_tile)
-        do_tile = readdressed(do_tile)
-        framed_q_tile = readdressed(framed_q_tile)
-        dAt_tile = readdressed(dAt_tile)
-    # The same rows of tiles with as many columns as values, and as tokens.
-    token_of_k = gl.convert_layout(of_k, gl.SliceLayout(1, accumulator(C)))[:, None]
-    of_k = of_k[:, None]
-    q_part = (framed_q_tile if MILD else q_tile).slice(0, KC, 1)
-    k_part = k_tile.slice(0, KC, 1)
-    Pt = product(k_part, q_part.permute((1, 0)), C, C)
+    Pt = product(k_tile.slice(0, KC, 1), q_tile.slice(0, KC, 1).permute((1, 0)), C, C)
     dPt = product(v_tile, do_tile.permute((1, 0)), C, C)
-    bdv = product(k_part, readdressed(dS_memory).slice(0, KC), C, BV)
-    if not MILD:
-        dS *= gl.exp2(chunk_gate(sums))
-    dS = add_product(framed_q_tile.permute((1, 0)), do_tile, dS)
-    if STORE_DG:
-        store_head_gates(dg + (there + C * H), H, sent, totals, later_rows)
-    if not MILD:
-        decays = score_decays(sums, accumulator(C), False) * scale
-    Pt, dPt = warpgroup_mma_wait(2, deps=[Pt, dPt])
-    mask = triangle(C, False, True, 4, 0 if MILD else 2)
-    if MILD:
-        dPt *= token_of_k
-    else:
-        dPt *= decays
-        Pt *= decays
-    dAt_tile.store(masked(dPt, mask).to(gl.bfloat16))
-    bdv = warpgroup_mma_wait(1, deps=[bdv])
-    if not MILD:
-        bdv *= token_of_k
-    bdv = add_product(masked_operand(Pt, mask), do_tile, bdv)
-    bdq = product(do_tile, readdressed(S_memory).slice(0, KC).permute((1, 0)), C, KC)
-    bdk = product(v_tile, readdressed(dS_memory).slice(0, KC).permute((1, 0)), C, KC)
-    dS, bdv = warpgroup_mma_wait(2, deps=[dS, bdv])
-    if MILD:
-        bdv *= token_of_k
-    readdressed(dv_memory).store(bdv.to(gl.bfloat16))
-    if STORE_DG:
-        totals.store(thread_totals(to_float32(readdressed(S_memory).load(accumulator(BV))) * dS))
+    return Pt, dPt
+
+
+@gluon.jit
+def first_scores(q_tiles, k_tiles, v_tiles, do_tiles, KC: gl.constexpr):
+    """`start_scores` of the first chunk, whose copies it waits for."""
+    async_copy.wait_group(0)
     fence_async_shared()
-    thread_barrier()  # dP is in its tile
-    bdq = warpgroup_mma_wait(1, deps=[bdq])
-    if not MILD:
-        bdq *= of_q
-    bdq = add_product(dAt_tile.permute((1, 0)), k_part, bdq)
-    bdk = warpgroup_mma_wait(1, deps=[bdk])
-    bdk = add_product(dAt_tile, q_part, bdk * of_k)
-    bdq = warpgroup_mma_wait(1, deps=[bdq])
-    if STORE_DG:
-        balance = thread_row_sums(to_float32(q_part.load(key_tile)) * bdq)
-    if MILD:
-        bdq *= of_q
-    thread_barrier()  # dv is in its tile, and no product reads do_tile any more
-    write(dv + wide_product(there, V), readdressed(dv_memory).load(copy_v), H * V, rows_left, V, copy_v)
-    dq_tile = do_tile.slice(0, KC, 1)
-    dq_tile.store(bdq.to(gl.bfloat16))
-    bdk = warpgroup_mma_wait(0, deps=[bdk])
-    thread_barrier()  # dq is in do_tile, and no product reads v_tile or dS~' any more
-    write(dq + wide_product(there, K), dq_tile.load(copy_k), H * K, rows_left, K, copy_k)
-    dk_tile = v_tile.slice(0, KC, 1)
-    dk_tile.store(bdk.to(gl.bfloat16))
     thread_barrier()
-    write(dk + wide_product(there, K), dk_tile.load(copy_k), H * K, rows_left, K, copy_k)
-    if STORE_DG:
-        sent.store(thread_row_sums(to_float32(k_part.load(key_tile)) * bdk) - balance)
-    return dS
+    return start_scores(q_tiles.index(0), k_tiles.index(0), v_tiles.index(0), do_tiles.index(0), KC)
 
 
 @gluon.jit(do_not_specialize=["T", "H", "count", "checkpoint_chunks", "N", "base"])
@@ -196,9 +124,9 @@ def simple_gla_backward_hopper(
     """
     KC: gl.constexpr = used_keys(K)
     key_tile: gl.constexpr = accumulator(KC)
+    copy_k: gl.constexpr = copy_layout(KC, 16)
     copy_v: gl.constexpr = copy_layout(BV, 16)
     state_layout: gl.constexpr = accumulator(BV)
-    key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
     # The kernel before makes `dfinal` of pieces. All else has been there for longer, so it may be read at once.
     EARLY: gl.constexpr = PIECES and not RECOMPUTE
     if not EARLY:
@@ -238,9 +166,8 @@ def simple_gla_backward_hopper(
             q, k, v, g, do, b, t, h, T, H, rows_left,
             q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
         )  # fmt: skip
+        Pt, dPt = first_scores(q_tiles, k_tiles, v_tiles, do_tiles, KC)
         wait_for_previous_kernel()
-    # 2^r of the later chunk, which was processed before this one: takes its gradient out of its frame.
-    previous_factor = gl.full([BK], 1.0, gl.float32, key_layout)
     if HAS_DFINAL:
         dS = load_state(dfinal + pid.to(gl.int64) * K * V, K, V, state_layout, BK, BV)
     else:
@@ -271,13 +198,26 @@ def simple_gla_backward_hopper(
                 q, k, v, g, do, b, t, h, T, H, rows_left,
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
             )  # fmt: skip
+            Pt, dPt = first_scores(q_tiles, k_tiles, v_tiles, do_tiles, KC)
         # Of the later chunk, whose dg is yet to be written.
         later_rows = rows_left * 0
         for i in range(slice_chunks):
             buffer = i % 2
             next_buffer = (i + 1) % 2
-            async_copy.wait_group(0)
-            thread_barrier()
+            q_tile = q_tiles.index(buffer)
+            k_tile = k_tiles.index(buffer)
+            v_tile = v_tiles.index(buffer)
+            do_tile = do_tiles.index(buffer)
+            sums = all_sums.index(buffer)
+            q_part = q_tile.slice(0, KC, 1)
+            k_part = k_tile.slice(0, KC, 1)
+            # Before the barrier, because Triton puts another one between copies and these.
+            bq = q_part.load(key_tile)
+            a = row_sums(sums, key_tile)
+            of_rows = row_sums(sums, accumulator(C))
+            of_columns = sums.load(gl.SliceLayout(0, accumulator(C)))
+            total = chunk_gate(sums)
+            thread_barrier()  # the later chunk's outputs have left the tiles that they went through
             state_at = slot if RECOMPUTE else slot * H + h
             fetch(readdressed(S_memory), states + wide_product(state_at, K * V), V, K, V, copy_v)
             async_copy.commit_group()
@@ -288,46 +228,69 @@ def simple_gla_backward_hopper(
                 do_tiles.index(next_buffer), all_sums.index(next_buffer), q, k, v, g, do, b, t - C, h, T, H, next_rows,
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
             )  # fmt: skip
-            q_tile = q_tiles.index(buffer)
-            k_tile = k_tiles.index(buffer)
-            v_tile = v_tiles.index(buffer)
-            do_tile = do_tiles.index(buffer)
-            sums = all_sums.index(buffer)
-            a = row_sums(sums, key_tile)
-            total = chunk_gate(sums)
+            there = (b * T + t) * H + h
             mild, r = head_frame(total)
-            of_q = gl.exp2(a - r)[:, None] * scale
-            of_k = key_decays(a, mild, r, total)
-            framed_q = to_float32(q_tile.slice(0, KC, 1).load(key_tile)) * of_q
-            framed_q_tile.slice(0, KC, 1).store(framed_q.to(gl.bfloat16))
-            factor = gl.full([BK], gl.exp2(r), gl.float32, key_layout)
-            dS *= (previous_factor * factor)[:, None]  # dS~'
-            previous_factor = factor
+            of_q = gl.exp2(a)[:, None] * scale
+            of_k = gl.exp2(total - a)[:, None]
+            token_of_k = gl.convert_layout(gl.exp2(total - of_rows), gl.SliceLayout(1, accumulator(BV)))[:, None]
             readdressed(dS_memory).store(dS.to(gl.bfloat16))
+            framed_q_tile.slice(0, KC, 1).store((to_float32(bq) * of_q).to(gl.bfloat16))
+            of_q *= gl.exp2(-r)
+            dS *= gl.exp2(total)
+            if STORE_DG:
+                store_head_gates(dg + (there + C * H), H, sent, totals, later_rows)
+            decays = gl.exp2(of_columns[None, :] - of_rows[:, None]) * scale
+            Pt, dPt = warpgroup_mma_wait(0, deps=[Pt, dPt])
+            mask = triangle(C, False, True)
+            dAt_tile.store(masked(dPt * decays, mask).to(gl.bfloat16))
+            P_operand = masked_operand(Pt * decays, mask)
             async_copy.wait_group(1)  # the state
             fence_async_shared()
             thread_barrier()
-            there = (b * T + t) * H + h
-            if mild:
-                dS = chunk_gradients(
-                    q_tile, k_tile, v_tile, do_tile, framed_q_tile, dAt_tile, S_memory, dS_memory, dv_memory, sums, dS,
-                    scale, of_q, of_k, sent, totals, dq, dk, dv, dg, there, H, rows_left, later_rows,
-                    K, V, True, STORE_DG,
-                )  # fmt: skip
-            else:
-                dS = chunk_gradients(
-                    q_tile, k_tile, v_tile, do_tile, framed_q_tile, dAt_tile, S_memory, dS_memory, dv_memory, sums, dS,
-                    scale, of_q, of_k, sent, totals, dq, dk, dv, dg, there, H, rows_left, later_rows,
-                    K, V, False, STORE_DG,
-                )  # fmt: skip
+            bdv = product(k_part, readdressed(dS_memory).slice(0, KC), C, BV)
+            bdq = product(do_tile, readdressed(S_memory).slice(0, KC).permute((1, 0)), C, KC)
+            bdk = product(v_tile, readdressed(dS_memory).slice(0, KC).permute((1, 0)), C, KC)
+            dS = add_product(framed_q_tile.permute((1, 0)), do_tile, dS)
+            bdv = warpgroup_mma_wait(3, deps=[bdv])
+            bdv = add_product(P_operand, do_tile, bdv * token_of_k)
+            bdq = warpgroup_mma_wait(3, deps=[bdq])
+            bdq = add_product(dAt_tile.permute((1, 0)), k_part, bdq * of_q)
+            bdk = warpgroup_mma_wait(3, deps=[bdk])
+            bdk = add_product(dAt_tile, q_part, bdk * of_k)
+            dS = warpgroup_mma_wait(3, deps=[dS])
+            if STORE_DG:
+                sum_of_states = thread_totals(to_float32(readdressed(S_memory).load(state_layout)) * dS)
+                totals.store(sum_of_states * gl.exp2(-r))
+            bdv = warpgroup_mma_wait(2, deps=[bdv])
+            readdressed(dv_memory).store(bdv.to(gl.bfloat16))
+            bdq = warpgroup_mma_wait(1, deps=[bdq])
+            if STORE_DG:
+                balance = thread_row_sums(to_float32(q_part.load(key_tile)) * bdq)
+            async_copy.wait_group(0)
+            fence_async_shared()
+            thread_barrier()  # dv is in its tile, no product reads do_tile any more, and the next chunk is there
+            write(dv + wide_product(there, V), readdressed(dv_memory).load(copy_v), H * V, rows_left, V, copy_v)
+            Pt, dPt = start_scores(
+                q_tiles.index(next_buffer), k_tiles.index(next_buffer), v_tiles.index(next_buffer),
+                do_tiles.index(next_buffer), KC,
+            )  # fmt: skip
+            dq_tile = readdressed(S_memory).slice(0, KC, 1)
+            dq_tile.store(bdq.to(gl.bfloat16))
+            bdk = warpgroup_mma_wait(2, deps=[bdk])
+            dk_tile = readdressed(dS_memory).slice(0, KC, 1)
+            dk_tile.store(bdk.to(gl.bfloat16))
+            thread_barrier()
+            write(dq + wide_product(there, K), dq_tile.load(copy_k), H * K, rows_left, K, copy_k)
+            write(dk + wide_product(there, K), dk_tile.load(copy_k), H * K, rows_left, K, copy_k)
+            if STORE_DG:
+                sent.store(thread_row_sums(to_float32(k_part.load(key_tile)) * bdk) - balance)
             later_rows = rows_left
             t -= C
             slot -= 1
             rows_left = C
-        async_copy.wait_group(0)
         if STORE_DG:
             thread_barrier()
             store_head_gates(dg + ((b * T + t + C) * H + h), H, sent, totals, later_rows)
-    dS *= previous_factor[:, None]  # in no frame
+        Pt, dPt = warpgroup_mma_wait(0, deps=[Pt, dPt])
     if STORE_DINITIAL:
         write(dinitial + pid.to(gl.int64) * K * V, dS, V, K, V, state_layout)
