@@ -41,7 +41,7 @@ from partitions import Barrier, Copy, Partition, Turns
 OURS = tuple(
     f"gla_kernels.hopper.{name}"
     for name in (
-        "layouts", "values", "products", "copies", "gates", "head_gates", "places", "narrow.outputs",
+        "layouts", "values", "products", "copies", "gates", "head_gates", "gate_sums", "places", "narrow.outputs",
         "narrow.forward", "narrow.states", "narrow.backward", "narrow.head_backward", "narrow.recurrence",
         "wide.tiles", "wide.frames", "wide.walk", "wide.forward", "wide.specialized", "wide.recurrence",
         "wide.readout", "wide.gradients", "wide.backward", "levels", "strong",

@@ -211,10 +211,11 @@ def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, b
     for of_pieces in (False, True):
         name, pieces = ", pieces" * of_pieces, {"PIECES": of_pieces}
         forwards = forward | pieces | {"STORE_FINAL": not of_pieces}
-        yield Variant(
-            f"forward{name}", "plain", gla_forward_hopper, call.plan.forward, forwards,
-            reads_early=_COPIES if of_pieces else (),
-        )  # fmt: skip
+        for sums, of_sums in _sums_made(call, not of_pieces):
+            yield Variant(
+                f"forward{name}{of_sums}", "plain", gla_forward_hopper, call.plan.forward, forwards | {"SUMS": sums},
+                reads_early=_COPIES if of_pieces else (),
+            )  # fmt: skip
         for recompute in (False, True):
             backwards = backward | pieces | {"STORE_DINITIAL": not of_pieces, "RECOMPUTE": recompute}
             whence = " from checkpoints" * recompute
@@ -223,11 +224,22 @@ def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, b
                 reads_early=_COPIES if of_pieces and not recompute else (),
             )  # fmt: skip
     for reverse in (False, True):
-        name, early = "reverse recurrence" if reverse else "recurrence", call.head_gated and not reverse
-        yield Variant(
-            name, "plain", gla_recurrence_hopper, call.plan.forward, {"REVERSE": reverse},
-            reads_early=_COPIES_OF_ROWS if early else (),
-        )  # fmt: skip
+        name = "reverse recurrence" if reverse else "recurrence"
+        for sums, of_sums in _sums_made(call, not reverse):
+            yield Variant(
+                f"{name}{of_sums}", "plain", gla_recurrence_hopper, call.plan.forward,
+                {"REVERSE": reverse, "SUMS": sums},
+                reads_early=_COPIES_OF_ROWS if call.head_gated and not reverse and not sums else (),
+            )  # fmt: skip
+
+
+def _sums_made(call: Call, may: bool) -> Iterator[tuple[int, str]]:
+    """For how many chunks a kernel for narrow heads makes the sums of gates, if it `may`, and names of its variants."""
+    from gla_kernels.hopper.narrow.launches import SUMS_AT_ONCE
+
+    yield 0, ""
+    if call.head_gated and may:
+        yield from ((chunks, f", sums of {chunks} chunks") for chunks in SUMS_AT_ONCE)
 
 
 def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
@@ -305,6 +317,7 @@ def compile_kernel(call: Call, variant: Variant, arch: str) -> Any:
     if not call.gated:
         absent |= dict.fromkeys(("parked", "excesses"))
         absent |= {} if call.head_gated else dict.fromkeys(("g", "decays", "frame_factors"))
+    absent |= {"gates": None} if "SUMS" in kernel.arg_names and not variant.switches["SUMS"] else {}
     absent |= {} if variant.switches["STORE_DG"] else {"dg": None}
     amd = {"PRECISION": operands(call.dtype, amd=True).precision} if _is_amd(arch) else {}
     constants = named(kernel, call.constants(variant.tile) | variant.switches | absent | amd)

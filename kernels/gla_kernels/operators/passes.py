@@ -110,7 +110,8 @@ def launch_forward(
     flags = Flags.of(call, buffer, uncleared=clears)
     if call.head_gated:
         inputs.sums = buffer.view(torch.float32)
-        sum_head_gates(call, inputs)
+        if call.plan.family != "hopper" or not narrow.sums_made(call, keep == KEEP_CHECKPOINTS):
+            sum_head_gates(call, inputs)
     outputs: dict[str, Any] = {
         "o": o,
         "initial": initial_state,

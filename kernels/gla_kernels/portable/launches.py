@@ -119,10 +119,8 @@ def run_recurrence(
 
 def sum_head_gates(call: Call, inputs: Inputs) -> None:
     """Fills `inputs.sums`, which the kernels of a `head_gated` call read in place of g."""
-    gates = inputs.head_gates
-    arguments = named_strides(gates=gates) | {
-        "gates": gates, "sums": inputs.sums, "cu_seqlens": inputs.cu_seqlens, "T": call.T, "H": call.H,
-        "N": call.sequences,
+    arguments = head_gates_of(inputs) | {
+        "sums": inputs.sums, "cu_seqlens": inputs.cu_seqlens, "T": call.T, "H": call.H, "N": call.sequences,
     }  # fmt: skip
     programs = (call.slots(1), -(-call.H // SUMS.block_v))
     call.launch(head_gate_sums, SUMS, programs, arranged(head_gate_sums, arguments), {})
@@ -131,6 +129,12 @@ def sum_head_gates(call: Call, inputs: Inputs) -> None:
 def gates_of(call: Call, inputs: Inputs) -> dict[str, Any]:
     """g and its strides as the kernels for Hopper take them, by name: of a gate per head, g is sums."""
     return {"g": inputs.sums if call.head_gated else inputs.g} | named_strides(g=inputs.g)
+
+
+def head_gates_of(inputs: Inputs, summed: bool = False) -> dict[str, Any]:
+    """A gate per head and its strides, by name, for kernels that make sums of it; None if these are `summed`."""
+    gates = None if summed else inputs.head_gates
+    return {"gates": gates} | named_strides(gates=gates)
 
 
 def clear_tails(call: Call, inputs: Inputs, *outputs: torch.Tensor | None) -> None:

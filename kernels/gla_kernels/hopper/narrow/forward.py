@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
 from gla_kernels.hopper.copies import fetch, load_state, write
+from gla_kernels.hopper.gate_sums import load_head_gates, make_head_sums
 from gla_kernels.hopper.gates import (
     chunk_total,
     excess,
@@ -54,12 +55,12 @@ def row_in(ptr, b, t, h, stride_b, stride_t, stride_h):
 def fetch_ahead(
     q_tile, k_tile, v_tile, g_tile, row, i, rows, length, chunks, first_chunk, programs, start, T, H,
     q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr, HEAD_GATED: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr, SUMMED: gl.constexpr,
     VARLEN: gl.constexpr,
 ):  # fmt: skip
     """Starts copying chunk i of a row, to which q_at, k_at, v_at and g_at point.
 
-    If HEAD_GATED, g holds a chunk's sums of gates (see `head_gates.py`).
+    If SUMMED, g holds sums of gates (see `head_gates.py`).
 
     Returns row, chunk and pointers of what follows: the row's next chunk, or the program's next row.
     """
@@ -69,7 +70,7 @@ def fetch_ahead(
     fetch(v_tile, v_at, v_t, rows_left, V, copy_layout(v_tile.shape[1], 16))
     if GATED:
         fetch_gates(g_tile, g_at, g_t, rows_left, K)
-    if HEAD_GATED:
+    if SUMMED:
         fetch_sums(g_tile, g_at, rows_left)
     async_copy.commit_group()
     i += 1
@@ -78,7 +79,7 @@ def fetch_ahead(
     v_at += C * v_t
     if GATED:
         g_at += C * g_t
-    if HEAD_GATED:
+    if SUMMED:
         g_at += C
     if i >= chunks:
         i = row * 0
@@ -90,7 +91,7 @@ def fetch_ahead(
         v_at = row_in(v, b, start, h, v_b, v_t, v_h)
         if GATED:
             g_at = row_in(g, b, start, h, g_b, g_t, g_h)
-        if HEAD_GATED:
+        if SUMMED:
             g_at = sums_in(g, b, start, h, T, H)
     return row, i, q_at, k_at, v_at, g_at
 
@@ -100,7 +101,8 @@ def gla_forward_hopper(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of `gates`
+    gates,  # [B, T, H] float32, bfloat16 or float16, any strides: natural log, <= 0; read if SUMS > 0
     o,  # [B, T, H, V], contiguous
     initial,  # [N or pieces, H, K, V] float32: the states before the first chunk
     final,  # [N, H, K, V] float32: the states after the last chunk; not of pieces
@@ -110,7 +112,7 @@ def gla_forward_hopper(
     marks,  # [slots, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, gates_b, gates_t, gates_h,
     T,
     H,
     count,  # the most chunks of a sequence, or of a piece
@@ -131,6 +133,7 @@ def gla_forward_hopper(
     STORE_STATES: gl.constexpr,
     STORE_CHECKPOINTS: gl.constexpr,
     PIECES: gl.constexpr,
+    SUMS: gl.constexpr,
 ):  # fmt: skip
     """A program handles a row (a sequence and head) and every `programs`-th after it.
 
@@ -139,7 +142,11 @@ def gla_forward_hopper(
 
     PIECES: rows are pieces of `count` chunks (a multiple of `checkpoint_chunks` if checkpoints are kept) and a head,
     with a program each.
+
+    SUMS: 0, or as many chunks as a program may have, whose sums of gates it then makes; see `gate_sums.py`. They are
+    kept if states or checkpoints are. Not of PIECES.
     """
+    SUMMED: gl.constexpr = HEAD_GATED and SUMS == 0
     KC: gl.constexpr = BK if GATED else used_keys(K)
     key_tile: gl.constexpr = accumulator(KC)
     copy_v: gl.constexpr = copy_layout(BV, 16)
@@ -166,7 +173,7 @@ def gla_forward_hopper(
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [buffers, C, BK], operand_layout(C, BK))
     g_tiles = gl.allocate_shared_memory(gl.float32, [buffers, C, BK], gate_layout()) if GATED else k_tiles
     if HEAD_GATED:
-        g_tiles = make_sums(buffers, C)
+        g_tiles = make_sums(buffers if SUMMED else SUMS, C)
         kept_k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
         if KC < BK:  # zeros for the product that takes all columns
             kept_k_tile.store(gl.zeros([C, BK], gl.bfloat16, accumulator(BK)))
@@ -187,13 +194,19 @@ def gla_forward_hopper(
     k_at = row_in(k, b, start, h, k_b, k_t, k_h)
     v_at = row_in(v, b, start, h, v_b, v_t, v_h)
     g_at = row_in(g, b, start, h, g_b, g_t, g_h) if GATED else k_at
-    if HEAD_GATED:
+    if SUMMED:
         g_at = sums_in(g, b, start, h, T, H)
+    if SUMS > 0:
+        loaded = load_head_gates(gates, b, begin, h, gates_b, gates_t, gates_h, length, 0, 1, chunks, SUMS, C)
     for slot in gl.static_range(buffers - 1):
         ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
             q_tiles.index(slot), k_tiles.index(slot), v_tiles.index(slot), g_tiles.index(slot),
             ahead, ahead_i, rows, length, chunks, first_chunk, programs, start, T, H, q_at, k_at, v_at, g_at,
-            q, k, v, g, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, HEAD_GATED, VARLEN,
+            q, k, v, g, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, SUMMED, VARLEN,
+        )  # fmt: skip
+    if SUMS > 0:
+        make_head_sums(
+            g_tiles, g, loaded, b, begin, h, T, H, length, 0, 1, chunks, STORE_STATES or STORE_CHECKPOINTS
         )  # fmt: skip
     if PIECES:  # the kernel before this one makes `initial`; inputs may be read earlier
         wait_for_previous_kernel()
@@ -227,9 +240,10 @@ def gla_forward_hopper(
                     q_tiles.index(next_buffer), k_tiles.index(next_buffer), v_tiles.index(next_buffer),
                     g_tiles.index(next_buffer), ahead, ahead_i, rows, length, chunks, first_chunk, programs, start,
                     T, H, q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h,
-                    k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, HEAD_GATED, VARLEN,
+                    k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, SUMMED, VARLEN,
                 )  # fmt: skip
 
+            g_tile = g_tiles.index(i if SUMS > 0 else buffer)
             k_tile = k_tiles.index(buffer)
             v_tile = v_tiles.index(buffer)
             if STORE_CHECKPOINTS:
@@ -243,7 +257,7 @@ def gla_forward_hopper(
             q_part = q_tile.slice(0, KC, 1)
             if GATED:
                 bq = q_tile.load(accumulator(BK))
-                high, low = load_gates(g_tiles.index(buffer), g, words)
+                high, low = load_gates(g_tile, g, words)
                 high_tile.store(high)
                 low_tile.store(low)
                 fence_async_shared()
@@ -254,7 +268,7 @@ def gla_forward_hopper(
                     q_tiles.index(next_buffer), k_tiles.index(next_buffer), v_tiles.index(next_buffer),
                     g_tiles.index(next_buffer), ahead, ahead_i, rows, length, chunks, first_chunk, programs, start,
                     T, H, q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h,
-                    k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, HEAD_GATED, VARLEN,
+                    k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, SUMMED, VARLEN,
                 )  # fmt: skip
                 large = has_large(words)
                 G, total = warpgroup_mma_wait(0, deps=[G, total])
@@ -272,7 +286,7 @@ def gla_forward_hopper(
                 bq = to_float32(bq) * scale * gl.exp2(G)
                 mark += H
             if HEAD_GATED:
-                sums = g_tiles.index(buffer)
+                sums = g_tile
                 a = row_sums(sums, key_tile)
                 total = chunk_gate(sums)
                 mild, r = head_frame(total)

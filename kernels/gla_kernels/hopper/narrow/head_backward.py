@@ -36,7 +36,6 @@ from gla_kernels.hopper.head_gates import (
     make_thread_row_sums,
     make_thread_totals,
     row_sums,
-    score_decays,
     store_head_gates,
     sums_in,
     thread_row_sums,
@@ -229,7 +228,7 @@ def simple_gla_backward_hopper(
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
             )  # fmt: skip
             there = (b * T + t) * H + h
-            mild, r = head_frame(total)
+            r = head_frame(total)[1]
             of_q = gl.exp2(a)[:, None] * scale
             of_k = gl.exp2(total - a)[:, None]
             token_of_k = gl.convert_layout(gl.exp2(total - of_rows), gl.SliceLayout(1, accumulator(BV)))[:, None]
@@ -291,6 +290,6 @@ def simple_gla_backward_hopper(
         if STORE_DG:
             thread_barrier()
             store_head_gates(dg + ((b * T + t + C) * H + h), H, sent, totals, later_rows)
-        Pt, dPt = warpgroup_mma_wait(0, deps=[Pt, dPt])
+        warpgroup_mma_wait(0, deps=[Pt, dPt])  # nothing reads these
     if STORE_DINITIAL:
         write(dinitial + pid.to(gl.int64) * K * V, dS, V, K, V, state_layout)

@@ -13,7 +13,7 @@ from gla_kernels.hopper.wide.pieces import Run, cut, cut_into, groups, is_whole,
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged, decided_once
 from gla_kernels.launching.plans import LEAST_NARROW_PIECES, pieces_gain
-from gla_kernels.portable.launches import gates_of, scan
+from gla_kernels.portable.launches import gates_of, head_gates_of, scan
 
 
 @decided_once
@@ -67,7 +67,20 @@ def form(call: Call) -> tuple[object, ...]:
     """The part of a call's sizes that decides which kernels it launches."""
     runs = (forward_pieces(call, False), forward_pieces(call, True), choose_pieces(call))
     scans = (None if is_whole(call, run) else call.tile_of_scan(run.chunks) for run in runs)
-    return *scans, bool(recomputed_groups(call)), call.tile_of_scan(call.checkpoint_chunks), starts_early(call)
+    sums = (sums_made(call, checkpoints) for checkpoints in (False, True))
+    return *scans, *sums, bool(recomputed_groups(call)), call.tile_of_scan(call.checkpoint_chunks), starts_early(call)
+
+
+# Chunks of a program whose sums of gates are made at once; more variants would only take longer to compile.
+SUMS_AT_ONCE = (8, 32)
+
+
+@decided_once
+def sums_made(call: Call, checkpoints: bool) -> int:
+    """How many chunks a program of a forward's first kernel makes the sums of gates for; 0 if another kernel has to."""
+    run = forward_pieces(call, checkpoints)
+    chunks = call.chunks if is_whole(call, run) else run.chunks
+    return next((most for most in SUMS_AT_ONCE if chunks <= most), 0) if call.head_gated else 0
 
 
 def starts_early(call: Call) -> bool:
@@ -83,22 +96,23 @@ def starts_early(call: Call) -> bool:
 
 def _borders(
     call: Call, inputs: Inputs, x: torch.Tensor, y: torch.Tensor, run: Run, initial: torch.Tensor | None,
-    final: torch.Tensor | None, *, reverse: bool, cleared: torch.Tensor | None = None,
+    final: torch.Tensor | None, *, reverse: bool, sums: int = 0, cleared: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The state before each piece, from k and v; in reverse its gradient after it, from q and do.
 
-    Fills `final`, and sets `cleared` to 0.
+    Fills `final`, and sets `cleared` to 0. `sums`: see `sums_made`.
     """
     from gla_kernels.hopper.narrow.recurrence import gla_recurrence_hopper
 
     local, borders = call.new_states(inputs.q, run.count), call.new_states(inputs.q, run.count)
     decays = borders.new_empty(borders.shape[:3]) if call.gated or call.head_gated else None
-    arguments = call.numbers | gates_of(call, inputs) | named_strides(x=x, y=y) | {
+    arguments = call.numbers | gates_of(call, inputs) | head_gates_of(inputs, sums == 0) | named_strides(x=x, y=y) | {
         "x": x, "y": y, "end": local, "decays": decays, "cu_seqlens": inputs.cu_seqlens,
         "N": call.sequences, "piece_chunks": run.chunks,
     }  # fmt: skip
     programs, kernel = (run.count * call.H,), gla_recurrence_hopper
-    call.launch(kernel, call.plan.forward, programs, arranged(kernel, arguments), {"REVERSE": reverse})
+    switches = {"REVERSE": reverse, "SUMS": sums}
+    call.launch(kernel, call.plan.forward, programs, arranged(kernel, arguments), switches)
     scan(call, inputs, run.chunks, local, decays, borders, initial, final, reverse=reverse, cleared=cleared)
     return borders
 
@@ -114,7 +128,10 @@ def run_forward(
             call, inputs, flags, None, o=o, initial=initial, final=final, states=states, checkpoints=checkpoints
         )  # fmt: skip
         return
-    borders = _borders(call, inputs, inputs.k, inputs.v, run, initial, final, reverse=False, cleared=flags.uncleared)
+    sums = sums_made(call, checkpoints is not None)
+    borders = _borders(
+        call, inputs, inputs.k, inputs.v, run, initial, final, reverse=False, sums=sums, cleared=flags.uncleared
+    )  # fmt: skip
     _forward(call, inputs, flags, run, o=o, initial=borders, states=states, checkpoints=checkpoints)
 
 
@@ -126,7 +143,8 @@ def _forward(
     from gla_kernels.hopper.narrow.forward import gla_forward_hopper
 
     rows = (call.sequences if pieces is None else pieces.count) * call.H
-    arguments = inputs.arguments | gates_of(call, inputs) | call.numbers | {
+    sums = sums_made(call, checkpoints is not None) if pieces is None else 0
+    arguments = inputs.arguments | gates_of(call, inputs) | head_gates_of(inputs, sums == 0) | call.numbers | {
         "o": o, "initial": initial, "final": final, "states": states,
         "checkpoints": checkpoints, "flags": flags.rows, "marks": flags.marks,
         "count": call.chunks if pieces is None else pieces.chunks, "checkpoint_chunks": call.checkpoint_chunks,
@@ -138,6 +156,7 @@ def _forward(
         "STORE_STATES": states is not None,
         "STORE_CHECKPOINTS": checkpoints is not None,
         "PIECES": pieces is not None,
+        "SUMS": sums,
     }
     # A program assumes one length for all its rows (a row is a head of a sequence), so packed rows need a program each,
     # and pieces too. Without gates a program per row was faster.

@@ -8,9 +8,9 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
 from gla_kernels.hopper.copies import write
 from gla_kernels.hopper.head_gates import chunk_gate, row_sums, score_decays
-from gla_kernels.hopper.layouts import accumulator, copy_layout, left_operand, used_keys
+from gla_kernels.hopper.layouts import accumulator, copy_layout, used_keys
 from gla_kernels.hopper.products import add_product, masked_operand, product, triangle
-from gla_kernels.hopper.values import readdressed, to_float32
+from gla_kernels.hopper.values import readdressed
 
 
 @gluon.jit
@@ -49,7 +49,6 @@ def strong_outputs(
     C: gl.constexpr = v_tile.shape[0]
     BV: gl.constexpr = v_tile.shape[1]
     KC: gl.constexpr = used_keys(K)
-    key_tile: gl.constexpr = accumulator(KC)
     copy_v: gl.constexpr = copy_layout(BV, 16)
     # Else ptxas leaves descriptors that both branches need to one of them (NOTES, "Faults").
     q_tile = readdressed(q_tile)
@@ -59,13 +58,14 @@ def strong_outputs(
     S_tile = readdressed(S_tile)
     q_part = q_tile.slice(0, KC, 1)
     P = product(q_part, k_tile.slice(0, KC, 1).permute((1, 0)), C, C)
-    from_start = gl.exp2(row_sums(sums, key_tile))[:, None] * scale
-    decayed_q = (to_float32(q_part.load(key_tile)) * from_start).to(gl.bfloat16)
-    O = product(gl.convert_layout(decayed_q, left_operand(KC)), S_tile.slice(0, KC), C, BV)
+    O = product(q_part, S_tile.slice(0, KC), C, BV)
     S = add_product(kept_k_tile.permute((1, 0)), v_tile, S * gl.exp2(chunk_gate(sums)))
+    from_start = gl.exp2(row_sums(sums, accumulator(BV)))[:, None] * scale
     decays = score_decays(sums, accumulator(C), True) * scale
     P = warpgroup_mma_wait(2, deps=[P])
-    O = add_product(masked_operand(P * decays, triangle(C, True, True, 4, 2)), v_tile, O)
+    P_operand = masked_operand(P * decays, triangle(C, True, True, 4, 2))
+    O = warpgroup_mma_wait(1, deps=[O])
+    O = add_product(P_operand, v_tile, O * from_start)
     if STORE_STATES:
         write(states_at, S_tile.load(copy_v), V, K, V, copy_v)
     O, S = warpgroup_mma_wait(0, deps=[O, S])

@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from gla_kernels.hopper.copies import fetch_rows, write
+from gla_kernels.hopper.gate_sums import load_head_gates, make_head_sums
 from gla_kernels.hopper.gates import (
     chunk_total,
     excess,
@@ -63,12 +64,13 @@ def fetch_chunk(
 def gla_recurrence_hopper(
     x,  # [B, T, H, K] bfloat16, any strides of B, T and H: k, or q in reverse
     y,  # [B, T, H, V]: v, or do in reverse
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of `gates`
+    gates,  # [B, T, H] float32, bfloat16 or float16, any strides: natural log, <= 0; read if SUMS > 0
     end,  # [pieces, H, K, V] float32: the state after each piece if it starts from 0; in reverse before it
     decays,  # [pieces, H, K] float32: total gate of each piece, in log2
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
-    x_b, x_t, x_h, y_b, y_t, y_h, g_b, g_t, g_h,
+    x_b, x_t, x_h, y_b, y_t, y_h, g_b, g_t, g_h, gates_b, gates_t, gates_h,
     T,
     H,
     N,
@@ -82,16 +84,21 @@ def gla_recurrence_hopper(
     HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     REVERSE: gl.constexpr,
+    SUMS: gl.constexpr,
 ):  # fmt: skip
-    """A program handles one piece and head."""
+    """A program handles one piece and head.
+
+    SUMS: 0, or as many chunks as a piece may have, whose sums of gates are then made; see `gate_sums.py`.
+    """
     # Chunks in shared memory at once: so many that two programs fit a multiprocessor, and not three, because programs
     # that start while the kernel before ends would come to lie in threes (see `recurrence_stages`).
     BUFFERS: gl.constexpr = 3 if GATED else 6
     # The order of chunks. With a gate per head, the first is the one next to the state at the piece's end (in reverse,
     # its beginning): what lies between a chunk and that state has then been read, and the state itself never decays.
     step: gl.constexpr = -1 if REVERSE != HEAD_GATED else 1
+    SUMMED: gl.constexpr = HEAD_GATED and SUMS == 0
     # The kernel before makes the sums of gates, so these are read after it has ended, but x and y at once.
-    EARLY: gl.constexpr = HEAD_GATED and not REVERSE
+    EARLY: gl.constexpr = SUMMED and not REVERSE
     state_layout: gl.constexpr = accumulator(BV)
     key_tile: gl.constexpr = accumulator(BK)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
@@ -114,7 +121,7 @@ def gla_recurrence_hopper(
         ones = make_ones()
         words = make_words()
     if HEAD_GATED:
-        sums = make_sums(BUFFERS, C)
+        sums = make_sums(BUFFERS if SUMMED else SUMS, C)
     S = gl.zeros([BK, BV], gl.float32, state_layout)
     if not GATED:
         S = warpgroup_mma_init(S)
@@ -123,6 +130,10 @@ def gla_recurrence_hopper(
     # Total gate of the chunks so far, of each channel or of the head.
     decay = (chunks * 0).to(gl.float32) if HEAD_GATED else gl.zeros([BK], gl.float32, key_layout)
 
+    if SUMS > 0:
+        loaded = load_head_gates(
+            gates, b, begin, h, gates_b, gates_t, gates_h, length, start, step, chunks, SUMS, C
+        )  # fmt: skip
     for ahead in gl.static_range(BUFFERS - 1):
         t, rows_left = fetch_chunk(
             x_tiles.index(ahead), y_tiles.index(ahead), x, y, b, h, start + step * ahead, ahead < chunks, begin,
@@ -130,10 +141,12 @@ def gla_recurrence_hopper(
         )  # fmt: skip
         if GATED:
             fetch_gate_rows(g_tiles.index(ahead), g, b, t, h, g_b, g_t, g_h, rows_left, K)
-        if HEAD_GATED and not EARLY:
+        if SUMMED and not EARLY:
             fetch_sums(sums.index(ahead), sums_in(g, b, t, h, T, H), rows_left)
         if not EARLY:
             async_copy.commit_group()
+    if SUMS > 0:
+        make_head_sums(sums, g, loaded, b, begin, h, T, H, length, start, step, chunks, True)
     if EARLY:
         wait_for_previous_kernel(False)
         for ahead in gl.static_range(BUFFERS - 1):
@@ -176,8 +189,9 @@ def gla_recurrence_hopper(
                 G += (0.5 if REVERSE else -0.5) * beyond
             x_tile.store((bx * gl.exp2(G if REVERSE else negative(G))).to(gl.bfloat16))
         if HEAD_GATED:
-            total = chunk_gate(sums.index(buffer))
-            a = row_sums(sums.index(buffer), key_tile)
+            these_sums = sums.index(buffer if SUMMED else j)
+            total = chunk_gate(these_sums)
+            a = row_sums(these_sums, key_tile)
             within = a if REVERSE else total - a
             x_tile.store((to_float32(x_tile.load(key_tile)) * gl.exp2(within + decay)[:, None]).to(gl.bfloat16))
             decay += total
@@ -194,7 +208,7 @@ def gla_recurrence_hopper(
                 x_tiles.index(next_buffer), y_tiles.index(next_buffer), x, y, b, h, start + step * next_j,
                 next_j < chunks, begin, length, x_b, x_t, x_h, y_b, y_t, y_h, K, V,
             )  # fmt: skip
-            if HEAD_GATED:
+            if SUMMED:
                 fetch_sums(sums.index(next_buffer), sums_in(g, b, t, h, T, H), rows_left)
             async_copy.commit_group()
     async_copy.wait_group(0)

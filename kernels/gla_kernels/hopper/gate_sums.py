@@ -1,0 +1,60 @@
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+"""Sums of a gate per head, made by a call's first kernel for itself and for the later ones.
+
+A kernel of its own for them (`portable/sums.py`) takes 2.5 us, for which all others wait. So programs with few chunks
+make the sums of all their chunks when they start, while q, k and v are on their way. In a loop over chunks the gates'
+way would show: a load that is used some chunks later is waited for at the end of the branch that it is in.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from gla_kernels.hopper.gates import LOG2E, raise_to_least
+from gla_kernels.hopper.head_gates import sums_in
+
+
+@gluon.jit
+def _add(x, y):
+    return x + y
+
+
+@gluon.constexpr_function
+def _layout(C: int, warps: int) -> gl.BlockedLayout:
+    """A chunk is in one warp, so that sums need no exchange between warps."""
+    return gl.BlockedLayout([1, C // 32], [1, 32], [warps, 1], [1, 0])
+
+
+@gluon.jit
+def _tokens(begin, length, first, step, chunks, R: gl.constexpr, C: gl.constexpr):
+    """Tokens of R chunks [R, C], the first chunk of a sequence and every `step`-th, and which of them are there."""
+    layout: gl.constexpr = _layout(C, gl.num_warps())
+    number = gl.arange(0, R, gl.SliceLayout(1, layout))
+    place = ((first + step * number) * C)[:, None] + gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]
+    return begin + place, (number < chunks)[:, None] & (place < length)
+
+
+@gluon.jit
+def load_head_gates(
+    gates, b, begin, h, gates_b, gates_t, gates_h, length, first, step, chunks, R: gl.constexpr, C: gl.constexpr
+):  # fmt: skip
+    """Gates of up to R chunks [R, C], as they are; 0 where there is no token.
+
+    To be called before copies start, because a load behind these waits for all of them.
+    """
+    t, there = _tokens(begin, length, first, step, chunks, R, C)
+    row = gates + (b.to(gl.int64) * gates_b + h.to(gl.int64) * gates_h)
+    return gl.load(row + t.to(gl.int64) * gates_t, there, other=0.0)
+
+
+@gluon.jit
+def make_head_sums(
+    sums_of_chunks, sums, gates, b, begin, h, T, H, length, first, step, chunks, STORE: gl.constexpr
+):  # fmt: skip
+    """Sums of the loaded `gates` [R, C], in log2, to shared memory [R, C]. STORE: to `sums` [B, H, T] as well."""
+    R: gl.constexpr = gates.shape[0]
+    C: gl.constexpr = gates.shape[1]
+    summed = gl.associative_scan(raise_to_least(gates.to(gl.float32) * LOG2E), 1, _add)
+    sums_of_chunks._reinterpret(gl.float32, [R, C], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])).store(summed)
+    if STORE:
+        t, there = _tokens(begin, length, first, step, chunks, R, C)
+        gl.store(sums_in(sums, b, t, h, T, H), summed, there)
