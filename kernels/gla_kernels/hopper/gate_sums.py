@@ -47,14 +47,21 @@ def load_head_gates(
 
 
 @gluon.jit
-def make_head_sums(
-    sums_of_chunks, sums, gates, b, begin, h, T, H, length, first, step, chunks, STORE: gl.constexpr
-):  # fmt: skip
-    """Sums of the loaded `gates` [R, C], in log2, to shared memory [R, C]. STORE: to `sums` [B, H, T] as well."""
-    R: gl.constexpr = gates.shape[0]
-    C: gl.constexpr = gates.shape[1]
-    summed = gl.associative_scan(raise_to_least(gates.to(gl.float32) * LOG2E), 1, _add)
+def head_sums(gates):
+    """Sums of the loaded gates of each chunk [R, C], in log2."""
+    return gl.associative_scan(raise_to_least(gates.to(gl.float32) * LOG2E), 1, _add)
+
+
+@gluon.jit
+def share_head_sums(sums_of_chunks, summed):
+    """Writes sums [R, C] to shared memory for R chunks, or more."""
+    R: gl.constexpr = summed.shape[0]
+    C: gl.constexpr = summed.shape[1]
     sums_of_chunks._reinterpret(gl.float32, [R, C], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])).store(summed)
-    if STORE:
-        t, there = _tokens(begin, length, first, step, chunks, R, C)
-        gl.store(sums_in(sums, b, t, h, T, H), summed, there)
+
+
+@gluon.jit
+def keep_head_sums(sums, summed, b, begin, h, T, H, length, first, step, chunks):
+    """Writes sums [R, C] to where later kernels read them, in [B, H, T]."""
+    t, there = _tokens(begin, length, first, step, chunks, summed.shape[0], summed.shape[1])
+    gl.store(sums_in(sums, b, t, h, T, H), summed, there)

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gla_kernels.hopper.wide import passes as wide
-from gla_kernels.hopper.wide.pieces import fits_one_backward, parks_dstates, specializes
+from gla_kernels.hopper.wide.pieces import SUMS_AT_ONCE, fits_one_backward, parks_dstates, specializes
 from gla_kernels.launching.call import Call, named
 from gla_kernels.launching.plans import (
     SCAN,
@@ -283,14 +283,19 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
         yield Variant("walk, checkpoints", "plain", wide_walk, call.plan.forward, switches)
     elif wide.fused(call):
         for wider, tile in tiles(call.plan.forward).items():
-            kernel = specialized_forward if specializes(call, tile) else wide_forward
-            yield Variant(f"{wider}forward", "plain", kernel, tile, forward)
-            yield Variant(f"{wider}forward, checkpoints", "plain", kernel, tile, checkpoints)
-            if kernel is specialized_forward:
-                switches = forward | dict.fromkeys(("HAS_INITIAL", "STORE_STATES"), False)
+            if not specializes(call, tile):
+                yield Variant(f"{wider}forward", "plain", wide_forward, tile, forward)
+                yield Variant(f"{wider}forward, checkpoints", "plain", wide_forward, tile, checkpoints)
+                continue
+            nothing = forward | dict.fromkeys(("HAS_INITIAL", "STORE_STATES"), False)
+            for sums in (0, SUMS_AT_ONCE) if call.head_gated else (0,):
+                kernel, made, of_sums = specialized_forward, {"SUMS": sums}, ", sums" * (sums > 0)
+                yield Variant(f"{wider}forward{of_sums}", "plain", kernel, tile, forward | made)
+                yield Variant(f"{wider}forward, checkpoints{of_sums}", "plain", kernel, tile, checkpoints | made)
                 yield Variant(
-                    f"{wider}forward, nothing given or kept", "plain", kernel, tile, switches, ("initial", "states"),
-                    reads_early=_COPIES_OF_ROWS if call.head_gated and not call.varlen else (),
+                    f"{wider}forward, nothing given or kept{of_sums}", "plain", kernel, tile, nothing | made,
+                    ("initial", "states"),
+                    reads_early=_COPIES_OF_ROWS if call.head_gated and not call.varlen and not sums else (),
                 )  # fmt: skip
     tile = wide_gradients_tile(call.V, call.gated, call.plan.backward)
     for parked in {False, parks_dstates(call)}:

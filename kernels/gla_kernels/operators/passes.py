@@ -110,7 +110,7 @@ def launch_forward(
     flags = Flags.of(call, buffer, uncleared=clears)
     if call.head_gated:
         inputs.sums = buffer.view(torch.float32)
-        if call.plan.family != "hopper" or not narrow.sums_made(call, keep == KEEP_CHECKPOINTS):
+        if not _makes_sums(call, keep):
             sum_head_gates(call, inputs)
     outputs: dict[str, Any] = {
         "o": o,
@@ -124,6 +124,13 @@ def launch_forward(
     run_forward(call, inputs, flags, **outputs)
     clear_tails(call, inputs, o)
     return sum_of_parts(o, inputs.v), final, kept, buffer
+
+
+def _makes_sums(call: Call, keep: int) -> bool:
+    """Whether the first kernel of a forward makes the sums of a gate per head."""
+    if call.plan.family == "wide":
+        return wide_pieces.sums_made(call, keep == KEEP_STATES, keep == KEEP_CHECKPOINTS) > 0
+    return call.plan.family == "hopper" and narrow.sums_made(call, keep == KEEP_CHECKPOINTS) > 0
 
 
 def _launch_recurrence(

@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
 from gla_kernels.hopper.copies import fetch, load_state, write
-from gla_kernels.hopper.gate_sums import load_head_gates, make_head_sums
+from gla_kernels.hopper.gate_sums import head_sums, keep_head_sums, load_head_gates, share_head_sums
 from gla_kernels.hopper.gates import (
     chunk_total,
     excess,
@@ -205,9 +205,10 @@ def gla_forward_hopper(
             q, k, v, g, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, SUMMED, VARLEN,
         )  # fmt: skip
     if SUMS > 0:
-        make_head_sums(
-            g_tiles, g, loaded, b, begin, h, T, H, length, 0, 1, chunks, STORE_STATES or STORE_CHECKPOINTS
-        )  # fmt: skip
+        summed = head_sums(loaded)
+        share_head_sums(g_tiles, summed)
+        if STORE_STATES or STORE_CHECKPOINTS:
+            keep_head_sums(g, summed, b, begin, h, T, H, length, 0, 1, chunks)
     if PIECES:  # the kernel before this one makes `initial`; inputs may be read earlier
         wait_for_previous_kernel()
     buffer = ahead * 0

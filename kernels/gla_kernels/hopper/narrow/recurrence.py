@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from gla_kernels.hopper.copies import fetch_rows, write
-from gla_kernels.hopper.gate_sums import load_head_gates, make_head_sums
+from gla_kernels.hopper.gate_sums import head_sums, keep_head_sums, load_head_gates, share_head_sums
 from gla_kernels.hopper.gates import (
     chunk_total,
     excess,
@@ -146,7 +146,9 @@ def gla_recurrence_hopper(
         if not EARLY:
             async_copy.commit_group()
     if SUMS > 0:
-        make_head_sums(sums, g, loaded, b, begin, h, T, H, length, start, step, chunks, True)
+        summed = head_sums(loaded)
+        share_head_sums(sums, summed)
+        keep_head_sums(g, summed, b, begin, h, T, H, length, start, step, chunks)
     if EARLY:
         wait_for_previous_kernel(False)
         for ahead in gl.static_range(BUFFERS - 1):

@@ -7,15 +7,17 @@ import torch
 from gla_kernels.hopper.wide.pieces import (
     Run,
     forward_tile,
+    is_whole,
     programs_a_piece,
     recurrence_tile,
     sequences_of,
     specializes,
+    sums_made,
 )
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged
 from gla_kernels.launching.plans import WIDE_BACKWARD, wide_frames_tile, wide_gradients_tile, wide_readout_tile
-from gla_kernels.portable.launches import gates_of, scan
+from gla_kernels.portable.launches import gates_of, head_gates_of, scan
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,9 @@ def launch_forward(
         # Nothing overflows without gates per channel, and sums of gates have no strides.
         for name in ("flags", "marks", "g_b", "g_t", "g_h"):
             del arguments[name]
+        sums = sums_made(call, states is not None, checkpoints is not None) if is_whole(call, run) else 0
+        arguments |= head_gates_of(inputs, sums == 0)
+        switches["SUMS"] = sums
         call.launch(specialized_forward, tile, programs, arranged(specialized_forward, arguments), switches)
         return
     call.launch(wide_forward, tile, programs, arranged(wide_forward, arguments), switches)

@@ -46,6 +46,10 @@ REST_CHUNK, REST_LAUNCHES, REST_BORDERS = 2, 2, 5
 REST_GAIN = Fraction(1, 8)
 
 
+# The most chunks of a program whose sums of gates are made at once.
+SUMS_AT_ONCE = 32
+
+
 @dataclass(frozen=True)
 class Run:
     """The pieces of a launch: `count` pieces of `chunks` chunks, with numbers base, base + stride, ...
@@ -224,6 +228,19 @@ def runs(call: Call, kept: bool = True) -> tuple[Run, ...]:
 
 
 @decided_once
+def sums_made(call: Call, kept: bool, checkpoints: bool) -> int:
+    """For how many chunks a program of a forward's first kernel makes the sums of gates; 0 if another kernel has to.
+
+    `kept`, `checkpoints`: whether the forward keeps states, or checkpoints. `specialized_forward` makes them, if it is
+    the only kernel.
+    """
+    run = choose_pieces(call)
+    alone = is_whole(call, run) and (checkpoints or runs(call, kept) == (run,))
+    made = call.head_gated and alone and call.K <= WIDE_KEY_BLOCK and specializes(call, forward_tile(call, run.count))
+    return SUMS_AT_ONCE if made and call.chunks <= SUMS_AT_ONCE else 0
+
+
+@decided_once
 def carries(call: Call) -> bool:
     """Whether a run is the same piece of `call.every` chunks of all sequences, and the state's gradient is carried on.
 
@@ -287,6 +304,7 @@ def form(call: Call) -> tuple[object, ...]:
         *(is_whole(call, run) or call.tile_of_scan(run.chunks) for of_pass in passes for run in of_pass),
         call.tile_of_scan(call.checkpoint_chunks),
         call.chunks > call.checkpoint_chunks,
+        *(sums_made(call, *kept) for kept in ((False, False), (True, False), (False, True))),
         carries(call),
         parks_dstates(call),
         *tiles,

@@ -16,6 +16,7 @@ Barriers (`mbarrier`) between the two sides:
     decayed  its keys for the state are                                               copying -> multiplying
     stored   the state before the chunk is in memory, to be written                   multiplying -> copying
     kept     it has been written                                                      copying -> multiplying
+    summed   the sums of all chunks are in global memory, if they are made here       multiplying -> copying
     done     no product reads the chunk any more; its output is in the memory of q    multiplying -> copying
              and k
 
@@ -34,6 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from gla_kernels.hopper.copies import fetch_rows, load_state, write
+from gla_kernels.hopper.gate_sums import head_sums, keep_head_sums, load_head_gates
 from gla_kernels.hopper.head_gates import chunk_gate, decay_to_end, fetch_sums, make_sums, row_sums, sums_in
 from gla_kernels.hopper.layouts import accumulator, copy_layout, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, wait_for_previous_kernel
@@ -43,7 +45,7 @@ from gla_kernels.hopper.wide.forward import store_keys_for_state
 from gla_kernels.hopper.wide.tiles import WARPS, write_tile
 
 COPYING_WARPS = gl.constexpr(8)
-SUMS = gl.constexpr(4)  # chunks whose sums are in memory at once; they are fetched two chunks ahead
+FETCHED_SUMS = gl.constexpr(4)  # chunks whose sums are in memory at once; they are fetched two chunks ahead
 # Of a copying thread; a multiplying one has what is left of 65,536. A spill takes longest here.
 COPYING_REGISTERS = gl.constexpr(32)
 BUFFERS = gl.constexpr(2)  # chunks in memory at once
@@ -67,10 +69,11 @@ def outputs_in(qk_tiles, BV: gl.constexpr):
 
 @gluon.jit
 def multiply(
-    S, qk_tiles, v_tiles, S_memory, P_memory, sums, state_k, loaded, filled, decayed, done, stored, kept,
-    checkpoints, final, scale, H, chunks, checkpoint_chunks, v0, K: gl.constexpr, V: gl.constexpr,
+    S, qk_tiles, v_tiles, S_memory, P_memory, sums, state_k, loaded, filled, decayed, done, stored, kept, summed,
+    g, gates, gates_b, gates_t, gates_h, b, h, T, begin, length, first_chunk, checkpoints, final, scale, H, chunks,
+    checkpoint_chunks, v0, K: gl.constexpr, V: gl.constexpr,
     HEAD_GATED: gl.constexpr, HELPED: gl.constexpr, EARLY: gl.constexpr, STORE_FINAL: gl.constexpr,
-    STORE_STATES: gl.constexpr, STORE_CHECKPOINTS: gl.constexpr,
+    STORE_STATES: gl.constexpr, STORE_CHECKPOINTS: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """What the multiplying warps do for all chunks, from the state S (BK, BV)."""
     C: gl.constexpr = v_tiles.shape[1]
@@ -81,6 +84,12 @@ def multiply(
     output_layout: gl.constexpr = accumulator(BV, C, WARPS)
     if EARLY:
         wait_for_previous_kernel()
+    if SUMS > 0:
+        head_gates = load_head_gates(
+            gates, b, begin, h, gates_b, gates_t, gates_h, length, first_chunk, 1, chunks, SUMS, C
+        )  # fmt: skip
+        keep_head_sums(g, head_sums(head_gates), b, begin, h, T, H, length, first_chunk, 1, chunks)
+        signal(summed)
     for j in range(chunks):
         buffer = j % BUFFERS
         phase = j // BUFFERS & 1
@@ -95,7 +104,7 @@ def multiply(
         if HEAD_GATED:  # in place of k, which has another form for the state
             P_tile = readdressed(k_tile)._reinterpret(gl.bfloat16, [C, C], operand_layout(C, C))
             state_k_tile = state_k.index(j % 2)
-            these_sums = sums.index(j % SUMS)
+            these_sums = sums.index(j % FETCHED_SUMS)
         else:
             P_tile = readdressed(P_memory)
             state_k_tile = k_tile
@@ -148,7 +157,7 @@ def multiply(
 def decay_keys(k_tile, state_k, sums, decayed, j):
     """Writes 2^(a_C - a) k of chunk j, the last one whose copies have been started."""
     rows: gl.constexpr = copy_layout(k_tile.shape[1], 16, COPYING_WARPS)
-    these_sums = sums.index(j % SUMS)
+    these_sums = sums.index(j % FETCHED_SUMS)
     async_copy.wait_group(2 * BUFFERS - 2)  # sums are in the group before k's
     thread_barrier()
     decays = decay_to_end(row_sums(these_sums, rows), chunk_gate(these_sums))
@@ -161,8 +170,9 @@ def decay_keys(k_tile, state_k, sums, decayed, j):
 @gluon.jit
 def copy(
     q, k, v, g, o, states, qk_tiles, v_tiles, S_memory, sums, state_k, loaded, filled, decayed, done, stored, kept,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, b, t, h, v0, T, H, rows_left, chunks, K: gl.constexpr,
+    summed, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, b, t, h, v0, T, H, rows_left, chunks, K: gl.constexpr,
     V: gl.constexpr, HEAD_GATED: gl.constexpr, HELPED: gl.constexpr, EARLY: gl.constexpr, STORE_STATES: gl.constexpr,
+    SUMS: gl.constexpr,
 ):  # fmt: skip
     """What the copying warps do for all chunks: two groups of copies for each, of k and of the rest."""
     C: gl.constexpr = v_tiles.shape[1]
@@ -170,20 +180,27 @@ def copy(
     rows_of_v: gl.constexpr = copy_layout(BV, 16, COPYING_WARPS)
     o_tiles = outputs_in(qk_tiles, BV)
     o_row = o + wide_product((b * T + t - C) * H + h, V) + v0  # of the chunk before
-    if EARLY:
+    if EARLY or SUMS > 0:
         fetch_rows(qk_tiles.index(1), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+    if EARLY:
         wait_for_previous_kernel(False)
+    if SUMS > 0:
+        fetch_rows(qk_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
+        fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
+        mbarrier.wait(summed, 0)
     if HEAD_GATED:
         fetch_sums(sums.index(0), sums_in(g, b, t, h, T, H), rows_left)
         async_copy.commit_group()
-    if not EARLY:
+    if not EARLY and SUMS == 0:
         fetch_rows(qk_tiles.index(1), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
     async_copy.commit_group()
-    fetch_rows(qk_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
+    if SUMS == 0:
+        fetch_rows(qk_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
     if HEAD_GATED:
         fetch_sums(sums.index(1), sums_in(g, b, t + C, h, T, H), rows_left - C)
     async_copy.mbarrier_arrive(loaded.index(0), increment_count=False)
-    fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
+    if SUMS == 0:
+        fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
     async_copy.mbarrier_arrive(filled.index(0), increment_count=False)
     async_copy.commit_group()
     t += C
@@ -200,7 +217,7 @@ def copy(
         async_copy.commit_group()
         fetch_rows(qk_tiles.index(2 * there), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
         if HEAD_GATED:
-            fetch_sums(sums.index((j + BUFFERS) % SUMS), sums_in(g, b, t + C, h, T, H), rows_left - C)
+            fetch_sums(sums.index((j + BUFFERS) % FETCHED_SUMS), sums_in(g, b, t + C, h, T, H), rows_left - C)
         async_copy.mbarrier_arrive(loaded.index(there), increment_count=False)
         fetch_rows(v_tiles.index(there), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
         async_copy.mbarrier_arrive(filled.index(there), increment_count=False)
@@ -227,7 +244,8 @@ def specialized_forward(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, H, T] float32 sums of gates if HEAD_GATED
+    g,  # [B, H, T] float32 sums of `gates` if HEAD_GATED
+    gates,  # [B, T, H] float32, bfloat16 or float16, any strides: natural log, <= 0; read if SUMS > 0
     o,  # [B, T, H, V], contiguous
     initial,  # [pieces, H, K, V] float32: the state before each piece of this launch
     final,  # [pieces, H, K, V] float32: the state after each
@@ -235,7 +253,7 @@ def specialized_forward(
     checkpoints,  # [slots, H, K, V] float32: the state before every `checkpoint_chunks`-th chunk
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, gates_b, gates_t, gates_h,
     initial_p,  # elements from one piece's state in `initial` to the next piece's
     final_p,  # the same for `final`
     T,
@@ -256,15 +274,20 @@ def specialized_forward(
     STORE_FINAL: gl.constexpr,
     STORE_STATES: gl.constexpr,
     STORE_CHECKPOINTS: gl.constexpr,
+    SUMS: gl.constexpr,
 ):  # fmt: skip
-    """A program handles one piece and head, and BV value columns."""
+    """A program handles one piece and head, and BV value columns.
+
+    SUMS: 0, or as many chunks as a piece may have, whose sums of gates are then made (see `gate_sums.py`). There is no
+    room for them in shared memory, so they go through global memory even if no other kernel reads them.
+    """
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     # Each of the two warpgroups has half of the columns, not of the rows: a `wgmma` of 256 columns has more registers
     # than a thread has when the kernel starts.
     state_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BV // 2, 16])
     HELPED: gl.constexpr = HEAD_GATED and not STORE_STATES
     # The kernel before makes sums, which only copies of sums have to wait for.
-    EARLY: gl.constexpr = HEAD_GATED and not VARLEN and not HAS_INITIAL
+    EARLY: gl.constexpr = HEAD_GATED and not VARLEN and not HAS_INITIAL and SUMS == 0
     if not EARLY:
         wait_for_previous_kernel()
     pid = gl.program_id(0)
@@ -295,7 +318,7 @@ def specialized_forward(
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BV], operand_layout(C, BV))
     S_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
     if HEAD_GATED:
-        sums = make_sums(SUMS, C)
+        sums = make_sums(FETCHED_SUMS, C)
         state_k = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
         P_memory = sums  # unused
     else:
@@ -308,6 +331,7 @@ def specialized_forward(
     decayed = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     stored = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     kept = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    summed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for which in gl.static_range(BUFFERS):
         mbarrier.init(loaded.index(which), count=32 * COPYING_WARPS)
         mbarrier.init(filled.index(which), count=32 * COPYING_WARPS)
@@ -315,6 +339,8 @@ def specialized_forward(
     if HELPED:
         for which in gl.static_range(2):
             mbarrier.init(decayed.index(which), count=1)
+    if SUMS > 0:
+        mbarrier.init(summed, count=1)
     if STORE_STATES:
         mbarrier.init(stored, count=1)
         mbarrier.init(kept, count=1)
@@ -327,16 +353,17 @@ def specialized_forward(
                 multiply,
                 (
                     S, qk_tiles, v_tiles, S_memory, P_memory, sums, state_k, loaded, filled, decayed, done, stored,
-                    kept, checkpoints, final, scale, H, chunks, checkpoint_chunks, v0, K, V, HEAD_GATED,
-                    HELPED, EARLY, STORE_FINAL, STORE_STATES, STORE_CHECKPOINTS,
+                    kept, summed, g, gates, gates_b, gates_t, gates_h, b, h, T, begin, length, first_chunk,
+                    checkpoints, final, scale, H, chunks, checkpoint_chunks, v0, K, V, HEAD_GATED,
+                    HELPED, EARLY, STORE_FINAL, STORE_STATES, STORE_CHECKPOINTS, SUMS,
                 ),
             ),
             (
                 copy,
                 (
                     q, k, v, g, o, states, qk_tiles, v_tiles, S_memory, sums, state_k, loaded, filled, decayed, done,
-                    stored, kept, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, b, t, h, v0, T, H, rows_left, chunks,
-                    K, V, HEAD_GATED, HELPED, EARLY, STORE_STATES,
+                    stored, kept, summed, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, b, t, h, v0, T, H, rows_left,
+                    chunks, K, V, HEAD_GATED, HELPED, EARLY, STORE_STATES, SUMS,
                 ),
             ),
         ],
