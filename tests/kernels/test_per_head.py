@@ -103,6 +103,17 @@ def test_a_piece_may_have_more_chunks_than_are_in_memory_at_once(hopper, monkeyp
     assert [call.args[4].chunks for call in cut.mock_calls] == [4 if lengths else 7] * 2
 
 
+@pytest.mark.parametrize("multiprocessors", [1, 16])
+@pytest.mark.parametrize("materialize", [True, False])
+def test_sums_of_gates_may_come_from_a_kernel_of_their_own(hopper, monkeypatch, multiprocessors, materialize):
+    """For whole sequences and for pieces."""
+    set_multiprocessors(monkeypatch, multiprocessors)
+    for name in ("SUMS_OF_SEQUENCES", "SUMS_OF_PIECES"):
+        monkeypatch.setattr(narrow_launches, name, 0)
+    case = narrow("logsigmoid", T=700, H=1, K=48, V=16)
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize), case, BOUND)
+
+
 def test_gates_in_bfloat16_have_gradients_in_bfloat16(hopper):
     case = narrow("logsigmoid", torch.bfloat16, T=100)
     found = run(chunk_simple_gla, case.inputs, case.grads)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gla_cases import assert_close, cumulative, make_case, per_head_case, run, run_with_a_tail
 from gla_kernels import chunk_linear_attn, chunk_simple_gla
+from gla_kernels.hopper.wide import pieces
 from hopper_on_cpu import on_hopper, set_multiprocessors
 
 BF16 = torch.bfloat16
@@ -34,8 +35,9 @@ def compare(gate, keep, T=330, K=128, V=256, initial=True):
     assert_close(run(function, case.inputs, case.grads, materialize=keep), case, BOUND)
 
 
-def forward_in_every_way():
-    for gate in (None, "logsigmoid"):
+def forward_in_every_way(monkeypatch):
+    for gate, sums in ((None, 0), ("logsigmoid", 0), ("logsigmoid", 32)):
+        monkeypatch.setattr(pieces, "SUMS_AT_ONCE", sums)
         for keep in ("nothing", "states"):
             compare(gate, keep, T=500)
 
@@ -48,10 +50,27 @@ def test_all_outputs_and_gradients(hopper, gate, K, V, initial, keep):
     compare(gate, keep, 200, K, V, initial)
 
 
+@pytest.mark.parametrize("keep", ["states", "checkpoints", "nothing"])
+@pytest.mark.parametrize("initial", [True, False])
+def test_sums_of_gates_may_come_from_a_kernel_of_their_own(hopper, monkeypatch, initial, keep):
+    monkeypatch.setattr(pieces, "SUMS_AT_ONCE", 0)
+    compare("logsigmoid", keep, 200, initial=initial)
+
+
 @pytest.mark.parametrize("gate", [None, "resets"])
 @pytest.mark.parametrize("T", [1, 64, 65, 129])
 def test_few_chunks(hopper, gate, T):
     compare(gate, "states", T)
+
+
+def test_gates_in_bfloat16_with_any_strides(hopper):
+    case = per_head_case("logsigmoid", BF16, B=2, T=150, H=3, K=128, V=256, dtype=BF16)
+    g = case.inputs["g"]
+    strided = torch.stack([g, torch.full_like(g, float("nan"))], -1).transpose(1, 2).contiguous().transpose(1, 2)
+    o, _ = chunk_simple_gla(
+        *(case.inputs[name] for name in "qkv"), strided[..., 0], initial_state=case.inputs["initial"]
+    )
+    assert (o.double() - case.truth["o"]).norm() < BOUND * case.truth["o"].norm()
 
 
 @pytest.mark.parametrize("gate", [None, "logsigmoid"])
@@ -82,4 +101,4 @@ def test_no_wait_can_be_left_out(hopper, monkeypatch, line):
         parts = vars(getattr(hopper, name))
         monkeypatch.setattr(hopper, name, SimpleNamespace(**parts | {wait: unless_there(parts[wait])}))
     with pytest.raises(AssertionError):
-        forward_in_every_way()
+        forward_in_every_way(monkeypatch)

@@ -57,12 +57,17 @@ def test_passes_are_told_apart(hopper, monkeypatch):
     assert by_pass["fwd+bwd"] == by_pass["fwd"] | by_pass["bwd"]
 
 
-def test_a_gate_per_head_counts_as_its_sums(hopper):
-    case = per_head_case("mild", T=128, H=2, K=64, V=64, dtype=torch.bfloat16, initial=False)
-    found = bytes_of(*tensors(case), passes="infer")
-    sums = 128 * 2 * WORDS
-    assert found["head_gate_sums"] == 2 * sums
-    assert found["gla_forward_hopper"] == 128 * 2 * 64 * 2 * 4 + sums
+@pytest.mark.parametrize("T", [128, 2112])
+def test_a_gate_per_head_counts_once_and_so_do_its_sums(hopper, T):
+    case = per_head_case("mild", T=T, H=132, K=16, V=16, dtype=torch.bfloat16, initial=False)
+    found, kept = (bytes_of(*tensors(case), passes=passes) for passes in ("infer", "fwd"))
+    gates = T * 132 * WORDS
+    rows, states = 16 * gates // WORDS * 2 * 4, T // 64 * 132 * 16 * 16 * 2
+    if T == 128:  # the forward makes sums, and keeps them with states
+        assert found == {"gla_forward_hopper": rows + gates}
+        assert kept == {"gla_forward_hopper": rows + states + 2 * gates}
+    else:
+        assert found == {"head_gate_sums": 2 * gates, "gla_forward_hopper": rows + gates}
     assert "head_gate_sums" not in bytes_of(*tensors(case), passes="bwd")  # the forward's are kept
 
 

@@ -58,6 +58,9 @@ SHARED = {
     "gfx942": 64 * 1024,
 }  # fmt: skip
 
+# In the name of a variant that makes the sums of a gate per head.
+_SUMS = ", with sums of gates"
+
 # Copies to shared memory: of rows 16 bytes at a time, past the L1 cache; of sums of gates 4 bytes, through it.
 _COPIES_OF_ROWS, _COPIES = ("cp.async.cg",), ("cp.async.cg", "cp.async.ca")
 
@@ -205,15 +208,17 @@ def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, b
     from gla_kernels.hopper.narrow.backward import gla_backward_hopper
     from gla_kernels.hopper.narrow.forward import gla_forward_hopper
     from gla_kernels.hopper.narrow.head_backward import simple_gla_backward_hopper
+    from gla_kernels.hopper.narrow.launches import SUMS_OF_PIECES, SUMS_OF_SEQUENCES
     from gla_kernels.hopper.narrow.recurrence import gla_recurrence_hopper
 
     backward_kernel = simple_gla_backward_hopper if call.head_gated else gla_backward_hopper
     for of_pieces in (False, True):
         name, pieces = ", pieces" * of_pieces, {"PIECES": of_pieces}
         forwards = forward | pieces | {"STORE_FINAL": not of_pieces}
-        for sums, of_sums in _sums_made(call, not of_pieces):
+        for sums in (0,) if of_pieces or not call.head_gated else (0, SUMS_OF_SEQUENCES):
             yield Variant(
-                f"forward{name}{of_sums}", "plain", gla_forward_hopper, call.plan.forward, forwards | {"SUMS": sums},
+                f"forward{name}{_SUMS if sums else ''}", "plain", gla_forward_hopper, call.plan.forward,
+                forwards | {"SUMS": sums},
                 reads_early=_COPIES if of_pieces else (),
             )  # fmt: skip
         for recompute in (False, True):
@@ -225,21 +230,12 @@ def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, b
             )  # fmt: skip
     for reverse in (False, True):
         name = "reverse recurrence" if reverse else "recurrence"
-        for sums, of_sums in _sums_made(call, not reverse):
+        for sums in (0,) if reverse or not call.head_gated else (0, SUMS_OF_PIECES):
             yield Variant(
-                f"{name}{of_sums}", "plain", gla_recurrence_hopper, call.plan.forward,
+                f"{name}{_SUMS if sums else ''}", "plain", gla_recurrence_hopper, call.plan.forward,
                 {"REVERSE": reverse, "SUMS": sums},
                 reads_early=_COPIES_OF_ROWS if call.head_gated and not reverse and not sums else (),
             )  # fmt: skip
-
-
-def _sums_made(call: Call, may: bool) -> Iterator[tuple[int, str]]:
-    """For how many chunks a kernel for narrow heads makes the sums of gates, if it `may`, and names of its variants."""
-    from gla_kernels.hopper.narrow.launches import SUMS_AT_ONCE
-
-    yield 0, ""
-    if call.head_gated and may:
-        yield from ((chunks, f", sums of {chunks} chunks") for chunks in SUMS_AT_ONCE)
 
 
 def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
@@ -289,7 +285,7 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
                 continue
             nothing = forward | dict.fromkeys(("HAS_INITIAL", "STORE_STATES"), False)
             for sums in (0, SUMS_AT_ONCE) if call.head_gated else (0,):
-                kernel, made, of_sums = specialized_forward, {"SUMS": sums}, ", sums" * (sums > 0)
+                kernel, made, of_sums = specialized_forward, {"SUMS": sums}, _SUMS if sums else ""
                 yield Variant(f"{wider}forward{of_sums}", "plain", kernel, tile, forward | made)
                 yield Variant(f"{wider}forward, checkpoints{of_sums}", "plain", kernel, tile, checkpoints | made)
                 yield Variant(

@@ -63,6 +63,12 @@ def fetch_chunk(
 
 
 @gluon.jit
+def placed(tile, SHORT: gl.constexpr):
+    """The tile, `readdressed` if registers are SHORT (NOTES, "Registers")."""
+    return readdressed(tile) if SHORT else tile
+
+
+@gluon.jit
 def start_scores(q_tile, k_tile, v_tile, do_tile, KC: gl.constexpr):
     """Starts K Q^T and V dO^T of a chunk, whose copies have arrived, and whose tiles a fence and a barrier follow."""
     C: gl.constexpr = v_tile.shape[0]
@@ -233,7 +239,7 @@ def simple_gla_backward_hopper(
             of_k = gl.exp2(total - a)[:, None]
             token_of_k = gl.convert_layout(gl.exp2(total - of_rows), gl.SliceLayout(1, accumulator(BV)))[:, None]
             readdressed(dS_memory).store(dS.to(gl.bfloat16))
-            framed_q_tile.slice(0, KC, 1).store((to_float32(bq) * of_q).to(gl.bfloat16))
+            placed(framed_q_tile, RECOMPUTE).slice(0, KC, 1).store((to_float32(bq) * of_q).to(gl.bfloat16))
             of_q *= gl.exp2(-r)
             dS *= gl.exp2(total)
             if STORE_DG:
@@ -241,7 +247,7 @@ def simple_gla_backward_hopper(
             decays = gl.exp2(of_columns[None, :] - of_rows[:, None]) * scale
             Pt, dPt = warpgroup_mma_wait(0, deps=[Pt, dPt])
             mask = triangle(C, False, True)
-            dAt_tile.store(masked(dPt * decays, mask).to(gl.bfloat16))
+            placed(dAt_tile, RECOMPUTE).store(masked(dPt * decays, mask).to(gl.bfloat16))
             P_operand = masked_operand(Pt * decays, mask)
             async_copy.wait_group(1)  # the state
             fence_async_shared()
@@ -249,13 +255,13 @@ def simple_gla_backward_hopper(
             bdv = product(k_part, readdressed(dS_memory).slice(0, KC), C, BV)
             bdq = product(do_tile, readdressed(S_memory).slice(0, KC).permute((1, 0)), C, KC)
             bdk = product(v_tile, readdressed(dS_memory).slice(0, KC).permute((1, 0)), C, KC)
-            dS = add_product(framed_q_tile.permute((1, 0)), do_tile, dS)
+            dS = add_product(placed(framed_q_tile, RECOMPUTE).permute((1, 0)), do_tile, dS)
             bdv = warpgroup_mma_wait(3, deps=[bdv])
             bdv = add_product(P_operand, do_tile, bdv * token_of_k)
             bdq = warpgroup_mma_wait(3, deps=[bdq])
-            bdq = add_product(dAt_tile.permute((1, 0)), k_part, bdq * of_q)
+            bdq = add_product(placed(dAt_tile, RECOMPUTE).permute((1, 0)), k_part, bdq * of_q)
             bdk = warpgroup_mma_wait(3, deps=[bdk])
-            bdk = add_product(dAt_tile, q_part, bdk * of_k)
+            bdk = add_product(placed(dAt_tile, RECOMPUTE), q_part, bdk * of_k)
             dS = warpgroup_mma_wait(3, deps=[dS])
             if STORE_DG:
                 sum_of_states = thread_totals(to_float32(readdressed(S_memory).load(state_layout)) * dS)

@@ -71,16 +71,18 @@ def form(call: Call) -> tuple[object, ...]:
     return *scans, *sums, bool(recomputed_groups(call)), call.tile_of_scan(call.checkpoint_chunks), starts_early(call)
 
 
-# Chunks of a program whose sums of gates are made at once; more variants would only take longer to compile.
-SUMS_AT_ONCE = (8, 32)
+# Chunks of a program whose sums of gates are made at once: of pieces and of whole sequences. More variants would only
+# take longer to compile. With 32 chunks per piece, 1, 32k, 16, 64, 64 took as long as with a kernel for the sums.
+SUMS_OF_PIECES = 8
+SUMS_OF_SEQUENCES = 32
 
 
 @decided_once
 def sums_made(call: Call, checkpoints: bool) -> int:
     """How many chunks a program of a forward's first kernel makes the sums of gates for; 0 if another kernel has to."""
     run = forward_pieces(call, checkpoints)
-    chunks = call.chunks if is_whole(call, run) else run.chunks
-    return next((most for most in SUMS_AT_ONCE if chunks <= most), 0) if call.head_gated else 0
+    most = SUMS_OF_SEQUENCES if is_whole(call, run) else SUMS_OF_PIECES
+    return most if call.head_gated and min(run.chunks, call.chunks) <= most else 0
 
 
 def starts_early(call: Call) -> bool:
@@ -150,6 +152,8 @@ def _forward(
         "count": call.chunks if pieces is None else pieces.chunks, "checkpoint_chunks": call.checkpoint_chunks,
         "rows": rows, "N": call.sequences, "base": 0 if pieces is None else pieces.base,
     }  # fmt: skip
+    if sums and states is None and checkpoints is None:
+        arguments["g"] = None  # no other kernel reads sums
     switches = {
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,
