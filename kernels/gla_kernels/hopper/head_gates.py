@@ -7,11 +7,12 @@ of tokens, and no exponent is above 0:
     O  = 2^a Q S + (P o D) V,    D_ij = 2^(a_i - a_j) for j <= i, else 0
     S' = 2^(a_C) S + K^T 2^(a_C - a) V
 
-So strong gates need no other kernel. Wide heads, and chunks of narrow heads with strong gates, are computed like this.
-Gates are at least LEAST_GATE, so that a difference of two sums is finite. `portable/sums.py` computes the sums.
+So strong gates need no other kernel. All backwards are computed like this, forwards of wide heads, and those of narrow
+heads if a chunk's gates are strong. Gates are at least LEAST_GATE, so that a difference of two sums is finite.
+`portable/sums.py` computes the sums, or a call's first kernel (`gate_sums.py`).
 
-Chunks of narrow heads with mild gates (`head_frame`) have a frame, the same for all channels, because it saves the
-decays of scores. Then a factor of a row of Q is one of the row of O:
+In the forward of narrow heads, chunks with mild gates (`head_frame`) have a frame, the same for all channels: it saves
+the decays of scores. Then a factor of a row of Q is one of the row of O:
 
     O  = scale 2^(a - r) (Q S~ + tril(Q K~^T) V),    K~ = 2^(r - a) K,    S~ = 2^r S,    S' = 2^r (S~ + K~^T V)
 """

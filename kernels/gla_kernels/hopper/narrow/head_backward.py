@@ -1,26 +1,20 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
 """Backward kernel for Hopper, in Gluon, with a gate per head and token: chunks of 64, K and V up to 64, bfloat16.
 
-With the symbols of docs/kernels.md and a_i the sum of a chunk's gates up to token i, in log2, the frame of a chunk is a
-number, r = a_C / 2. Q~ and the states are in it. K is not: its factor is one of rows of results.
+With the symbols of docs/kernels.md, a_i the sum of a chunk's gates up to token i, in log2, and D_ij = 2^(a_i - a_j):
 
-    Q~  = scale 2^(a - r) Q,   A = 2^(r - a) tril(dO V^T)^T, whose rows are those of K
-    dV  = 2^(r - a) (tril(Q~ K^T)^T dO + K dS~')
-    dQ  = scale 2^(a - r) (A^T K + dO S~^T)
-    dK  = A Q~ + 2^(r - a) V dS~'^T
-    dS~ = dS~' + Q~^T dO
-    dg_t = sum_kv S~ dS~ + sum_{i < t} (k_i . dk_i - q_i . dq_i)
-
-If a chunk's gates are strong (`head_frame`), nothing is in a frame, and scores have decays, D_ij = 2^(a_i - a_j):
-
-    Q~  = scale 2^a Q,         A = scale (tril(dO V^T) o D)^T
+    A   = scale (tril(dO V^T) o D)^T, whose rows are those of K
     dV  = scale (tril(Q K^T) o D)^T dO + 2^(a_C - a) K dS'
     dQ  = A^T K + scale 2^a dO S^T
     dK  = A Q + 2^(a_C - a) V dS'^T
-    dS  = 2^(a_C) dS' + Q~^T dO
+    dS  = 2^(a_C) dS' + (scale 2^a Q)^T dO
+    dg_t = sum_kv S dS + sum_{i < t} (k_i . dk_i - q_i . dq_i)
 
-dP is computed once, transposed like P, and goes through shared memory. What dg of a chunk is made of is stored, and dg
-itself is computed in the next chunk, while products run. All else is as in `narrow/backward.py`.
+Nothing is in a frame but the states that the forward has stored: S~ = 2^r S (see `head_frame`), a factor of rows of dQ.
+
+A chunk's scores, Q K^T and dO V^T, need its inputs alone. So they are started before dq and dk of the chunk before are
+written, and are ready when the loop comes to them. dP goes through shared memory, to be used both ways round. What dg
+of a chunk is made of is stored, and dg itself is computed in the next chunk, while products run.
 """
 
 from triton.experimental import gluon
@@ -156,13 +150,13 @@ def simple_gla_backward_hopper(
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
     do_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BV], operand_layout(C, BV))
     all_sums = make_sums(2, C)
-    framed_q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+    decayed_q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     S_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
     dS_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
     dAt_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     dv_memory = gl.allocate_shared_memory(gl.bfloat16, [C, BV], operand_layout(C, BV))
     if KC < BK:  # zeros for the products that take all columns
-        framed_q_tile.store(gl.zeros([C, BK], gl.bfloat16, accumulator(BK)))
+        decayed_q_tile.store(gl.zeros([C, BK], gl.bfloat16, accumulator(BK)))
     sent = make_thread_row_sums(C)
     totals = make_thread_totals()
     if EARLY:
@@ -239,7 +233,7 @@ def simple_gla_backward_hopper(
             of_k = gl.exp2(total - a)[:, None]
             token_of_k = gl.convert_layout(gl.exp2(total - of_rows), gl.SliceLayout(1, accumulator(BV)))[:, None]
             readdressed(dS_memory).store(dS.to(gl.bfloat16))
-            placed(framed_q_tile, RECOMPUTE).slice(0, KC, 1).store((to_float32(bq) * of_q).to(gl.bfloat16))
+            placed(decayed_q_tile, RECOMPUTE).slice(0, KC, 1).store((to_float32(bq) * of_q).to(gl.bfloat16))
             of_q *= gl.exp2(-r)
             dS *= gl.exp2(total)
             if STORE_DG:
@@ -255,7 +249,7 @@ def simple_gla_backward_hopper(
             bdv = product(k_part, readdressed(dS_memory).slice(0, KC), C, BV)
             bdq = product(do_tile, readdressed(S_memory).slice(0, KC).permute((1, 0)), C, KC)
             bdk = product(v_tile, readdressed(dS_memory).slice(0, KC).permute((1, 0)), C, KC)
-            dS = add_product(placed(framed_q_tile, RECOMPUTE).permute((1, 0)), do_tile, dS)
+            dS = add_product(placed(decayed_q_tile, RECOMPUTE).permute((1, 0)), do_tile, dS)
             bdv = warpgroup_mma_wait(3, deps=[bdv])
             bdv = add_product(P_operand, do_tile, bdv * token_of_k)
             bdq = warpgroup_mma_wait(3, deps=[bdq])
