@@ -42,7 +42,7 @@ def launches_of(call, keep, monkeypatch):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("hopper", [True, False])
 def test_the_first_kernel_of_a_forward_makes_them_and_no_other(K, V, packed, hopper, monkeypatch):
-    for B, T, H, keep in itertools.product((1, 20, 34), (64, 700, 2048, 2100, 20000), (4, 16), KEEPS):
+    for B, T, H, keep in itertools.product((1, 17, 20, 34), (64, 700, 2048, 2100, 20000), (4, 8, 16), KEEPS):
         call = make_call(1 if packed else B, T, H, K, V, packed=packed, hopper=hopper)
         forward, backward = launches_of(call, keep, monkeypatch)
         makers = [name == "head_gate_sums" or sums > 0 for name, sums in forward]
@@ -52,7 +52,15 @@ def test_the_first_kernel_of_a_forward_makes_them_and_no_other(K, V, packed, hop
 
 @pytest.mark.parametrize(
     ("B", "T", "H", "made"),
-    [(8, 1024, 16, 32), (8, 2048, 16, 32), (8, 2049, 16, 0), (1, 4096, 16, 8), (1, 32768, 4, 8), (1, 32768, 16, 0)],
+    [
+        (8, 1024, 16, 32),
+        (8, 2048, 16, 32),
+        (8, 2049, 16, 0),
+        (9, 1024, 16, 0),  # programs share multiprocessors
+        (1, 4096, 16, 8),
+        (1, 32768, 4, 8),
+        (1, 32768, 16, 0),
+    ],
 )
 def test_narrow_programs_with_few_chunks_make_them(B, T, H, made):
     """Of whole sequences up to 32 chunks, of pieces up to 8."""
@@ -61,16 +69,19 @@ def test_narrow_programs_with_few_chunks_make_them(B, T, H, made):
 
 
 @pytest.mark.parametrize(
-    ("B", "T", "K", "V", "made"),
+    ("B", "T", "H", "K", "V", "made"),
     [
-        (20, 2048, 128, 256, True),
-        (20, 2112, 128, 256, False),
-        (34, 2048, 128, 256, False),  # two sequences are cut
-        (20, 2048, 128, 128, False),  # another kernel
-        (20, 2048, 256, 256, False),
-        (1, 2048, 128, 256, False),  # cut
+        (20, 2048, 4, 128, 256, True),
+        (10, 2048, 4, 128, 512, True),
+        (20, 2112, 4, 128, 256, False),
+        (34, 2048, 4, 128, 256, False),  # programs with 128 columns
+        (64, 2048, 4, 128, 256, False),  # two rounds
+        (17, 2048, 8, 128, 512, False),  # full rounds, and a rest that is cut
+        (20, 2048, 4, 128, 128, False),  # another kernel
+        (20, 2048, 4, 256, 256, False),
+        (1, 2048, 4, 128, 256, False),  # cut
     ],
 )
-def test_wide_programs_with_256_columns_and_few_chunks_make_them(B, T, K, V, made):
-    call = make_call(B, T, 4, K, V)
-    assert (pieces.sums_made(call, kept=True, checkpoints=False) > 0) == made
+def test_wide_programs_with_256_columns_and_few_chunks_make_them(B, T, H, K, V, made):
+    assert (pieces.sums_made(make_call(B, T, H, K, V)) > 0) == made
+    assert pieces.sums_made(make_call(B, T, H, K, V, gated=False)) == 0

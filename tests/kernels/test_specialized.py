@@ -8,7 +8,6 @@ import pytest
 import torch
 from gla_cases import assert_close, cumulative, make_case, per_head_case, run, run_with_a_tail
 from gla_kernels import chunk_linear_attn, chunk_simple_gla
-from gla_kernels.hopper.wide import pieces
 from hopper_on_cpu import on_hopper, set_multiprocessors
 
 BF16 = torch.bfloat16
@@ -29,17 +28,19 @@ def case_of(gate, **sizes):
     return chunk_simple_gla, per_head_case(gate, dtype=BF16, **sizes)
 
 
-def compare(gate, keep, T=330, K=128, V=256, initial=True):
-    """Compares all outputs and gradients with the recurrence in float64."""
-    function, case = case_of(gate, B=1, T=T, H=2, K=K, V=V, initial=initial)
+def compare(gate, keep, T=330, K=128, V=256, initial=True, H=2):
+    """Compares all outputs and gradients with the recurrence in float64.
+
+    Two programs take two rounds, and sums of gates are then made by a kernel of their own; one program makes them.
+    """
+    function, case = case_of(gate, B=1, T=T, H=H, K=K, V=V, initial=initial)
     assert_close(run(function, case.inputs, case.grads, materialize=keep), case, BOUND)
 
 
-def forward_in_every_way(monkeypatch):
-    for gate, sums in ((None, 0), ("logsigmoid", 0), ("logsigmoid", 32)):
-        monkeypatch.setattr(pieces, "SUMS_AT_ONCE", sums)
+def forward_in_every_way():
+    for gate, H in ((None, 2), ("logsigmoid", 2), ("logsigmoid", 1)):
         for keep in ("nothing", "states"):
-            compare(gate, keep, T=500)
+            compare(gate, keep, T=500, H=H)
 
 
 @pytest.mark.parametrize("keep", ["states", "checkpoints", "nothing"])
@@ -52,9 +53,9 @@ def test_all_outputs_and_gradients(hopper, gate, K, V, initial, keep):
 
 @pytest.mark.parametrize("keep", ["states", "checkpoints", "nothing"])
 @pytest.mark.parametrize("initial", [True, False])
-def test_sums_of_gates_may_come_from_a_kernel_of_their_own(hopper, monkeypatch, initial, keep):
-    monkeypatch.setattr(pieces, "SUMS_AT_ONCE", 0)
-    compare("logsigmoid", keep, 200, initial=initial)
+@pytest.mark.parametrize(("gate", "T"), [("logsigmoid", 200), ("-inf", 64), ("resets", 2048)])
+def test_the_sums_of_gates_made_here(hopper, gate, T, initial, keep):
+    compare(gate, keep, T, initial=initial, H=1)
 
 
 @pytest.mark.parametrize("gate", [None, "resets"])
@@ -101,4 +102,4 @@ def test_no_wait_can_be_left_out(hopper, monkeypatch, line):
         parts = vars(getattr(hopper, name))
         monkeypatch.setattr(hopper, name, SimpleNamespace(**parts | {wait: unless_there(parts[wait])}))
     with pytest.raises(AssertionError):
-        forward_in_every_way(monkeypatch)
+        forward_in_every_way()

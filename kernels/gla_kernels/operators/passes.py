@@ -129,7 +129,7 @@ def launch_forward(
 def _makes_sums(call: Call, keep: int) -> bool:
     """Whether the first kernel of a forward makes the sums of a gate per head."""
     if call.plan.family == "wide":
-        return wide_pieces.sums_made(call, keep == KEEP_STATES, keep == KEEP_CHECKPOINTS) > 0
+        return wide_pieces.sums_made(call) > 0
     return call.plan.family == "hopper" and narrow.sums_made(call, keep == KEEP_CHECKPOINTS) > 0
 
 

@@ -79,10 +79,16 @@ SUMS_OF_SEQUENCES = 32
 
 @decided_once
 def sums_made(call: Call, checkpoints: bool) -> int:
-    """How many chunks a program of a forward's first kernel makes the sums of gates for; 0 if another kernel has to."""
+    """How many chunks a program of a forward's first kernel makes the sums of gates for; 0 if another kernel has to.
+
+    A program reads the gates of one head, and with them, in units of 32 bytes, those of others. That is 8 times as much
+    with 8 heads or more, which does not show if programs are alone on their multiprocessors, or of short pieces.
+    """
     run = forward_pieces(call, checkpoints)
+    if not call.head_gated or (is_whole(call, run) and call.sequences * call.H > call.multiprocessors):
+        return 0
     most = SUMS_OF_SEQUENCES if is_whole(call, run) else SUMS_OF_PIECES
-    return most if call.head_gated and min(run.chunks, call.chunks) <= most else 0
+    return most if min(run.chunks, call.chunks) <= most else 0
 
 
 def starts_early(call: Call) -> bool:

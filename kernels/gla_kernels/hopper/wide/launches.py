@@ -1,6 +1,7 @@
 """A function for each kernel of wide heads on Hopper, which launches it; `passes.py` says when."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -162,7 +163,7 @@ def launch_forward(
         "checkpoints": checkpoints,
         "flags": flags.rows, "marks": flags.marks, "checkpoint_chunks": call.checkpoint_chunks,
     }  # fmt: skip
-    switches = {
+    switches: dict[str, Any] = {
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,
         "STORE_STATES": states is not None,
@@ -174,7 +175,7 @@ def launch_forward(
         # Nothing overflows without gates per channel, and sums of gates have no strides.
         for name in ("flags", "marks", "g_b", "g_t", "g_h"):
             del arguments[name]
-        sums = sums_made(call, states is not None, checkpoints is not None) if is_whole(call, run) else 0
+        sums = sums_made(call) if is_whole(call, run) else 0
         arguments |= head_gates_of(inputs, sums == 0)
         switches["SUMS"] = sums
         call.launch(specialized_forward, tile, programs, arranged(specialized_forward, arguments), switches)

@@ -228,16 +228,17 @@ def runs(call: Call, kept: bool = True) -> tuple[Run, ...]:
 
 
 @decided_once
-def sums_made(call: Call, kept: bool, checkpoints: bool) -> int:
+def sums_made(call: Call) -> int:
     """For how many chunks a program of a forward's first kernel makes the sums of gates; 0 if another kernel has to.
 
-    `kept`, `checkpoints`: whether the forward keeps states, or checkpoints. `specialized_forward` makes them, if it is
-    the only kernel.
+    `specialized_forward` makes them, if it is the only kernel: over whole sequences, in one round of programs (then
+    nothing is a rest, see `runs`).
     """
     run = choose_pieces(call)
-    alone = is_whole(call, run) and (checkpoints or runs(call, kept) == (run,))
-    made = call.head_gated and alone and call.K <= WIDE_KEY_BLOCK and specializes(call, forward_tile(call, run.count))
-    return SUMS_AT_ONCE if made and call.chunks <= SUMS_AT_ONCE else 0
+    if not call.head_gated or call.K > WIDE_KEY_BLOCK or call.chunks > SUMS_AT_ONCE or not is_whole(call, run):
+        return 0
+    tile = forward_tile(call, run.count)
+    return SUMS_AT_ONCE if specializes(call, tile) and rounds(call, tile, run.count) == 1 else 0
 
 
 @decided_once
@@ -304,7 +305,7 @@ def form(call: Call) -> tuple[object, ...]:
         *(is_whole(call, run) or call.tile_of_scan(run.chunks) for of_pass in passes for run in of_pass),
         call.tile_of_scan(call.checkpoint_chunks),
         call.chunks > call.checkpoint_chunks,
-        *(sums_made(call, *kept) for kept in ((False, False), (True, False), (False, True))),
+        sums_made(call),
         carries(call),
         parks_dstates(call),
         *tiles,
