@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from gla_kernels.launching.call import Call
-from gla_kernels.launching.plans import HOPPER, triton_plan
+from gla_kernels.launching.plans import HOPPER, hopper_plan, triton_plan
 from gla_kernels.operators import rehearsal
 from gla_kernels.operators.rehearsal import rehearsing, unrehearsed
 from triton.runtime._async_compile import active_mode
@@ -95,6 +95,16 @@ def test_a_kind_of_pass_is_rehearsed_once():
     assert not unrehearsed(make_call(), "forward", True)
     assert unrehearsed(make_call(), "forward", False)
     assert unrehearsed(make_call(K=32), "forward", True)
+
+
+@pytest.mark.parametrize(("B", "H", "K", "V"), [(8, 16, 64, 64), (20, 4, 128, 256)])
+def test_lengths_for_which_another_kernel_makes_the_sums_of_gates_are_rehearsed_apart(B, H, K, V):
+    plan = hopper_plan(K, V, torch.bfloat16)
+    of_32_chunks, of_33 = (
+        Call(B, T, H, K, V, B, False, False, 1.0, torch.bfloat16, plan, head_gated=True) for T in (2048, 2112)
+    )
+    assert unrehearsed(of_32_chunks, "forward", True)
+    assert unrehearsed(of_33, "forward", True)
 
 
 def test_nothing_is_rehearsed_for_the_interpreter(monkeypatch):
