@@ -2,8 +2,9 @@
 """Sums of a gate per head, made by a call's first kernel for itself and for the later ones.
 
 A kernel of its own for them (`portable/sums.py`) takes 2.5 us, for which all others wait. So programs with few chunks
-make the sums of all their chunks when they start, while q, k and v are on their way. In a loop over chunks the gates'
-way would show: a load that is used some chunks later is waited for at the end of the branch that it is in.
+make the sums of all their chunks when they start, while q, k and v are on their way, unless the GPU is so full that the
+gates' bytes count (`sums_made` of both families). In a loop over chunks the gates' way would show: a load that is used
+some chunks later is waited for at the end of the branch that it is in.
 """
 
 from triton.experimental import gluon

@@ -64,7 +64,7 @@ def placed(tile, SHORT: gl.constexpr):
 
 @gluon.jit
 def start_scores(q_tile, k_tile, v_tile, do_tile, KC: gl.constexpr):
-    """Starts K Q^T and V dO^T of a chunk, whose copies have arrived, and whose tiles a fence and a barrier follow."""
+    """Starts K Q^T and V dO^T of a chunk whose copies have arrived, behind a fence and a barrier."""
     C: gl.constexpr = v_tile.shape[0]
     Pt = product(k_tile.slice(0, KC, 1), q_tile.slice(0, KC, 1).permute((1, 0)), C, C)
     dPt = product(v_tile, do_tile.permute((1, 0)), C, C)
