@@ -35,7 +35,7 @@ LEAST_GATE = -34.0
 SPAN_LIMIT = 144.0
 SPAN_LIMIT_FLOAT32 = 128.0
 # The same with a gate per head, in the forward of narrow heads on Hopper. Beyond it, a chunk has decays of scores, not
-# a frame, which takes up to a twentieth longer. It is less than a reset (-LEAST_GATE), so that chunks with one are
+# a frame, which takes up to an eighth longer. It is less than a reset (-LEAST_GATE), so that chunks with one are
 # strong. No other kernel computes again what overflows in a frame: sums of q k v or k v beyond 2^112, not 2^128, are
 # infinite or NaN there.
 HEAD_SPAN_LIMIT = 32.0

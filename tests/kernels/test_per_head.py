@@ -57,8 +57,7 @@ def test_states_at_checkpoints_are_in_no_frame(hopper, monkeypatch, gate):
 @pytest.mark.parametrize(("gate", "strong"), [("mild", False), ("zero", False), ("strong", True), ("one reset", True)])
 def test_strong_chunks_alone_have_decays_of_scores(hopper, monkeypatch, gate, strong):
     calls = Mock(side_effect=sys.modules["gla_kernels.hopper.head_gates"].score_decays)
-    for name in ("outputs",):
-        monkeypatch.setattr(sys.modules[f"gla_kernels.hopper.narrow.{name}"], "score_decays", calls)
+    monkeypatch.setattr(sys.modules["gla_kernels.hopper.narrow.outputs"], "score_decays", calls)
     case = narrow(gate, T=60, H=1)
     run(chunk_simple_gla, case.inputs, case.grads)
     assert calls.call_count == (1 if strong else 0)

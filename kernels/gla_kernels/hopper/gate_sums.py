@@ -11,12 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from gla_kernels.hopper.gates import LOG2E, raise_to_least
-from gla_kernels.hopper.head_gates import sums_in
-
-
-@gluon.jit
-def _add(x, y):
-    return x + y
+from gla_kernels.hopper.head_gates import add, sums_in
 
 
 @gluon.constexpr_function
@@ -27,7 +22,7 @@ def _layout(C: int, warps: int) -> gl.BlockedLayout:
 
 @gluon.jit
 def _tokens(begin, length, first, step, chunks, R: gl.constexpr, C: gl.constexpr):
-    """Tokens of R chunks [R, C], the first chunk of a sequence and every `step`-th, and which of them are there."""
+    """Tokens [R, C] of a sequence's chunk `first` and every `step`-th from there, and which of them are there."""
     layout: gl.constexpr = _layout(C, gl.num_warps())
     number = gl.arange(0, R, gl.SliceLayout(1, layout))
     place = ((first + step * number) * C)[:, None] + gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]
@@ -50,7 +45,7 @@ def load_head_gates(
 @gluon.jit
 def head_sums(gates):
     """Sums of the loaded gates of each chunk [R, C], in log2."""
-    return gl.associative_scan(raise_to_least(gates.to(gl.float32) * LOG2E), 1, _add)
+    return gl.associative_scan(raise_to_least(gates.to(gl.float32) * LOG2E), 1, add)
 
 
 @gluon.jit

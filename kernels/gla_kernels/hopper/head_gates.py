@@ -152,7 +152,8 @@ def thread_totals(x):
 
 
 @gluon.jit
-def _add(x, y):
+def add(x, y):
+    """What a scan that sums combines two numbers by."""
     return x + y
 
 
@@ -171,7 +172,7 @@ def store_head_gates(ptr, H, sent, totals, rows_left):
     each: gl.constexpr = count // 32 if count > 32 else count
     total = gl.sum(flat.load(gl.BlockedLayout([each], [32], [W], [0])), axis=0)
     tokens: gl.constexpr = gl.BlockedLayout([C // 32], [32], [W], [0])
-    before_next = gl.associative_scan(gl.convert_layout(gl.sum(sent.load(rows_layout), axis=1), tokens), 0, _add)
+    before_next = gl.associative_scan(gl.convert_layout(gl.sum(sent.load(rows_layout), axis=1), tokens), 0, add)
     next_row = gl.arange(0, C, tokens) + 1
     dtype: gl.constexpr = ptr.dtype.element_ty
     gl.store(ptr + next_row.to(gl.int64) * H, (before_next + total).to(dtype), next_row < gl.minimum(rows_left, C))

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gla_kernels.hopper.wide import passes as wide
-from gla_kernels.hopper.wide.pieces import SUMS_AT_ONCE, fits_one_backward, parks_dstates, specializes
+from gla_kernels.hopper.wide.pieces import SUMS_OF_SEQUENCES, fits_one_backward, parks_dstates, specializes
 from gla_kernels.launching.call import Call, named
 from gla_kernels.launching.plans import (
     SCAN,
@@ -208,7 +208,7 @@ def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, b
     from gla_kernels.hopper.narrow.backward import gla_backward_hopper
     from gla_kernels.hopper.narrow.forward import gla_forward_hopper
     from gla_kernels.hopper.narrow.head_backward import simple_gla_backward_hopper
-    from gla_kernels.hopper.narrow.launches import SUMS_OF_PIECES, SUMS_OF_SEQUENCES
+    from gla_kernels.hopper.narrow.launches import SUMS_OF_PIECES
     from gla_kernels.hopper.narrow.recurrence import gla_recurrence_hopper
 
     backward_kernel = simple_gla_backward_hopper if call.head_gated else gla_backward_hopper
@@ -284,7 +284,7 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
                 yield Variant(f"{wider}forward, checkpoints", "plain", wide_forward, tile, checkpoints)
                 continue
             nothing = forward | dict.fromkeys(("HAS_INITIAL", "STORE_STATES"), False)
-            for sums in (0, SUMS_AT_ONCE) if call.head_gated else (0,):
+            for sums in (0, SUMS_OF_SEQUENCES) if call.head_gated else (0,):
                 kernel, made, of_sums = specialized_forward, {"SUMS": sums}, _SUMS if sums else ""
                 yield Variant(f"{wider}forward{of_sums}", "plain", kernel, tile, forward | made)
                 yield Variant(f"{wider}forward, checkpoints{of_sums}", "plain", kernel, tile, checkpoints | made)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gla_kernels.hopper.wide.pieces import Run, cut, cut_into, groups, is_whole, whole
+from gla_kernels.hopper.wide.pieces import SUMS_OF_SEQUENCES, Run, cut, cut_into, groups, is_whole, whole
 from gla_kernels.launching.buffers import Flags, Gradients, Inputs, named_strides
 from gla_kernels.launching.call import Call, arranged, decided_once
 from gla_kernels.launching.plans import LEAST_NARROW_PIECES, pieces_gain
@@ -71,10 +71,8 @@ def form(call: Call) -> tuple[object, ...]:
     return *scans, *sums, bool(recomputed_groups(call)), call.tile_of_scan(call.checkpoint_chunks), starts_early(call)
 
 
-# Chunks of a program whose sums of gates are made at once: of pieces and of whole sequences. More variants would only
-# take longer to compile. With 32 chunks per piece, 1, 32k, 16, 64, 64 took as long as with a kernel for the sums.
+# The same of a piece. With as many as of a sequence, 1, 32k, 16, 64, 64 took longer than with a kernel for the sums.
 SUMS_OF_PIECES = 8
-SUMS_OF_SEQUENCES = 32
 
 
 @decided_once

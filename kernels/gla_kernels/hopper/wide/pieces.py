@@ -46,8 +46,8 @@ REST_CHUNK, REST_LAUNCHES, REST_BORDERS = 2, 2, 5
 REST_GAIN = Fraction(1, 8)
 
 
-# The most chunks of a program whose sums of gates are made at once.
-SUMS_AT_ONCE = 32
+# The most chunks of a whole sequence whose sums of gates its program makes.
+SUMS_OF_SEQUENCES = 32
 
 
 @dataclass(frozen=True)
@@ -235,10 +235,10 @@ def sums_made(call: Call) -> int:
     nothing is a rest, see `runs`).
     """
     run = choose_pieces(call)
-    if not call.head_gated or call.K > WIDE_KEY_BLOCK or call.chunks > SUMS_AT_ONCE or not is_whole(call, run):
+    if not call.head_gated or call.K > WIDE_KEY_BLOCK or call.chunks > SUMS_OF_SEQUENCES or not is_whole(call, run):
         return 0
     tile = forward_tile(call, run.count)
-    return SUMS_AT_ONCE if specializes(call, tile) and rounds(call, tile, run.count) == 1 else 0
+    return SUMS_OF_SEQUENCES if specializes(call, tile) and rounds(call, tile, run.count) == 1 else 0
 
 
 @decided_once
