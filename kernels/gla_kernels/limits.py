@@ -34,10 +34,10 @@ LEAST_GATE = -34.0
 # 128, since their rounding, which doubles there, is a share of the results' error.
 SPAN_LIMIT = 144.0
 SPAN_LIMIT_FLOAT32 = 128.0
-# The same with a gate per head, in the forward of narrow heads on Hopper. Beyond it, a chunk has decays of scores, not
-# a frame, which takes up to an eighth longer. It is less than a reset (-LEAST_GATE), so that chunks with one are
-# strong. No other kernel computes again what overflows in a frame: sums of q k v or k v beyond 2^112, not 2^128, are
-# infinite or NaN there.
+# The same with a gate per head, in the forward of narrow heads on Hopper, where it is the largest exponent itself.
+# Beyond it, a chunk has decays of scores, not of values, which takes up to an eighth longer. It is less than a reset
+# (-LEAST_GATE), so that chunks with one are strong. No other kernel computes again what overflows: sums of q k v or k v
+# beyond 2^96, not 2^128, are infinite or NaN in a chunk that is not strong.
 HEAD_SPAN_LIMIT = 32.0
 
 

@@ -63,6 +63,17 @@ def test_strong_chunks_alone_have_decays_of_scores(hopper, monkeypatch, gate, st
     assert calls.call_count == (1 if strong else 0)
 
 
+@pytest.mark.parametrize("gate", ["mild", "at the limit", "strong"])
+def test_results_of_large_values_are_those_of_small_ones_times_a_power_of_two(hopper, gate):
+    case, large = narrow(gate, T=130), 2.0**24
+    powers = {"q": 1, "k": 1, "v": 1, "g": 0, "initial": 2}
+    inputs = {name: x * large ** powers[name] for name, x in case.inputs.items()}
+    grads = case.grads | {"final": case.grads["final"] * large}
+    found, expected = run(chunk_simple_gla, inputs, grads), run(chunk_simple_gla, case.inputs, case.grads)
+    for name, power in (("o", 3), ("final", 2), ("dq", 2), ("dk", 2), ("dv", 2)):
+        assert torch.equal(found[name], expected[name] * large**power), name
+
+
 @pytest.mark.parametrize("T", [1, 63, 64, 65])
 def test_any_length(hopper, T):
     case = narrow("logsigmoid", T=T, B=2, initial=False)

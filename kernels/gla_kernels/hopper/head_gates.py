@@ -8,13 +8,13 @@ of tokens, and no exponent is above 0:
     S' = 2^(a_C) S + K^T 2^(a_C - a) V
 
 So strong gates need no other kernel. All backwards are computed like this, forwards of wide heads, and those of narrow
-heads if a chunk's gates are strong. Gates are at least LEAST_GATE, so that a difference of two sums is finite.
+heads in chunks with strong gates. Gates are at least LEAST_GATE, so that a difference of two sums is finite.
 `portable/sums.py` computes the sums, or a call's first kernel (`gate_sums.py`).
 
-In the forward of narrow heads, chunks with mild gates (`head_frame`) have a frame, the same for all channels: it saves
-the decays of scores. Then a factor of a row of Q is one of the row of O:
+In the forward of narrow heads, chunks with mild gates, whose total is -HEAD_SPAN_LIMIT or more, have factors of values
+in place of the decays of scores:
 
-    O  = scale 2^(a - r) (Q S~ + tril(Q K~^T) V),    K~ = 2^(r - a) K,    S~ = 2^r S,    S' = 2^r (S~ + K~^T V)
+    O  = scale 2^a (Q S + tril(Q K^T) V~),    V~ = 2^(-a) V,    S' = 2^(a_C) (S + K^T V~)
 """
 
 from triton.experimental import gluon
@@ -60,19 +60,6 @@ def chunk_gate(vector):
     C: gl.constexpr = vector.shape[0]
     last = vector.slice(C - 1, 1).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     return gl.max(last, axis=0)
-
-
-@gluon.jit
-def head_frame(total):
-    """Whether a chunk is mild, from its total gate a_C, and its frame's r: a_C / 2, or 0 if it is not."""
-    mild = total >= -HEAD_SPAN_LIMIT
-    return mild, gl.where(mild, 0.5 * total, 0.0)
-
-
-@gluon.jit
-def key_decays(a, mild, r, total):
-    """What K is multiplied by for the state: 2^(r - a) of each row if the chunk is mild, else 2^(a_C - a)."""
-    return gl.exp2(gl.where(mild, r, total) - a)
 
 
 @gluon.jit

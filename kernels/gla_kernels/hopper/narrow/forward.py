@@ -31,16 +31,15 @@ from gla_kernels.hopper.gates import (
     start_gate_frame,
 )
 from gla_kernels.hopper.head_gates import (
+    HEAD_SPAN_LIMIT,
     chunk_gate,
     fetch_sums,
-    head_frame,
-    key_decays,
     make_sums,
     row_sums,
     sums_in,
 )
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, left_operand, operand_layout, used_keys
-from gla_kernels.hopper.narrow.outputs import framed_outputs, strong_outputs
+from gla_kernels.hopper.narrow.outputs import start_outputs, start_strong_outputs
 from gla_kernels.hopper.places import find_piece, first_slot, locate, mark_strong, raise_where, wait_for_previous_kernel
 from gla_kernels.hopper.values import negative, thread_barrier, to_float32, wide_product
 
@@ -106,7 +105,7 @@ def gla_forward_hopper(
     o,  # [B, T, H, V], contiguous
     initial,  # [N or pieces, H, K, V] float32: the states before the first chunk
     final,  # [N, H, K, V] float32: the states after the last chunk; not of pieces
-    states,  # [slots, H, K, V] bfloat16: the state before each chunk, in that chunk's frame
+    states,  # [slots, H, K, V] bfloat16: the state before each chunk, if GATED in that chunk's frame
     checkpoints,  # [slots, H, K, V] float32: the state before every `checkpoint_chunks`-th chunk
     flags,  # [N, H] int32: 1 if a result is not finite
     marks,  # [slots, H] int32, 0: n + 1 if the chunk, of sequence n, has a strong channel
@@ -148,10 +147,10 @@ def gla_forward_hopper(
     """
     SUMMED: gl.constexpr = HEAD_GATED and SUMS == 0
     KC: gl.constexpr = BK if GATED else used_keys(K)
-    key_tile: gl.constexpr = accumulator(KC)
     copy_v: gl.constexpr = copy_layout(BV, 16)
     state_layout: gl.constexpr = accumulator(BV)
     key_layout: gl.constexpr = gl.SliceLayout(1, state_layout)
+    value_tile: gl.constexpr = accumulator(BV, C)
     if not PIECES:
         wait_for_previous_kernel()
     programs = gl.num_programs(0)
@@ -174,9 +173,7 @@ def gla_forward_hopper(
     g_tiles = gl.allocate_shared_memory(gl.float32, [buffers, C, BK], gate_layout()) if GATED else k_tiles
     if HEAD_GATED:
         g_tiles = make_sums(buffers if SUMMED else SUMS, C)
-        kept_k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
-        if KC < BK:  # zeros for the product that takes all columns
-            kept_k_tile.store(gl.zeros([C, BK], gl.bfloat16, accumulator(BK)))
+        decayed_v_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BV], operand_layout(C, BV))
     if GATED:
         # Not one allocation for both: the compiler puts barriers between writes to the same allocation.
         high_tile = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
@@ -236,6 +233,13 @@ def gla_forward_hopper(
             async_copy.wait_group(buffers - 2)
             thread_barrier()
             next_buffer = (buffer + buffers - 1) % buffers
+            g_tile = g_tiles.index(i if SUMS > 0 else buffer)
+            k_tile = k_tiles.index(buffer)
+            v_tile = v_tiles.index(buffer)
+            if HEAD_GATED:  # before copies start, because Triton puts another barrier between copies and these
+                bv = v_tile.load(value_tile)
+                a = row_sums(g_tile, value_tile)
+                total = chunk_gate(g_tile)
             if not GATED:
                 ahead, ahead_i, q_at, k_at, v_at, g_at = fetch_ahead(
                     q_tiles.index(next_buffer), k_tiles.index(next_buffer), v_tiles.index(next_buffer),
@@ -243,14 +247,10 @@ def gla_forward_hopper(
                     T, H, q_at, k_at, v_at, g_at, q, k, v, g, q_b, q_t, q_h,
                     k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, K, V, C, GATED, SUMMED, VARLEN,
                 )  # fmt: skip
-
-            g_tile = g_tiles.index(i if SUMS > 0 else buffer)
-            k_tile = k_tiles.index(buffer)
-            v_tile = v_tiles.index(buffer)
             if STORE_CHECKPOINTS:
                 if i % checkpoint_chunks == 0:
                     there = checkpoints + ((checkpoint + i // checkpoint_chunks).to(gl.int64) * H + h) * K * V
-                    write(there, S * previous_factor[:, None], V, K, V, state_layout)
+                    write(there, S * previous_factor[:, None] if GATED else S, V, K, V, state_layout)
             # Not as float32 yet, which would take twice the registers until they are brought into the frame.
             if GATED:
                 bk = k_tile.load(accumulator(BK))
@@ -286,32 +286,32 @@ def gla_forward_hopper(
                     k_tile.store((to_float32(bk) * gl.exp2(negative(G))).to(gl.bfloat16))
                 bq = to_float32(bq) * scale * gl.exp2(G)
                 mark += H
-            if HEAD_GATED:
-                sums = g_tile
-                a = row_sums(sums, key_tile)
-                total = chunk_gate(sums)
-                mild, r = head_frame(total)
-                factor = gl.full([BK], gl.exp2(r), gl.float32, key_layout)
-                S *= (previous_factor * factor)[:, None]
-                previous_factor = factor
-                kept = to_float32(k_tile.slice(0, KC, 1).load(key_tile)) * key_decays(a, mild, r, total)[:, None]
-                kept_k_tile.slice(0, KC, 1).store(kept.to(gl.bfloat16))
             S_tile.store(S.to(gl.bfloat16))
+            if HEAD_GATED:
+                mild = total >= -HEAD_SPAN_LIMIT
+                of_values = gl.exp2(gl.where(mild, 0.0, total) - a)[:, None]
+                decayed_v_tile.store((to_float32(bv) * of_values).to(gl.bfloat16))
+                of_rows = gl.where(mild, gl.exp2(a), 1.0) * scale
+                of_state = gl.where(mild, gl.exp2(total), 1.0)
             fence_async_shared()
             thread_barrier()
             if HEAD_GATED:
                 if mild:
-                    O, S = framed_outputs(q_part, kept_k_tile, v_tile, S_tile, S, states_at, K, V, STORE_STATES)
-                    O *= gl.convert_layout(gl.exp2(a - r) * scale, gl.SliceLayout(1, accumulator(BV)))[:, None]
+                    O, next_S = start_outputs(q_part, k_tile, decayed_v_tile, S_tile, S, True)
                 else:
-                    O, S = strong_outputs(
-                        q_tile, k_tile, kept_k_tile, v_tile, S_tile, S, sums, scale, states_at, K, V, STORE_STATES
+                    O, next_S = start_strong_outputs(
+                        q_tile, k_tile, v_tile, decayed_v_tile, S_tile, S, g_tile, total, KC
                     )
             else:
                 Q = gl.convert_layout(bq.to(gl.bfloat16), left_operand(BK)) if GATED else q_part
-                O, S = framed_outputs(Q, k_tile, v_tile, S_tile, S, states_at, K, V, STORE_STATES)
+                O, next_S = start_outputs(Q, k_tile, v_tile, S_tile, S, False)
             if STORE_STATES:
+                write(states_at, S_tile.load(copy_v), V, K, V, copy_v)
                 states_at += H * K * V
+            if HEAD_GATED:
+                O = warpgroup_mma_wait(1, deps=[O]) * of_rows[:, None]
+            else:
+                O, S = warpgroup_mma_wait(0, deps=[O, next_S])
             if not GATED and not HEAD_GATED:
                 O *= scale
             suspect += gl.sum(O, axis=1) * 0.0
@@ -319,7 +319,10 @@ def gla_forward_hopper(
             o_at += C * H * V
             rows_left -= C
             buffer = (buffer + 1) % buffers
-        S *= previous_factor[:, None]
+            if HEAD_GATED:
+                S = warpgroup_mma_wait(0, deps=[next_S]) * of_state
+        if GATED:
+            S *= previous_factor[:, None]
         if STORE_FINAL:
             write(final + (n.to(gl.int64) * H + h) * K * V, S, V, K, V, state_layout)
         if GATED:

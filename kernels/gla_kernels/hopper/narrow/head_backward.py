@@ -10,7 +10,7 @@ With the symbols of docs/kernels.md, a_i the sum of a chunk's gates up to token 
     dS  = 2^(a_C) dS' + (scale 2^a Q)^T dO
     dg_t = sum_kv S dS + sum_{i < t} (k_i . dk_i - q_i . dq_i)
 
-Nothing is in a frame but the states that the forward has stored: S~ = 2^r S (see `head_frame`), a factor of rows of dQ.
+Nothing is in a frame.
 
 A chunk's scores, Q K^T and dO V^T, need its inputs alone. So they are started before dq and dk of the chunk before are
 written, and are ready when the loop comes to them. dP goes through shared memory, to be used both ways round. What dg
@@ -25,7 +25,6 @@ from gla_kernels.hopper.copies import fetch, fetch_rows, load_state, write
 from gla_kernels.hopper.head_gates import (
     chunk_gate,
     fetch_sums,
-    head_frame,
     make_sums,
     make_thread_row_sums,
     make_thread_totals,
@@ -87,8 +86,8 @@ def simple_gla_backward_hopper(
     v,  # [B, T, H, V]
     g,  # [B, H, T] float32: sums of gates, in log2
     do,  # [B, T, H, V]
-    states,  # [slots, H, K, V] bfloat16: S~ of each chunk; if RECOMPUTE, room for [programs, checkpoint_chunks, K, V]
-    checkpoints,  # [slots, H, K, V] float32: S, in no frame, before every `checkpoint_chunks`-th chunk; if RECOMPUTE
+    states,  # [slots, H, K, V] bfloat16: S of each chunk; if RECOMPUTE, room for [programs, checkpoint_chunks, K, V]
+    checkpoints,  # [slots, H, K, V] float32: S before every `checkpoint_chunks`-th chunk; if RECOMPUTE
     dfinal,  # [N or pieces of this launch, H, K, V] float32: gradient of the states after the last chunk
     dq,  # [B, T, H, K], contiguous, like dk and dv
     dk,  # [B, T, H, K]
@@ -228,13 +227,11 @@ def simple_gla_backward_hopper(
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
             )  # fmt: skip
             there = (b * T + t) * H + h
-            r = head_frame(total)[1]
             of_q = gl.exp2(a)[:, None] * scale
             of_k = gl.exp2(total - a)[:, None]
             token_of_k = gl.convert_layout(gl.exp2(total - of_rows), gl.SliceLayout(1, accumulator(BV)))[:, None]
             readdressed(dS_memory).store(dS.to(gl.bfloat16))
             placed(decayed_q_tile, RECOMPUTE).slice(0, KC, 1).store((to_float32(bq) * of_q).to(gl.bfloat16))
-            of_q *= gl.exp2(-r)
             dS *= gl.exp2(total)
             if STORE_DG:
                 store_head_gates(dg + (there + C * H), H, sent, totals, later_rows)
@@ -258,8 +255,7 @@ def simple_gla_backward_hopper(
             bdk = add_product(placed(dAt_tile, RECOMPUTE), q_part, bdk * of_k)
             dS = warpgroup_mma_wait(3, deps=[dS])
             if STORE_DG:
-                sum_of_states = thread_totals(to_float32(readdressed(S_memory).load(state_layout)) * dS)
-                totals.store(sum_of_states * gl.exp2(-r))
+                totals.store(thread_totals(to_float32(readdressed(S_memory).load(state_layout)) * dS))
             bdv = warpgroup_mma_wait(2, deps=[bdv])
             readdressed(dv_memory).store(bdv.to(gl.bfloat16))
             bdq = warpgroup_mma_wait(1, deps=[bdq])

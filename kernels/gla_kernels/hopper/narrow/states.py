@@ -15,7 +15,7 @@ from gla_kernels.hopper.gates import (
     load_gates,
     start_gate_frame,
 )
-from gla_kernels.hopper.head_gates import chunk_gate, fetch_sums, head_frame, key_decays, row_sums, sums_in
+from gla_kernels.hopper.head_gates import chunk_gate, decay_to_end, fetch_sums, row_sums, sums_in
 from gla_kernels.hopper.layouts import accumulator, copy_layout, operand_layout
 from gla_kernels.hopper.products import add_product
 from gla_kernels.hopper.values import negative, readdressed, thread_barrier, to_float32
@@ -30,6 +30,7 @@ def recompute_states(
 ):  # fmt: skip
     """Stores S~ of `chunks` chunks from token t on, as the forward does, from the first one's checkpoint.
 
+    With a gate per head, states are in no frame.
     What is stored is soon read again, and stays in L2 meanwhile: a program has room of its own for it.
     """
     key_tile: gl.constexpr = accumulator(BK)
@@ -84,15 +85,11 @@ def recompute_states(
         if HEAD_GATED:
             sums = g_tiles.index(buffer)
             total = chunk_gate(sums)
-            mild, r = head_frame(total)
-            factor = gl.full([BK], gl.exp2(r), gl.float32, key_layout)
-            S *= (previous_factor * factor)[:, None]
-            previous_factor = factor
-            kept = to_float32(k_tile.load(key_tile)) * key_decays(row_sums(sums, key_tile), mild, r, total)[:, None]
+            kept = to_float32(k_tile.load(key_tile)) * decay_to_end(row_sums(sums, key_tile), total)
             k_tile.store(kept.to(gl.bfloat16))
         S_memory.store(S.to(gl.bfloat16))
         if HEAD_GATED:
-            S *= gl.where(mild, 1.0, gl.exp2(total))
+            S *= gl.exp2(total)
         fence_async_shared()
         thread_barrier()
         S = add_product(k_tile.permute((1, 0)), v_tiles.index(buffer), S)
