@@ -35,8 +35,8 @@ _CHARACTERS_PER_INCH, _IN_TITLE = 15, 9
 _SMALL_PRINT = 8.5
 # With the most columns, panels are narrower and small print is larger: on 7 inches of paper no text is below 6 points.
 _NARROW_PANEL, _LARGER_PRINT = 3.7, 10.0
-# Of a .png: pixels per inch, and how wide it is at most.
-_DPI, _MOST_PIXELS = 160, 1728
+# Of a .png: pixels per inch, and how wide and high it is at most. A file's size counts: a run's folder is kept small.
+_DPI, _MOST_WIDE, _MOST_HIGH = 160, 1728, 3700
 _MOST_COLUMNS = 3
 _LINEAR_UNITS = ("%", "W", "MHz")
 _LEAST_PERCENT = 5.0
@@ -141,7 +141,8 @@ def lay_out(layout: Layout, heights: Sequence[float], below: float) -> tuple[Fig
     rows = [row for pair in zip(layout.view.panels, heights, strict=True) for row in _rows_of(layout, *pair)]
     row_heights = [row_height for _, row_height, _ in rows]
     height = above + sum(row_heights) + below
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=min(_DPI, _MOST_PIXELS / width))
+    dpi = min(_DPI, _MOST_WIDE / width, _MOST_HIGH / height)
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=dpi)
     figure.get_layout_engine().set(rect=(0, 0, 1, 1 - above / height), w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
     figure.text(0.01, 1 - _MARGIN / height, "\n".join(title), fontsize=12, fontweight="bold", va="top")
     look: dict[str, Any] = {"fontsize": layout.small_print, "color": "#444444", "va": "top"}

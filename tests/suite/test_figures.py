@@ -302,9 +302,14 @@ def test_an_svg_keeps_its_text_and_shortens_coordinates(tmp_path):
     assert not any(re.search(r"\.\d{3}", path) for path in paths)
 
 
-def test_a_png_is_not_wider_than_a_page_shows(tmp_path):
-    run = made_up("paper-fig2", {"pass": "fwd", "backend": "gla-triton"}, host_ms=1.0, first_call_s=1.0)
-    figure = drawn(run, parse_metrics("time,host,first_call"))
+@pytest.mark.parametrize(("preset", "changes", "metrics"), [
+    ("paper-fig2", {"pass": "fwd", "backend": "gla-triton"}, "time,host,first_call"),
+    ("op-zoo", {"pass": "infer,fwd,fwd+bwd"}, "time"),
+])  # fmt: skip
+def test_a_png_is_not_wider_or_higher_than_a_page_shows(tmp_path, preset, changes, metrics):
+    figure = drawn(made_up(preset, changes, host_ms=1.0, first_call_s=1.0), parse_metrics(metrics))
+    assert figure.get_figwidth() * 160 > 1728 or figure.get_figheight() * 160 > 3700
     save_figure(figure, tmp_path / "x.png")
-    assert figure.get_figwidth() * 160 > 1728
-    assert int.from_bytes((tmp_path / "x.png").read_bytes()[16:20], "big") <= 1728
+    header = (tmp_path / "x.png").read_bytes()
+    assert int.from_bytes(header[16:20], "big") <= 1728
+    assert int.from_bytes(header[20:24], "big") <= 3700
