@@ -63,12 +63,11 @@ def start_frame(g_tile, g, words, cumulative, ones, C: gl.constexpr, BK: gl.cons
 
 
 @gluon.jit
-def store_decayed(tile, source, sums):
-    """Stores 2^(a_C - a) k or v of `source` for the state, from a chunk's sums of gates per head."""
-    C: gl.constexpr = source.shape[0]
-    layout: gl.constexpr = accumulator(source.shape[1], C, WARPS)
-    decays = decay_to_end(row_sums(sums, layout), chunk_gate(sums))
-    tile.store((to_float32(source.load(layout)) * decays).to(gl.bfloat16))
+def store_keys_for_state(tile, k_tile, sums, C: gl.constexpr, BK: gl.constexpr):
+    """Stores 2^(a_C - a) k, from a chunk's sums of gates per head."""
+    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
+    decays = decay_to_end(row_sums(sums, key_tile), chunk_gate(sums))
+    tile.store((to_float32(k_tile.load(key_tile)) * decays).to(gl.bfloat16))
 
 
 @gluon.jit
@@ -156,9 +155,7 @@ def wide_forward(
         words = make_words()
     if HEAD_GATED:
         sums = make_sums(BUFFERS, C)
-        # Chunks whose decayed v is in memory at once; two of 128 columns do not fit.
-        DECAYED: gl.constexpr = 2 if W == 64 else 1
-        state_v_tiles = gl.allocate_shared_memory(gl.bfloat16, [DECAYED, C, W], operand_layout(C, W))
+        state_k_memory = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
     if HAS_INITIAL:
         initial += piece.to(gl.int64) * initial_p + h * K * V + v0
         S = load_state(initial, K, V, state_layout, BK, W, v0)
@@ -295,7 +292,7 @@ def wide_forward(
                 mark_strong(marks + chunk_head, last, n)
             store_frame(q_tiles.index(0), k_tiles.index(0), G, last, large, scale, C, BK)
         if HEAD_GATED:
-            store_decayed(state_v_tiles.index(0), v_tiles.index(0), sums.index(0))
+            store_keys_for_state(state_k_memory, k_tiles.index(0), sums.index(0), C, BK)
 
         for j in range(chunks):
             buffer = j % BUFFERS
@@ -315,7 +312,10 @@ def wide_forward(
             S_memory.store(S.to(gl.bfloat16))
             if HEAD_GATED:
                 these_sums = sums.index(buffer)
+                state_k_tile = state_k_memory
                 S *= gl.exp2(chunk_gate(these_sums))
+            else:
+                state_k_tile = k_tile
             fence_async_shared()
             thread_barrier()
             if not GATED:
@@ -329,7 +329,7 @@ def wide_forward(
                 async_copy.commit_group()
             P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
             O = product(q_tile, S_memory, C, W, WARPS)
-            S = add_product(k_tile.permute((1, 0)), state_v_tiles.index(j % DECAYED) if HEAD_GATED else v_tile, S)
+            S = add_product(state_k_tile.permute((1, 0)), v_tile, S)
             # Meanwhile, the next chunk's gates. Their products queue up behind these.
             if GATED:
                 G, total, large = start_frame(g_tiles.index(next_buffer), g, words, cumulative, ones, C, BK)
@@ -343,13 +343,10 @@ def wide_forward(
             if GATED:
                 raise_where_not_finite(flags + n * H + h, P)
             if HEAD_GATED:
-                if DECAYED == 2:
-                    O = warpgroup_mma_wait(1, deps=[O])
-                else:
-                    O, S = warpgroup_mma_wait(0, deps=[O, S])  # S too: its values are replaced next
+                O, S = warpgroup_mma_wait(0, deps=[O, S])  # S too: its keys are replaced next
                 O = decay_from_start(O, these_sums, scale)
             if GATED or HEAD_GATED:
-                async_copy.wait_group(0 if GATED else 1)  # the next chunk's q and k, or with a gate per head all of it
+                async_copy.wait_group(0 if GATED else 1)  # the next chunk's q and k
             fence_async_shared()
             thread_barrier()
             O = add_product(P_memory, v_tile, O)
@@ -370,8 +367,7 @@ def wide_forward(
                     mark_strong(marks + opaque(chunk_head), last, n)  # beyond the last chunk, gates are 0
                 store_frame(q_tiles.index(next_buffer), k_tiles.index(next_buffer), G, last, large, scale, C, BK)
             if HEAD_GATED:
-                next_tile = state_v_tiles.index((j + 1) % DECAYED)
-                store_decayed(next_tile, v_tiles.index(next_buffer), sums.index(next_buffer))
+                store_keys_for_state(state_k_memory, k_tiles.index(next_buffer), sums.index(next_buffer), C, BK)
             O, S = warpgroup_mma_wait(0, deps=[O, S])
             thread_barrier()  # no product reads any tile of this chunk any more
             if GATED:

@@ -41,7 +41,7 @@ from gla_kernels.hopper.layouts import accumulator, copy_layout, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, masked, product, triangle
 from gla_kernels.hopper.values import readdressed, thread_barrier, to_float32, wide_product
-from gla_kernels.hopper.wide.forward import store_decayed
+from gla_kernels.hopper.wide.forward import store_keys_for_state
 from gla_kernels.hopper.wide.tiles import WARPS, write_tile
 
 COPYING_WARPS = gl.constexpr(8)
@@ -77,6 +77,7 @@ def multiply(
 ):  # fmt: skip
     """What the multiplying warps do for all chunks, from the state S (BK, BV)."""
     C: gl.constexpr = v_tiles.shape[1]
+    BK: gl.constexpr = S.shape[0]
     BV: gl.constexpr = S.shape[1]
     state_layout: gl.constexpr = S.type.layout
     score_layout: gl.constexpr = accumulator(C, C, WARPS)
@@ -114,7 +115,7 @@ def multiply(
             decays = gl.exp2(row_sums(these_sums, score_layout)[:, None] - columns[None, :]) * scale
         P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
         if HEAD_GATED and not HELPED:
-            store_decayed(state_k_tile, k_tile, these_sums)
+            store_keys_for_state(state_k_tile, k_tile, these_sums, C, BK)
         if STORE_STATES:
             mbarrier.wait(kept, j + 1 & 1)
         S_tile.store(S.to(gl.bfloat16))
