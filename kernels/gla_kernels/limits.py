@@ -35,9 +35,9 @@ LEAST_GATE = -34.0
 SPAN_LIMIT = 144.0
 SPAN_LIMIT_FLOAT32 = 128.0
 # The same with a gate per head, in the forward of narrow heads on Hopper, where it is the largest exponent itself.
-# Beyond it, a chunk has decays of scores, not of values, which takes up to an eighth longer. It is less than a reset
-# (-LEAST_GATE), so that chunks with one are strong. No other kernel computes again what overflows: sums of q k v or k v
-# beyond 2^96, not 2^128, are infinite or NaN in a chunk that is not strong.
+# Beyond it, a chunk's scores have decays, too, which takes up to an eighth longer. It is less than a reset
+# (-LEAST_GATE), so that chunks with one are strong. No other kernel computes again what overflows: with v, or sums of
+# q k v or of k v, beyond 2^96, not 2^128, a chunk that is not strong has results that are infinite or NaN.
 HEAD_SPAN_LIMIT = 32.0
 
 

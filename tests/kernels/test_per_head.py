@@ -1,5 +1,6 @@
 """A gate per head and token: `chunk_simple_gla` and its kin, on the kernels for Hopper and on the portable ones."""
 
+import math
 import sys
 from unittest.mock import Mock
 
@@ -48,7 +49,7 @@ def test_outputs_and_gradients_for_hopper(hopper, gate, materialize):
 
 
 @pytest.mark.parametrize("gate", ["logsigmoid", "mild"])
-def test_states_at_checkpoints_are_in_no_frame(hopper, monkeypatch, gate):
+def test_a_backward_from_checkpoints_is_right_over_several_of_them(hopper, monkeypatch, gate):
     set_multiprocessors(monkeypatch, 1)
     case = narrow(gate, T=1100, H=1, K=32, V=32)
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=False), case, BOUND)
@@ -72,6 +73,17 @@ def test_results_of_large_values_are_those_of_small_ones_times_a_power_of_two(ho
     found, expected = run(chunk_simple_gla, inputs, grads), run(chunk_simple_gla, case.inputs, case.grads)
     for name, power in (("o", 3), ("final", 2), ("dq", 2), ("dk", 2), ("dv", 2)):
         assert torch.equal(found[name], expected[name] * large**power), name
+
+
+@pytest.mark.parametrize("gate", ["mild", "strong"])
+def test_a_gate_that_is_nan_reaches_its_head_alone_from_its_token_on(hopper, gate):
+    case = narrow(gate, T=130)
+    case.inputs["g"][0, 100, 1] = math.nan
+    o = run(chunk_simple_gla, case.inputs, case.grads)["o"].double()
+    expected = case.truth["o"]
+    for here, found in ((expected[:, :100, 1], o[:, :100, 1]), (expected[..., 0, :], o[..., 0, :])):
+        assert (found - here).norm() < BOUND * here.norm()
+    assert o[:, 100:, 1].isnan().all()
 
 
 @pytest.mark.parametrize("T", [1, 63, 64, 65])

@@ -28,9 +28,10 @@ def recompute_states(
     K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr, GATED: gl.constexpr,
     HEAD_GATED: gl.constexpr,
 ):  # fmt: skip
-    """Stores S~ of `chunks` chunks from token t on, as the forward does, from the first one's checkpoint.
+    """Stores S~ of `chunks` chunks from token t on, computed as in the forward, from the first one's checkpoint.
 
-    With a gate per head, states are in no frame.
+    With a gate per head, S is in no frame, and keys are decayed where the forward decays values.
+
     What is stored is soon read again, and stays in L2 meanwhile: a program has room of its own for it.
     """
     key_tile: gl.constexpr = accumulator(BK)
