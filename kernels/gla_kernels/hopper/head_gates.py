@@ -112,9 +112,9 @@ def store_row_total(totals, x):
 
 
 @gluon.jit
-def make_thread_row_sums(C: gl.constexpr):
-    """Shared memory for `thread_row_sums` of a tile with C rows."""
-    return make_row_sums(C, 4)
+def make_thread_row_sums(chunks: gl.constexpr, C: gl.constexpr):
+    """Shared memory for `thread_row_sums` of so many tiles with C rows."""
+    return gl.allocate_shared_memory(gl.float32, [chunks, C, 4], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 @gluon.jit
@@ -126,9 +126,10 @@ def thread_row_sums(x):
 
 
 @gluon.jit
-def make_thread_totals():
-    """Shared memory for a number per thread, whose sum counts."""
-    return gl.allocate_shared_memory(gl.float32, [gl.num_warps(), 8, 4], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+def make_thread_totals(chunks: gl.constexpr):
+    """Shared memory for a number per thread and chunk; of each chunk the sum counts."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    return gl.allocate_shared_memory(gl.float32, [chunks, gl.num_warps(), 8, 4], layout)
 
 
 @gluon.jit
@@ -164,3 +165,32 @@ def store_head_gates(ptr, H, sent, totals, rows_left):
     dtype: gl.constexpr = ptr.dtype.element_ty
     gl.store(ptr + next_row.to(gl.int64) * H, (before_next + total).to(dtype), next_row < gl.minimum(rows_left, C))
     gl.store(ptr, total.to(dtype), rows_left > 0)
+
+
+@gluon.jit
+def store_head_gates_of_chunks(ptr, H, sent, totals, rows_left, chunks):
+    """`store_head_gates` of `chunks` chunks whose sums are there, each of them earlier in time than the one before.
+
+    `ptr` is that of the first token of the first of these, which has `rows_left` rows. A warp computes a chunk's.
+    """
+    G: gl.constexpr = sent.shape[0]
+    C: gl.constexpr = sent.shape[1]
+    P: gl.constexpr = sent.shape[2]
+    W: gl.constexpr = gl.num_warps()
+    rows_layout: gl.constexpr = gl.BlockedLayout([1, C // 32, P], [1, 32, 1], [W, 1, 1], [2, 1, 0])
+    tokens: gl.constexpr = gl.BlockedLayout([1, C // 32], [1, 32], [W, 1], [1, 0])
+    chunk_layout: gl.constexpr = gl.SliceLayout(1, tokens)
+    each: gl.constexpr = totals.numel // G
+    all_sent = sent._reinterpret(gl.float32, [G, C, P], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+    all_totals = totals._reinterpret(gl.float32, [G, each], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    total = gl.sum(all_totals.load(gl.BlockedLayout([1, each // 32], [1, 32], [W, 1], [1, 0])), axis=1)
+    total = gl.convert_layout(total, chunk_layout)
+    before_next = gl.associative_scan(gl.convert_layout(gl.sum(all_sent.load(rows_layout), axis=2), tokens), 1, add)
+    number = gl.arange(0, G, chunk_layout)
+    rows = gl.where(number < chunks, gl.where(number > 0, C, gl.minimum(rows_left, C)), 0)
+    next_row = gl.arange(0, C, gl.SliceLayout(0, tokens)) + 1
+    first_token = number * -C
+    token = first_token[:, None] + next_row[None, :]
+    dtype: gl.constexpr = ptr.dtype.element_ty
+    gl.store(ptr + token.to(gl.int64) * H, (before_next + total[:, None]).to(dtype), next_row[None, :] < rows[:, None])
+    gl.store(ptr + first_token.to(gl.int64) * H, total.to(dtype), rows > 0)

@@ -1,4 +1,5 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+# ruff: noqa: SIM102
 """Backward kernel for Hopper, in Gluon, with a gate per head and token: chunks of 64, K and V up to 64, bfloat16.
 
 With the symbols of docs/kernels.md, a_i the sum of a chunk's gates up to token i, in log2, and D_ij = 2^(a_i - a_j):
@@ -14,7 +15,8 @@ Nothing is in a frame.
 
 A chunk's scores, Q K^T and dO V^T, need its inputs alone. So they are started before dq and dk of the chunk before are
 written, and are ready when the loop comes to them. dP goes through shared memory, to be used both ways round. What dg
-of a chunk is made of is stored, and dg itself is computed in the next chunk, while products run.
+of a chunk is made of is stored, and dg itself is computed later: of pieces for four chunks at once, of whole sequences
+in the next chunk, after its copies have been started.
 """
 
 from triton.experimental import gluon
@@ -30,6 +32,7 @@ from gla_kernels.hopper.head_gates import (
     make_thread_totals,
     row_sums,
     store_head_gates,
+    store_head_gates_of_chunks,
     sums_in,
     thread_row_sums,
     thread_totals,
@@ -39,6 +42,8 @@ from gla_kernels.hopper.narrow.states import recompute_states
 from gla_kernels.hopper.places import find_piece, first_slot, locate, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, masked, masked_operand, product, triangle
 from gla_kernels.hopper.values import readdressed, thread_barrier, to_float32, wide_product
+
+GATES_AT_ONCE = gl.constexpr(4)  # chunks of a piece whose dg is computed together, each by a warp
 
 
 @gluon.jit
@@ -156,8 +161,9 @@ def simple_gla_backward_hopper(
     dv_memory = gl.allocate_shared_memory(gl.bfloat16, [C, BV], operand_layout(C, BV))
     if KC < BK:  # zeros for the products that take all columns
         decayed_q_tile.store(gl.zeros([C, BK], gl.bfloat16, accumulator(BK)))
-    sent = make_thread_row_sums(C)
-    totals = make_thread_totals()
+    AT_ONCE: gl.constexpr = GATES_AT_ONCE if PIECES else 1
+    sent = make_thread_row_sums(AT_ONCE, C)
+    totals = make_thread_totals(AT_ONCE)
     if EARLY:
         fetch_chunk(
             q_tiles.index(0), k_tiles.index(0), v_tiles.index(0), do_tiles.index(0), all_sums.index(0),
@@ -197,6 +203,7 @@ def simple_gla_backward_hopper(
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
             )  # fmt: skip
             Pt, dPt = first_scores(q_tiles, k_tiles, v_tiles, do_tiles, KC)
+        last_rows = rows_left
         # Of the later chunk, whose dg is yet to be written.
         later_rows = rows_left * 0
         for i in range(slice_chunks):
@@ -233,8 +240,8 @@ def simple_gla_backward_hopper(
             readdressed(dS_memory).store(dS.to(gl.bfloat16))
             placed(decayed_q_tile, RECOMPUTE).slice(0, KC, 1).store((to_float32(bq) * of_q).to(gl.bfloat16))
             dS *= gl.exp2(total)
-            if STORE_DG:
-                store_head_gates(dg + (there + C * H), H, sent, totals, later_rows)
+            if STORE_DG and not PIECES:
+                store_head_gates(dg + (there + C * H), H, sent.index(0), totals.index(0), later_rows)
             decays = gl.exp2(of_columns[None, :] - of_rows[:, None]) * scale
             Pt, dPt = warpgroup_mma_wait(0, deps=[Pt, dPt])
             mask = triangle(C, False, True)
@@ -255,7 +262,9 @@ def simple_gla_backward_hopper(
             bdk = add_product(placed(dAt_tile, RECOMPUTE), q_part, bdk * of_k)
             dS = warpgroup_mma_wait(3, deps=[dS])
             if STORE_DG:
-                totals.store(thread_totals(to_float32(readdressed(S_memory).load(state_layout)) * dS))
+                totals.index(i % AT_ONCE).store(
+                    thread_totals(to_float32(readdressed(S_memory).load(state_layout)) * dS)
+                )
             bdv = warpgroup_mma_wait(2, deps=[bdv])
             readdressed(dv_memory).store(bdv.to(gl.bfloat16))
             bdq = warpgroup_mma_wait(1, deps=[bdq])
@@ -278,14 +287,20 @@ def simple_gla_backward_hopper(
             write(dq + wide_product(there, K), dq_tile.load(copy_k), H * K, rows_left, K, copy_k)
             write(dk + wide_product(there, K), dk_tile.load(copy_k), H * K, rows_left, K, copy_k)
             if STORE_DG:
-                sent.store(thread_row_sums(to_float32(k_part.load(key_tile)) * bdk) - balance)
+                before = i % AT_ONCE
+                sent.index(before).store(thread_row_sums(to_float32(k_part.load(key_tile)) * bdk) - balance)
+                if PIECES:
+                    if (before == AT_ONCE - 1) | (i == slice_chunks - 1):
+                        thread_barrier()
+                        rows = gl.where(i == before, last_rows, C)
+                        store_head_gates_of_chunks(dg + (there + before * C * H), H, sent, totals, rows, before + 1)
             later_rows = rows_left
             t -= C
             slot -= 1
             rows_left = C
-        if STORE_DG:
+        if STORE_DG and not PIECES:
             thread_barrier()
-            store_head_gates(dg + ((b * T + t + C) * H + h), H, sent, totals, later_rows)
+            store_head_gates(dg + ((b * T + t + C) * H + h), H, sent.index(0), totals.index(0), later_rows)
         warpgroup_mma_wait(0, deps=[Pt, dPt])  # nothing reads these
     if STORE_DINITIAL:
         write(dinitial + pid.to(gl.int64) * K * V, dS, V, K, V, state_layout)
