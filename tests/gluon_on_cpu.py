@@ -43,8 +43,8 @@ OURS = tuple(
     for name in (
         "layouts", "values", "products", "copies", "gates", "head_gates", "gate_sums", "places", "narrow.outputs",
         "narrow.forward", "narrow.states", "narrow.backward", "narrow.head_backward", "narrow.recurrence",
-        "wide.tiles", "wide.frames", "wide.walk", "wide.forward", "wide.specialized", "wide.recurrence",
-        "wide.readout", "wide.gradients", "wide.backward", "levels", "strong",
+        "wide.tiles", "wide.frames", "wide.walk", "wide.forward", "wide.head_forward", "wide.specialized",
+        "wide.recurrence", "wide.readout", "wide.gradients", "wide.backward", "levels", "strong",
     )
 )  # fmt: skip
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}

@@ -129,7 +129,7 @@ def test_sequences_that_are_done_apart_count_once(hopper, monkeypatch, gate, pas
 
     less, more = work(33), work(34)
     assert "scan_pieces" in more
-    forward = "wide_forward", "specialized_forward"
+    forward = "wide_forward", "head_forward", "specialized_forward"
     for part in ("bytes", "flops"):
         assert total(more, part, *forward) == pytest.approx(34 / 33 * total(less, part, *forward), rel=0.03)
     walk = 2 * 2048 * 4 * 128 * 256  # of one sequence

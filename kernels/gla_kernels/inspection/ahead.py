@@ -243,6 +243,7 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
     from gla_kernels.hopper.wide.forward import wide_forward
     from gla_kernels.hopper.wide.frames import wide_frames
     from gla_kernels.hopper.wide.gradients import wide_gradients
+    from gla_kernels.hopper.wide.head_forward import head_forward
     from gla_kernels.hopper.wide.readout import wide_readout
     from gla_kernels.hopper.wide.recurrence import wide_recurrence
     from gla_kernels.hopper.wide.specialized import specialized_forward
@@ -280,8 +281,9 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
     elif wide.fused(call):
         for wider, tile in tiles(call.plan.forward).items():
             if not specializes(call, tile):
-                yield Variant(f"{wider}forward", "plain", wide_forward, tile, forward)
-                yield Variant(f"{wider}forward, checkpoints", "plain", wide_forward, tile, checkpoints)
+                kernel = wide_forward if call.gated else head_forward
+                yield Variant(f"{wider}forward", "plain", kernel, tile, forward)
+                yield Variant(f"{wider}forward, checkpoints", "plain", kernel, tile, checkpoints)
                 continue
             nothing = forward | dict.fromkeys(("HAS_INITIAL", "STORE_STATES"), False)
             for sums in (0, SUMS_OF_SEQUENCES) if call.head_gated else (0,):

@@ -16,7 +16,7 @@ from gla_kernels.operators.passes import KEEP_NOTHING, KEEP_STATES, launch_backw
 # What these touch depends on the gates: chunks and heads that others have marked.
 _IF_MARKED = ("strong", "exact", "clear_tails")
 # These may be launched over some of the sequences, whose tokens are then in all tensors but in states at borders.
-_OF_A_RUN = ("wide_forward", "specialized_forward", "wide_recurrence", "wide_backward")
+_OF_A_RUN = ("wide_forward", "head_forward", "specialized_forward", "wide_recurrence", "wide_backward")
 _AT_BORDERS = ("initial", "final", "end", "decays", "before", "after")
 
 
@@ -39,7 +39,7 @@ _FORWARD, _BACKWARD = _Products(1, 1, 2), _Products(3, 2, 4)
 _ALL_GRADIENTS, _KEY_GRADIENTS = _Products(3, 2, 3), _Products(2, 1, 2)
 _PRODUCTS = {
     "gla_forward_kernel": _FORWARD, "gla_forward_hopper": _FORWARD, "wide_forward": _FORWARD,
-    "specialized_forward": _FORWARD,
+    "head_forward": _FORWARD, "specialized_forward": _FORWARD,
     "gla_backward_kernel": _BACKWARD, "gla_backward_hopper": _BACKWARD, "wide_backward": _BACKWARD,
     "simple_gla_backward_hopper": _BACKWARD,
     "gla_recurrence_hopper": _Products(0, 0, 1), "wide_recurrence": _Products(0, 0, 1),

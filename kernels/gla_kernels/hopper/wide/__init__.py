@@ -2,8 +2,9 @@
 
 A state walks through time in the registers of one program; what is computed from stored states has a program per chunk.
 
-- `forward`: states and o, K up to 128, for up to 128 value columns per program or, with gates per channel, for 256.
-- `specialized`: the same for 256 value columns without gates per channel; copies have warps of their own.
+- `forward`: states and o, K up to 128, with gates per channel, for up to 256 value columns per program.
+- `head_forward`: the same with no gates or one per head, for up to 128 value columns.
+- `specialized`: the same for 256 value columns; copies have warps of their own.
 - `frames`, `walk`: operands in their frames, then states and o or, in reverse, dv; K up to 256.
 - `recurrence`: states or, in reverse, their gradients.
 - `readout`: o or dv from stored states, K above 256.

@@ -1,6 +1,6 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
 # ruff: noqa: E741, SIM102
-"""Forward kernel for wide heads on Hopper, in Gluon, K up to 128: the plain form of `narrow/forward.py`.
+"""Forward kernel for wide heads on Hopper, in Gluon, K up to 128, gates per channel: as `narrow/forward.py`.
 
     O = Q~ S~ + tril(Q~ K~^T) V,       S~' = S~ + K~^T V
 
@@ -10,14 +10,11 @@ fills a multiprocessor, so no other program runs while it waits. How it keeps bu
 Up to 128, it works on two chunks at a time: while the products of one run, q, k and g of the next are brought into its
 frame.
 
-With 256, which only gates per channel have here (see `specialized.py`), every q, k and g is read and brought into its
-frame once, not twice. But a state of 128 x 256 fills half of the registers of two warpgroups, which leaves no room for
-a second chunk. The state is a pair of tensors of 128 columns, which are read out one after the other through one tile
-of shared memory. Registers are so short that values are recomputed wherever possible (`opaque`) and tiles are stored in
-parts. Spills go to L2, because shared memory leaves the L1 cache 28 KiB.
-
-With a gate per head (`head_gates.py`), keys for the state have a tile of their own, and 2^a is a factor of Q S. So is
-scale with such gates, and of the output without gates: q is then used as it is.
+With 256, every q, k and g is read and brought into its frame once, not twice. But a state of 128 x 256 fills half of
+the registers of two warpgroups, which leaves no room for a second chunk. The state is a pair of tensors of 128 columns,
+which are read out one after the other through one tile of shared memory. Registers are so short that values are
+recomputed wherever possible (`opaque`) and tiles are stored in parts. Spills go to L2, because shared memory leaves the
+L1 cache 28 KiB.
 """
 
 from triton.experimental import gluon
@@ -26,19 +23,10 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from gla_kernels.hopper.copies import fetch_rows, load_state, write
 from gla_kernels.hopper.gates import fetch_gate_rows, frame_factor, make_words
-from gla_kernels.hopper.head_gates import (
-    chunk_gate,
-    decay_to_end,
-    fetch_sums,
-    make_sums,
-    row_sums,
-    score_decays,
-    sums_in,
-)
 from gla_kernels.hopper.layouts import accumulator, copy_layout, gate_layout, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, mark_strong, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, masked, product, triangle
-from gla_kernels.hopper.values import opaque, readdressed, thread_barrier, to_float32, wide_product
+from gla_kernels.hopper.values import opaque, readdressed, thread_barrier, wide_product
 from gla_kernels.hopper.wide.tiles import (
     WARPS,
     chunk_head_of,
@@ -62,27 +50,12 @@ def start_frame(g_tile, g, words, cumulative, ones, C: gl.constexpr, BK: gl.cons
     return start_centred_gates(halves, cumulative, C, BK), start_total_gate(halves, ones, BK), large
 
 
-@gluon.jit
-def store_keys_for_state(tile, k_tile, sums, C: gl.constexpr, BK: gl.constexpr):
-    """Stores 2^(a_C - a) k, from a chunk's sums of gates per head."""
-    key_tile: gl.constexpr = accumulator(BK, C, WARPS)
-    decays = decay_to_end(row_sums(sums, key_tile), chunk_gate(sums))
-    tile.store((to_float32(k_tile.load(key_tile)) * decays).to(gl.bfloat16))
-
-
-@gluon.jit
-def decay_from_start(O, sums, scale):
-    """scale 2^a O of each row, from a chunk's sums of gates per head."""
-    layout: gl.constexpr = O.type.layout
-    return O * (gl.exp2(row_sums(sums, layout)) * scale)[:, None]
-
-
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "checkpoint_chunks"])
 def wide_forward(
     q,  # [B, T, H, K] bfloat16, any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0; if HEAD_GATED [B, H, T], float32 sums of gates
+    g,  # [B, T, H, K] float32 or bfloat16, natural log, <= 0
     o,  # [B, T, H, V], contiguous
     initial,  # [pieces, H, K, V] float32: the state before each piece of this launch
     final,  # [pieces, H, K, V] float32: the state after each
@@ -107,8 +80,6 @@ def wide_forward(
     BK: gl.constexpr,
     BV: gl.constexpr,
     C: gl.constexpr,
-    GATED: gl.constexpr,
-    HEAD_GATED: gl.constexpr,
     VARLEN: gl.constexpr,
     HAS_INITIAL: gl.constexpr,
     STORE_FINAL: gl.constexpr,
@@ -117,7 +88,6 @@ def wide_forward(
 ):  # fmt: skip
     """A program handles one piece and head, and BV value columns."""
     PAIR: gl.constexpr = BV == 256
-    gl.static_assert(GATED or not PAIR)  # otherwise `specialized_forward` has states of 256 columns
     W: gl.constexpr = BV // 2 if PAIR else BV  # columns of one tensor of the state
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_v: gl.constexpr = copy_layout(W, 16, WARPS)
@@ -138,24 +108,19 @@ def wide_forward(
         checkpoint_slot = first_slot(n, begin, length, checkpoint_chunks * C, VARLEN)
     chunk_slot = first_slot(n, begin, length, C, VARLEN) + first_chunk
 
-    BUFFERS: gl.constexpr = 2 if GATED or PAIR else 3  # chunks in memory at once
-    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BK], operand_layout(C, BK))
-    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BK], operand_layout(C, BK))
-    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, W], operand_layout(C, W))
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], operand_layout(C, BK))
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
     if PAIR:
         v2_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, W], operand_layout(C, W))
     S_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, W], operand_layout(BK, W))
     if PAIR:
         O_memory = gl.allocate_shared_memory(gl.bfloat16, [C, W], operand_layout(C, W))
     P_memory = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
-    if GATED:
-        g_tiles = gl.allocate_shared_memory(gl.float32, [1 if PAIR else 2, C, BK], gate_layout())
-        ones = make_ones_columns(C)
-        cumulative = cumulative_tile(C)
-        words = make_words()
-    if HEAD_GATED:
-        sums = make_sums(BUFFERS, C)
-        state_k_memory = gl.allocate_shared_memory(gl.bfloat16, [C, BK], operand_layout(C, BK))
+    g_tiles = gl.allocate_shared_memory(gl.float32, [1 if PAIR else 2, C, BK], gate_layout())
+    ones = make_ones_columns(C)
+    cumulative = cumulative_tile(C)
+    words = make_words()
     if HAS_INITIAL:
         initial += piece.to(gl.int64) * initial_p + h * K * V + v0
         S = load_state(initial, K, V, state_layout, BK, W, v0)
@@ -262,41 +227,32 @@ def wide_forward(
         last = o + wide_product(token, V) + v0 + W
         write_tile(last, O_memory, H * V, gl.where(chunks > 0, rows_left + C, 0), V, copy_v, v0 + W)
     else:
-        # With gates per channel, two chunks at a time: before the loop, bring the first one into its frame, and start
-        # copying its v and the second one's q, k and g. Otherwise chunks are copied whole, two ahead.
-        if GATED:
-            chunk_head = chunk_slot * H + h
+        # Two chunks at a time. Before the loop, bring the first one into its frame, and start copying its v and the
+        # second one's q, k and g.
+        chunk_head = chunk_slot * H + h
         for ahead in gl.static_range(2):
             rows_there = rows_left - ahead * C
             fetch_rows(q_tiles.index(ahead), q, b, t + ahead * C, h, q_b, q_t, q_h, rows_there, K, 16)
             fetch_rows(k_tiles.index(ahead), k, b, t + ahead * C, h, k_b, k_t, k_h, rows_there, K, 16)
-            if HEAD_GATED:
-                fetch_sums(sums.index(ahead), sums_in(g, b, t + ahead * C, h, T, H), rows_there)
-            if GATED and ahead == 0:
+            if ahead == 0:
                 fetch_gate_rows(g_tiles.index(0), g, b, t, h, g_b, g_t, g_h, rows_left, K)
                 async_copy.commit_group()
                 fetch_rows(v_tiles.index(0), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
                 fetch_gate_rows(g_tiles.index(1), g, b, t + C, h, g_b, g_t, g_h, rows_left - C, K)
-            if not GATED:
-                fetch_rows(v_tiles.index(ahead), v, b, t + ahead * C, h, v_b, v_t, v_h, rows_there, V, 16, v0)
             async_copy.commit_group()
-        if GATED or HEAD_GATED:
-            async_copy.wait_group(2 if GATED else 1)
-            thread_barrier()
-        if GATED:
-            G, total, large = start_frame(g_tiles.index(0), g, words, cumulative, ones, C, BK)
-            G, total = warpgroup_mma_wait(0, deps=[G, total])
-            last = gl.convert_layout(gl.max(total, axis=1), key_layout)
-            factor = frame_factor(last)
-            if large:
-                mark_strong(marks + chunk_head, last, n)
-            store_frame(q_tiles.index(0), k_tiles.index(0), G, last, large, scale, C, BK)
-        if HEAD_GATED:
-            store_keys_for_state(state_k_memory, k_tiles.index(0), sums.index(0), C, BK)
+        async_copy.wait_group(2)
+        thread_barrier()
+        G, total, large = start_frame(g_tiles.index(0), g, words, cumulative, ones, C, BK)
+        G, total = warpgroup_mma_wait(0, deps=[G, total])
+        last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+        factor = frame_factor(last)
+        if large:
+            mark_strong(marks + chunk_head, last, n)
+        store_frame(q_tiles.index(0), k_tiles.index(0), G, last, large, scale, C, BK)
 
         for j in range(chunks):
-            buffer = j % BUFFERS
-            next_buffer = (j + 1) % BUFFERS
+            buffer = j % 2
+            next_buffer = (j + 1) % 2
             q_tile = q_tiles.index(buffer)
             k_tile = k_tiles.index(buffer)
             v_tile = v_tiles.index(buffer)
@@ -305,77 +261,45 @@ def wide_forward(
                     there = checkpoints + wide_product(checkpoint_slot * H + h, K * V) + v0
                     write(there, S * previous_factor[:, None], V, K, V, state_layout, v0)
                     checkpoint_slot += 1
-            async_copy.wait_group(1)  # this chunk, or its v
-            if GATED:
-                S *= (previous_factor * factor)[:, None]
-                previous_factor = factor
+            async_copy.wait_group(1)  # this chunk's v
+            S *= (previous_factor * factor)[:, None]
+            previous_factor = factor
             S_memory.store(S.to(gl.bfloat16))
-            if HEAD_GATED:
-                these_sums = sums.index(buffer)
-                state_k_tile = state_k_memory
-                S *= gl.exp2(chunk_gate(these_sums))
-            else:
-                state_k_tile = k_tile
             fence_async_shared()
             thread_barrier()
-            if not GATED:
-                there = (j + 2) % BUFFERS
-                rows_there = rows_left - 2 * C
-                fetch_rows(q_tiles.index(there), q, b, t + 2 * C, h, q_b, q_t, q_h, rows_there, K, 16)
-                fetch_rows(k_tiles.index(there), k, b, t + 2 * C, h, k_b, k_t, k_h, rows_there, K, 16)
-                fetch_rows(v_tiles.index(there), v, b, t + 2 * C, h, v_b, v_t, v_h, rows_there, V, 16, v0)
-                if HEAD_GATED:
-                    fetch_sums(sums.index(there), sums_in(g, b, t + 2 * C, h, T, H), rows_there)
-                async_copy.commit_group()
             P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
             O = product(q_tile, S_memory, C, W, WARPS)
-            S = add_product(state_k_tile.permute((1, 0)), v_tile, S)
+            S = add_product(k_tile.permute((1, 0)), v_tile, S)
             # Meanwhile, the next chunk's gates. Their products queue up behind these.
-            if GATED:
-                G, total, large = start_frame(g_tiles.index(next_buffer), g, words, cumulative, ones, C, BK)
-            if HEAD_GATED:
-                decays = score_decays(these_sums, accumulator(C, C, WARPS), True) * scale
-            P = warpgroup_mma_wait(6 if GATED else 2, deps=[P])
-            if HEAD_GATED:
-                P *= decays
+            G, total, large = start_frame(g_tiles.index(next_buffer), g, words, cumulative, ones, C, BK)
+            P = warpgroup_mma_wait(6, deps=[P])
             P = masked(P, triangle(C, True, True, WARPS))
             P_memory.store(P.to(gl.bfloat16))
-            if GATED:
-                raise_where_not_finite(flags + n * H + h, P)
-            if HEAD_GATED:
-                O, S = warpgroup_mma_wait(0, deps=[O, S])  # S too: its keys are replaced next
-                O = decay_from_start(O, these_sums, scale)
-            if GATED or HEAD_GATED:
-                async_copy.wait_group(0 if GATED else 1)  # the next chunk's q and k
+            raise_where_not_finite(flags + n * H + h, P)
+            async_copy.wait_group(0)  # the next chunk's q and k
             fence_async_shared()
             thread_barrier()
             O = add_product(P_memory, v_tile, O)
-            if GATED:  # behind the loads of gates, which would wait for these copies
-                fetch_rows(v_tiles.index(next_buffer), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
-                fetch_gate_rows(g_tiles.index(buffer), g, b, t + 2 * C, h, g_b, g_t, g_h, rows_left - 2 * C, K)
-                async_copy.commit_group()
+            # Behind the loads of gates, which would wait for these copies.
+            fetch_rows(v_tiles.index(next_buffer), v, b, t + C, h, v_b, v_t, v_h, rows_left - C, V, 16, v0)
+            fetch_gate_rows(g_tiles.index(buffer), g, b, t + 2 * C, h, g_b, g_t, g_h, rows_left - 2 * C, K)
+            async_copy.commit_group()
             if STORE_STATES:
                 state = states + wide_product(chunk_slot * H + h, K * V) + v0
                 write(state, S_memory.load(copy_v), V, K, V, copy_v, v0)
                 chunk_slot += 1
-            if GATED:
-                G, total = warpgroup_mma_wait(1, deps=[G, total])
-                last = gl.convert_layout(gl.max(total, axis=1), key_layout)
-                chunk_head += H
-                factor = frame_factor(last)
-                if large:
-                    mark_strong(marks + opaque(chunk_head), last, n)  # beyond the last chunk, gates are 0
-                store_frame(q_tiles.index(next_buffer), k_tiles.index(next_buffer), G, last, large, scale, C, BK)
-            if HEAD_GATED:
-                store_keys_for_state(state_k_memory, k_tiles.index(next_buffer), sums.index(next_buffer), C, BK)
+            G, total = warpgroup_mma_wait(1, deps=[G, total])
+            last = gl.convert_layout(gl.max(total, axis=1), key_layout)
+            chunk_head += H
+            factor = frame_factor(last)
+            if large:
+                mark_strong(marks + opaque(chunk_head), last, n)  # beyond the last chunk, gates are 0
+            store_frame(q_tiles.index(next_buffer), k_tiles.index(next_buffer), G, last, large, scale, C, BK)
             O, S = warpgroup_mma_wait(0, deps=[O, S])
             thread_barrier()  # no product reads any tile of this chunk any more
-            if GATED:
-                fetch_rows(q_tile, q, b, t + 2 * C, h, q_b, q_t, q_h, rows_left - 2 * C, K, 16)
-                fetch_rows(k_tile, k, b, t + 2 * C, h, k_b, k_t, k_h, rows_left - 2 * C, K, 16)
-                async_copy.commit_group()
-            if not GATED and not HEAD_GATED:
-                O *= scale
+            fetch_rows(q_tile, q, b, t + 2 * C, h, q_b, q_t, q_h, rows_left - 2 * C, K, 16)
+            fetch_rows(k_tile, k, b, t + 2 * C, h, k_b, k_t, k_h, rows_left - 2 * C, K, 16)
+            async_copy.commit_group()
             row = o + wide_product((b * T + t) * H + h, V) + v0
             write(row, gl.convert_layout(O.to(gl.bfloat16), copy_v), H * V, rows_left, V, copy_v, v0)
             t += C
@@ -390,6 +314,5 @@ def wide_forward(
         write(final, S, V, K, V, state_layout, v0)
         if PAIR:
             write(final + W, S2, V, K, V, state_layout, v0 + W)
-    if GATED:
-        zero_or_nan = S * 0.0 + S2 * 0.0 if PAIR else S * 0.0
-        raise_where_state_not_finite(flags + n * H + h, zero_or_nan, chunks)
+    zero_or_nan = S * 0.0 + S2 * 0.0 if PAIR else S * 0.0
+    raise_where_state_not_finite(flags + n * H + h, zero_or_nan, chunks)

@@ -155,6 +155,7 @@ def launch_forward(
 ) -> None:  # fmt: skip
     """Computes o of a run and, of the other outputs, those that are not None."""
     from gla_kernels.hopper.wide.forward import wide_forward
+    from gla_kernels.hopper.wide.head_forward import head_forward
     from gla_kernels.hopper.wide.specialized import specialized_forward
 
     arguments = inputs.arguments | gates_of(call, inputs) | call.numbers | run.arguments(call)
@@ -171,16 +172,19 @@ def launch_forward(
     }
     tile = forward_tile(call, run.count)
     programs = (run.count * programs_a_piece(call, tile),)
+    if call.gated:
+        call.launch(wide_forward, tile, programs, arranged(wide_forward, arguments), switches)
+        return
+    # Nothing overflows without gates per channel, and sums of gates have no strides.
+    for name in ("flags", "marks", "g_b", "g_t", "g_h"):
+        del arguments[name]
     if specializes(call, tile):
-        # Nothing overflows without gates per channel, and sums of gates have no strides.
-        for name in ("flags", "marks", "g_b", "g_t", "g_h"):
-            del arguments[name]
         sums = sums_made(call) if is_whole(call, run) else 0
         arguments |= head_gates_of(inputs, sums == 0)
         switches["SUMS"] = sums
         call.launch(specialized_forward, tile, programs, arranged(specialized_forward, arguments), switches)
         return
-    call.launch(wide_forward, tile, programs, arranged(wide_forward, arguments), switches)
+    call.launch(head_forward, tile, programs, arranged(head_forward, arguments), switches)
 
 
 @dataclass(frozen=True)

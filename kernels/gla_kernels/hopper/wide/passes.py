@@ -2,7 +2,7 @@
 
 "To walk the state" is to carry it, or its gradient, from chunk to chunk in registers. Which kernels run depends on K:
 
-- Up to 128, one kernel walks the state and computes o: `wide_forward`, or `specialized_forward`.
+- Up to 128, one kernel walks the state and computes o: `wide_forward`, `head_forward` or `specialized_forward`.
 - Up to 256, one kernel does so in both directions, from operands that another kernel has brought into their frames.
 - Above, one kernel walks the states and stores them, and another reads them.
 

@@ -41,7 +41,6 @@ from gla_kernels.hopper.layouts import accumulator, copy_layout, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, masked, product, triangle
 from gla_kernels.hopper.values import readdressed, thread_barrier, to_float32, wide_product
-from gla_kernels.hopper.wide.forward import store_keys_for_state
 from gla_kernels.hopper.wide.tiles import WARPS, write_tile
 
 COPYING_WARPS = gl.constexpr(8)
@@ -57,6 +56,14 @@ def signal(bar):
     fence_async_shared()
     thread_barrier()
     mbarrier.arrive(bar, count=1)
+
+
+@gluon.jit
+def store_keys_for_state(tile, k_tile, sums):
+    """Stores 2^(a_C - a) k, from a chunk's sums of gates per head."""
+    layout: gl.constexpr = accumulator(k_tile.shape[1], k_tile.shape[0], WARPS)
+    decays = decay_to_end(row_sums(sums, layout), chunk_gate(sums))
+    tile.store((to_float32(k_tile.load(layout)) * decays).to(gl.bfloat16))
 
 
 @gluon.jit
@@ -77,7 +84,6 @@ def multiply(
 ):  # fmt: skip
     """What the multiplying warps do for all chunks, from the state S (BK, BV)."""
     C: gl.constexpr = v_tiles.shape[1]
-    BK: gl.constexpr = S.shape[0]
     BV: gl.constexpr = S.shape[1]
     state_layout: gl.constexpr = S.type.layout
     score_layout: gl.constexpr = accumulator(C, C, WARPS)
@@ -115,7 +121,7 @@ def multiply(
             decays = gl.exp2(row_sums(these_sums, score_layout)[:, None] - columns[None, :]) * scale
         P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
         if HEAD_GATED and not HELPED:
-            store_keys_for_state(state_k_tile, k_tile, these_sums, C, BK)
+            store_keys_for_state(state_k_tile, k_tile, these_sums)
         if STORE_STATES:
             mbarrier.wait(kept, j + 1 & 1)
         S_tile.store(S.to(gl.bfloat16))
