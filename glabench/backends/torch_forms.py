@@ -22,6 +22,11 @@ def padded_tokens(cell: Cell, chunk: int) -> int:
     return cell.batch * -(-cell.seqlen // chunk) * chunk
 
 
+def chunk_of(cell: Cell) -> int:
+    """Tokens of a chunk: 64 unless the cell says another number."""
+    return cell.get("chunk") or 64
+
+
 def with_freed(cell: Cell, working: int) -> int:
     """Twice as much for a backward on a CPU, whose C library keeps blocks that were freed."""
     return 2 * working if cell.device == "cpu" and cell.has_backward else working
@@ -52,14 +57,14 @@ class GlaTorch(TwoLevels):
         Besides, copies of the rows, of those that each later subchunk reads, and of the states.
         """
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        C = cell.get("chunk") or 64
+        C = chunk_of(cell)
         numbers = 6 * 16 * K + (8 + C // 16) * (K + V) + 3 * K * V // C
         return with_freed(cell, padded_tokens(cell, C) * H * numbers * BYTES[wide(cell)])
 
     def executes(self, cell: Cell) -> Counts:
         """States and products between subchunks, and pairs within them: a product of three numbers, and a sum."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        C = cell.get("chunk") or 64
+        C = chunk_of(cell)
         tokens, times = padded_tokens(cell, C) * H, FORWARDS[cell.pass_]
         states = 4 * K * V * times
         if cell.has_backward and cell.seqlen <= C:  # nothing follows, and what is read is zero and has no gradient
@@ -70,7 +75,10 @@ class GlaTorch(TwoLevels):
         return Counts(tokens * (pairs + products), GLA.moved_bytes(cell) + moved, tokens * scalar)
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
-        return call_on(self.function(), inputs, cell, chunk_size=cell.get("chunk") or 64)
+        return call_on(self.function(), inputs, cell, chunk_size=chunk_of(cell))
+
+    def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:  # noqa: ARG002
+        return f"C={chunk_of(cell)}"
 
     def function(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
         """The function that is called on the op's tensors."""
@@ -140,14 +148,14 @@ class LinearTorch(Backend):
     def working_bytes(self, cell: Cell) -> int:
         """Seven copies of the rows, two of every chunk's scores, four of every chunk's state."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        C = cell.get("chunk") or 64
+        C = chunk_of(cell)
         per_token = (7 * (K + V) + 2 * C) * BYTES[cell.dtype] + 4 * K * V // C * BYTES[wide(cell)]
         return with_freed(cell, padded_tokens(cell, C) * H * per_token)
 
     def executes(self, cell: Cell) -> Counts:
         """States and all pairs of a chunk as products; rows, scores and states are written and read."""
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        C = cell.get("chunk") or 64
+        C = chunk_of(cell)
         tokens = FORWARDS[cell.pass_] * padded_tokens(cell, C) * H
         flops = tokens * (4 * K * V + 2 * C * (K + V))
         moved = tokens * 4 * (C * BYTES[cell.dtype] + K * V // C * BYTES[wide(cell)])
@@ -156,4 +164,7 @@ class LinearTorch(Backend):
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         from gla_kernels import unaware_chunk_linear_attn
 
-        return call_on(unaware_chunk_linear_attn, inputs, cell, chunk_size=cell.get("chunk") or 64)
+        return call_on(unaware_chunk_linear_attn, inputs, cell, chunk_size=chunk_of(cell))
+
+    def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:  # noqa: ARG002
+        return f"C={chunk_of(cell)}"

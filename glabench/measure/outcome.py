@@ -34,15 +34,16 @@ def failure_of(job: Job, cell: Cell, problem: BaseException) -> Record:
     """The record of a cell whose measurement raised."""
     if is_out_of_memory(problem):
         return failure(job, cell, "oom", str(problem) or "out of memory")
-    if any(words in str(problem) for words in _NO_KERNEL):
+    if any(words in str(problem) for words in _REFUSALS):
         return failure(job, cell, "unsupported", f"{type(problem).__name__}: {problem}")
     return failure(job, cell, "error", f"{type(problem).__name__}: {problem}")
 
 
 # Messages of torch, its CPU allocator, cuBLAS and the driver (through Triton); few have their own exception.
 _OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-# Messages of scaled_dot_product_attention, restricted to one kernel, if this kernel does not support a shape.
-_NO_KERNEL = ("No available kernel", "No viable backend")
+# Messages of scaled_dot_product_attention, restricted to one kernel, if this kernel does not support a shape; and of
+# fla-core, whose backward with a gate per head refuses some versions of Triton on Hopper.
+_REFUSALS = ("No available kernel", "No viable backend", "produces incorrect results for gated chunk_bwd_dqkwg")
 
 
 def is_out_of_memory(problem: BaseException) -> bool:

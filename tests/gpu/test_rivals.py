@@ -101,6 +101,13 @@ def test_a_backend_takes_packed_documents_and_states(name):
     assert_right(name, measure(name, 1500, packed="on", state="both"), packed=True)
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, backend in REGISTRY.items() if backend.work == "op" and "prefix" in backend.features]
+)
+def test_a_backend_computes_a_token_after_a_prefix(name):
+    assert_right(name, measure(name, 1, pass_="infer", prefix=1000))
+
+
 def test_the_parts_of_flas_forward_give_its_output():
     backend, op = REGISTRY["fla-gla"], REGISTRY.op_of("fla-gla")
     sizes = {each.name: each.default for each in op.parameters}

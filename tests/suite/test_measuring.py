@@ -387,6 +387,10 @@ def test_settings_that_cannot_be_are_refused_by_name(data):
 # Failures as data
 
 
+# From fla-core 0.6.0.
+FLA_REFUSES = "produces incorrect results for gated chunk_bwd_dqkwg (see #640). Please upgrade Triton to >= 3.7.1"
+
+
 @pytest.mark.parametrize(
     ("problem", "status", "reason"),
     [
@@ -397,6 +401,11 @@ def test_settings_that_cannot_be_are_refused_by_name(data):
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "oom", "[enforce fail]"),
         (RuntimeError("Triton Error [CUDA]: out of memory"), "oom", "Triton Error"),
         (RuntimeError("No available kernel. Aborting execution."), "unsupported", "RuntimeError: No available"),
+        (
+            RuntimeError(f"Triton >= 3.4.0 and < 3.7.1 on Hopper GPUs {FLA_REFUSES}"),
+            "unsupported",
+            "RuntimeError: Triton",
+        ),
         (ValueError("at 30:15:\n  x = y\n  ^\ny is not defined"), "error", "ValueError: at 30:15: y is not defined"),
         (ValueError("x: got 1; it needs 2"), "error", "ValueError: x: got 1; it needs 2"),
     ],

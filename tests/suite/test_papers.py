@@ -35,6 +35,7 @@ from glabench.backends.papers.parallel import parallel_linear
 from glabench.backends.papers.stored_states import stored_states_gla
 from glabench.backends.papers.two_level import two_level_gla
 from glabench.backends.papers.two_pass import two_pass_linear
+from glabench.backends.torch_forms import GlaTorch, LinearTorch
 from glabench.ops.gla import GLA
 from glabench.ops.linear import LINEAR
 from glabench.ops.recurrence import gated_recurrence
@@ -421,3 +422,19 @@ def test_a_scan_takes_operations_for_every_token_and_step():
 def test_a_backward_is_two_forwards_and_what_is_recomputed(backend, passes):
     assert backend.executes(cell("fwd+bwd")).flops == passes * backend.executes(cell()).flops
     assert backend.working_bytes(cell("fwd+bwd")) > backend.working_bytes(cell())
+
+
+@pytest.mark.parametrize(
+    ("backend", "chunk", "launch"),
+    [
+        (GlaTwoLevel(), None, "C=64 c=16"),
+        (GlaTwoLevel(), 32, "C=32 c=16"),
+        (LinearTwoPass(), None, "C=64"),
+        (GlaTorch(), None, "C=64"),
+        (LinearTorch(), 128, "C=128"),
+    ],
+)
+def test_a_record_says_which_chunks_a_cell_had(backend, chunk, launch):
+    one = cell(T=256)
+    one = replace(one, op=backend.op, parameters=Parameters({**one.parameters, "chunk": chunk}))
+    assert backend.launch({}, one) == launch

@@ -1,6 +1,7 @@
 """Adapters of other libraries, with stand-ins that have the signatures and layouts of the real functions."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from types import ModuleType
 
@@ -276,8 +277,26 @@ def test_a_step_of_a_model_moves_the_states_on_in_place(name, monkeypatch):
     assert torch.allclose(inputs["initial"], final, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", ["sdpa-flash", "sdpa-cudnn", "sdpa-math"])
+def test_attention_of_torch_asks_for_its_kernel_and_computes_its_op(name, monkeypatch):
+    """By any kernel, as a CPU has not all of them."""
+    asked = []
+    monkeypatch.setattr("torch.nn.attention.sdpa_kernel", lambda kernel: nullcontext(asked.append(kernel.name)))
+    assert_computes_its_op(REGISTRY[name], {"heads": 3, "head_dim": 16})
+    assert asked == [REGISTRY[name].kernel]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_computes_its_op(monkeypatch):
+    """Not compiled. It has no gradients on a CPU."""
+    monkeypatch.setattr("glabench.backends.sdpa.compiled", lambda function, **_: function)
+    cell = Cell("flex", "softmax", "infer", 2, 200, "fp64", Parameters({"heads": 3, "head_dim": 16}), "cpu")
+    inputs = SOFTMAX.make_inputs(cell)
+    assert torch.allclose(REGISTRY["flex"].bind(inputs, cell)(), SOFTMAX.reference(inputs), rtol=1e-9, atol=1e-11)
+
+
 def test_every_adapter_has_a_stand_in():
-    """flex_attention is part of torch; models are in test_fla_model.py."""
+    """Attention that is part of torch is tested above; models are in test_fla_model.py."""
     others = {
         name
         for name, backend in REGISTRY.items()

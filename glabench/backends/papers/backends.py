@@ -106,6 +106,11 @@ class _TwoLevel(_InTriton):
             return lambda: one_pass_gla(q, k, v, inputs.get("g"), C, c)
         return self._with_states(inputs, C, c)
 
+    def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:  # noqa: ARG002
+        """Tokens of a chunk C and, with gates, of a subchunk c."""
+        C, c = self.chunks(cell)
+        return f"C={C} c={c}" if self.op == "gla" else f"C={C}"
+
     def executes(self, cell: Cell) -> Counts:
         return self._executes_anew(cell) if _keeps_nothing(cell) else self._executes_with_states(cell)
 
