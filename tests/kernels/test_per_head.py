@@ -20,7 +20,7 @@ from gla_kernels import (
 from gla_kernels.hopper.narrow import launches as narrow_launches
 from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.hopper.wide import pieces
-from gla_kernels.launching import plans
+from gla_kernels.launching import call, plans
 from gla_kernels.simple import retention_gates
 from gluon_on_cpu import Kernel
 from hopper_on_cpu import on_hopper, set_multiprocessors
@@ -207,6 +207,25 @@ def test_one_kernel_can_compute_all_gradients_of_wide_heads(hopper, monkeypatch,
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize), case, BOUND)
     found = run(chunk_simple_gla, case.inputs, case.grads, frozen={"g"}, materialize=materialize)
     assert_close(found, case, BOUND)
+
+
+@pytest.mark.parametrize(
+    ("gate", "K", "V", "lengths"),
+    [("logsigmoid", 128, 48, None), (None, 80, 144, None), ("resets", 96, 144, [300, 0, 1, 270, 64])],
+)
+def test_wide_heads_with_several_checkpoints(hopper, monkeypatch, gate, K, V, lengths):
+    """Of whole sequences and packed ones, and with two programs per head."""
+    set_multiprocessors(monkeypatch, 1)
+    monkeypatch.setattr(call, "chunks_per_checkpoint", lambda chunks: 2)
+    shape = {"B": 1, "T": 300, "H": 1, "K": K, "V": V, "dtype": torch.bfloat16, "lengths": lengths}
+    function, case = (
+        (chunk_linear_attn, make_case(None, **shape))
+        if gate is None
+        else (chunk_simple_gla, per_head_case(gate, **shape))
+    )
+    packed = {} if lengths is None else {"cu_seqlens": cumulative(lengths)}
+    assert_close(run(function, case.inputs, case.grads, materialize=False, **packed), case, BOUND)
+    assert "head_forward" in Kernel.flops
 
 
 @pytest.mark.parametrize(("K", "V", "materialize"), [(128, 64, True), (256, 48, False)])

@@ -203,9 +203,8 @@ def simple_gla_backward_hopper(
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, K, V,
             )  # fmt: skip
             Pt, dPt = first_scores(q_tiles, k_tiles, v_tiles, do_tiles, KC)
-        last_rows = rows_left
-        # Of the later chunk, whose dg is yet to be written.
-        later_rows = rows_left * 0
+        last_rows = rows_left  # of the first chunk, the last one in time: the others are full
+        later_rows = rows_left * 0  # of the later chunk, whose dg is yet to be written; not of pieces
         for i in range(slice_chunks):
             buffer = i % 2
             next_buffer = (i + 1) % 2

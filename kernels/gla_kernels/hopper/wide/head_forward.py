@@ -8,9 +8,8 @@ as in `head_gates.py`; without gates all decays are 1. Two warpgroups divide eve
 a left operand of these must be in shared memory; of the state, each has half of the rows, so decayed keys may be in
 registers. One program fills a multiprocessor, so no other program runs while it waits.
 
-Products come first: while those that need no scores run, copies are started two chunks ahead, which takes long. A
-chunk's output is written while the next chunk's products run, so that neither its way through shared memory nor a fence
-waits for it. Keys are decayed a chunk ahead.
+Products come first. While those that need no scores run, copies are started two chunks ahead, which takes long, and the
+output of the chunk before leaves shared memory, where it went together with the state. Keys are decayed a chunk ahead.
 """
 
 from triton.experimental import gluon
