@@ -32,11 +32,18 @@ def with_freed(cell: Cell, working: int) -> int:
     return 2 * working if cell.device == "cpu" and cell.has_backward else working
 
 
-class TwoLevels(Backend):
-    """Chunks of whole subchunks of 16 tokens, in PyTorch."""
+class _Chunked(Backend):
+    """Chunks of any number of tokens, in PyTorch."""
 
     packages: ClassVar[tuple[str, ...]] = ("torch",)
     parameters = (CHUNK,)
+
+    def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:  # noqa: ARG002
+        return f"C={chunk_of(cell)}"
+
+
+class TwoLevels(_Chunked):
+    """Chunks of whole subchunks of 16 tokens."""
 
     def limits(self, cell: Cell) -> str | None:
         chunk = cell.get("chunk")
@@ -76,9 +83,6 @@ class GlaTorch(TwoLevels):
 
     def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         return call_on(self.function(), inputs, cell, chunk_size=chunk_of(cell))
-
-    def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:  # noqa: ARG002
-        return f"C={chunk_of(cell)}"
 
     def function(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
         """The function that is called on the op's tensors."""
@@ -137,13 +141,11 @@ class GlaRecurrentTorch(Backend):
         return call_on(naive_recurrent_gla, inputs, cell)
 
 
-class LinearTorch(Backend):
+class LinearTorch(_Chunked):
     """`gla_kernels.unaware_chunk_linear_attn`."""
 
     name, op, title = "linear-torch", "linear", "linear attention, chunks in plain PyTorch"
-    packages = ("torch",)
     features = frozenset({"state", "prefix"})
-    parameters = (CHUNK,)
 
     def working_bytes(self, cell: Cell) -> int:
         """Seven copies of the rows, two of every chunk's scores, four of every chunk's state."""
@@ -165,6 +167,3 @@ class LinearTorch(Backend):
         from gla_kernels import unaware_chunk_linear_attn
 
         return call_on(unaware_chunk_linear_attn, inputs, cell, chunk_size=chunk_of(cell))
-
-    def launch(self, inputs: Mapping[str, Tensor], cell: Cell) -> str:  # noqa: ARG002
-        return f"C={chunk_of(cell)}"

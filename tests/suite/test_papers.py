@@ -25,6 +25,7 @@ from glabench.backends.papers.backends import (
 )
 from glabench.backends.papers.five_step import five_step_gla
 from glabench.backends.papers.form_backends import (
+    GlaBothTorch,
     GlaParallelNaive,
     GlaParallelTorch,
     GlaScanTorch,
@@ -431,6 +432,7 @@ def test_a_backward_is_two_forwards_and_what_is_recomputed(backend, passes):
         (GlaTwoLevel(), 32, "C=32 c=16"),
         (LinearTwoPass(), None, "C=64"),
         (GlaTorch(), None, "C=64"),
+        (GlaBothTorch(), 32, "C=32"),
         (LinearTorch(), 128, "C=128"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.base import FORWARDS, Backend, Counts
 from glabench.backends.papers import TARGETS
-from glabench.backends.torch_forms import TwoLevels, padded_tokens, with_freed
+from glabench.backends.torch_forms import TwoLevels, chunk_of, padded_tokens, with_freed
 from glabench.ops import BYTES, GLA, LINEAR
 from glabench.ops.base import wide
 from glabench.sweeps.model import Cell
@@ -136,7 +136,7 @@ class GlaBothTorch(TwoLevels):
         For gradients those of K and of V are alive together.
         """
         H, K, V = cell.sizes("heads", "key_dim", "value_dim")
-        C = cell.get("chunk") or 64
+        C = chunk_of(cell)
         rows, pairs = 8 + C // 16, 4 * 16 * max(K, V)
         if cell.pass_ != "infer":
             rows, pairs = rows + 2, 16 * (2 * (K + V) + 3 * max(K, V))
@@ -148,8 +148,8 @@ class GlaBothTorch(TwoLevels):
 
         q, k, v, gv = (inputs[name] for name in ("q", "k", "v", "gv"))
         g = inputs["g"] if "g" in inputs else q.new_zeros(q.shape)
-        chunk = int(cell.get("chunk") or 64)
-        return lambda: two_gates_gla(q, k, v, g, gv, chunk)
+        C = chunk_of(cell)
+        return lambda: two_gates_gla(q, k, v, g, gv, C)
 
 
 class GlaValuesTorch(GlaBothTorch):

@@ -23,14 +23,12 @@ def start_outputs(Q, k_tile, v_tile, S_tile, S, STATE_LAST: gl.constexpr):
     KC: gl.constexpr = Q.shape[1]
     P = product(Q, k_tile.slice(0, KC, 1).permute((1, 0)), C, C)
     O = product(Q, S_tile.slice(0, KC), C, v_tile.shape[1])
+    if not STATE_LAST:
+        next_S = add_product(k_tile.permute((1, 0)), v_tile, S)
+    P = warpgroup_mma_wait(1 if STATE_LAST else 2, deps=[P])
+    O = add_product(masked_operand(P, triangle(C, True, True)), v_tile, O)
     if STATE_LAST:
-        P = warpgroup_mma_wait(1, deps=[P])
-        O = add_product(masked_operand(P, triangle(C, True, True)), v_tile, O)
         next_S = add_product(k_tile.permute((1, 0)), v_tile, S)
-    else:
-        next_S = add_product(k_tile.permute((1, 0)), v_tile, S)
-        P = warpgroup_mma_wait(2, deps=[P])
-        O = add_product(masked_operand(P, triangle(C, True, True)), v_tile, O)
     return O, next_S
 
 
