@@ -35,17 +35,17 @@ def measure(name, seqlen, pass_="fwd+bwd", **changes):
         return failure_of(job, cell, problem)
 
 
-# What a package gets wrong, by backend and whether documents are packed, and how the suite says so.
+# What a package gets wrong, by backend and whether chunks may be partial, and how the suite says so.
 KNOWN = {
     # The gate's gradient is a sum over all later tokens of q dq - k dk, from dq and dk that have been rounded.
     ("mlstm-kernels", False): "df",
-    # Rows behind the end of a chunk that is not full have a factor of infinity, times 0.
+    # Rows behind the end of a partial chunk have a factor of infinity, times 0.
     ("fla-lightning", True): "NaN",
 }
 
 
-def assert_right(name, record, packed=False):
-    if fault := KNOWN.get((name, packed)):
+def assert_right(name, record, partial=False):
+    if fault := KNOWN.get((name, partial)):
         assert record.status == "inaccurate"
         assert fault in record.reason
         return
@@ -98,14 +98,14 @@ def test_the_papers_algorithm_that_keeps_nothing_is_right_at_strong_gates(gate):
 
 @pytest.mark.parametrize("name", [name for name, backend in REGISTRY.items() if "packed" in backend.features])
 def test_a_backend_takes_packed_documents_and_states(name):
-    assert_right(name, measure(name, 1500, packed="on", state="both"), packed=True)
+    assert_right(name, measure(name, 1500, packed="on", state="both"), partial=True)
 
 
 @pytest.mark.parametrize(
     "name", [name for name, backend in REGISTRY.items() if backend.work == "op" and "prefix" in backend.features]
 )
 def test_a_backend_computes_a_token_after_a_prefix(name):
-    assert_right(name, measure(name, 1, pass_="infer", prefix=1000))
+    assert_right(name, measure(name, 1, pass_="infer", prefix=1000), partial=True)
 
 
 def test_the_parts_of_flas_forward_give_its_output():

@@ -276,7 +276,7 @@ WIDE = {
             "gated gradients, no dg", "gated backward, no dg",
         )),
         (128, 192, "fp32", ("gated reverse recurrence, parked",)),
-        (128, 128, "bf16", ("gated forward", "per-head forward", "per-head backward")),
+        (128, 128, "bf16", ("gated forward", "per-head forward, nothing given or kept", "per-head backward")),
     ],
     "256 columns of values": [
         (128, 256, "fp32", (

@@ -280,14 +280,15 @@ def _wide_variants(call: Call, forward: dict[str, bool]) -> Iterator[Variant]:
         yield Variant("walk, checkpoints", "plain", wide_walk, call.plan.forward, switches)
     elif wide.fused(call):
         for wider, tile in tiles(call.plan.forward).items():
-            if not specializes(call, tile):
-                kernel = wide_forward if call.gated else head_forward
-                yield Variant(f"{wider}forward", "plain", kernel, tile, forward)
-                yield Variant(f"{wider}forward, checkpoints", "plain", kernel, tile, checkpoints)
+            if call.gated:
+                yield Variant(f"{wider}forward", "plain", wide_forward, tile, forward)
+                yield Variant(f"{wider}forward, checkpoints", "plain", wide_forward, tile, checkpoints)
                 continue
             nothing = forward | dict.fromkeys(("HAS_INITIAL", "STORE_STATES"), False)
-            for sums in (0, SUMS_OF_SEQUENCES) if call.head_gated else (0,):
-                kernel, made, of_sums = specialized_forward, {"SUMS": sums}, _SUMS if sums else ""
+            specialized = specializes(call, tile)
+            kernel = specialized_forward if specialized else head_forward
+            for sums in (0, SUMS_OF_SEQUENCES) if specialized and call.head_gated else (0,):
+                made, of_sums = {"SUMS": sums}, _SUMS if sums else ""
                 yield Variant(f"{wider}forward{of_sums}", "plain", kernel, tile, forward | made)
                 yield Variant(f"{wider}forward, checkpoints{of_sums}", "plain", kernel, tile, checkpoints | made)
                 yield Variant(

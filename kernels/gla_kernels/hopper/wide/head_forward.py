@@ -8,8 +8,9 @@ as in `head_gates.py`; without gates all decays are 1. Two warpgroups divide eve
 a left operand of these must be in shared memory; of the state, each has half of the rows, so decayed keys may be in
 registers. One program fills a multiprocessor, so no other program runs while it waits.
 
-Products come first. While those that need no scores run, copies are started two chunks ahead, which takes long, and the
-output of the chunk before leaves shared memory, where it went together with the state. Keys are decayed a chunk ahead.
+Products come first. While those that need no scores run, copies are started two chunks ahead. Keys are decayed a chunk
+ahead. Triton puts a barrier behind a wait for copies unless there is one, so fences stand before such waits: a chunk's
+copies have arrived when the chunk before ends, and the fence at its own start is between them and its products.
 """
 
 from triton.experimental import gluon
@@ -29,16 +30,13 @@ BUFFERS = gl.constexpr(3)  # chunks in memory at once
 
 @gluon.jit
 def fetch_chunk(
-    q_tiles, k_tiles, v_tiles, sums, buffer, q, k, v, g, b, t, h, T, H, rows_left,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, v0, K: gl.constexpr, V: gl.constexpr, HEAD_GATED: gl.constexpr,
+    q_tiles, k_tiles, v_tiles, buffer, q, k, v, b, t, h, rows_left,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, v0, K: gl.constexpr, V: gl.constexpr,
 ):  # fmt: skip
-    """Starts copying a chunk from token t on, of which `rows_left` rows are there, as a group."""
+    """Starts copying a chunk's q, k and v from token t on, of which `rows_left` rows are there."""
     fetch_rows(q_tiles.index(buffer), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
     fetch_rows(k_tiles.index(buffer), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
     fetch_rows(v_tiles.index(buffer), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
-    if HEAD_GATED:
-        fetch_sums(sums.index(buffer), sums_in(g, b, t, h, T, H), rows_left)
-    async_copy.commit_group()
 
 
 @gluon.jit
@@ -85,12 +83,15 @@ def head_forward(
     STORE_CHECKPOINTS: gl.constexpr,
 ):  # fmt: skip
     """A program handles one piece and head, and BV value columns."""
+    # The kernel before makes sums, which only copies of sums have to wait for.
+    EARLY: gl.constexpr = HEAD_GATED and not VARLEN and not HAS_INITIAL
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
     score_layout: gl.constexpr = accumulator(C, C, WARPS)
     output_layout: gl.constexpr = accumulator(BV, C, WARPS)
-    wait_for_previous_kernel()
+    if not EARLY:
+        wait_for_previous_kernel()
     pid = gl.program_id(0)
     v0 = pid % blocks_v * BV
     h = pid // blocks_v % H
@@ -116,16 +117,20 @@ def head_forward(
         S = load_state(initial + piece.to(gl.int64) * initial_p + h * K * V + v0, K, V, state_layout, BK, BV, v0)
     else:
         S = zeros(BK, BV, scale)
-    O = gl.zeros([C, BV], gl.float32, output_layout)
 
     for ahead in gl.static_range(2):
         fetch_chunk(
-            q_tiles, k_tiles, v_tiles, sums, ahead, q, k, v, g, b, t + ahead * C, h, T, H, rows_left - ahead * C,
-            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, v0, K, V, HEAD_GATED,
+            q_tiles, k_tiles, v_tiles, ahead, q, k, v, b, t + ahead * C, h, rows_left - ahead * C,
+            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, v0, K, V,
         )  # fmt: skip
+        if EARLY and ahead == 0:
+            wait_for_previous_kernel()
+        if HEAD_GATED:
+            fetch_sums(sums.index(ahead), sums_in(g, b, t + ahead * C, h, T, H), rows_left - ahead * C)
+        async_copy.commit_group()
+    async_copy.wait_group(1)
+    thread_barrier()
     if HEAD_GATED:
-        async_copy.wait_group(1)
-        thread_barrier()
         next_keys = decayed_keys(k_tiles.index(0), sums.index(0), BV)
 
     for j in range(chunks):
@@ -137,9 +142,7 @@ def head_forward(
             if j % checkpoint_chunks == 0:
                 write(checkpoints + wide_product(checkpoint_slot * H + h, K * V) + v0, S, V, K, V, state_layout, v0)
                 checkpoint_slot += 1
-        async_copy.wait_group(1)  # this chunk
         S_memory.store(S.to(gl.bfloat16))
-        O_memory.store(O.to(gl.bfloat16))
         if HEAD_GATED:
             these_sums = sums.index(buffer)
             of_rows = row_sums(these_sums, score_layout)
@@ -151,11 +154,14 @@ def head_forward(
         P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
         O = product(q_tile, S_memory, C, BV, WARPS)
         S = add_product(next_keys if HEAD_GATED else k_tile.permute((1, 0)), v_tile, S)
-        out = O_memory.load(copy_v)
         fetch_chunk(
-            q_tiles, k_tiles, v_tiles, sums, (j + 2) % BUFFERS, q, k, v, g, b, t + 2 * C, h, T, H, rows_left - 2 * C,
-            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, v0, K, V, HEAD_GATED,
+            q_tiles, k_tiles, v_tiles, (j + 2) % BUFFERS, q, k, v, b, t + 2 * C, h, rows_left - 2 * C,
+            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, v0, K, V,
         )  # fmt: skip
+        if HEAD_GATED:
+            sums_ahead = sums.index((j + 2) % BUFFERS)
+            fetch_sums(sums_ahead, sums_in(g, b, t + 2 * C, h, T, H), rows_left - 2 * C)
+        async_copy.commit_group()
         if HEAD_GATED:
             decays = gl.exp2(of_rows[:, None] - of_columns[None, :]) * scale
         P = warpgroup_mma_wait(2, deps=[P])
@@ -165,12 +171,11 @@ def head_forward(
         if HEAD_GATED:
             O = warpgroup_mma_wait(1, deps=[O])
             O *= from_start
-            async_copy.wait_group(1)  # the next chunk
         fence_async_shared()
+        if HEAD_GATED:
+            async_copy.wait_group(1)  # the next chunk
         thread_barrier()
         O = add_product(P_memory, v_tile, O)
-        o_row = o + wide_product((b * T + t - C) * H + h, V) + v0
-        write(o_row, out, H * V, gl.where(j > 0, C, 0), V, copy_v, v0)
         if STORE_STATES:
             state = states + wide_product(chunk_slot * H + h, K * V) + v0
             write(state, S_memory.load(copy_v), V, K, V, copy_v, v0)
@@ -181,13 +186,13 @@ def head_forward(
         O, S = warpgroup_mma_wait(0, deps=[O, S])
         if not HEAD_GATED:
             O *= scale
+            async_copy.wait_group(1)  # the next chunk
+        O_memory.store(O.to(gl.bfloat16))
         thread_barrier()  # no product reads any tile of this chunk any more
+        o_row = o + wide_product((b * T + t) * H + h, V) + v0
+        write(o_row, O_memory.load(copy_v), H * V, rows_left, V, copy_v, v0)
         t += C
         rows_left -= C
     async_copy.wait_group(0)
-    O_memory.store(O.to(gl.bfloat16))
-    thread_barrier()
-    o_row = o + wide_product((b * T + t - C) * H + h, V) + v0
-    write(o_row, O_memory.load(copy_v), H * V, gl.where(chunks > 0, rows_left + C, 0), V, copy_v, v0)
     if STORE_FINAL:
         write(final + piece.to(gl.int64) * final_p + h * K * V + v0, S, V, K, V, state_layout, v0)
