@@ -186,8 +186,9 @@ def head_forward(
         O, S = warpgroup_mma_wait(0, deps=[O, S])
         if not HEAD_GATED:
             O *= scale
-            async_copy.wait_group(1)  # the next chunk
         O_memory.store(O.to(gl.bfloat16))
+        if not HEAD_GATED:
+            async_copy.wait_group(1)  # the next chunk
         thread_barrier()  # no product reads any tile of this chunk any more
         o_row = o + wide_product((b * T + t) * H + h, V) + v0
         write(o_row, O_memory.load(copy_v), H * V, rows_left, V, copy_v, v0)
