@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gla_cases import assert_close, cumulative, make_case, per_head_case, run, run_with_a_tail
+from gla_cases import assert_close, cumulative, make_case, make_values, per_head_case, run, run_with_a_tail
 from gla_kernels import (
     chunk_gla,
     chunk_retention,
@@ -54,6 +54,27 @@ def test_frozen_inputs_and_gates_in_bfloat16(frozen, K, V):
     case = per_head_case("logsigmoid", BF16, B=4, T=500, H=6, K=K, V=V, dtype=BF16, device="cuda")
     assert_close(run(chunk_simple_gla, case.inputs, case.grads), case, BOUNDS[BF16])
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, frozen=frozen), case, BOUNDS[BF16])
+
+
+@pytest.mark.parametrize("initial", [True, False])
+@pytest.mark.parametrize("shape", [(2, 4096, 8, 128, 48), (8, 2048, 16, 128, 128), (16, 4096, 4, 128, 256)])
+def test_inputs_may_come_from_a_kernel_just_before(shape, initial):
+    """Which has not ended when the call's kernels are launched."""
+    B, T, H, K, V = shape
+    inputs, _ = make_values("logsigmoid", B=B, T=T, H=H, K=K, V=V, dtype=BF16, device="cuda", initial=initial)
+    inputs["g"] = inputs["g"][..., 0]
+
+    def outputs(shift, settled):
+        moved = [inputs[name].roll(shift, dims=1) for name in "qkvg"]
+        if settled:
+            torch.cuda.synchronize()
+        with torch.no_grad():
+            return chunk_simple_gla(*moved, initial_state=inputs.get("initial"), output_final_state=True)
+
+    at_once = [outputs(shift, settled=False) for shift in range(10)]
+    torch.cuda.synchronize()
+    for shift, found in enumerate(at_once):
+        assert all(map(torch.equal, found, outputs(shift, settled=True)))
 
 
 def test_a_compiled_call_has_the_same_bits():

@@ -413,3 +413,29 @@ def test_each_group_of_warps_waits_for_the_kernel_that_makes_sums_of_gates():
         [sys.executable, "-c", WAITS_OF_GROUPS_OF_WARPS], capture_output=True, text=True, env=environment
     )
     assert done.stdout == "True False True ('cp.async.cg',)\nTrue 1 ()\n", done.stdout + done.stderr[-2000:]
+
+
+WAITS_OF_HEAD_FORWARD = """
+import torch
+from gla_kernels.inspection import ahead
+from gla_kernels.inspection.ptx import waits_first
+from gla_kernels.launching.plans import hopper_plan
+plan = hopper_plan(80, 48, torch.bfloat16)
+nothing = "forward, nothing given or kept"
+calls = (True, False, nothing), (True, False, "forward"), (True, True, nothing), (False, False, nothing)
+for head_gated, varlen, name in calls:
+    call = ahead.call_of(80, 48, False, torch.bfloat16, plan, head_gated=head_gated, varlen=varlen)
+    ptx = ahead.compile_kernel(call, next(x for x in ahead.variants(call) if x.name == name), '90').asm["ptx"]
+    print(waits_first(ptx), waits_first(ptx, "cp.async.cg"), ptx.count("griddepcontrol.wait"))
+"""
+
+
+def test_a_forward_of_wide_heads_copies_rows_early_only_behind_the_kernel_that_makes_sums_of_gates():
+    """With an initial state the kernel before may make that; packed, it reads where sequences are; without gates it may
+    be a call's first kernel."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS_OF_HEAD_FORWARD], capture_output=True, text=True, env=environment
+    )
+    early, *late = done.stdout.splitlines()
+    assert (early, late) == ("False True 1", ["True True 1"] * 3), done.stdout + done.stderr[-2000:]
