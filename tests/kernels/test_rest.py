@@ -91,8 +91,9 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("gates", list(FUNCTIONS))
-@pytest.mark.parametrize("initial", [True, False])
+@pytest.mark.parametrize(
+    ("gates", "initial"), [("none", False), ("per head", True), ("per head", False), ("per channel", True)]
+)
 @pytest.mark.parametrize(("V", "H", "B"), [(256, 2, 3), (112, 1, 3), (112, 1, 5)])
 def test_outputs_and_gradients_are_right_with_a_rest(cut, monkeypatch, gates, V, H, B, initial):
     set_multiprocessors(monkeypatch, 2 * H)

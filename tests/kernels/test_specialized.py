@@ -59,7 +59,7 @@ def test_the_sums_of_gates_made_here(hopper, gate, T, initial, keep):
     compare(gate, keep, T, initial=initial, H=1)
 
 
-@pytest.mark.parametrize("keep", ["states", "checkpoints", "nothing"])
+@pytest.mark.parametrize("keep", ["checkpoints", "nothing"])
 def test_the_sums_of_as_many_chunks_as_a_program_makes_them_for(hopper, keep):
     compare("resets", keep, 64 * SUMS_OF_SEQUENCES, H=1)
 
