@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gla_kernels import naive_recurrent_gla
+from gla_kernels import chunk_linear_attn, chunk_simple_gla, naive_recurrent_gla
 from gla_kernels.launching.buffers import Gradients, Inputs
 from gla_kernels.launching.call import Call
 from gla_kernels.limits import HEAD_SPAN_LIMIT
@@ -229,6 +229,13 @@ def per_head_case(gate: str, gates_dtype: torch.dtype = torch.float32, **shape: 
     same = inputs | {"g": g.float()[..., None].expand_as(inputs["q"])}
     expected = truth(same, grads, shape.get("lengths"))
     return Case(inputs | {"g": g}, grads, expected | {"dg": expected["dg"].sum(-1)})
+
+
+def linear_or_per_head(gate: str | None, **shape: Any) -> tuple[Callable[..., Any], Case]:
+    """A function and a case for it: linear attention without a gate, else with a gate per head."""
+    if gate is None:
+        return chunk_linear_attn, make_case(None, **shape)
+    return chunk_simple_gla, per_head_case(gate, **shape)
 
 
 def errors(found: dict[str, torch.Tensor], case: Case) -> dict[str, float]:

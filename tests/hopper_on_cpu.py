@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,22 @@ def set_multiprocessors(patch: pytest.MonkeyPatch, count: int) -> None:
     from gla_kernels.launching.device import Gpu
 
     patch.setattr(call, "gpu_of", lambda device: Gpu(multiprocessors=count))
+
+
+def leave_out_wait(patch: pytest.MonkeyPatch, module: Any, line: int) -> None:
+    """Copies and barriers that a kernel waits for on this line of its module are not waited for."""
+
+    def unless_there(wait: Callable[..., None]) -> Callable[..., None]:
+        def maybe(*arguments: Any) -> None:
+            if sys._getframe(1).f_lineno != line:
+                wait(*arguments)
+
+        return maybe
+
+    for name, wait in (("mbarrier", "wait"), ("async_copy", "wait_group")):
+        if hasattr(module, name):
+            parts = vars(getattr(module, name))
+            patch.setattr(module, name, SimpleNamespace(**parts | {wait: unless_there(parts[wait])}))
 
 
 def interpret_bfloat16(patch: pytest.MonkeyPatch) -> None:

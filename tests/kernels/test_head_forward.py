@@ -2,14 +2,12 @@
 
 import inspect
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
-from gla_cases import assert_close, cumulative, make_case, per_head_case, run, run_with_a_tail
-from gla_kernels import chunk_linear_attn, chunk_simple_gla
+from gla_cases import assert_close, cumulative, linear_or_per_head, run, run_with_a_tail
 from gluon_on_cpu import Kernel
-from hopper_on_cpu import on_hopper, set_multiprocessors
+from hopper_on_cpu import leave_out_wait, on_hopper, set_multiprocessors
 
 BF16 = torch.bfloat16
 BOUND = 5e-3
@@ -24,11 +22,7 @@ def hopper(monkeypatch):
 def compare(gate, keep, T, K=128, V=48, lengths=None, initial=True):
     """Compares all outputs and gradients with the recurrence in float64."""
     sizes = {"B": 1, "T": T, "H": 1, "K": K, "V": V, "dtype": BF16, "lengths": lengths, "initial": initial}
-    function, case = (
-        (chunk_linear_attn, make_case(None, **sizes))
-        if gate is None
-        else (chunk_simple_gla, per_head_case(gate, **sizes))
-    )
+    function, case = linear_or_per_head(gate, **sizes)
     if lengths is None:
         found = run(function, case.inputs, case.grads, materialize=keep)
     else:
@@ -72,12 +66,7 @@ def forward_in_every_way():
 
 @pytest.mark.parametrize("line", waits())
 def test_no_wait_can_be_left_out(hopper, monkeypatch, line):
-    def maybe(*arguments):
-        if sys._getframe(1).f_lineno != line:
-            async_copy.wait_group(*arguments)
-
-    async_copy = hopper.async_copy
-    monkeypatch.setattr(hopper, "async_copy", SimpleNamespace(**vars(async_copy) | {"wait_group": maybe}))
+    leave_out_wait(monkeypatch, hopper, line)
     set_multiprocessors(monkeypatch, 1)
     with pytest.raises(AssertionError):
         forward_in_every_way()

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from gla_cases import assert_close, cumulative, make_case, per_head_case, run, run_with_a_tail
+from gla_cases import assert_close, cumulative, linear_or_per_head, per_head_case, run, run_with_a_tail
 from gla_kernels import (
     chunk_gla,
     chunk_linear_attn,
@@ -186,16 +186,13 @@ def test_wide_heads_for_hopper(hopper, monkeypatch, gate, materialize, K, V, mul
 
 
 # Ten chunks; one multiprocessor has more programs than one, three and five have them all at once.
-@pytest.mark.parametrize("function", [chunk_simple_gla, chunk_linear_attn])
+@pytest.mark.parametrize("gate", ["logsigmoid", None])
 @pytest.mark.parametrize(("V", "multiprocessors"), [(48, 1), (48, 3), (144, 1), (144, 5)])
-def test_however_many_chunks_are_copied_ahead(hopper, monkeypatch, V, multiprocessors, function):
+def test_however_many_chunks_are_copied_ahead(hopper, monkeypatch, V, multiprocessors, gate):
     set_multiprocessors(monkeypatch, multiprocessors)
     stages = Mock(side_effect=plans.recurrence_stages)
     monkeypatch.setattr(pieces, "recurrence_stages", stages)
-    if function is chunk_linear_attn:
-        case = make_case(None, B=1, T=600, H=2, K=128, V=V, dtype=torch.bfloat16)
-    else:
-        case = narrow("logsigmoid", T=600, K=128, V=V)
+    function, case = linear_or_per_head(gate, B=1, T=600, H=2, K=128, V=V, dtype=torch.bfloat16)
     assert_close(run(function, case.inputs, case.grads), case, BOUND)
     stages.assert_any_call(64 if V < 64 else 128, False, multiprocessors > 1)
 
@@ -218,11 +215,7 @@ def test_wide_heads_with_several_checkpoints(hopper, monkeypatch, gate, K, V, le
     set_multiprocessors(monkeypatch, 1)
     monkeypatch.setattr(call, "chunks_per_checkpoint", lambda chunks: 2)
     shape = {"B": 1, "T": 300, "H": 1, "K": K, "V": V, "dtype": torch.bfloat16, "lengths": lengths}
-    function, case = (
-        (chunk_linear_attn, make_case(None, **shape))
-        if gate is None
-        else (chunk_simple_gla, per_head_case(gate, **shape))
-    )
+    function, case = linear_or_per_head(gate, **shape)
     packed = {} if lengths is None else {"cu_seqlens": cumulative(lengths)}
     assert_close(run(function, case.inputs, case.grads, materialize=False, **packed), case, BOUND)
     assert "head_forward" in Kernel.flops

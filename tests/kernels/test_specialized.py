@@ -2,14 +2,13 @@
 
 import inspect
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
-from gla_cases import assert_close, cumulative, make_case, per_head_case, run, run_with_a_tail
-from gla_kernels import chunk_linear_attn, chunk_simple_gla
+from gla_cases import assert_close, cumulative, linear_or_per_head, per_head_case, run, run_with_a_tail
+from gla_kernels import chunk_simple_gla
 from gla_kernels.hopper.wide.pieces import SUMS_OF_SEQUENCES
-from hopper_on_cpu import on_hopper, set_multiprocessors
+from hopper_on_cpu import leave_out_wait, on_hopper, set_multiprocessors
 
 BF16 = torch.bfloat16
 BOUND = 5e-3
@@ -23,18 +22,12 @@ def hopper(monkeypatch):
         yield sys.modules["gla_kernels.hopper.wide.specialized"]
 
 
-def case_of(gate, **sizes):
-    if gate is None:
-        return chunk_linear_attn, make_case(None, dtype=BF16, **sizes)
-    return chunk_simple_gla, per_head_case(gate, dtype=BF16, **sizes)
-
-
 def compare(gate, keep, T=330, K=128, V=256, initial=True, H=2):
     """Compares all outputs and gradients with the recurrence in float64.
 
     Two programs take two rounds, and sums of gates are then made by a kernel of their own; one program makes them.
     """
-    function, case = case_of(gate, B=1, T=T, H=H, K=K, V=V, initial=initial)
+    function, case = linear_or_per_head(gate, dtype=BF16, B=1, T=T, H=H, K=K, V=V, initial=initial)
     assert_close(run(function, case.inputs, case.grads, materialize=keep), case, BOUND)
 
 
@@ -83,7 +76,7 @@ def test_gates_in_bfloat16_with_any_strides(hopper):
 @pytest.mark.parametrize("gate", [None, "logsigmoid"])
 def test_packed_sequences(hopper, gate):
     lengths = [70, 0, 1, 300]
-    function, case = case_of(gate, H=1, K=112, V=256, lengths=lengths)
+    function, case = linear_or_per_head(gate, dtype=BF16, H=1, K=112, V=256, lengths=lengths)
     assert_close(run_with_a_tail(function, case, cumulative(lengths)), case, BOUND)
 
 
@@ -97,15 +90,6 @@ def waits():
 
 @pytest.mark.parametrize("line", waits())
 def test_no_wait_can_be_left_out(hopper, monkeypatch, line):
-    def unless_there(wait):
-        def maybe(*arguments):
-            if sys._getframe(1).f_lineno != line:
-                wait(*arguments)
-
-        return maybe
-
-    for name, wait in (("mbarrier", "wait"), ("async_copy", "wait_group")):
-        parts = vars(getattr(hopper, name))
-        monkeypatch.setattr(hopper, name, SimpleNamespace(**parts | {wait: unless_there(parts[wait])}))
+    leave_out_wait(monkeypatch, hopper, line)
     with pytest.raises(AssertionError):
         forward_in_every_way()
