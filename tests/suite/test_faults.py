@@ -42,13 +42,20 @@ def folder(tmp_path):
 
 @contextmanager
 def no_file_longer_than(size):
-    """A full disk: a write stores a part of the data, and the next one fails."""
+    """A full disk: a write stores a part of the data, and the next one fails.
+
+    Bytecode is not kept meanwhile: some versions of Python do not see that its file was cut off, and then no later
+    process can import that module (python/cpython#126606).
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # for processes that are started meanwhile
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_ends_the_run_with_a_line_and_what_was_measured_is_kept(measure, tmp_path):
