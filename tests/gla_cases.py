@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gla_kernels import chunk_linear_attn, chunk_simple_gla, naive_recurrent_gla
+from exact import outputs_and_gradients
+from gla_kernels import chunk_linear_attn, chunk_simple_gla
 from gla_kernels.launching.buffers import Gradients, Inputs
 from gla_kernels.launching.call import Call
 from gla_kernels.limits import HEAD_SPAN_LIMIT
@@ -119,44 +120,19 @@ def truth(
     inputs: dict[str, torch.Tensor | None], grads: dict[str, torch.Tensor], lengths: Sequence[int] | None = None
 ) -> dict[str, torch.Tensor]:
     """The float64 recurrence on the same inputs; packed sequences of the given lengths run one by one."""
-    wide = {name: None if x is None else x.double() for name, x in inputs.items()}
+    if lengths is None:
+        return outputs_and_gradients(inputs, grads)
+    ends = list(itertools.accumulate(lengths))
+    states = ("initial", "final", "dinitial")  # a row per sequence; the others have one row, of all tokens
 
-    def whole(q, k, v, g=None, initial_state=None, output_final_state=True, gv=None):
-        # One token per call, because the gradient of a slice is as long as what it was cut from.
-        state, outputs = initial_state, []
-        tokens = [itertools.repeat(None) if x is None else x.split(1, 1) for x in (k, v, g, gv)]
-        for q_t, k_t, v_t, g_t, gv_t in zip(q.split(1, 1), *tokens, strict=False):
-            o, state = naive_recurrent_gla(q_t, k_t, v_t, g_t, None, state, True, gv_t)
-            outputs.append(o)
-        return torch.cat(outputs, 1), state
+    def part(tensors: dict[str, torch.Tensor | None], n: int) -> dict[str, torch.Tensor | None]:
+        tokens = slice(ends[n] - lengths[n], ends[n])
+        return {
+            name: x if x is None else x[n : n + 1] if name in states else x[:, tokens] for name, x in tensors.items()
+        }
 
-    def packed(q, k, v, g=None, initial_state=None, output_final_state=True, gv=None):
-        outputs, finals, begin = [], [], 0
-        for n, length in enumerate(lengths):
-            state = None if initial_state is None else initial_state[n : n + 1]
-            *tokens, of_values = [None if x is None else x[:, begin : begin + length] for x in (q, k, v, g, gv)]
-            begin += length
-            if length == 0:
-                empty = q.new_zeros(1, q.shape[2], q.shape[3], v.shape[3])
-                finals.append(empty if state is None else state)
-                continue
-            o, final = whole(*tokens, initial_state=state, gv=of_values)
-            outputs.append(o)
-            finals.append(final)
-        return torch.cat(outputs, 1), torch.cat(finals)
-
-    if lengths is not None:
-        return run(packed, wide, grads)
-    # One row of the batch at a time, because autograd keeps the states of all tokens.
-    rows = [
-        run(
-            whole,
-            {name: None if x is None else x[b : b + 1] for name, x in wide.items()},
-            {name: x[b : b + 1] for name, x in grads.items()},
-        )
-        for b in range(len(grads["o"]))
-    ]
-    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    parts = [outputs_and_gradients(part(inputs, n), part(grads, n)) for n in range(len(lengths))]
+    return {name: torch.cat([found[name] for found in parts], 0 if name in states else 1) for name in parts[0]}
 
 
 def run_with_a_tail(

@@ -1,0 +1,53 @@
+"""The truth of other tests: what autograd gives for the recurrence in float64."""
+
+import pytest
+import torch
+from gla_cases import GATES, make_values, run, truth
+from gla_kernels import naive_recurrent_gla
+
+
+def by_autograd(inputs, grads):
+    def recurrence(q, k, v, g=None, **options):
+        return naive_recurrent_gla(q, k, v, g, **options)
+
+    wide = {name: None if x is None else x.double() for name, x in inputs.items()}
+    return run(recurrence, wide, {name: x.double() for name, x in grads.items()})
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        torch.testing.assert_close(
+            found[name], x, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.parametrize("initial", [True, False])
+@pytest.mark.parametrize("of_values", [None, "mild", "resets"])
+@pytest.mark.parametrize("gate", [None, *GATES])
+def test_all_outputs_and_gradients_are_those_of_autograd(gate, of_values, initial):
+    inputs, grads = make_values(gate, B=2, T=37, H=2, K=5, V=7, initial=initial)
+    if of_values is not None:
+        inputs["gv"] = GATES[of_values](torch.randn_like(inputs["v"]))
+    assert_same(truth(inputs, grads), by_autograd(inputs, grads))
+
+
+@pytest.mark.parametrize("gate", [None, "logsigmoid"])
+def test_packed_sequences_are_those_of_autograd_one_by_one(gate):
+    lengths = [3, 0, 17, 1]
+    inputs, grads = make_values(gate, H=2, K=5, V=7, lengths=lengths)
+    found, begin = truth(inputs, grads, lengths), 0
+    for n, length in enumerate(lengths):
+
+        def one(tensors, n=n, tokens=slice(begin, begin + length)):
+            return {
+                name: x if x is None else x[n : n + 1] if name in ("initial", "final", "dinitial") else x[:, tokens]
+                for name, x in tensors.items()
+            }
+
+        if length:
+            assert_same(one(found), by_autograd(one(inputs), one(grads)))
+        else:
+            assert torch.equal(found["final"][n], inputs["initial"][n].double())
+            assert torch.equal(found["dinitial"][n], grads["final"][n].double())
+        begin += length
