@@ -222,7 +222,8 @@ def _assembly(text: str, _: str, args: list[Any], dtype: Any, **__: Any) -> Any:
 def _store(pointer: Pointer, value: Any, mask: Any = None, eviction_policy: str = "") -> None:
     at, there = pointer.places(mask)
     value = torch.as_tensor(value, dtype=pointer.memory.dtype).expand(at.shape)
-    at, value = at[there], value[there]
+    if there is not None:
+        at, value = at[there], value[there]
     _note_writer(pointer.memory, at, value)
     pointer.memory[at] = value
 

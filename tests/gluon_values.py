@@ -78,19 +78,24 @@ class Pointer:
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.memory, self.offset + offset)
 
-    def places(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the elements, 0 beside the mask, and the mask, as tensors of one shape. Raises IndexError."""
+    def places(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Indices of the elements, 0 beside the mask, and the mask in their shape, None if it hides nothing.
+
+        Raises IndexError.
+        """
         at = torch.as_tensor(self.offset, dtype=torch.int64)
-        there = torch.as_tensor(True if mask is None else mask)
-        at, there = torch.broadcast_tensors(at, there)
+        there = None
         if mask is not None:
+            at, there = torch.broadcast_tensors(at, torch.as_tensor(mask))
+            there = None if there.all() else there
+        if there is not None:
             at = torch.where(there, at, 0)
-        least, most = (int(x) for x in torch.aminmax(at))
-        if not (least >= 0 and most < len(self.memory)) and there.any():
+        least, most = (x.item() for x in torch.aminmax(at))
+        if not (least >= 0 and most < len(self.memory)) and (there is None or there.any()):
             raise IndexError(f"elements {least} to {most} of {len(self.memory)}")
         return at, there
 
     def load(self, mask: Any, other: Any) -> torch.Tensor:
         at, there = self.places(mask)
         read = self.memory[at]
-        return read if mask is None else torch.where(there, read, torch.tensor(other or 0, dtype=read.dtype))
+        return read if there is None else torch.where(there, read, other or 0)
