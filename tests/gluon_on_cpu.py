@@ -9,10 +9,12 @@ all. What is checked beside the numbers:
 - Asynchronous products: an accumulator is NaN until a wait for its product, and operands in shared memory must not
   change before that.
 - Shared memory is NaN (or -1, if it holds integers) until it is written.
+- A product reads what threads or their copies have written only behind a fence, and what a product has read is written
+  again only behind a barrier.
 - Programs run in no order, and no two of a launch may store different values in a place of global memory.
 - Groups of warps (`warp_specialize`) are ahead of each other in no order, see `partitions.py`.
 
-What is not: layouts, registers, fences and barriers between threads.
+What is not: layouts, registers, and the barriers that Triton adds.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ import numpy as np
 import pytest
 import torch
 from gluon_values import Element, Pointer, tensors_as_in_kernels, value_of
+from hazards import Hazards
 from partitions import Barrier, Copy, Partition, Turns
 
 # The package's Gluon modules, each after those that it imports.
@@ -91,7 +94,9 @@ class Shared:
         _now.point()
         assert x.dtype == self.dtype
         assert list(x.shape) == self.shape
+        _now.hazards.check_write(self.data)
         self.data.copy_(x)
+        _now.hazards.note_write(self.data, _now.part)
 
 
 @dataclass
@@ -100,11 +105,14 @@ class _Product:
 
     out: torch.Tensor
     operands: list[tuple[torch.Tensor, torch.Tensor]]
+    barriers: int  # of the warps, when it started
 
     def finish(self) -> None:
         for now, then in self.operands:
             # As bits, because NaN is not equal to itself.
             assert torch.equal(now.view(torch.int16), then.view(torch.int16)), "a product's operand has changed"
+            if _now.part.barriers > self.barriers:
+                _now.hazards.note_read(now, _now.part)
         self.out.copy_(self.out.finished)
 
 
@@ -118,6 +126,7 @@ class _Program:
     writers: dict[Any, torch.Tensor] = field(default_factory=dict)  # who wrote each element last, from 1
     part: Partition = field(default_factory=Partition)
     barriers: dict[int, Barrier] = field(default_factory=dict)  # by their address
+    hazards: Hazards = field(default_factory=Hazards)
     turns: Turns | None = None  # while it is divided into partitions
 
     def point(self, until: Callable[[], bool] | None = None) -> None:
@@ -138,8 +147,15 @@ def _allocate(dtype: torch.dtype, shape: list[int], layout: Any, value: Any = No
 
 def _copy(tile: Shared, pointer: Pointer, mask: Any) -> None:
     _now.point()
+    hazards, writer = _now.hazards, _now.part
+    hazards.check_write(tile.data)
     tile.data.fill_(float("nan"))
-    _now.part.copies[-1].append(Copy(lambda: tile.data.copy_(pointer.load(mask, 0))))
+
+    def make() -> None:
+        tile.data.copy_(pointer.load(mask, 0))
+        hazards.note_write(tile.data, writer)
+
+    writer.copies[-1].append(Copy(make))
 
 
 def _arrive_after_copies(place: Shared, increment_count: bool) -> None:
@@ -192,8 +208,11 @@ def _multiply(a: Any, b: Any, acc: Any, use_acc: bool = True, is_async: bool = F
     assert list(product.shape) == list(acc.shape)
     out = torch.full_like(product, float("nan"))
     out.finished = product
-    held = [(x.data, x.data.clone()) for x in (a, b) if isinstance(x, Shared)]
-    _now.part.products.append(_Product(out, held))
+    shared = [x.data for x in (a, b) if isinstance(x, Shared)]
+    for x in shared:
+        _now.hazards.check_read(x, _now.part)
+    held = [(x, x.clone()) for x in shared]
+    _now.part.products.append(_Product(out, held, _now.part.barriers))
     return out
 
 
@@ -297,7 +316,7 @@ def _language() -> ModuleType:
         "inline_asm_elementwise": _assembly,
         "multiple_of": lambda x, _: x,
         "static_assert": _assert,
-        "thread_barrier": lambda: None,
+        "thread_barrier": lambda: _now.hazards.barrier(_now.part),
         "warp_specialize": _warp_specialize,
     }
     vars(gl).update(names)
@@ -366,7 +385,7 @@ def _modules() -> dict[str, ModuleType]:
     vars(hopper).update(
         async_copy=copies,
         mbarrier=barriers,
-        fence_async_shared=lambda: None,
+        fence_async_shared=lambda: _now.hazards.fence(_now.part),
         warpgroup_mma=_multiply,
         warpgroup_mma_init=lambda x: x,
         warpgroup_mma_wait=_wait_products,

@@ -45,13 +45,13 @@ def set_multiprocessors(patch: pytest.MonkeyPatch, count: int) -> None:
     patch.setattr(call, "gpu_of", lambda device: Gpu(multiprocessors=count))
 
 
-def leave_out_wait(patch: pytest.MonkeyPatch, module: Any, line: int) -> None:
-    """Copies and barriers that a kernel waits for on this line of its module are not waited for."""
+def leave_out(patch: pytest.MonkeyPatch, module: Any, line: int) -> None:
+    """On this line of its module, a kernel waits for no copies and for no other thread, and has no fence."""
 
-    def unless_there(wait: Callable[..., None]) -> Callable[..., None]:
+    def unless_there(act: Callable[..., None]) -> Callable[..., None]:
         def maybe(*arguments: Any) -> None:
             if sys._getframe(1).f_lineno != line:
-                wait(*arguments)
+                act(*arguments)
 
         return maybe
 
@@ -59,6 +59,8 @@ def leave_out_wait(patch: pytest.MonkeyPatch, module: Any, line: int) -> None:
         if hasattr(module, name):
             parts = vars(getattr(module, name))
             patch.setattr(module, name, SimpleNamespace(**parts | {wait: unless_there(parts[wait])}))
+    for name in ("fence_async_shared", "thread_barrier"):
+        patch.setattr(module, name, unless_there(getattr(module, name)))
 
 
 def interpret_bfloat16(patch: pytest.MonkeyPatch) -> None:

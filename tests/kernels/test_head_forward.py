@@ -7,7 +7,7 @@ import pytest
 import torch
 from gla_cases import assert_close, cumulative, linear_or_per_head, run, run_with_a_tail
 from gluon_on_cpu import Kernel
-from hopper_on_cpu import leave_out_wait, on_hopper, set_multiprocessors
+from hopper_on_cpu import leave_out, on_hopper, set_multiprocessors
 
 BF16 = torch.bfloat16
 BOUND = 5e-3
@@ -66,7 +66,7 @@ def forward_in_every_way():
 
 @pytest.mark.parametrize("line", waits())
 def test_no_wait_can_be_left_out(hopper, monkeypatch, line):
-    leave_out_wait(monkeypatch, hopper, line)
+    leave_out(monkeypatch, hopper, line)
     set_multiprocessors(monkeypatch, 1)
     with pytest.raises(AssertionError):
         forward_in_every_way()

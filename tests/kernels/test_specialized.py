@@ -8,7 +8,7 @@ import torch
 from gla_cases import assert_close, cumulative, linear_or_per_head, per_head_case, run, run_with_a_tail
 from gla_kernels import chunk_simple_gla
 from gla_kernels.hopper.wide.pieces import SUMS_OF_SEQUENCES
-from hopper_on_cpu import leave_out_wait, on_hopper, set_multiprocessors
+from hopper_on_cpu import leave_out, on_hopper, set_multiprocessors
 
 BF16 = torch.bfloat16
 BOUND = 5e-3
@@ -90,6 +90,6 @@ def waits():
 
 @pytest.mark.parametrize("line", waits())
 def test_no_wait_can_be_left_out(hopper, monkeypatch, line):
-    leave_out_wait(monkeypatch, hopper, line)
+    leave_out(monkeypatch, hopper, line)
     with pytest.raises(AssertionError):
         forward_in_every_way()
