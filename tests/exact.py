@@ -10,7 +10,8 @@ STATES = ("initial", "final", "dinitial", "dfinal")  # [B, H, K, V]; all others 
 SEGMENT = 16  # tokens whose states are in memory at a time
 
 
-def outputs_and_gradients(inputs: dict[str, torch.Tensor | None], grads: Tensors) -> Tensors:
+@torch.no_grad()
+def outputs_and_gradients(inputs: dict[str, torch.Tensor | None], grads: Tensors, heads: int | None = None) -> Tensors:
     """What `gla_cases.run` gives for `naive_recurrent_gla` in float64: token by token too, but without autograd.
 
     With `S_t = diag(exp g_t) S_{t-1} diag(exp gv_t) + k_t^T v_t`, `o_t = scale * q_t S_t`, and G_t the gradient of S_t,
@@ -18,6 +19,9 @@ def outputs_and_gradients(inputs: dict[str, torch.Tensor | None], grads: Tensors
         G_t = scale * q_t^T do_t + diag(exp g_{t+1}) G_{t+1} diag(exp gv_{t+1}),
         dq_t = scale * do_t S_t^T,  dk_t = v_t G_t^T,  dv_t = k_t G_t,
         dg_t = exp g_t * ((S_{t-1} * G_t) exp gv_t),  dgv_t = exp gv_t * (exp g_t (S_{t-1} * G_t)).
+
+    `heads`: how many are computed at a time; by default all on a GPU, which has to be filled, and one on a CPU, whose
+    cache has to hold the states.
     """
     B, _, H, K = inputs["q"].shape
     given = {name: x for name, x in inputs.items() if x is not None} | {f"d{name}": x for name, x in grads.items()}
@@ -25,8 +29,7 @@ def outputs_and_gradients(inputs: dict[str, torch.Tensor | None], grads: Tensors
     flat = {name: (x if name in STATES else x.movedim(1, 0)).double() for name, x in given.items()}
     flat = {name: x.flatten(0, 1) if name in STATES else x.flatten(1, 2) for name, x in flat.items()}
     flat["q"] = flat["q"] * K**-0.5
-    # A GPU has to be filled, a CPU's cache must not be.
-    heads = B * H if inputs["q"].is_cuda else 1
+    heads = heads or (B * H if inputs["q"].is_cuda else 1)
     parts = [
         _of_heads({name: x[n : n + heads] if name in STATES else x[:, n : n + heads] for name, x in flat.items()})
         for n in range(0, B * H, heads)

@@ -14,7 +14,7 @@ all. What is checked beside the numbers:
 - Programs run in no order, and no two of a launch may store different values in a place of global memory.
 - Groups of warps (`warp_specialize`) are ahead of each other in no order, see `partitions.py`.
 
-What is not: layouts, registers, and the barriers that Triton adds.
+What is not: layouts, registers, barriers that Triton adds, and memory that it gives to several tiles.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ OURS = tuple(
         "wide.recurrence", "wide.readout", "wide.gradients", "wide.backward", "levels", "strong",
     )
 )  # fmt: skip
+# Kernels that count on the barriers with which Triton converts a row between layouts, as a comment there says.
+CONVERTING_SYNCHRONISES = ("gla_backward_hopper",)
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
 
 
@@ -105,14 +107,12 @@ class _Product:
 
     out: torch.Tensor
     operands: list[tuple[torch.Tensor, torch.Tensor]]
-    barriers: int  # of the warps, when it started
 
     def finish(self) -> None:
         for now, then in self.operands:
             # As bits, because NaN is not equal to itself.
             assert torch.equal(now.view(torch.int16), then.view(torch.int16)), "a product's operand has changed"
-            if _now.part.barriers > self.barriers:
-                _now.hazards.note_read(now, _now.part)
+            _now.hazards.note_read(now, _now.part)
         self.out.copy_(self.out.finished)
 
 
@@ -142,6 +142,7 @@ def _allocate(dtype: torch.dtype, shape: list[int], layout: Any, value: Any = No
     data = torch.full(shape, float("nan") if dtype.is_floating_point else -1, dtype=dtype)
     if value is not None:
         data.copy_(value)
+        _now.hazards.note_write(data, _now.part)
     return Shared(data, layout)
 
 
@@ -212,7 +213,7 @@ def _multiply(a: Any, b: Any, acc: Any, use_acc: bool = True, is_async: bool = F
     for x in shared:
         _now.hazards.check_read(x, _now.part)
     held = [(x, x.clone()) for x in shared]
-    _now.part.products.append(_Product(out, held, _now.part.barriers))
+    _now.part.products.append(_Product(out, held))
     return out
 
 
@@ -265,6 +266,12 @@ def _add_to_memory(pointer: Pointer, value: Any, sem: str, scope: str) -> Any:
     return before
 
 
+def _convert_layout(x: torch.Tensor, _: Any) -> torch.Tensor:
+    if _now.kernel in CONVERTING_SYNCHRONISES and x.dim() == 1:
+        _now.hazards.barrier(_now.part)
+    return x
+
+
 def _where(mask: Any, x: Any, y: Any) -> Any:
     if isinstance(x, Pointer):
         return x if bool(mask) else y
@@ -311,7 +318,7 @@ def _language() -> ModuleType:
         "associative_scan": _scan,
         "exp2": lambda x: torch.exp2(value_of(x)),
         "cdiv": lambda x, y: (x + y - 1) // y,
-        "convert_layout": lambda x, _: x,
+        "convert_layout": _convert_layout,
         "allocate_shared_memory": _allocate,
         "inline_asm_elementwise": _assembly,
         "multiple_of": lambda x, _: x,
@@ -412,7 +419,9 @@ def gluon_on_cpu() -> Iterator[None]:
     """Inside, the package's Gluon modules are those that run on the CPU."""
     before = {name: sys.modules[name] for name in OURS if name in sys.modules}
     sys.modules.update(_modules())
-    yield
-    for name in OURS:
-        del sys.modules[name]
-    sys.modules.update(before)
+    try:
+        yield
+    finally:
+        for name in OURS:
+            del sys.modules[name]
+        sys.modules.update(before)

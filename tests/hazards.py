@@ -27,8 +27,8 @@ class Hazards:
     """Fences and barriers that a program's shared memory needs between threads and products.
 
     Products see what threads have written behind a fence alone. And behind a wait for a product, other warps may not be
-    through with theirs: only a barrier tells. Triton adds one before a tile is written again, but not if there has been
-    one since the product started.
+    through with theirs: only a barrier tells, before the tile is written again. Triton may add one, but is content with
+    one from before the wait.
     """
 
     writes: dict[Any, _Write] = field(default_factory=dict)  # the last one of every tile
@@ -57,7 +57,6 @@ class Hazards:
             write.fenced_by.append(by)
 
     def barrier(self, of: Partition) -> None:
-        of.barriers += 1
         self.reads = [read for read in self.reads if read[2] is not of]
 
 

@@ -31,9 +31,11 @@ def on_hopper(patch: pytest.MonkeyPatch) -> Iterator[None]:
     interpret_bfloat16(patch)
     torch.use_deterministic_algorithms(True)
     before = Kernel.launches
-    with gluon_on_cpu():
-        yield
-    torch.use_deterministic_algorithms(False)
+    try:
+        with gluon_on_cpu():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert Kernel.launches > before
 
 

@@ -53,7 +53,6 @@ class Partition:
     """What a group of warps has under way."""
 
     warps: int = 4
-    barriers: int = 0  # that it has passed
     copies: list[list[Copy]] = field(default_factory=lambda: [[]])
     products: list[Any] = field(default_factory=list)
     arrivals: list[tuple[list[Copy], Barrier]] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exact import outputs_and_gradients
 from gla_cases import GATES, make_values, run, truth
 from gla_kernels import naive_recurrent_gla
 
@@ -29,7 +30,9 @@ def test_all_outputs_and_gradients_are_those_of_autograd(gate, of_values, initia
     inputs, grads = make_values(gate, B=2, T=37, H=2, K=5, V=7, initial=initial)
     if of_values is not None:
         inputs["gv"] = GATES[of_values](torch.randn_like(inputs["v"]))
-    assert_same(truth(inputs, grads), by_autograd(inputs, grads))
+    expected = by_autograd(inputs, grads)
+    assert_same(truth(inputs, grads), expected)
+    assert_same(outputs_and_gradients(inputs, grads, heads=3), expected)
 
 
 @pytest.mark.parametrize("gate", [None, "logsigmoid"])

@@ -16,7 +16,7 @@ from hopper_on_cpu import leave_out, on_hopper, set_multiprocessors
 
 HOPPER = Path(gla_kernels.__file__).parent / "hopper"
 
-# Calls that reach all fences of a module: gates, K, V, multiprocessors, what is kept.
+# Calls that reach what a module has: gates, K, V, multiprocessors, what is kept.
 NARROW = ("per channel", 64, 64, 1, "states")
 WIDE = ("per channel", 128, 48, 1, "states")
 WALK = ("none", 256, 256, 1, "states")
@@ -30,13 +30,13 @@ CALLS = {
     "narrow.head_backward": [("per head", 64, 64, 1, "states")],
     "narrow.recurrence": [("per channel", 64, 64, 132, "states")],
     "wide.tiles": [WIDE],
-    "wide.frames": [WALK],
+    "wide.frames": [WALK, ("per channel", 256, 256, 1, "states"), ("per head", 256, 256, 1, "states")],
     "wide.walk": [WALK],
     "wide.forward": [WIDE, ("per channel", 128, 256, 1, "states")],
     "wide.head_forward": [("none", 128, 48, 1, "states")],
     "wide.specialized": [("none", 128, 256, 1, "states"), ("none", 128, 256, 1, "nothing")],
     "wide.recurrence": [WIDE],
-    "wide.readout": [("per channel", 512, 64, 1, "states")],
+    "wide.readout": [("per channel", 512, 64, 1, "states"), ("per head", 512, 64, 1, "states")],
     "wide.gradients": [WIDE, ("none", 128, 48, 132, "states"), ("none", 128, 256, 1, "states")],
     "wide.backward": [("per channel", 128, 128, 1, "states")],
 }
@@ -45,11 +45,15 @@ CALLS = {
 OTHERS = [("levels", "fill_sums"), ("wide.specialized", "specialized_forward")]
 
 
+def module_of(path):
+    return ".".join(path.relative_to(HOPPER).with_suffix("").parts)
+
+
 def fences():
     """Modules and lines of all fences."""
     found = []
     for path in sorted(HOPPER.rglob("*.py")):
-        module = ".".join(path.relative_to(HOPPER).with_suffix("").parts)
+        module = module_of(path)
         for function in ast.parse(path.read_text()).body:
             if isinstance(function, ast.FunctionDef) and (module, function.name) not in OTHERS:
                 calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
@@ -78,21 +82,19 @@ def test_no_fence_can_be_left_out(monkeypatch, module, line):
             run_all(monkeypatch, module)
 
 
-@pytest.mark.parametrize(
-    ("module", "comment"),
-    [
-        ("narrow.backward", "dq is in do_tile, and no product reads"),
-        ("strong", "no product reads the gates"),
-        ("wide.forward", "no product reads S_tile"),
-        ("wide.forward", "no product reads any tile"),
-        ("wide.head_forward", "no product reads any tile"),
-        ("wide.backward", "no product reads dS~', dP"),
-    ],
-)
-def test_no_barrier_between_a_product_and_what_is_written_over_it_can_be_left_out(monkeypatch, module, comment):
-    """Those that Triton would not add."""
-    lines = (HOPPER / f"{module.replace('.', '/')}.py").read_text().splitlines()
-    (line,) = (number for number, text in enumerate(lines, 1) if f"thread_barrier()  # {comment}" in text)
+def barriers():
+    """Modules and lines of the barriers behind which, as their comments say, no product reads what is then written."""
+    return [
+        (module_of(path), number)
+        for path in sorted(HOPPER.rglob("*.py"))
+        for number, text in enumerate(path.read_text().splitlines(), 1)
+        if "thread_barrier()  #" in text and "no product reads" in text
+    ]
+
+
+@pytest.mark.parametrize(("module", "line"), barriers())
+def test_no_barrier_between_a_product_and_what_is_written_over_it_can_be_left_out(monkeypatch, module, line):
+    """Though Triton may have other reasons for one there, and then adds it."""
     with on_hopper(monkeypatch):
         leave_out(monkeypatch, sys.modules[f"gla_kernels.hopper.{module}"], line)
         with pytest.raises(AssertionError, match="another warp's product may still read"):
