@@ -28,6 +28,7 @@ def outputs_and_gradients(inputs: dict[str, torch.Tensor | None], grads: Tensors
     # As [B * H, ...], or with tokens as [T, B * H, ...].
     flat = {name: (x if name in STATES else x.movedim(1, 0)).double() for name, x in given.items()}
     flat = {name: x.flatten(0, 1) if name in STATES else x.flatten(1, 2) for name, x in flat.items()}
+    flat |= {name: flat[name].exp() for name in ("g", "gv") if name in flat}
     flat["q"] = flat["q"] * K**-0.5
     heads = heads or (B * H if inputs["q"].is_cuda else 1)
     parts = [
@@ -44,7 +45,7 @@ def outputs_and_gradients(inputs: dict[str, torch.Tensor | None], grads: Tensors
 
 
 def _of_heads(x: Tensors) -> Tensors:
-    """All outputs and gradients of some heads, with the scale in q, so that dq lacks it."""
+    """All outputs and gradients of some heads, with the scale in q, so that dq lacks it, and decays as g and gv."""
     states = {name: x[name] for name in x if name in STATES}
     tokens = {name: x[name].contiguous() for name in x if name not in STATES}
     of_state = states["dfinal"]
@@ -54,7 +55,7 @@ def _of_heads(x: Tensors) -> Tensors:
     before = []
     for segment in segments:
         before.append(state)
-        state = _states(segment, state)[-1].clone()
+        state = _states(segment, _factors(segment), state)[-1].clone()
     parts = []
     for segment in reversed(segments):
         part, of_state = _of_segment(segment, before.pop(), of_state)
@@ -63,24 +64,24 @@ def _of_heads(x: Tensors) -> Tensors:
     return found | {"final": state, "dinitial": of_state}
 
 
-def _states(x: Tensors, start: torch.Tensor) -> torch.Tensor:
+def _states(x: Tensors, factors: list[torch.Tensor], start: torch.Tensor) -> torch.Tensor:
     """The state at the start, and S_t of every token."""
     states = start.new_empty(len(x["k"]) + 1, *start.shape)
     states[0] = start
     torch.mul(x["k"][..., None], x["v"][..., None, :], out=states[1:])
-    _add_up(list(states), _factors(x))
+    _add_up(list(states), factors)
     return states
 
 
 def _of_segment(x: Tensors, start: torch.Tensor, of_end: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     """Outputs and gradients of a segment's tokens, and the gradient of the state at its start."""
-    states, factors = _states(x, start), _factors(x)
+    factors = _factors(x)
+    states = _states(x, factors, start)
     of_states = x["q"][..., None] * x["do"][..., None, :]
     of_states[-1:] += of_end
     _add_up(list(of_states)[::-1], factors[:0:-1])
     of_start = of_states[0] * factors[0] if factors else of_end
-    a = x["g"].exp() if "g" in x else torch.ones_like(x["k"])
-    b = x["gv"].exp() if "gv" in x else torch.ones_like(x["v"])
+    a, b = x.get("g", torch.ones_like(x["k"])), x.get("gv", torch.ones_like(x["v"]))
     found = {
         "o": _rows(x["q"], states[1:]),
         "dq": _columns(states[1:], x["do"]),
@@ -94,8 +95,8 @@ def _of_segment(x: Tensors, start: torch.Tensor, of_end: torch.Tensor) -> tuple[
 def _factors(x: Tensors) -> list[torch.Tensor]:
     """By what each token multiplies the state, as far as it does."""
     factors = torch.ones_like(x["k"][:, :1, :1, None])
-    factors = factors * x["g"].exp()[..., None] if "g" in x else factors
-    factors = factors * x["gv"].exp()[..., None, :] if "gv" in x else factors
+    factors = factors * x["g"][..., None] if "g" in x else factors
+    factors = factors * x["gv"][..., None, :] if "gv" in x else factors
     return list(factors)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from exact import outputs_and_gradients
+from exact import STATES, outputs_and_gradients
 from gla_kernels import chunk_linear_attn, chunk_simple_gla
 from gla_kernels.launching.buffers import Gradients, Inputs
 from gla_kernels.launching.call import Call
@@ -122,17 +122,20 @@ def truth(
     """The float64 recurrence on the same inputs; packed sequences of the given lengths run one by one."""
     if lengths is None:
         return outputs_and_gradients(inputs, grads)
-    ends = list(itertools.accumulate(lengths))
-    states = ("initial", "final", "dinitial")  # a row per sequence; the others have one row, of all tokens
+    pairs = zip(sequences_of(inputs, lengths), sequences_of(grads, lengths), strict=True)
+    parts = [outputs_and_gradients(*pair) for pair in pairs]
+    return {name: torch.cat([part[name] for part in parts], 0 if name in STATES else 1) for name in parts[0]}
 
-    def part(tensors: dict[str, torch.Tensor | None], n: int) -> dict[str, torch.Tensor | None]:
-        tokens = slice(ends[n] - lengths[n], ends[n])
-        return {
-            name: x if x is None else x[n : n + 1] if name in states else x[:, tokens] for name, x in tensors.items()
+
+def sequences_of(
+    tensors: Mapping[str, torch.Tensor | None], lengths: Sequence[int]
+) -> Iterator[dict[str, torch.Tensor | None]]:
+    """The tensors of each packed sequence: states have a row per sequence, the others one row of all tokens."""
+    for n, (length, end) in enumerate(zip(lengths, itertools.accumulate(lengths), strict=True)):
+        yield {
+            name: x if x is None else x[n : n + 1] if name in STATES else x[:, end - length : end]
+            for name, x in tensors.items()
         }
-
-    parts = [outputs_and_gradients(part(inputs, n), part(grads, n)) for n in range(len(lengths))]
-    return {name: torch.cat([found[name] for found in parts], 0 if name in states else 1) for name in parts[0]}
 
 
 def run_with_a_tail(
@@ -140,19 +143,18 @@ def run_with_a_tail(
     **options: object,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """What `run` gives for packed sequences with 7 tokens of NaN behind the last, for which it has to give zeros."""
-    states = ("initial", "final", "dinitial")
 
     def extended(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
         return {
-            name: x if x is None or name in states
+            name: x if x is None or name in STATES
             else torch.cat([x, x.new_full((1, 7, *x.shape[2:]), math.nan)], 1)
             for name, x in tensors.items()
         }  # fmt: skip
 
     found = run(function, extended(case.inputs), extended(case.grads), cu_seqlens=cu_seqlens, **options)
     T = case.grads["o"].shape[1]
-    assert all(not x[:, T:].any() for name, x in found.items() if name not in states)
-    return {name: x if name in states else x[:, :T] for name, x in found.items()}
+    assert all(not x[:, T:].any() for name, x in found.items() if name not in STATES)
+    return {name: x if name in STATES else x[:, :T] for name, x in found.items()}
 
 
 def make_case(gate: str | None, lengths: Sequence[int] | None = None, **shape: Any) -> Case:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from exact import outputs_and_gradients
-from gla_cases import GATES, make_values, run, truth
+from gla_cases import GATES, make_values, run, sequences_of, truth
 from gla_kernels import naive_recurrent_gla
 
 
@@ -39,18 +39,11 @@ def test_all_outputs_and_gradients_are_those_of_autograd(gate, of_values, initia
 def test_packed_sequences_are_those_of_autograd_one_by_one(gate):
     lengths = [3, 0, 17, 1]
     inputs, grads = make_values(gate, H=2, K=5, V=7, lengths=lengths)
-    found, begin = truth(inputs, grads, lengths), 0
-    for n, length in enumerate(lengths):
-
-        def one(tensors, n=n, tokens=slice(begin, begin + length)):
-            return {
-                name: x if x is None else x[n : n + 1] if name in ("initial", "final", "dinitial") else x[:, tokens]
-                for name, x in tensors.items()
-            }
-
+    found = truth(inputs, grads, lengths)
+    parts = [sequences_of(tensors, lengths) for tensors in (found, inputs, grads)]
+    for length, of_found, of_inputs, of_grads in zip(lengths, *parts, strict=True):
         if length:
-            assert_same(one(found), by_autograd(one(inputs), one(grads)))
+            assert_same(of_found, by_autograd(of_inputs, of_grads))
         else:
-            assert torch.equal(found["final"][n], inputs["initial"][n].double())
-            assert torch.equal(found["dinitial"][n], grads["final"][n].double())
-        begin += length
+            assert torch.equal(of_found["final"], of_inputs["initial"].double())
+            assert torch.equal(of_found["dinitial"], of_grads["final"].double())

@@ -63,25 +63,6 @@ def fences():
     return found
 
 
-def run_all(monkeypatch, module):
-    for gates, K, V, multiprocessors, keep in CALLS[module]:
-        set_multiprocessors(monkeypatch, multiprocessors)
-        sizes = {"T": 130, "H": 1, "K": K, "V": V, "dtype": torch.bfloat16}
-        if gates in ("none", "per head"):
-            function, case = linear_or_per_head(None if gates == "none" else "logsigmoid", **sizes)
-        else:
-            function, case = chunk_gla, make_case("strong" if gates == "strong" else "logsigmoid", **sizes)
-        run(function, case.inputs, case.grads, materialize=keep)
-
-
-@pytest.mark.parametrize(("module", "line"), fences())
-def test_no_fence_can_be_left_out(monkeypatch, module, line):
-    with on_hopper(monkeypatch):
-        leave_out(monkeypatch, sys.modules[f"gla_kernels.hopper.{module}"], line)
-        with pytest.raises(AssertionError, match="a product reads what no fence is behind"):
-            run_all(monkeypatch, module)
-
-
 def barriers():
     """Modules and lines of the barriers behind which, as their comments say, no product reads what is then written."""
     return [
@@ -92,10 +73,28 @@ def barriers():
     ]
 
 
+def run_without(monkeypatch, module, line):
+    """Runs the module's calls without the fence or barrier on a line."""
+    with on_hopper(monkeypatch):
+        leave_out(monkeypatch, sys.modules[f"gla_kernels.hopper.{module}"], line)
+        for gates, K, V, multiprocessors, keep in CALLS[module]:
+            set_multiprocessors(monkeypatch, multiprocessors)
+            sizes = {"T": 130, "H": 1, "K": K, "V": V, "dtype": torch.bfloat16}
+            if gates in ("none", "per head"):
+                function, case = linear_or_per_head(None if gates == "none" else "logsigmoid", **sizes)
+            else:
+                function, case = chunk_gla, make_case("strong" if gates == "strong" else "logsigmoid", **sizes)
+            run(function, case.inputs, case.grads, materialize=keep)
+
+
+@pytest.mark.parametrize(("module", "line"), fences())
+def test_no_fence_can_be_left_out(monkeypatch, module, line):
+    with pytest.raises(AssertionError, match="a product reads what no fence is behind"):
+        run_without(monkeypatch, module, line)
+
+
 @pytest.mark.parametrize(("module", "line"), barriers())
 def test_no_barrier_between_a_product_and_what_is_written_over_it_can_be_left_out(monkeypatch, module, line):
     """Though Triton may have other reasons for one there, and then adds it."""
-    with on_hopper(monkeypatch):
-        leave_out(monkeypatch, sys.modules[f"gla_kernels.hopper.{module}"], line)
-        with pytest.raises(AssertionError, match="another warp's product may still read"):
-            run_all(monkeypatch, module)
+    with pytest.raises(AssertionError, match="another warp's product may still read"):
+        run_without(monkeypatch, module, line)
