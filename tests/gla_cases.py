@@ -200,6 +200,22 @@ def value_gated_case(gate: str | None, of_values: str, **shape: Any) -> Case:
     return Case(inputs, grads, truth(inputs, grads, shape.get("lengths")))
 
 
+def beyond_a_frame(alone: bool, power: int, **shape: Any) -> Case:
+    """Keys of about 2^power, too large for a frame beside gates of values; or values, with their gates alone.
+
+    What multiplies these is as small as they are large. From 76 on, a frame would take them beyond float32.
+    """
+    made = value_gated_case(None if alone else "mild", "mild", **shape)
+    inputs, grads, large, small = dict(made.inputs), dict(made.grads), 2.0**power, 2.0**-power
+    gates, sent, received, of = ("gv", "v", "o", grads) if alone else ("g", "k", "q", inputs)
+    inputs[gates] = torch.full_like(inputs[gates], -2.4)
+    inputs[sent] = inputs[sent] * large
+    inputs["initial"] = inputs["initial"] * large
+    of[received] = of[received] * small
+    grads["final"] = grads["final"] * small
+    return Case(inputs, grads, truth(inputs, grads))
+
+
 def per_head_case(gate: str, gates_dtype: torch.dtype = torch.float32, **shape: Any) -> Case:
     """A case whose gates are those of each head's first channel, [B, T, H]."""
     inputs, grads = make_values(gate, **shape)

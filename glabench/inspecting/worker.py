@@ -45,7 +45,8 @@ def _calls(request: Request, arch: str) -> Iterator[Any]:
             yield ahead.call_of(K, V, False, dtype, plan, bfloat16_gates, head_gated=True, **options)
     # Beside gates of values, calls take no length of chunks.
     if "value_gated" in choices and request.chunk is None:
-        yield ahead.call_of(K, V, True, dtype, plan, bfloat16_gates, value_gated=True, **options)
+        for gated in (True, False):
+            yield ahead.call_of(K, V, gated, dtype, plan, bfloat16_gates, value_gated=True, **options)
 
 
 def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from gla_cases import Case, assert_close, cumulative, run, run_with_a_tail, truth, value_gated_case
+from gla_cases import assert_close, beyond_a_frame, cumulative, run, run_with_a_tail, value_gated_case
 from gla_kernels import chunk_gla
 
 BOUNDS = {torch.bfloat16: 5e-3, torch.float16: 2e-3, torch.float32: 1e-5}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 GATES = [
-    ("mild", "mild"), ("logsigmoid", "strong"), ("strong", "resets"), ("-inf", "dead channel"), (None, "logsigmoid"),
-    ("resets", "zero"), ("mild", "-100"),
+    ("mild", "mild"), ("logsigmoid", "strong"), ("strong", "resets"), ("-inf", "dead channel"), (None, "mild"),
+    (None, "logsigmoid"), (None, "resets"), ("resets", "zero"), ("mild", "-100"),
 ]  # fmt: skip
 # B, T, H, K, V, dtype
 SHAPES = [
@@ -30,26 +30,23 @@ def test_outputs_and_gradients_are_right(shape, gates, materialize):
     assert all(torch.equal(second[name], first[name]) for name in first)
 
 
+@pytest.mark.parametrize("gate", ["logsigmoid", None])
 @pytest.mark.parametrize("lengths", [[300, 1, 0, 700], [33] * 40], ids=["few", "many"])
-def test_packed_sequences_and_what_is_behind_them(lengths):
-    case = value_gated_case("logsigmoid", "resets", H=2, K=64, V=128, dtype=BF16, device="cuda", lengths=lengths)
+def test_packed_sequences_and_what_is_behind_them(lengths, gate):
+    case = value_gated_case(gate, "resets", H=2, K=64, V=128, dtype=BF16, device="cuda", lengths=lengths)
     found = run_with_a_tail(chunk_gla, case, cumulative(lengths, device="cuda"))
     assert_close(found, case, BOUNDS[BF16])
 
 
-def test_a_compiled_call_has_the_same_bits():
-    case = value_gated_case("logsigmoid", "logsigmoid", B=2, T=100, H=2, K=64, V=64, dtype=BF16, device="cuda")
+@pytest.mark.parametrize("gate", ["logsigmoid", None])
+def test_a_compiled_call_has_the_same_bits(gate):
+    case = value_gated_case(gate, "logsigmoid", B=2, T=100, H=2, K=64, V=64, dtype=BF16, device="cuda")
     eager = run(chunk_gla, case.inputs, case.grads)
     compiled = run(torch.compile(chunk_gla, fullgraph=True), case.inputs, case.grads)
     assert all(torch.equal(eager[name], compiled[name]) for name in eager)
 
 
-def test_values_that_a_frame_cannot_hold():
-    """Half of a chunk's total gate would take keys of 2^80 beyond every format."""
-    made = value_gated_case("mild", "mild", B=2, T=150, H=2, K=64, V=64, dtype=BF16, device="cuda")
-    inputs = made.inputs | {"q": made.inputs["q"] * 2.0**-80, "k": made.inputs["k"] * 2.0**80}
-    inputs["g"] = torch.full_like(made.inputs["g"], -2.4)
-    inputs["initial"] = made.inputs["initial"] * 2.0**80
-    grads = made.grads | {"final": made.grads["final"] * 2.0**-80}
-    case = Case(inputs, grads, truth(inputs, grads))
+@pytest.mark.parametrize("alone", [False, True], ids=["keys", "values alone"])
+def test_what_a_frame_cannot_hold(alone):
+    case = beyond_a_frame(alone, 80, B=2, T=150, H=2, K=64, V=64, dtype=BF16, device="cuda")
     assert_close(run(chunk_gla, case.inputs, case.grads), case, BOUNDS[BF16])

@@ -22,8 +22,8 @@ VALUE_GATED_STACK = 2048
 # from checkpoints; with gates, backwards without dg too. In the portable family also the recurrence; for narrow heads
 # on Hopper also both recurrences, plain forms for pieces and from checkpoints, plain kernels with a gate per head and
 # their sums, and both scans over pieces. In both, those that clear tails and, if chunks have their usual length, those
-# with gates of values.
-VALUE_GATED = 8
+# with gates of values, beside those of keys and alone.
+VALUE_GATED = 2 * 8
 KERNELS = {"triton": 17 + VALUE_GATED, "hopper": 50 + VALUE_GATED}
 
 
@@ -202,11 +202,12 @@ def test_the_kernels_around_others_keep_everything_in_registers(requests):
 
 OF_VALUES = tuple(f"value-gated {name}" for name in ("states", "reverse states"))
 PARTS_OF_VALUES = ("outputs", "gradients of values", "gradients of keys")
+ALONE = tuple(f"value-gated {name}, values alone" for name in ("states", *PARTS_OF_VALUES))
 WITH_GATES_OF_VALUES = {
     "of each kind": [
         request_of("hopper", 128, 256, (
             *OF_VALUES, *(f"value-gated {part}" for part in PARTS_OF_VALUES),
-            *(f"value-gated strong {part}" for part in PARTS_OF_VALUES[1:]),
+            *(f"value-gated strong {part}" for part in PARTS_OF_VALUES[1:]), *ALONE,
         )),
         *(
             request_of("triton", 64, 64, (OF_VALUES[0], "value-gated strong gradients of keys"), arch)
@@ -215,6 +216,7 @@ WITH_GATES_OF_VALUES = {
     ],
     "others": [
         request_of("hopper", 128, 256, ("value-gated strong outputs",)),
+        request_of("triton", 64, 64, ALONE, "80"),
         request_of("triton", 64, 64, ("value-gated gradients of keys",), "80"),
         request_of("triton", 64, 64, (
             OF_VALUES[0], "value-gated gradients of keys", "value-gated strong gradients of keys",

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gla_cases import assert_close, cumulative, run, run_with_a_tail, value_gated_case
+from gla_cases import assert_close, beyond_a_frame, cumulative, run, run_with_a_tail, value_gated_case
 from gla_kernels import chunk_gla, chunk_linear_attn, chunk_retention, fused_recurrent_gla, naive_recurrent_gla
 from gla_kernels.simple import retention_gates
 from gla_kernels.value_gated import calls
@@ -12,8 +12,8 @@ EXACT, HALF = 2e-5, 2e-3
 
 
 GATES = [
-    ("mild", "mild"), ("logsigmoid", "strong"), ("strong", "resets"), ("-inf", "dead channel"), (None, "logsigmoid"),
-    ("resets", "zero"), ("mild", "-100"),
+    ("mild", "mild"), ("logsigmoid", "strong"), ("strong", "resets"), ("-inf", "dead channel"), (None, "mild"),
+    (None, "logsigmoid"), (None, "resets"), ("resets", "zero"), ("mild", "-100"),
 ]  # fmt: skip
 
 
@@ -39,10 +39,17 @@ def test_any_length(T):
     assert_close(run(chunk_gla, case.inputs, case.grads), case, EXACT)
 
 
-def test_packed_sequences_and_what_is_behind_them():
+@pytest.mark.parametrize("gate", ["logsigmoid", None])
+def test_packed_sequences_and_what_is_behind_them(gate):
     lengths = [40, 0, 1, 64, 33]
-    case = value_gated_case("logsigmoid", "resets", lengths=lengths, K=16, V=16)
+    case = value_gated_case(gate, "resets", lengths=lengths, K=16, V=16)
     assert_close(run_with_a_tail(chunk_gla, case, cumulative(lengths)), case, EXACT)
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["keys", "values alone"])
+def test_what_a_frame_cannot_hold(alone):
+    case = beyond_a_frame(alone, 60, T=70, H=1, K=16, V=24)
+    assert_close(run(chunk_gla, case.inputs, case.grads), case, EXACT)
 
 
 def test_special_cases_are_other_functions():

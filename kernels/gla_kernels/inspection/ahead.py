@@ -121,7 +121,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class ValueGatedCall(Call):
-    """A call with gates of keys and of values, for compiling. Of its plan, its kernels have the length of chunks."""
+    """A call with gates of values, alone or with those of keys (`gated`), for compiling.
+
+    Of its plan, its kernels have the length of chunks.
+    """
 
     value_gated: bool = True
 
@@ -186,9 +189,11 @@ def _value_gated_variants(call: Call) -> Iterator[Variant]:
     tile = value_gated_tile(call.K, call.V, call.operands.dtype)
     chunks_tile = value_gated_chunks_tile(call.K, call.V, call.operands.dtype)
     options = {"num_stages": tile.stages}
+    alone = "" if call.gated else ", values alone"
     for reverse in (False, True):
         name = "reverse states" if reverse else "states"
-        yield Variant(name, "plain", value_gated_states, tile, {"REVERSE": reverse}, options=options)
+        switches = {"REVERSE": reverse, "KEYS_GATED": call.gated}
+        yield Variant(name + alone, "plain", value_gated_states, tile, switches, options=options)
     keys, values = (call.K, tile.block_k), (call.V, tile.block_v)
     for name, of_keys, absent in (
         ("outputs", False, ("late", "dstates", "early_out", "gates_out")),
@@ -197,11 +202,12 @@ def _value_gated_variants(call: Call) -> Iterator[Variant]:
     ):
         (D, BD), (E, BE) = (keys, values) if of_keys else (values, keys)
         sizes = {"D": D, "E": E, "BD": BD, "BE": BE, "KEYS": of_keys, "FORWARD": "dstates" in absent}
-        for framed in (True, False):
-            yield Variant(
-                name, "plain" if framed else "strong", value_gated_chunks, chunks_tile, sizes | {"FRAMED": framed},
-                absent, options,
-            )  # fmt: skip
+        sizes |= {"OWN_GATED": call.gated or not of_keys, "OTHER_GATED": call.gated or of_keys}
+        if not call.gated:
+            absent = (*absent, *(("gates", "gates_out") if of_keys else ("other_gates",)))
+        for form in ("plain", "strong"):
+            switches = sizes | {"FRAMED": form == "plain"}
+            yield Variant(name + alone, form, value_gated_chunks, chunks_tile, switches, absent, options)
 
 
 def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, bool]) -> Iterator[Variant]:

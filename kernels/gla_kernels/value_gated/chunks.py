@@ -18,6 +18,7 @@ up to token i, a_C their total, e those of the other side, and all exponents at 
 
 so one kernel computes all of them. Where a chunk's gates sum to little, 2^(a_i - a_j) is 2^(a_i - a_C / 2) times
 2^(a_C / 2 - a_j), and pairs are one product of operands so scaled; otherwise they are those of `portable/tree.py`.
+A side without gates has no factors: its pairs are a product of the columns as they are, and it has no gates'.
 """
 
 import triton
@@ -42,26 +43,30 @@ def load_state(ptr, own, other, D: tl.constexpr, E: tl.constexpr, KEYS: tl.const
 
 
 @triton.jit
-def mild(total, late, early):
-    """Whether one product gives the pairs of these columns: their gates and values leave operands finite."""
-    largest = tl.maximum(tl.max(tl.abs(late)), tl.max(tl.abs(early)))
-    # A NaN is not mild: the tree keeps it from the tokens before it.
-    return (tl.min(tl.where(total >= FRAME_LIMIT, 1, 0)) == 1) & (largest <= FRAME_VALUES)
+def mild_gates(total):
+    """Whether the totals of columns' gates leave a frame's factors finite. A NaN is not mild."""
+    return tl.min(tl.where(total >= FRAME_LIMIT, 1, 0)) == 1
+
+
+@triton.jit
+def mild_values(late, early):
+    """Whether these columns are finite in a frame. A NaN is not mild: the tree keeps it from the tokens before it."""
+    return tl.maximum(tl.max(tl.abs(late)), tl.max(tl.abs(early))) <= FRAME_VALUES
 
 
 @triton.jit(do_not_specialize=["T", "H", "N"])
 def value_gated_chunks(
     late,  # [B, T, H, D], any strides of B, T and H, like the next five; unused if FORWARD
     early,  # [B, T, H, D]
-    gates,  # [B, T, H, D], natural log, <= 0
+    gates,  # [B, T, H, D], natural log, <= 0; unused without OWN_GATED
     other_late,  # [B, T, H, E]
     other_early,  # [B, T, H, E]
-    other_gates,  # [B, T, H, E]
+    other_gates,  # [B, T, H, E]; unused without OTHER_GATED
     states,  # [slots, H, K, V] in DOT: the state before each chunk
     dstates,  # [slots, H, K, V] in DOT: the gradient of the state after each chunk; unused if FORWARD
     late_out,  # [B, T, H, D], contiguous like the others: o, or dq if KEYS; not written otherwise
     early_out,  # [B, T, H, D]: dv or dk; not written if FORWARD
-    gates_out,  # [B, T, H, D]: dgv or dg; not written if FORWARD
+    gates_out,  # [B, T, H, D]: dgv or dg; not written if FORWARD or without OWN_GATED
     strong,  # [programs] int32: whether a program's chunk needs the tree; written if FRAMED, otherwise read
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     late_scale,  # of late: q has one
@@ -81,6 +86,8 @@ def value_gated_chunks(
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
     KEYS: tl.constexpr,  # own columns are keys
+    OWN_GATED: tl.constexpr,
+    OTHER_GATED: tl.constexpr,
     FORWARD: tl.constexpr,
     FRAMED: tl.constexpr,  # pairs in one product, right where gates are mild; otherwise by the tree, where they are not
 ):  # fmt: skip
@@ -101,7 +108,8 @@ def value_gated_chunks(
     wide = h.to(tl.int64)
     other_late += b * other_late_b + t * other_late_t + wide * other_late_h
     other_early += b * other_early_b + t * other_early_t + wide * other_early_h
-    other_gates += b * other_gates_b + t * other_gates_t + wide * other_gates_h
+    if OTHER_GATED:
+        other_gates += b * other_gates_b + t * other_gates_t + wide * other_gates_h
     state_at = (slot.to(tl.int64) * H + h) * D * E
     out = ((b * T + t) * H + h) * D
     steps = tl.arange(0, C)
@@ -123,17 +131,21 @@ def value_gated_chunks(
         other = column + tl.arange(0, BE)
         ol = load_tile(other_late, steps, other, other_late_t, rows_left, E).to(tl.float32) * other_scale
         oe = load_tile(other_early, steps, other, other_early_t, rows_left, E).to(tl.float32)
-        og = plain_gates(load_tile(other_gates, steps, other, other_gates_t, rows_left, E))
         pairs += tl.where(diagonal, tl.sum(ol * oe, axis=1)[:, None], 0.0)
-        total = tl.sum(og, axis=0)
-        late_factor = tl.exp2(select_sum(up_to_me, og, 2, DOT))
-        early_factor = tl.exp2(select_sum(after_me, og, 2, DOT))
-        if FRAMED:
-            framed &= mild(total, ol, oe)
+        from_start, to_end = ol, oe  # decayed from the chunk's start, and to its end
+        if OTHER_GATED:
+            og = plain_gates(load_tile(other_gates, steps, other, other_gates_t, rows_left, E))
+            total = tl.sum(og, axis=0)
+            from_start = ol * tl.exp2(select_sum(up_to_me, og, 2, DOT))
+            to_end = oe * tl.exp2(select_sum(after_me, og, 2, DOT))
+        if not OTHER_GATED:
+            product = tl.dot(ol.to(DOT), tl.trans(oe.to(DOT)), input_precision=PRECISION)
+            pairs += tl.where(before_me, product, 0.0)
+        elif FRAMED:
+            framed &= mild_gates(total) & mild_values(ol, oe)
             lift = tl.exp2(tl.minimum(-0.5 * total, -0.5 * FRAME_LIMIT))[None, :]
             product = tl.dot(
-                (ol * late_factor * lift).to(DOT), tl.trans((oe * early_factor * lift).to(DOT)),
-                input_precision=PRECISION,
+                (from_start * lift).to(DOT), tl.trans((to_end * lift).to(DOT)), input_precision=PRECISION
             )  # fmt: skip
             pairs += tl.where(before_me, product, 0.0)
         else:
@@ -144,48 +156,57 @@ def value_gated_chunks(
                 pairs += tl.where(before_me & at_level(steps, size), product, 0.0)
                 size *= 2
         S = load_state(states + state_at, own, other, D, E, KEYS)
-        received = tl.dot((ol * late_factor).to(DOT), S, received, input_precision=PRECISION)
+        received = tl.dot(from_start.to(DOT), S, received, input_precision=PRECISION)
         if not FORWARD:
             dS = load_state(dstates + state_at, own, other, D, E, KEYS)
-            sent = tl.dot((oe * early_factor).to(DOT), dS, sent, input_precision=PRECISION)
-            passed += tl.sum(S.to(tl.float32) * dS.to(tl.float32) * tl.exp2(total)[:, None], axis=0)
+            sent = tl.dot(to_end.to(DOT), dS, sent, input_precision=PRECISION)
+            if OWN_GATED:
+                both = S.to(tl.float32) * dS.to(tl.float32)
+                passed += tl.sum(both * tl.exp2(total)[:, None] if OTHER_GATED else both, axis=0)
 
-    step_gates = plain_gates(
-        load_tile(gates + b * gates_b + t * gates_t + wide * gates_h, steps, own, gates_t, rows_left, D)
-    )
     be = load_tile(early + b * early_b + t * early_t + wide * early_h, steps, own, early_t, rows_left, D).to(tl.float32)
     if FORWARD:
         bl = tl.zeros([C, BD], dtype=tl.float32)
     else:
         bl = load_tile(late + b * late_b + t * late_t + wide * late_h, steps, own, late_t, rows_left, D).to(tl.float32)
         bl *= late_scale
-    total = tl.sum(step_gates, axis=0)
-    late_factor = tl.exp2(select_sum(up_to_me, step_gates, 2, DOT))
-    early_factor = tl.exp2(select_sum(after_me, step_gates, 2, DOT))
-    received *= late_factor
-    if not FORWARD:
-        sent *= early_factor
-        from_state = bl * received
-        balance = be * sent
+    if OWN_GATED:
+        step_gates = plain_gates(
+            load_tile(gates + b * gates_b + t * gates_t + wide * gates_h, steps, own, gates_t, rows_left, D)
+        )
+        own_total = tl.sum(step_gates, axis=0)
+        late_factor = tl.exp2(select_sum(up_to_me, step_gates, 2, DOT))
+        early_factor = tl.exp2(select_sum(after_me, step_gates, 2, DOT))
+        received *= late_factor
+        if not FORWARD:
+            sent *= early_factor
+            from_state = bl * received
+            balance = be * sent
+    else:
+        step_gates = tl.zeros([C, BD], dtype=tl.float32)
     same = tl.sum(tl.where(diagonal, pairs, 0.0).to(DOT).to(tl.float32), axis=1)[:, None]
     received += same * be
     if not FORWARD:
         sent += same * bl
     pairs = tl.where(before_me, pairs, 0.0).to(DOT)
     if FRAMED:
-        tl.store(strong + pid, tl.where(framed & mild(total, bl, be), 0, 1))
-        lift = tl.exp2(tl.minimum(-0.5 * total, -0.5 * FRAME_LIMIT))[None, :]
-        late_factor *= lift
-        early_factor *= lift
-        sender = (be * early_factor).to(DOT)
+        framed &= mild_values(bl, be)
+        if OWN_GATED:
+            framed &= mild_gates(own_total)
+            lift = tl.exp2(tl.minimum(-0.5 * own_total, -0.5 * FRAME_LIMIT))[None, :]
+            late_factor *= lift
+            early_factor *= lift
+        tl.store(strong + pid, tl.where(framed, 0, 1))
+        sender = (be * early_factor).to(DOT) if OWN_GATED else be.to(DOT)
         product = tl.dot(pairs, sender, input_precision=PRECISION)
-        received += product * late_factor
+        received += product * late_factor if OWN_GATED else product
         if not FORWARD:
-            receiver = (bl * late_factor).to(DOT)
-            balance -= receiver.to(tl.float32) * product
-            product = tl.dot(tl.trans(pairs), receiver, input_precision=PRECISION)
-            balance += sender.to(tl.float32) * product
-            sent += product * early_factor
+            receiver = (bl * late_factor).to(DOT) if OWN_GATED else bl.to(DOT)
+            product_t = tl.dot(tl.trans(pairs), receiver, input_precision=PRECISION)
+            sent += product_t * early_factor if OWN_GATED else product_t
+            if OWN_GATED:
+                balance -= receiver.to(tl.float32) * product
+                balance += sender.to(tl.float32) * product_t
     else:
         mirrored = pairs if FORWARD else (pairs.to(tl.float32) + tl.trans(pairs).to(tl.float32)).to(DOT)
         size = 1
@@ -194,8 +215,9 @@ def value_gated_chunks(
             chosen = tl.where(at_level(steps, size), mirrored, 0.0).to(DOT)
             product = tl.dot(chosen, tile, input_precision=PRECISION)
             if not FORWARD:
-                change = tile.to(tl.float32) * product
-                balance += tl.where(is_late, -change, change)
+                if OWN_GATED:
+                    change = tile.to(tl.float32) * product
+                    balance += tl.where(is_late, -change, change)
                 sent += tl.where(is_late, 0.0, product * factor)
             received += tl.where(is_late, product * factor, 0.0)
             size *= 2
@@ -204,6 +226,8 @@ def value_gated_chunks(
         store_tile(late_out + out, received * late_scale, steps, own, stride, rows_left, D)
     if not FORWARD:
         store_tile(early_out + out, sent, steps, own, stride, rows_left, D)
-        sums = select_sum(steps[:, None] <= steps[None, :], from_state, 2, DOT)
-        sums += select_sum(before_me, balance, 2, DOT)
-        store_tile(gates_out + out, sums + (tl.exp2(total) * passed)[None, :], steps, own, stride, rows_left, D)
+        if OWN_GATED:
+            sums = select_sum(steps[:, None] <= steps[None, :], from_state, 2, DOT)
+            sums += select_sum(before_me, balance, 2, DOT)
+            passed *= tl.exp2(own_total)
+            store_tile(gates_out + out, sums + passed[None, :], steps, own, stride, rows_left, D)

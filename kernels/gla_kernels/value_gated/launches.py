@@ -40,7 +40,7 @@ def value_gated_chunks_tile(K: int, V: int, dtype: torch.dtype) -> Tile:
 
 
 class Tensors(NamedTuple):
-    """The tensors of a call: q, k, g [B, T, H, K], v, gv [B, T, H, V], cu_seqlens [N + 1] or None.
+    """The tensors of a call: q, k, g [B, T, H, K], v, gv [B, T, H, V], cu_seqlens [N + 1]; g, cu_seqlens or None.
 
     All but the last have a contiguous last dimension.
     """
@@ -48,7 +48,7 @@ class Tensors(NamedTuple):
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    g: torch.Tensor
+    g: torch.Tensor | None
     gv: torch.Tensor
     cu_seqlens: torch.Tensor | None
 
@@ -106,7 +106,7 @@ class ValueGated:
         value_gated_states[(programs,)](
             x=x, y=y, g=t.g, gv=t.gv, initial=start, end=end, states=states, scale=self.scale if reverse else 1.0,
             **named_strides(x=x, y=y, g=t.g, gv=t.gv), K=K, V=V, BK=BK, BV=BV, REVERSE=reverse,
-            **self._common, **self._tile.options,
+            KEYS_GATED=t.g is not None, **self._common, **self._tile.options,
         )  # fmt: skip
         return states, end
 
@@ -123,7 +123,8 @@ class ValueGated:
             value_gated_chunks[(programs,)](
                 **tensors, **named_strides(**{name: tensors[name] for name in inputs}), strong=strong,
                 late_scale=self.scale if keys else 1.0, other_scale=1.0 if keys else self.scale, N=t.sequences,
-                D=D, E=E, BD=BD, BE=BE, KEYS=keys, FORWARD=tensors["dstates"] is None, FRAMED=framed,
+                D=D, E=E, BD=BD, BE=BE, KEYS=keys, OWN_GATED=tensors["gates"] is not None,
+                OTHER_GATED=tensors["other_gates"] is not None, FORWARD=tensors["dstates"] is None, FRAMED=framed,
                 **self._common, **options,
             )  # fmt: skip
 
@@ -141,10 +142,11 @@ class ValueGated:
     def backward(
         self, do: torch.Tensor, dfinal: torch.Tensor | None, states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """dq, dk, dv, dg, dgv and the gradient of the initial states."""
+        """dq, dk, dv, dg (empty without g), dgv and the gradient of the initial states."""
         t = self.tensors
         dstates, dinitial = self.walk(t.q, do, dfinal, reverse=True)
-        dq, dk, dv, dg, dgv = (self._new_like(x) for x in (t.q, t.k, t.v, t.g, t.gv))
+        dq, dk, dv, dgv = (self._new_like(x) for x in (t.q, t.k, t.v, t.gv))
+        dg = t.q.new_empty(0, dtype=torch.float32) if t.g is None else self._new_like(t.g)
         kept = {"states": states, "dstates": dstates}
         self._chunks(
             False, late=do, early=t.v, gates=t.gv, other_late=t.q, other_early=t.k, other_gates=t.g,

@@ -16,8 +16,7 @@ def _call(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, gv: torch.Tensor,
     cu_seqlens: torch.Tensor | None, scale: float,
 ) -> ValueGated:  # fmt: skip
-    # Without gates of keys, all tokens share a row of zeros.
-    gates = q.new_zeros(q.shape[-1:], dtype=torch.float32).expand(q.shape) if g is None else rows(g)
+    gates = None if g is None else rows(g)
     return ValueGated(Tensors(rows(q), rows(k), rows(v), gates, rows(gv), settled(cu_seqlens)), scale)
 
 
@@ -46,7 +45,10 @@ def _backward(
     initial: torch.Tensor | None, cu_seqlens: torch.Tensor | None, do: torch.Tensor, dfinal: torch.Tensor | None,
     states: torch.Tensor, scale: float,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Returns dq, dk, dv, dg, dgv and the gradient of the initial states. `states`: kept ones, or an empty tensor."""
+    """Returns dq, dk, dv, dg, dgv and the gradient of the initial states.
+
+    Without g, dg is empty. `states`: kept ones, or an empty tensor.
+    """
     with device_of(q):
         call = _call(q, k, v, g, gv, cu_seqlens, scale)
         if not states.numel():
@@ -60,7 +62,7 @@ def _fake_backward(
     initial: torch.Tensor | None, cu_seqlens: torch.Tensor | None, do: torch.Tensor, dfinal: torch.Tensor | None,
     states: torch.Tensor, scale: float,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    gates = q.new_empty(q.shape, dtype=torch.float32) if g is None else g.new_empty(g.shape)
+    gates = q.new_empty(0, dtype=torch.float32) if g is None else g.new_empty(g.shape)
     made = (x.new_empty(x.shape) for x in (q, k, v))
     return *made, gates, gv.new_empty(gv.shape), _call(q, k, v, g, gv, cu_seqlens, scale).new_states(torch.float32)
 

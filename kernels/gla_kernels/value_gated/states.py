@@ -19,7 +19,7 @@ from gla_kernels.portable.tiles import first_slot, load_tile, locate, plain_gate
 def value_gated_states(
     x,  # [B, T, H, K]: k, or q in reverse; any strides of B, T and H, like the next three
     y,  # [B, T, H, V]: v, or do in reverse
-    g,  # [B, T, H, K]: gates of keys, natural log, <= 0
+    g,  # [B, T, H, K]: gates of keys, natural log, <= 0; unused without KEYS_GATED
     gv,  # [B, T, H, V]: gates of values
     initial,  # [N, H, K, V] float32: the states before the first chunk; in reverse their gradient after the last one
     end,  # [N, H, K, V] float32: the states after the last chunk; in reverse their gradient before the first one
@@ -37,6 +37,7 @@ def value_gated_states(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     VARLEN: tl.constexpr,
+    KEYS_GATED: tl.constexpr,
     REVERSE: tl.constexpr,
 ):  # fmt: skip
     """A program handles BK key and BV value columns of one sequence and head."""
@@ -55,7 +56,8 @@ def value_gated_states(
     t = (begin + start * C).to(tl.int64)
     x += b * x_b + t * x_t + h.to(tl.int64) * x_h
     y += b * y_b + t * y_t + h.to(tl.int64) * y_h
-    g += b * g_b + t * g_t + h.to(tl.int64) * g_h
+    if KEYS_GATED:
+        g += b * g_b + t * g_t + h.to(tl.int64) * g_h
     gv += b * gv_b + t * gv_t + h.to(tl.int64) * gv_h
     slot = first_slot(n, begin, length, C, VARLEN) + start
     states += (slot.to(tl.int64) * H + h) * K * V
@@ -66,18 +68,23 @@ def value_gated_states(
     S = load_tile(initial + at, kcols, vcols, V, K, V).to(tl.float32)
     for i in tl.range(0, chunks):
         rows_left = length - (start + step * i) * C
-        gates_k = plain_gates(load_tile(g, steps, kcols, g_t, rows_left, K))
+        if KEYS_GATED:
+            gates_k = plain_gates(load_tile(g, steps, kcols, g_t, rows_left, K))
         gates_v = plain_gates(load_tile(gv, steps, vcols, gv_t, rows_left, V))
         bx = load_tile(x, steps, kcols, x_t, rows_left, K).to(tl.float32) * scale
         by = load_tile(y, steps, vcols, y_t, rows_left, V).to(tl.float32)
-        bx = (bx * tl.exp2(select_sum(counted, gates_k, 2, DOT))).to(DOT)
+        if KEYS_GATED:
+            bx *= tl.exp2(select_sum(counted, gates_k, 2, DOT))
+        bx = bx.to(DOT)
         by = (by * tl.exp2(select_sum(counted, gates_v, 2, DOT))).to(DOT)
         store_tile(states, S, kcols, vcols, V, K, V)
-        S *= tl.exp2(tl.sum(gates_k, axis=0))[:, None] * tl.exp2(tl.sum(gates_v, axis=0))[None, :]
+        decays = tl.exp2(tl.sum(gates_v, axis=0))[None, :]
+        S *= tl.exp2(tl.sum(gates_k, axis=0))[:, None] * decays if KEYS_GATED else decays
         S = tl.dot(tl.trans(bx), by, S, input_precision=PRECISION)
         x += step * C * x_t
         y += step * C * y_t
-        g += step * C * g_t
+        if KEYS_GATED:
+            g += step * C * g_t
         gv += step * C * gv_t
         states += step * H * K * V
     store_tile(end + at, S, kcols, vcols, V, K, V)
