@@ -131,10 +131,11 @@ def value_gated_chunks(
         other = column + tl.arange(0, BE)
         ol = load_tile(other_late, steps, other, other_late_t, rows_left, E).to(tl.float32) * other_scale
         oe = load_tile(other_early, steps, other, other_early_t, rows_left, E).to(tl.float32)
+        if OTHER_GATED:
+            og = plain_gates(load_tile(other_gates, steps, other, other_gates_t, rows_left, E))
         pairs += tl.where(diagonal, tl.sum(ol * oe, axis=1)[:, None], 0.0)
         from_start, to_end = ol, oe  # decayed from the chunk's start, and to its end
         if OTHER_GATED:
-            og = plain_gates(load_tile(other_gates, steps, other, other_gates_t, rows_left, E))
             total = tl.sum(og, axis=0)
             from_start = ol * tl.exp2(select_sum(up_to_me, og, 2, DOT))
             to_end = oe * tl.exp2(select_sum(after_me, og, 2, DOT))
