@@ -206,8 +206,8 @@ def _value_gated_variants(call: Call) -> Iterator[Variant]:
         if not call.gated:
             absent = (*absent, *(("gates", "gates_out") if of_keys else ("other_gates",)))
         for form in ("plain", "strong"):
-            switches = sizes | {"FRAMED": form == "plain"}
-            yield Variant(name + alone, form, value_gated_chunks, chunks_tile, switches, absent, options)
+            framed = sizes | {"FRAMED": form == "plain"}
+            yield Variant(name + alone, form, value_gated_chunks, chunks_tile, framed, absent, options)
 
 
 def _narrow_variants(call: Call, forward: dict[str, bool], backward: dict[str, bool]) -> Iterator[Variant]:
