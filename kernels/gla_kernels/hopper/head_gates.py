@@ -98,12 +98,6 @@ def halves_sums(x):
 
 
 @gluon.jit
-def column_sums(x):
-    """Sums of the columns of x [64, N]: [4, N], one for each 16 rows, which a warp holds."""
-    return gl.sum(x.reshape([x.shape[0] // 16, 16, x.shape[1]]), axis=1)
-
-
-@gluon.jit
 def store_total(totals, x):
     """Writes the sum of x [C, K] to `totals` [8]: what each of eight warps holds, 16 rows and half of the columns."""
     C: gl.constexpr = x.shape[0]
@@ -152,10 +146,8 @@ def add(x, y):
 
 
 @gluon.jit
-def store_head_gates(ptr, H, sent, totals, rows_left, lost=None):
-    """Writes dg of a chunk's tokens: all of `totals`, and the sum of `sent` [C, parts] before token t.
-
-    `lost` [parts, C], if any, is subtracted from `sent`.
+def store_head_gates(ptr, H, sent, totals, rows_left):
+    """Writes dg of a chunk's tokens: all of `totals`, and the sum of `sent` before token t.
 
     `ptr` is that of the first token; neighbours are H apart. A barrier lies between the writes of these and this. Every
     warp computes the same.
@@ -168,11 +160,7 @@ def store_head_gates(ptr, H, sent, totals, rows_left, lost=None):
     each: gl.constexpr = count // 32 if count > 32 else count
     total = gl.sum(flat.load(gl.BlockedLayout([each], [32], [W], [0])), axis=0)
     tokens: gl.constexpr = gl.BlockedLayout([C // 32], [32], [W], [0])
-    of_tokens = gl.convert_layout(gl.sum(sent.load(rows_layout), axis=1), tokens)
-    if lost is not None:
-        columns_layout: gl.constexpr = gl.BlockedLayout([lost.shape[0], C // 32], [1, 32], [W, 1], [1, 0])
-        of_tokens -= gl.convert_layout(gl.sum(lost.load(columns_layout), axis=0), tokens)
-    before_next = gl.associative_scan(of_tokens, 0, add)
+    before_next = gl.associative_scan(gl.convert_layout(gl.sum(sent.load(rows_layout), axis=1), tokens), 0, add)
     next_row = gl.arange(0, C, tokens) + 1
     dtype: gl.constexpr = ptr.dtype.element_ty
     gl.store(ptr + next_row.to(gl.int64) * H, (before_next + total).to(dtype), next_row < gl.minimum(rows_left, C))

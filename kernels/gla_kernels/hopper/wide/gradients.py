@@ -34,7 +34,6 @@ from gla_kernels.hopper.copies import fetch, write
 from gla_kernels.hopper.gates import fetch_gates, make_words
 from gla_kernels.hopper.head_gates import (
     chunk_gate,
-    column_sums,
     decay_to_end,
     fetch_sums,
     halves_sums,
@@ -132,10 +131,6 @@ def wide_gradients(
     # would wait for its reads. With gates per channel this was not tried.
     IN_REGISTERS: gl.constexpr = blocks_k == 1 and blocks_v > 1 and not GATED
     left: gl.constexpr = gl.DotOperandLayout(0, accumulator(BV, C, WARPS), 2)
-    left_of_scores: gl.constexpr = gl.DotOperandLayout(0, accumulator(C, C, WARPS), 2)
-    left_of_keys: gl.constexpr = gl.DotOperandLayout(0, accumulator(BK, C, WARPS), 2)
-    # Whether dg has sums over pairs of tokens, of P and its gradient.
-    PAIRS: gl.constexpr = IN_REGISTERS and HEAD_GATED and STORE_DG
     wait_for_previous_kernel()
     pid = gl.program_id(0)
     k0 = pid % blocks_k * BK
@@ -325,16 +320,9 @@ def wide_gradients(
             if blocks_k == 1:
                 bdv = product(Pt_operand, do_tile, C, BV, WARPS)
                 bdv = add_product(k_for_state, dS_tile, bdv)
-            if IN_REGISTERS:  # transposed like P, so that values are the left operand of both
-                values = v_tile.load(left_of_scores)
-                dP = add_product(values, do_tile.permute((1, 0)), dP)
-            else:
-                dP = add_product(do_tile, v_tile.permute((1, 0)), dP)
+            dP = add_product(do_tile, v_tile.permute((1, 0)), dP)
             bdq = add_product(do_tile, S_tile.permute((1, 0)), bdq)
-            if IN_REGISTERS:
-                bdk = add_product(gl.convert_layout(values, left_of_keys), dS_tile.permute((1, 0)), bdk)
-            else:
-                bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
+            bdk = add_product(v_tile, dS_tile.permute((1, 0)), bdk)
             if STORE_DG:
                 S = to_float32(S_tile.load(state_rows))
                 boundary += gl.sum(S * dS_tile.load(state_rows).to(gl.float32), axis=1)
@@ -348,16 +336,9 @@ def wide_gradients(
         async_copy.wait_group(0)
         thread_barrier()
         if not GATED:
-            if PAIRS:
-                pairs = masked(dP * to_float32(Pt_tile.load(dP.type.layout)), triangle(C, False, True, WARPS))
-            if IN_REGISTERS:
-                dP *= score_decays(sums, accumulator(C, C, WARPS), False) * scale if HEAD_GATED else scale
-            else:
-                dP *= score_decays(sums, accumulator(C, C, WARPS), True) * scale if HEAD_GATED else scale
-        dA_memory = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
-        dA = masked(dP, triangle(C, not IN_REGISTERS, True, WARPS)).to(gl.bfloat16)
-        dA_memory.store(dA)
-        dA_tile = dA_memory.permute((1, 0)) if IN_REGISTERS else dA_memory
+            dP *= score_decays(sums, accumulator(C, C, WARPS), True) * scale if HEAD_GATED else scale
+        dA_tile = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
+        dA_tile.store(masked(dP, triangle(C, True, True, WARPS)).to(gl.bfloat16))
         fence_async_shared()
         thread_barrier()
     if not GATED:
@@ -375,30 +356,22 @@ def wide_gradients(
         bdq += intra
         high, low = split(to_float32(k_tile.load(key_tile)) * bdk - Q * intra)
     else:
-        if PAIRS:
-            to_state = to_float32(k_tile.load(key_tile)) * bdk
         bdk = add_product(dA_tile.permute((1, 0)), q_tile, bdk)
         if STORE_DG:
             sent = make_row_sums(C, 2)
             if blocks_v > 1:
                 store_row_total(totals.index(0), gl.exp2(total) * boundary)
-            from_state = to_float32(q_tile.load(key_tile)) * bdq
-            store_total(totals.index(1), from_state)
+            store_total(totals.index(1), to_float32(q_tile.load(key_tile)) * bdq)
         bdq = add_product(dA_tile, k_tile, bdq)
-        if PAIRS:
-            sums_of_rows = halves_sums(to_state - from_state)
-            sent.store(sums_of_rows + gl.convert_layout(halves_sums(pairs), sums_of_rows.type.layout))
-            lost = make_row_sums(4, C)
-            lost.store(column_sums(pairs))
         if HEAD_GATED:
             # The tiles are listed as dependencies, as in the loop: the sums over rows take memory.
             bdq, bdk, _, _, _ = warpgroup_mma_wait(0, deps=[bdq, bdk, dA_tile, q_tile, k_tile])
             thread_barrier()
         else:
             bdq, bdk = warpgroup_mma_wait(0, deps=[bdq, bdk])
-        if STORE_DG and not PAIRS:
-            received = halves_sums(to_float32(q_tile.load(key_tile)) * bdq)
-            sent.store(halves_sums(to_float32(k_tile.load(key_tile)) * bdk) - received)
+        if STORE_DG:
+            lost = halves_sums(to_float32(q_tile.load(key_tile)) * bdq)
+            sent.store(halves_sums(to_float32(k_tile.load(key_tile)) * bdk) - lost)
     if GATED:
         # Otherwise 2^G and 2^-G would be kept from above, not G.
         G = opaque_float(G)
@@ -427,7 +400,7 @@ def wide_gradients(
     write(dk, gl.convert_layout(bdk.to(gl.bfloat16), copy_k), H * K, rows_left, K, copy_k, k0)
     if STORE_DG and HEAD_GATED:
         there = dg + (((b * T + t) * H + h) * blocks_k + k0 // BK)
-        store_head_gates(there, H * blocks_k, sent, totals, rows_left, lost if PAIRS else None)
+        store_head_gates(there, H * blocks_k, sent, totals, rows_left)
     if STORE_DG and GATED:
         # The tiles are listed as dependencies, as in the loop: dq and dk are converted while the products read them.
         bdg, _, _, _, _, _ = warpgroup_mma_wait(0, deps=[bdg, dA_tile, before_tile, halves, q_tile, k_tile])

@@ -5,15 +5,12 @@
     O = 2^a Q S + (Q K^T o D) V,    S' = 2^(a_C) S + (2^(a_C - a) K)^T V
 
 as in `head_gates.py`; without gates all decays are 1. Two warpgroups divide every accumulator of 64 rows by columns, so
-a left operand of these must be in shared memory; of the state, each has half of the rows, so keys are in registers. One
-program fills a multiprocessor, so no other program runs while it waits.
+a left operand of these must be in shared memory; of the state, each has half of the rows, so decayed keys may be in
+registers. One program fills a multiprocessor, so no other program runs while it waits.
 
-Scores and keys for the state are made a chunk ahead, so that all products of a chunk can start at once, behind one
-barrier: the next chunk's scores first, then the output from this chunk's tokens and from the state, in accumulators of
-their own, as one of them has a factor per row, then the state. While they run, copies are started, of queries and keys
-three chunks ahead and of values two, and the next chunk's scores are masked. Triton puts a barrier behind a wait for
-copies unless there is one, so a fence stands before the wait: copies have arrived when the chunk before that needs them
-ends, and the fence at its start is between them and its products.
+Products come first. While those that need no scores run, copies are started two chunks ahead. Keys are decayed a chunk
+ahead. Triton puts a barrier behind a wait for copies unless there is one, so fences stand before such waits: a chunk's
+copies have arrived when the chunk before ends, and the fence at its own start is between them and its products.
 """
 
 from triton.experimental import gluon
@@ -21,48 +18,33 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, warpgroup_mma_wait
 
 from gla_kernels.hopper.copies import fetch_rows, load_state, write
-from gla_kernels.hopper.head_gates import chunk_gate, fetch_sums, make_sums, row_sums, score_decays, sums_in
+from gla_kernels.hopper.head_gates import chunk_gate, fetch_sums, make_sums, row_sums, sums_in
 from gla_kernels.hopper.layouts import accumulator, copy_layout, left_operand, operand_layout
 from gla_kernels.hopper.places import find_piece, first_slot, wait_for_previous_kernel
 from gla_kernels.hopper.products import add_product, masked, product, triangle
 from gla_kernels.hopper.values import thread_barrier, to_float32, wide_product
 from gla_kernels.hopper.wide.tiles import WARPS, zeros
 
-# Chunks in memory at once. Queries are used in two chunks, for scores and for outputs.
-QUERIES = gl.constexpr(4)
-BUFFERS = gl.constexpr(3)
+BUFFERS = gl.constexpr(3)  # chunks in memory at once
 
 
 @gluon.jit
-def fetch_keys(
-    q_tiles, k_tiles, sums, chunk, q, k, g, b, t, h, rows_left, T, H, q_b, q_t, q_h, k_b, k_t, k_h, K: gl.constexpr,
-    HEAD_GATED: gl.constexpr,
+def fetch_chunk(
+    q_tiles, k_tiles, v_tiles, buffer, q, k, v, b, t, h, rows_left,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, v0, K: gl.constexpr, V: gl.constexpr,
 ):  # fmt: skip
-    """Starts copying q, k and sums of gates of the program's chunk `chunk` from token t on, `rows_left` rows."""
-    fetch_rows(q_tiles.index(chunk % QUERIES), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
-    fetch_rows(k_tiles.index(chunk % BUFFERS), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
-    if HEAD_GATED:
-        fetch_sums(sums.index(chunk % QUERIES), sums_in(g, b, t, h, T, H), rows_left)
+    """Starts copying a chunk's q, k and v from token t on, of which `rows_left` rows are there."""
+    fetch_rows(q_tiles.index(buffer), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
+    fetch_rows(k_tiles.index(buffer), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
+    fetch_rows(v_tiles.index(buffer), v, b, t, h, v_b, v_t, v_h, rows_left, V, 16, v0)
 
 
 @gluon.jit
-def keys_for_state(k_tile, sums, BV: gl.constexpr, HEAD_GATED: gl.constexpr):
+def decayed_keys(k_tile, sums, BV: gl.constexpr):
     """(2^(a_C - a) K)^T as the left operand of a product of BV columns, from a chunk's sums of gates per head."""
     layout: gl.constexpr = left_operand(BV, k_tile.shape[1], WARPS)
-    keys = k_tile.permute((1, 0)).load(layout)
-    if HEAD_GATED:
-        decays = gl.exp2(chunk_gate(sums) - sums.load(gl.SliceLayout(0, layout)))[None, :]
-        keys = (to_float32(keys) * decays).to(gl.bfloat16)
-    return keys
-
-
-@gluon.jit
-def store_scores(tile, P, sums, scale, HEAD_GATED: gl.constexpr):
-    """Stores P o D of a chunk, from its scores and its sums of gates."""
-    C: gl.constexpr = tile.shape[0]
-    if HEAD_GATED:
-        P *= score_decays(sums, accumulator(C, C, WARPS), True) * scale
-    tile.store(masked(P, triangle(C, True, True, WARPS)).to(gl.bfloat16))
+    decays = gl.exp2(chunk_gate(sums) - sums.load(gl.SliceLayout(0, layout)))[None, :]
+    return (to_float32(k_tile.permute((1, 0)).load(layout)) * decays).to(gl.bfloat16)
 
 
 @gluon.jit(do_not_specialize=["T", "H", "N", "base", "stride", "piece_chunks", "checkpoint_chunks"])
@@ -106,6 +88,7 @@ def head_forward(
     blocks_v: gl.constexpr = (V + BV - 1) // BV
     copy_v: gl.constexpr = copy_layout(BV, 16, WARPS)
     state_layout: gl.constexpr = accumulator(BV, BK, WARPS)
+    score_layout: gl.constexpr = accumulator(C, C, WARPS)
     output_layout: gl.constexpr = accumulator(BV, C, WARPS)
     if not EARLY:
         wait_for_previous_kernel()
@@ -123,86 +106,89 @@ def head_forward(
         checkpoint_slot = first_slot(n, begin, length, checkpoint_chunks * C, VARLEN)
     chunk_slot = first_slot(n, begin, length, C, VARLEN) + first_chunk
 
-    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [QUERIES, C, BK], operand_layout(C, BK))
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BK], operand_layout(C, BK))
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BK], operand_layout(C, BK))
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, C, BV], operand_layout(C, BV))
     S_memory = gl.allocate_shared_memory(gl.bfloat16, [BK, BV], operand_layout(BK, BV))
-    P_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], operand_layout(C, C))
+    P_memory = gl.allocate_shared_memory(gl.bfloat16, [C, C], operand_layout(C, C))
     O_memory = gl.allocate_shared_memory(gl.bfloat16, [C, BV], operand_layout(C, BV))
-    sums = make_sums(QUERIES, C) if HEAD_GATED else P_tiles  # with gates alone
+    sums = make_sums(BUFFERS, C) if HEAD_GATED else P_memory  # with gates alone
     if HAS_INITIAL:
         S = load_state(initial + piece.to(gl.int64) * initial_p + h * K * V + v0, K, V, state_layout, BK, BV, v0)
     else:
         S = zeros(BK, BV, scale)
 
-    for ahead in gl.static_range(3):
+    for ahead in gl.static_range(2):
+        fetch_chunk(
+            q_tiles, k_tiles, v_tiles, ahead, q, k, v, b, t + ahead * C, h, rows_left - ahead * C,
+            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, v0, K, V,
+        )  # fmt: skip
         if EARLY and ahead == 0:
-            fetch_rows(q_tiles.index(0), q, b, t, h, q_b, q_t, q_h, rows_left, K, 16)
-            fetch_rows(k_tiles.index(0), k, b, t, h, k_b, k_t, k_h, rows_left, K, 16)
             wait_for_previous_kernel()
-            fetch_sums(sums.index(0), sums_in(g, b, t, h, T, H), rows_left)
-        else:
-            fetch_keys(
-                q_tiles, k_tiles, sums, ahead, q, k, g, b, t + ahead * C, h, rows_left - ahead * C, T, H,
-                q_b, q_t, q_h, k_b, k_t, k_h, K, HEAD_GATED,
-            )  # fmt: skip
-        if ahead > 0:
-            before = (ahead - 1) * C
-            fetch_rows(v_tiles.index(ahead - 1), v, b, t + before, h, v_b, v_t, v_h, rows_left - before, V, 16, v0)
+        if HEAD_GATED:
+            fetch_sums(sums.index(ahead), sums_in(g, b, t + ahead * C, h, T, H), rows_left - ahead * C)
         async_copy.commit_group()
-    async_copy.wait_group(2)
-    fence_async_shared()
-    thread_barrier()
-    P = product(q_tiles.index(0), k_tiles.index(0).permute((1, 0)), C, C, WARPS)
-    next_keys = keys_for_state(k_tiles.index(0), sums.index(0), BV, HEAD_GATED)
-    P = warpgroup_mma_wait(0, deps=[P])
-    store_scores(P_tiles.index(0), P, sums.index(0), scale, HEAD_GATED)
     async_copy.wait_group(1)
     thread_barrier()
+    if HEAD_GATED:
+        next_keys = decayed_keys(k_tiles.index(0), sums.index(0), BV)
 
     for j in range(chunks):
-        v_tile = v_tiles.index(j % BUFFERS)
-        next_k = k_tiles.index((j + 1) % BUFFERS)
-        # Without gates, tiles that nothing reads.
-        these_sums = sums.index(j % QUERIES if HEAD_GATED else 0)
-        next_sums = sums.index((j + 1) % QUERIES if HEAD_GATED else 0)
+        buffer = j % BUFFERS
+        q_tile = q_tiles.index(buffer)
+        k_tile = k_tiles.index(buffer)
+        v_tile = v_tiles.index(buffer)
         if STORE_CHECKPOINTS:
             if j % checkpoint_chunks == 0:
                 write(checkpoints + wide_product(checkpoint_slot * H + h, K * V) + v0, S, V, K, V, state_layout, v0)
                 checkpoint_slot += 1
         S_memory.store(S.to(gl.bfloat16))
-        keys = next_keys
         if HEAD_GATED:
+            these_sums = sums.index(buffer)
+            of_rows = row_sums(these_sums, score_layout)
+            of_columns = these_sums.load(gl.SliceLayout(0, score_layout))
             from_start = (gl.exp2(row_sums(these_sums, output_layout)) * scale)[:, None]
             S *= gl.exp2(chunk_gate(these_sums))
         fence_async_shared()
         thread_barrier()
-        P = product(q_tiles.index((j + 1) % QUERIES), next_k.permute((1, 0)), C, C, WARPS)
-        O = product(P_tiles.index(j % 2), v_tile, C, BV, WARPS)
-        from_state = product(q_tiles.index(j % QUERIES), S_memory, C, BV, WARPS)
-        S = add_product(keys, v_tile, S)
-        fetch_keys(
-            q_tiles, k_tiles, sums, j + 3, q, k, g, b, t + 3 * C, h, rows_left - 3 * C, T, H,
-            q_b, q_t, q_h, k_b, k_t, k_h, K, HEAD_GATED,
+        P = product(q_tile, k_tile.permute((1, 0)), C, C, WARPS)
+        O = product(q_tile, S_memory, C, BV, WARPS)
+        S = add_product(next_keys if HEAD_GATED else k_tile.permute((1, 0)), v_tile, S)
+        fetch_chunk(
+            q_tiles, k_tiles, v_tiles, (j + 2) % BUFFERS, q, k, v, b, t + 2 * C, h, rows_left - 2 * C,
+            q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, v0, K, V,
         )  # fmt: skip
-        fetch_rows(
-            v_tiles.index((j + 2) % BUFFERS), v, b, t + 2 * C, h, v_b, v_t, v_h, rows_left - 2 * C, V, 16, v0
-        )  # fmt: skip
+        if HEAD_GATED:
+            sums_ahead = sums.index((j + 2) % BUFFERS)
+            fetch_sums(sums_ahead, sums_in(g, b, t + 2 * C, h, T, H), rows_left - 2 * C)
         async_copy.commit_group()
-        P = warpgroup_mma_wait(3, deps=[P])
-        store_scores(P_tiles.index((j + 1) % 2), P, next_sums, scale, HEAD_GATED)
-        next_keys = keys_for_state(next_k, next_sums, BV, HEAD_GATED)
+        if HEAD_GATED:
+            decays = gl.exp2(of_rows[:, None] - of_columns[None, :]) * scale
+        P = warpgroup_mma_wait(2, deps=[P])
+        if HEAD_GATED:
+            P *= decays
+        P_memory.store(masked(P, triangle(C, True, True, WARPS)).to(gl.bfloat16))
+        if HEAD_GATED:
+            O = warpgroup_mma_wait(1, deps=[O])
+            O *= from_start
+        fence_async_shared()
+        if HEAD_GATED:
+            async_copy.wait_group(1)  # the next chunk
+        thread_barrier()
+        O = add_product(P_memory, v_tile, O)
         if STORE_STATES:
             state = states + wide_product(chunk_slot * H + h, K * V) + v0
             write(state, S_memory.load(copy_v), V, K, V, copy_v, v0)
             chunk_slot += 1
-        O, from_state, S = warpgroup_mma_wait(0, deps=[O, from_state, S])
         if HEAD_GATED:
-            O += from_state * from_start
-        else:
-            O = (O + from_state) * scale
+            following = (j + 1) % BUFFERS
+            next_keys = decayed_keys(k_tiles.index(following), sums.index(following), BV)
+        O, S = warpgroup_mma_wait(0, deps=[O, S])
+        if not HEAD_GATED:
+            O *= scale
         O_memory.store(O.to(gl.bfloat16))
-        async_copy.wait_group(1)  # what the next chunk needs
+        if not HEAD_GATED:
+            async_copy.wait_group(1)  # the next chunk
         thread_barrier()  # no product reads any tile of this chunk any more
         o_row = o + wide_product((b * T + t) * H + h, V) + v0
         write(o_row, O_memory.load(copy_v), H * V, rows_left, V, copy_v, v0)
