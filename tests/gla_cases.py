@@ -200,15 +200,16 @@ def value_gated_case(gate: str | None, of_values: str, **shape: Any) -> Case:
     return Case(inputs, grads, truth(inputs, grads, shape.get("lengths")))
 
 
-def beyond_a_frame(alone: bool, power: int, **shape: Any) -> Case:
-    """Keys of about 2^power, too large for a frame beside gates of values; or values, with their gates alone.
+def large_and_small(alone: bool, power: int, **shape: Any) -> Case:
+    """Keys of about 2^power beside gates of values, or values of that size with their gates alone.
 
-    What multiplies these is as small as they are large. From 76 on, a frame would take them beyond float32.
+    What multiplies these is as small as they are large. A chunk's gates are so strong that its frame, were it used,
+    would lose the small numbers from 40 on, and take the large ones beyond float32 at 80.
     """
     made = value_gated_case(None if alone else "mild", "mild", **shape)
     inputs, grads, large, small = dict(made.inputs), dict(made.grads), 2.0**power, 2.0**-power
     gates, sent, received, of = ("gv", "v", "o", grads) if alone else ("g", "k", "q", inputs)
-    inputs[gates] = torch.full_like(inputs[gates], -2.4)
+    inputs[gates] = torch.full_like(inputs[gates], -2.0)
     inputs[sent] = inputs[sent] * large
     inputs["initial"] = inputs["initial"] * large
     of[received] = of[received] * small

@@ -45,7 +45,10 @@ def _calls(request: Request, arch: str) -> Iterator[Any]:
             yield ahead.call_of(K, V, False, dtype, plan, bfloat16_gates, head_gated=True, **options)
     # Beside gates of values, calls take no length of chunks.
     if "value_gated" in choices and request.chunk is None:
-        for gated in (True, False):
+        from gla_kernels.value_gated.states import value_gated_states
+
+        alone = "KEYS_GATED" in value_gated_states.arg_names  # older kernels read gates of keys in any case
+        for gated in (True, False) if alone else (True,):
             yield ahead.call_of(K, V, gated, dtype, plan, bfloat16_gates, value_gated=True, **options)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gla_cases import assert_close, beyond_a_frame, cumulative, run, run_with_a_tail, value_gated_case
+from gla_cases import Case, assert_close, cumulative, large_and_small, run, run_with_a_tail, truth, value_gated_case
 from gla_kernels import chunk_gla
 
 BOUNDS = {torch.bfloat16: 5e-3, torch.float16: 2e-3, torch.float32: 1e-5}
@@ -46,7 +46,18 @@ def test_a_compiled_call_has_the_same_bits(gate):
     assert all(torch.equal(eager[name], compiled[name]) for name in eager)
 
 
+@pytest.mark.parametrize("power", [50, 80])
 @pytest.mark.parametrize("alone", [False, True], ids=["keys", "values alone"])
-def test_what_a_frame_cannot_hold(alone):
-    case = beyond_a_frame(alone, 80, B=2, T=150, H=2, K=64, V=64, dtype=BF16, device="cuda")
+def test_large_and_small_numbers(alone, power):
+    case = large_and_small(alone, power, B=2, T=150, H=2, K=64, V=64, dtype=BF16, device="cuda")
+    assert_close(run(chunk_gla, case.inputs, case.grads), case, BOUNDS[BF16])
+
+
+@pytest.mark.parametrize("gate", [None, "zero"])
+def test_scores_that_a_frame_of_values_cannot_hold(gate):
+    """Queries and keys are not too large for one, nor are values, but scores times values are."""
+    case = value_gated_case(gate, "mild", B=2, T=150, H=2, K=64, V=64, dtype=BF16, device="cuda", initial=False)
+    inputs = case.inputs | {name: case.inputs[name] * 2.0**50 for name in "qk"}
+    inputs["gv"] = torch.full_like(inputs["gv"], -2.0)
+    case = Case(inputs, case.grads, truth(inputs, case.grads))
     assert_close(run(chunk_gla, case.inputs, case.grads), case, BOUNDS[BF16])

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from dataclasses import asdict
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 from gla_kernels.inspection.ahead import SHARED
 from gla_kernels.limits import fitting_chunks
+from gla_kernels.value_gated import states
 from product import product
 
+from glabench.inspecting import worker
 from glabench.inspecting.request import Request
 
 # The most bytes of stack per thread on any GPU: of the exact kernels, which hardly ever have work, and of the others.
@@ -229,6 +232,15 @@ WITH_GATES_OF_VALUES = {
 def test_the_kernels_with_gates_of_values_fit_every_architecture(requests):
     for kernel in compile_some(requests):
         assert kernel["stack_bytes"] <= (64 if kernel["form"] == "plain" else 640), kernel
+
+
+def test_gates_of_values_alone_are_compiled_if_the_kernels_know_them(monkeypatch):
+    """Those of older revisions read gates of keys in any case."""
+    request = Request(("90",), 64, 64, "bf16", None, "triton")
+    for names, expected in ((["KEYS_GATED"], [True, False]), (["g"], [True])):
+        monkeypatch.setattr(states, "value_gated_states", SimpleNamespace(arg_names=names))
+        calls = worker._calls(request, "90")
+        assert [call.gated for call in calls if getattr(call, "value_gated", False)] == expected
 
 
 def test_chunks_of_a_given_length_have_no_gates_of_values():

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from gla_cases import assert_close, beyond_a_frame, cumulative, run, run_with_a_tail, value_gated_case
+from gla_cases import assert_close, cumulative, large_and_small, run, run_with_a_tail, value_gated_case
 from gla_kernels import chunk_gla, chunk_linear_attn, chunk_retention, fused_recurrent_gla, naive_recurrent_gla
 from gla_kernels.simple import retention_gates
 from gla_kernels.value_gated import calls
 from product import product
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 EXACT, HALF = 2e-5, 2e-3
 
@@ -46,10 +47,29 @@ def test_packed_sequences_and_what_is_behind_them(gate):
     assert_close(run_with_a_tail(chunk_gla, case, cumulative(lengths)), case, EXACT)
 
 
+@pytest.mark.parametrize("power", [50, 60])
 @pytest.mark.parametrize("alone", [False, True], ids=["keys", "values alone"])
-def test_what_a_frame_cannot_hold(alone):
-    case = beyond_a_frame(alone, 60, T=70, H=1, K=16, V=24)
+def test_large_and_small_numbers(alone, power):
+    case = large_and_small(alone, power, T=70, H=1, K=16, V=24)
     assert_close(run(chunk_gla, case.inputs, case.grads), case, EXACT)
+
+
+@pytest.mark.parametrize("gate", ["mild", None])
+@pytest.mark.parametrize("keep", [True, False])
+def test_fake_results_are_like_the_real_ones(gate, keep):
+    case = value_gated_case(gate, "mild", T=40, K=16, V=24)
+    names = ("q", "k", "v", "g", "gv", "initial")
+    tensors = [None if case.inputs[name] is None else case.inputs[name].float() for name in names]
+    gradients = (torch.randn_like(tensors[2]), torch.randn_like(tensors[5]))
+
+    def both(*given):
+        o, final, states = torch.ops.gla_kernels.value_gated_forward(*given[:6], None, 0.25, keep)
+        return o, final, states, *torch.ops.gla_kernels.value_gated_backward(*given[:6], None, *given[6:], states, 0.25)
+
+    with FakeTensorMode() as mode:
+        fake = both(*(None if x is None else mode.from_tensor(x) for x in (*tensors, *gradients)))
+    for x, y in zip(both(*tensors, *gradients), fake, strict=True):
+        assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride())
 
 
 def test_special_cases_are_other_functions():

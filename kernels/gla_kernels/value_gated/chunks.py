@@ -28,8 +28,8 @@ from gla_kernels.portable.sums import sequence_of
 from gla_kernels.portable.tiles import first_slot, load_tile, locate, plain_gates, select_sum, store_tile, zero_state
 from gla_kernels.portable.tree import at_level, pair_tile
 
-# The least total gate of a chunk's column, in log2, and the largest values, for which its pairs take one product.
-# 2 to that total is still a normal float32, so it may be a factor of its own; 2 to half of it times a value is finite.
+# The least total gate of a chunk's column, in log2, and the largest values, alone and times pairs, for which pairs take
+# one product: 2 to that total is still a normal float32, and 2 to minus half of it, times such values, is finite.
 FRAME_LIMIT = tl.constexpr(-120.0)
 FRAME_VALUES = tl.constexpr(2.0**60)
 
@@ -49,9 +49,9 @@ def mild_gates(total):
 
 
 @triton.jit
-def mild_values(late, early):
-    """Whether these columns are finite in a frame. A NaN is not mild: the tree keeps it from the tokens before it."""
-    return tl.maximum(tl.max(tl.abs(late)), tl.max(tl.abs(early))) <= FRAME_VALUES
+def largest(late, early):
+    """The largest magnitude in two tiles."""
+    return tl.maximum(tl.max(tl.abs(late)), tl.max(tl.abs(early)))
 
 
 @triton.jit(do_not_specialize=["T", "H", "N"])
@@ -137,16 +137,20 @@ def value_gated_chunks(
         from_start, to_end = ol, oe  # decayed from the chunk's start, and to its end
         if OTHER_GATED:
             total = tl.sum(og, axis=0)
-            from_start = ol * tl.exp2(select_sum(up_to_me, og, 2, DOT))
-            to_end = oe * tl.exp2(select_sum(after_me, og, 2, DOT))
+            late_factor = tl.exp2(select_sum(up_to_me, og, 2, DOT))
+            early_factor = tl.exp2(select_sum(after_me, og, 2, DOT))
+            from_start *= late_factor
+            to_end *= early_factor
         if not OTHER_GATED:
             product = tl.dot(ol.to(DOT), tl.trans(oe.to(DOT)), input_precision=PRECISION)
             pairs += tl.where(before_me, product, 0.0)
         elif FRAMED:
-            framed &= mild_gates(total) & mild_values(ol, oe)
+            framed &= mild_gates(total) & (largest(ol, oe) <= FRAME_VALUES)
+            # Factors first: a value times its decay alone may be too small for a float32.
             lift = tl.exp2(tl.minimum(-0.5 * total, -0.5 * FRAME_LIMIT))[None, :]
             product = tl.dot(
-                (from_start * lift).to(DOT), tl.trans((to_end * lift).to(DOT)), input_precision=PRECISION
+                (ol * (late_factor * lift)).to(DOT), tl.trans((oe * (early_factor * lift)).to(DOT)),
+                input_precision=PRECISION,
             )  # fmt: skip
             pairs += tl.where(before_me, product, 0.0)
         else:
@@ -165,6 +169,10 @@ def value_gated_chunks(
                 both = S.to(tl.float32) * dS.to(tl.float32)
                 passed += tl.sum(both * tl.exp2(total)[:, None] if OTHER_GATED else both, axis=0)
 
+    if OWN_GATED:
+        step_gates = plain_gates(
+            load_tile(gates + b * gates_b + t * gates_t + wide * gates_h, steps, own, gates_t, rows_left, D)
+        )
     be = load_tile(early + b * early_b + t * early_t + wide * early_h, steps, own, early_t, rows_left, D).to(tl.float32)
     if FORWARD:
         bl = tl.zeros([C, BD], dtype=tl.float32)
@@ -172,9 +180,6 @@ def value_gated_chunks(
         bl = load_tile(late + b * late_b + t * late_t + wide * late_h, steps, own, late_t, rows_left, D).to(tl.float32)
         bl *= late_scale
     if OWN_GATED:
-        step_gates = plain_gates(
-            load_tile(gates + b * gates_b + t * gates_t + wide * gates_h, steps, own, gates_t, rows_left, D)
-        )
         own_total = tl.sum(step_gates, axis=0)
         late_factor = tl.exp2(select_sum(up_to_me, step_gates, 2, DOT))
         early_factor = tl.exp2(select_sum(after_me, step_gates, 2, DOT))
@@ -183,21 +188,21 @@ def value_gated_chunks(
             sent *= early_factor
             from_state = bl * received
             balance = be * sent
-    else:
-        step_gates = tl.zeros([C, BD], dtype=tl.float32)
     same = tl.sum(tl.where(diagonal, pairs, 0.0).to(DOT).to(tl.float32), axis=1)[:, None]
     received += same * be
     if not FORWARD:
         sent += same * bl
     pairs = tl.where(before_me, pairs, 0.0).to(DOT)
     if FRAMED:
-        framed &= mild_values(bl, be)
         if OWN_GATED:
-            framed &= mild_gates(own_total)
+            most = largest(bl, be)
+            most = tl.maximum(most, most * tl.max(tl.abs(pairs.to(tl.float32))))
+            framed &= mild_gates(own_total) & (most <= FRAME_VALUES)
             lift = tl.exp2(tl.minimum(-0.5 * own_total, -0.5 * FRAME_LIMIT))[None, :]
             late_factor *= lift
             early_factor *= lift
         tl.store(strong + pid, tl.where(framed, 0, 1))
+    if FRAMED or not OWN_GATED:
         sender = (be * early_factor).to(DOT) if OWN_GATED else be.to(DOT)
         product = tl.dot(pairs, sender, input_precision=PRECISION)
         received += product * late_factor if OWN_GATED else product
@@ -216,9 +221,8 @@ def value_gated_chunks(
             chosen = tl.where(at_level(steps, size), mirrored, 0.0).to(DOT)
             product = tl.dot(chosen, tile, input_precision=PRECISION)
             if not FORWARD:
-                if OWN_GATED:
-                    change = tile.to(tl.float32) * product
-                    balance += tl.where(is_late, -change, change)
+                change = tile.to(tl.float32) * product
+                balance += tl.where(is_late, -change, change)
                 sent += tl.where(is_late, 0.0, product * factor)
             received += tl.where(is_late, product * factor, 0.0)
             size *= 2
