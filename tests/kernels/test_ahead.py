@@ -6,15 +6,12 @@ import subprocess
 import sys
 from dataclasses import asdict
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 from gla_kernels.inspection.ahead import SHARED
 from gla_kernels.limits import fitting_chunks
-from gla_kernels.value_gated import states
 from product import product
 
-from glabench.inspecting import worker
 from glabench.inspecting.request import Request
 
 # The most bytes of stack per thread on any GPU: of the exact kernels, which hardly ever have work, and of the others.
@@ -234,15 +231,6 @@ def test_the_kernels_with_gates_of_values_fit_every_architecture(requests):
         assert kernel["stack_bytes"] <= (64 if kernel["form"] == "plain" else 640), kernel
 
 
-def test_gates_of_values_alone_are_compiled_if_the_kernels_know_them(monkeypatch):
-    """Those of older revisions read gates of keys in any case."""
-    request = Request(("90",), 64, 64, "bf16", None, "triton")
-    for names, expected in ((["KEYS_GATED"], [True, False]), (["g"], [True])):
-        monkeypatch.setattr(states, "value_gated_states", SimpleNamespace(arg_names=names))
-        calls = worker._calls(request, "90")
-        assert [call.gated for call in calls if getattr(call, "value_gated", False)] == expected
-
-
 def test_chunks_of_a_given_length_have_no_gates_of_values():
     request = Request(("90",), 64, 64, "bf16", 64, "hopper", "value-gated")
     assert not kernels_of([request])
@@ -378,78 +366,3 @@ def test_every_kernel_that_a_call_launches_is_among_those_compiled():
     command = [sys.executable, "-c", LAUNCHED_BUT_NOT_COMPILED]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.stdout == "all seen: clear_tails_kernel head_gate_sums scan_pieces\n", done.stderr[-2000:]
-
-
-STRIDES_OF_64_BITS = """
-import re, torch
-from gla_kernels.inspection import ahead
-from gla_kernels.launching.plans import hopper_plan
-kind = ahead._type
-ahead._type = lambda call, name, constants: "i64" if name.endswith("_b") else kind(call, name, constants)
-call = ahead.call_of(128, 128, True, torch.bfloat16, hopper_plan(128, 128, torch.bfloat16))
-forward = next(variant for variant in ahead.variants(call) if variant.name == "forward")
-code = ahead.compile_kernel(call, forward, '90').asm["llir"]
-print(*set(re.findall(r"mul[.]wide[^(]*[(]i32 [^,]+, (i[0-9]+)", code)))
-"""
-
-
-def test_a_stride_of_64_bits_is_not_cut_to_32():
-    """In a batch with rows of 2^31 numbers or more, the batch stride is as large, and Triton passes it in 64 bits."""
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, "-c", STRIDES_OF_64_BITS], capture_output=True, text=True, env=environment)
-    assert done.stdout.split() == ["i32"], done.stderr[-2000:]
-
-
-WAITS_OF_GROUPS_OF_WARPS = """
-import re, torch
-from gla_kernels.inspection import ahead
-from gla_kernels.inspection.ptx import waits_first
-from gla_kernels.launching.plans import hopper_plan
-call = ahead.call_of(128, 256, False, torch.bfloat16, hopper_plan(128, 256, torch.bfloat16), head_gated=True)
-early = [variant for variant in ahead.variants(call) if variant.name == "wider forward, nothing given or kept"]
-ptx = ahead.compile_kernel(call, early[0], '90').asm["ptx"]
-first, second = re.split(r"setmaxnreg[.]inc[.]sync[.]aligned[.]u32[^0-9]*32;", ptx)
-print(waits_first(first), waits_first(second), waits_first(second, "cp.async.cg"), early[0].reads_early)
-name = "wider forward, nothing given or kept, with sums of gates"
-first_of_a_call = next(variant for variant in ahead.variants(call) if variant.name == name)
-ptx = ahead.compile_kernel(call, first_of_a_call, '90').asm["ptx"]
-print(waits_first(ptx), ptx.count("griddepcontrol.wait"), first_of_a_call.reads_early)
-"""
-
-
-def test_each_group_of_warps_waits_for_the_kernel_that_makes_sums_of_gates():
-    """The group that copies may begin with rows of k. It is behind the other in the text, so it is looked at alone.
-
-    A kernel that makes the sums itself is a call's first: it waits once, before the groups part.
-    """
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", WAITS_OF_GROUPS_OF_WARPS], capture_output=True, text=True, env=environment
-    )
-    assert done.stdout == "True False True ('cp.async.cg',)\nTrue 1 ()\n", done.stdout + done.stderr[-2000:]
-
-
-WAITS_OF_HEAD_FORWARD = """
-import torch
-from gla_kernels.inspection import ahead
-from gla_kernels.inspection.ptx import waits_first
-from gla_kernels.launching.plans import hopper_plan
-plan = hopper_plan(80, 48, torch.bfloat16)
-nothing = "forward, nothing given or kept"
-calls = (True, False, nothing), (True, False, "forward"), (True, True, nothing), (False, False, nothing)
-for head_gated, varlen, name in calls:
-    call = ahead.call_of(80, 48, False, torch.bfloat16, plan, head_gated=head_gated, varlen=varlen)
-    ptx = ahead.compile_kernel(call, next(x for x in ahead.variants(call) if x.name == name), '90').asm["ptx"]
-    print(waits_first(ptx), waits_first(ptx, "cp.async.cg"), ptx.count("griddepcontrol.wait"))
-"""
-
-
-def test_a_forward_of_wide_heads_copies_rows_early_only_behind_the_kernel_that_makes_sums_of_gates():
-    """With an initial state the kernel before may make that; packed, it reads where sequences are; without gates it may
-    be a call's first kernel."""
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", WAITS_OF_HEAD_FORWARD], capture_output=True, text=True, env=environment
-    )
-    early, *late = done.stdout.splitlines()
-    assert (early, late) == ("False True 1", ["True True 1"] * 3), done.stdout + done.stderr[-2000:]

@@ -3,11 +3,13 @@
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from glabench.cli import inspect
 from glabench.errors import GlabenchError, UsageError
+from glabench.inspecting import worker
 from glabench.inspecting.code import Occupancy, amd_instructions, code_bytes, code_hash, occupancy, products
 from glabench.inspecting.request import Request, family_for, kernels_of, parse_archs
 
@@ -225,6 +227,16 @@ def test_no_kernel_of_a_name_is_an_error(run, compiled):
     code, _, error = run("inspect", "nothing")
     assert code == 2
     assert "no kernel of these sizes has 'nothing' in its name" in error
+
+
+@pytest.mark.parametrize(("names", "expected"), [(["KEYS_GATED"], [True, False]), (["g"], [True])])
+def test_gates_of_values_alone_are_compiled_if_a_revisions_kernels_know_them(monkeypatch, names, expected):
+    """Older ones read gates of keys in any case."""
+    from gla_kernels.value_gated import states
+
+    monkeypatch.setattr(states, "value_gated_states", SimpleNamespace(arg_names=names))
+    calls = worker._calls(Request(("90",), 64, 64, "bf16", None, "triton"), "90")
+    assert [call.gated for call in calls if getattr(call, "value_gated", False)] == expected
 
 
 @pytest.mark.full
