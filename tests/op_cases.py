@@ -20,6 +20,8 @@ SIZES = {
     "gated-delta": HEADS | {"gate": "resets"},
     "kda": HEADS | {"gate": "resets"},
     "mlstm": HEADS,
+    "hyena": {"inner": 6},
+    "rwkv4": {"inner": 6},
 }
 
 

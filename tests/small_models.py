@@ -17,6 +17,8 @@ SMALL = {
     "transformer": {"heads": 2, "head_dim": 16},
     "mamba1": {"inner": 64, "state_size": 4},
     "mamba2": {"heads": 4, "head_dim": 16, "state_size": 8},
+    "hyena": {"inner": 32, "longest": 64},
+    "rwkv4": {"inner": 32},
 }
 WIDTH, VOCABULARY = 32, 17
 

@@ -20,6 +20,7 @@ from glabench.backends.fla import (
     FlaLinear,
     FlaLinearChunk,
     FlaRetention,
+    FlaRwkv4,
     FlaSimpleGla,
 )  # fmt: skip
 from glabench.backends.fla_models import FlaGlaModel
@@ -33,6 +34,7 @@ from glabench.backends.gla import (
     RetentionTriton,
     SimpleGlaTriton,
 )  # fmt: skip
+from glabench.backends.hyena import HyenaFft
 from glabench.backends.mamba import Mamba1, Mamba1Step, Mamba2, Mamba2Step
 from glabench.backends.mlstm import MlstmKernels
 from glabench.backends.models import (
@@ -63,10 +65,12 @@ from glabench.backends.papers.form_backends import (
 )
 from glabench.backends.recall import (
     GlaRecall,
+    HyenaRecall,
     LinearRecall,
     Mamba1Recall,
     Mamba2Recall,
     RetNetRecall,
+    Rwkv4Recall,
     SimpleGlaRecall,
     TransformerRecall,
 )
@@ -118,6 +122,8 @@ BACKENDS: list[Backend] = [
     FlaGatedDelta(),
     FlaKda(),
     MlstmKernels(),
+    HyenaFft(),
+    FlaRwkv4(),
     LinearParallelTorch(),
     LinearParallelTriton(),
     GlaParallelTorch(),
@@ -144,6 +150,8 @@ BACKENDS: list[Backend] = [
     TransformerRecall(),
     Mamba1Recall(),
     Mamba2Recall(),
+    HyenaRecall(),
+    Rwkv4Recall(),
     GlaDecode(),
     LinearDecode(),
     SimpleGlaDecode(),

@@ -205,6 +205,41 @@ class FlaLightning(_Fla):
         return chunk_lightning_attn  # type: ignore[no-any-return]
 
 
+class FlaRwkv4(_Fla):
+    """`fla.ops.rwkv4.fused_recurrent_rwkv4`, token by token, in float32 as in RWKV's own code.
+
+    It would keep states for the backward in the type of k. It keeps those of all tokens, three numbers per channel.
+    """
+
+    name, op, title = "fla-rwkv4", "rwkv4", "RWKV-4, fla-core's fused_recurrent_rwkv4, token by token"
+    features = frozenset()
+
+    @staticmethod
+    def function() -> Callable[..., tuple[Tensor, Tensor | None]]:
+        from fla.ops.rwkv4 import fused_recurrent_rwkv4
+
+        return fused_recurrent_rwkv4  # type: ignore[no-any-return]
+
+    def working_bytes(self, cell: Cell) -> int:
+        """States of all tokens twice, because they are joined with the first, and copies of four tensors."""
+        (D,) = cell.sizes("inner")
+        return (2 * 3 + 4) * cell.tokens * D * 4
+
+    def bind(self, inputs: Mapping[str, Tensor], cell: Cell) -> Callable[[], Tensor]:  # noqa: ARG002
+        import torch
+
+        function, k, w = self.function(), inputs["k"], inputs["w"]
+        empty = torch.zeros(k.shape[0], 3, 1, k.shape[2], dtype=w.dtype, device=k.device)
+        empty[:, 2] = torch.finfo(w.dtype).min  # the exponent of sums that have no terms
+
+        def forward() -> Tensor:
+            v = inputs["v"]
+            o, _ = function(w, inputs["u"], k.to(w.dtype), v.to(w.dtype), empty)
+            return o.to(k.dtype)
+
+        return forward
+
+
 class _FlaDelta(_Fla):
     """A delta rule: no packed rows and states in this suite."""
 

@@ -51,6 +51,8 @@ RETNET = MixerKind("retnet", "retention", {"cuda": "retention-triton"}, step=16)
 TRANSFORMER = MixerKind("transformer", "softmax", {"cuda": "sdpa-flash", "cpu": "sdpa-math"}, 64)
 MAMBA1 = MixerKind("mamba1", "mamba1", {"cuda": "mamba1"}, packages=("causal-conv1d",))
 MAMBA2 = MixerKind("mamba2", "mamba2", {"cuda": "mamba2"}, 32, ("causal-conv1d",))
+HYENA = MixerKind("hyena", "hyena", {"cuda": "hyena-fft", "cpu": "hyena-fft"}, 1)
+RWKV4 = MixerKind("rwkv4", "rwkv4", {"cuda": "fla-rwkv4"}, 1)
 
 
 class MixerModel(Backend):

@@ -6,7 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from glabench.backends.graphs import GRAPHS, graph_limits
-from glabench.backends.mixers import GLA, KERNEL, LINEAR, MAMBA1, MAMBA2, RETNET, SIMPLE_GLA, TRANSFORMER, MixerModel
+from glabench.backends.mixers import (
+    GLA,
+    HYENA,
+    KERNEL,
+    LINEAR,
+    MAMBA1,
+    MAMBA2,
+    RETNET,
+    RWKV4,
+    SIMPLE_GLA,
+    TRANSFORMER,
+    MixerModel,
+)
 from glabench.ops.base import torch_dtype
 from glabench.sweeps.model import Cell
 from glabench.sweeps.parameters import Parameter
@@ -37,7 +49,7 @@ class Learner(MixerModel):
             return str(problem)
         return graph_limits(cell) or super().limits(cell)
 
-    def heads(self, width: int) -> Mapping[str, int]:
+    def mixer_sizes(self, width: int, seqlen: int) -> Mapping[str, int]:  # noqa: ARG002
         """The mixer's sizes, where they are not those of a model of that width."""
         return {"heads": 2, "key_dim": width // 4, "value_dim": width // 2}
 
@@ -55,7 +67,7 @@ class Learner(MixerModel):
             layers,
             vocabulary,
             self.kernel_of(cell),
-            self.heads(width),
+            self.mixer_sizes(width, cell.seqlen),
             has_mlps=False,
             is_tied=True,
         )
@@ -83,8 +95,8 @@ class PlainLearner(Learner):
     def __init__(self, like: Learner) -> None:
         self.kind, self.registry, self._like = like.kind, like.registry, like
 
-    def heads(self, width: int) -> Mapping[str, int]:
-        return self._like.heads(width)
+    def mixer_sizes(self, width: int, seqlen: int) -> Mapping[str, int]:
+        return self._like.mixer_sizes(width, seqlen)
 
 
 class GlaRecall(Learner):
@@ -110,7 +122,7 @@ class RetNetRecall(Learner):
 
     name, title, kind = "retnet-recall", "RetNet, learning to recall", RETNET
 
-    def heads(self, width: int) -> Mapping[str, int]:
+    def mixer_sizes(self, width: int, seqlen: int) -> Mapping[str, int]:  # noqa: ARG002
         return {"heads": 2, "key_dim": width // 2, "value_dim": width}
 
 
@@ -119,7 +131,7 @@ class TransformerRecall(Learner):
 
     name, title, kind = "transformer-recall", "attention, learning to recall", TRANSFORMER
 
-    def heads(self, width: int) -> Mapping[str, int]:
+    def mixer_sizes(self, width: int, seqlen: int) -> Mapping[str, int]:  # noqa: ARG002
         return {} if width >= 64 else {"heads": 1, "head_dim": width}
 
 
@@ -128,7 +140,7 @@ class Mamba1Recall(Learner):
 
     name, title, kind = "mamba1-recall", "Mamba-1, learning to recall", MAMBA1
 
-    def heads(self, width: int) -> Mapping[str, int]:  # noqa: ARG002
+    def mixer_sizes(self, width: int, seqlen: int) -> Mapping[str, int]:  # noqa: ARG002
         return {}
 
 
@@ -137,5 +149,23 @@ class Mamba2Recall(Learner):
 
     name, title, kind = "mamba2-recall", "Mamba-2, learning to recall", MAMBA2
 
-    def heads(self, width: int) -> Mapping[str, int]:  # noqa: ARG002
+    def mixer_sizes(self, width: int, seqlen: int) -> Mapping[str, int]:  # noqa: ARG002
+        return {}
+
+
+class HyenaRecall(Learner):
+    """Hyena, whose filters are as long as the rows."""
+
+    name, title, kind = "hyena-recall", "Hyena, learning to recall", HYENA
+
+    def mixer_sizes(self, width: int, seqlen: int) -> Mapping[str, int]:  # noqa: ARG002
+        return {"longest": seqlen}
+
+
+class Rwkv4Recall(Learner):
+    """RWKV-4's mixer of tokens."""
+
+    name, title, kind = "rwkv4-recall", "RWKV-4, learning to recall", RWKV4
+
+    def mixer_sizes(self, width: int, seqlen: int) -> Mapping[str, int]:  # noqa: ARG002
         return {}

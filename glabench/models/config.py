@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from glabench.errors import UsageError, allowed_names
-from glabench.models import mamba, recurrent, softmax
+from glabench.models import hyena, mamba, recurrent, rwkv4, softmax
 from glabench.models.kernels import Kernel, Kernels
 from glabench.models.parts import hidden_width
 from glabench.models.states import MixerLayer
@@ -50,6 +50,14 @@ def _mamba1(width: int) -> dict[str, int]:
     return {"inner": 2 * width, "state_size": 16}
 
 
+def _hyena(width: int) -> dict[str, int]:
+    return {"inner": width, "longest": 2048}
+
+
+def _rwkv4(width: int) -> dict[str, int]:
+    return {"inner": width}
+
+
 def _mamba2(width: int) -> dict[str, int]:
     return {"heads": width // 32, "head_dim": 64, "state_size": 128}
 
@@ -65,6 +73,8 @@ MIXERS: Mapping[str, Mixer] = {
     "transformer": Mixer(softmax.Softmax, _attention),
     "mamba1": Mixer(mamba.Mamba1, _mamba1, ratio=None),
     "mamba2": Mixer(mamba.Mamba2, _mamba2, ratio=None),
+    "hyena": Mixer(hyena.Hyena, _hyena),
+    "rwkv4": Mixer(rwkv4.Rwkv4, _rwkv4),
 }
 
 

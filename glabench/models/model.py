@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from glabench.errors import UsageError
 from glabench.models.config import ModelConfig
+from glabench.models.hyena import Hyena
 from glabench.models.kernels import Kernels
 from glabench.models.mamba import Mamba1
 from glabench.models.parts import Norm, SwiGlu, widened
@@ -79,7 +80,7 @@ class LanguageModel(nn.Module):
             self.head.weight = self.embedding.weight
         self.apply(_initialize)
         for module in self.modules():
-            if isinstance(module, Mamba1):
+            if isinstance(module, (Mamba1, Hyena)):
                 module.reset()
 
     def forward(self, tokens: Tensor, places: Tensor | None = None, stretch: Stretch | None = None) -> Tensor:

@@ -29,6 +29,7 @@ SIZES = {
     "gla": GATED, "linear": HEADS, "softmax": {"heads": 3, "head_dim": 8}, "mamba1": {"inner": 6, "state_size": 4},
     "mamba2": {"heads": 3, "head_dim": 8, "state_size": 4}, "simple-gla": GATED, "retention": HEADS,
     "lightning": HEADS, "gla-both": GATED, "gla-values": GATED, "gated-delta": GATED, "kda": GATED, "mlstm": HEADS,
+    "hyena": {"inner": 6}, "rwkv4": {"inner": 6},
 }  # fmt: skip
 BOUND = 2e-3
 

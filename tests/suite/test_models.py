@@ -31,6 +31,8 @@ def parameters_of(mixer, d, H=0, K=0, V=0, E=0, N=0):
         "transformer": 4 * d * H * K,
         "mamba1": 3 * d * E + E * (2 * math.ceil(d / 16) + 2 * N) + E * (N + 7),
         "mamba2": 3 * d * E + 2 * d * N + d * H + 5 * (E + 2 * N) + 3 * H + E,
+        "hyena": 4 * d * E + d + 16 * E + 64 * (4 + 2 * 65 + 1 + E),
+        "rwkv4": 4 * d * E + 3 * d + 2 * E,
     }[mixer]
 
 
@@ -120,6 +122,37 @@ def decay_of(mixer, layer):
 def test_layers_with_a_matrix_as_state_compute_their_equation(mixer):
     layer, x = model_of(mixer).blocks[0].mixer, torch.randn(2, 20, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(layer(x), recurrent(layer, x, decay_of(mixer, layer)), rtol=1e-6, atol=1e-9)
+
+
+def test_hyena_is_a_long_convolution_between_two_gates():
+    layer, x = model_of("hyena").blocks[0].mixer, torch.randn(2, 20, WIDTH, dtype=torch.float64)
+    entered = F.pad(layer.enter(x), (0, 0, 2, 0))
+    weight = layer.short.weight[:, 0].T
+    short = torch.stack([(entered[:, t : t + 3] * weight).sum(1) + layer.short.bias for t in range(20)], 1)
+    q, k, v = short.chunk(3, -1)
+    h, u = layer.filter(20).T, k * v
+    y = torch.stack([(h[: t + 1].flip(0) * u[:, : t + 1]).sum(1) for t in range(20)], 1) + layer.skip * u
+    torch.testing.assert_close(layer(x), layer.out(q * y))
+    torch.testing.assert_close(layer.filter(7), layer.filter(20)[:, :7])
+
+
+def test_the_filters_of_hyena_are_drawn_large_enough_and_fall():
+    h = model_of("hyena").blocks[0].mixer.filter(64)
+    assert h.norm(dim=-1).median() > 0.05
+    assert h[:, 48:].abs().mean() < 0.5 * h[:, :16].abs().mean()
+
+
+def test_rwkv_mixes_a_token_with_the_one_before_and_weighs_values():
+    layer, x = model_of("rwkv4").blocks[0].mixer, torch.randn(2, 20, WIDTH, dtype=torch.float64)
+    before = F.pad(x, (0, 0, 1, -1))
+    mixed = (share * x + (1 - share) * before for share in layer.mix)
+    r, k, v = (project(each) for project, each in zip((layer.receptance, layer.key, layer.value), mixed, strict=True))
+    rows = []
+    for t in range(20):
+        ages = torch.arange(t - 1, -2, -1, dtype=torch.float64)[:, None]
+        exponents = torch.where(ages < 0, k[:, : t + 1] + layer.u, k[:, : t + 1] - ages * layer.w.exp())
+        rows.append((exponents.softmax(1) * v[:, : t + 1]).sum(1))
+    torch.testing.assert_close(layer(x), layer.out(r.sigmoid() * torch.stack(rows, 1)))
 
 
 def test_rotary_positions_make_scores_depend_on_distances():

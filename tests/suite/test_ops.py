@@ -39,6 +39,10 @@ COUNTS = {
     ("kda", "bwd", "bf16"): (2 * 172_032, 12_384 + 9_312, 24_768),
     # Inputs 6144 + 2 * 48 * 4 = 6528, output 3072.
     ("mlstm", "fwd", "bf16"): (122_880, 9_600, 9_600),
+    # Inputs 3 * 96 * 2 + 6 * 8 * 4 + 6 * 4 = 792, output 192; 2 * 6 * 8 tokens and channels times 8 + 1 + 4.
+    ("hyena", "fwd", "bf16"): (1_248, 984, 984),
+    # Inputs 2 * 96 * 2 + 2 * 6 * 4 = 432, output 192; 96 * 8.
+    ("rwkv4", "bwd", "bf16"): (2 * 768, 624 + 432, 2 * 624),
     # Gates of a float64 cell are float64: (2 * 768 + 1536 + 768) * 8 = 30720, output 12288.
     ("gla", "infer", "fp64"): (122_880, 43_008, 43_008),
 }
@@ -56,6 +60,7 @@ def test_counts_are_those_made_by_hand(op, pass_, dtype):
     [
         ("gla", 3 * 16 * 32 * 8), ("kda", 3 * 16 * 32 * 8), ("retention", 3 * 16 * 32 * 8), ("mlstm", 3 * 16 * 32 * 8),
         ("softmax", 2 * 8 * 3 * 16 * 8), ("mamba1", 6 * 4 * 8), ("mamba2", 3 * 8 * 4 * 8),
+        ("hyena", 8 * 6 * 8), ("rwkv4", 3 * 6 * 8),
     ],
 )  # fmt: skip
 def test_what_a_sequence_needs_to_go_on_is_counted(op, size):
@@ -79,7 +84,7 @@ def test_a_prefix_adds_keys_pairs_and_state_to_attention_and_states_to_the_other
     ("op", "squares"),
     [
         ("softmax", 4), ("linear", 3), ("gla", 4), ("simple-gla", 4), ("retention", 8), ("lightning", 5), ("mlstm", 4),
-        ("gated-delta", 6), ("kda", 4.25), ("mamba1", 6.3), ("mamba2", 6.15),
+        ("gated-delta", 6), ("kda", 4.25), ("mamba1", 6.3), ("mamba2", 6.15), ("hyena", 4.04), ("rwkv4", 4),
     ],
 )  # fmt: skip
 def test_parameters_of_a_layer_are_those_that_its_authors_count(op, squares):
@@ -139,7 +144,7 @@ def test_inputs_have_the_shapes_and_types_that_the_op_says(op):
     for name, spec in OPS[op].inputs(cell).items():
         assert tuple(tensors[name].shape) == spec.shape
         assert len(spec.dims) == len(spec.shape)
-        wide = name in ("g", "gv", "A", "D", "i", "f")
+        wide = name in ("g", "gv", "A", "D", "i", "f", "h", "skip", "w") or (op, name) == ("rwkv4", "u")
         assert tensors[name].dtype == (torch.float32 if wide else torch.bfloat16)
     assert tuple(OPS[op].make_grad_outputs(cell)["o"].shape) == OPS[op].output(cell).shape
 
@@ -223,6 +228,8 @@ def test_mamba_starts_with_small_steps_and_decaying_states(op):
         ("gated-delta", 2048, {"heads": 6, "key_dim": 256, "value_dim": 512}),
         ("kda", 2048, {"heads": 16, "key_dim": 128, "value_dim": 128}),
         ("mlstm", 4096, {"heads": 8, "key_dim": 256, "value_dim": 512}),
+        ("hyena", 1024, {"inner": 1024}),
+        ("rwkv4", 1024, {"inner": 1024}),
         ("gla", 8, {"heads": 4, "key_dim": 1, "value_dim": 2}),
         ("softmax", 64, {"heads": 1, "head_dim": 64}),
     ],

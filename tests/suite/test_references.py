@@ -125,6 +125,29 @@ def token_by_token_scan(inputs):
     return torch.stack(outputs, -1), state
 
 
+def token_by_token_convolution(inputs):
+    u = inputs["k"] * inputs["v"]
+    T, outputs = u.shape[-1], []
+    for t in range(T):
+        past = (inputs["h"][:, : t + 1].flip(-1) * u[..., : t + 1]).sum(-1)
+        outputs.append(inputs["q"][..., t] * (past + inputs["skip"] * u[..., t]))
+    return torch.stack(outputs, -1)
+
+
+def token_by_token_mean(inputs):
+    """RWKV-4's, as sums of all weights, which fit float64 if keys are not too far from 0."""
+    k, v, w, u = (inputs[name] for name in ("k", "v", "w", "u"))
+    values, weights, exponent = inputs.get("initial", torch.zeros(len(k), 3, k.shape[2], dtype=k.dtype)).unbind(1)
+    values, weights, outputs = values * exponent.exp(), weights * exponent.exp(), []
+    for t in range(k.shape[1]):
+        own = (k[:, t] + u).exp()
+        outputs.append((values + own * v[:, t]) / (weights + own))
+        values, weights = (
+            (-w.exp()).exp() * past + k[:, t].exp() * new for past, new in ((values, v[:, t]), (weights, 1.0))
+        )
+    return torch.stack(outputs, 1), torch.stack((values, weights), 1)
+
+
 def plain_softmax(inputs):
     q, k, v = (inputs[name].transpose(1, 2) for name in ("q", "k", "v"))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -240,6 +263,44 @@ def test_the_selective_scan_is_that_of_the_equation_token_by_token(tokens):
     assert_same(values_and_gradients(selective_scan, inputs), values_and_gradients(token_by_token_scan, inputs))
 
 
+def mean_inputs(tokens):
+    inputs = {name: normal(2, tokens, 5, seed=seed) for seed, name in enumerate("kv")}
+    return inputs | {"w": normal(5, seed=2), "u": normal(5, seed=3)}
+
+
+@pytest.mark.parametrize("tokens", [2, 15, 16, 17, 300])
+def test_the_mean_of_rwkv_is_that_of_the_equation_token_by_token(tokens):
+    inputs = mean_inputs(tokens)
+    assert_same(values_and_gradients(ops.RWKV4.reference, inputs), values_and_gradients(token_by_token_mean, inputs))
+
+
+@pytest.mark.parametrize("first", [1, 16, 25])
+def test_the_mean_of_rwkv_goes_on_from_its_states(first):
+    inputs = mean_inputs(40)
+    whole, final = ops.RWKV4.reference(inputs)
+    parts = [inputs | {name: inputs[name][:, part] for name in "kv"} for part in (slice(first), slice(first, None))]
+    before, states = ops.RWKV4.reference(parts[0])
+    after, end = ops.RWKV4.reference(parts[1] | {"initial": states})
+    torch.testing.assert_close(torch.cat((before, after), 1), whole)
+    torch.testing.assert_close(end[:, :2] * end[:, 2:].exp(), final[:, :2] * final[:, 2:].exp())
+
+
+@pytest.mark.parametrize("shift", [-1e4, 1e4])
+def test_the_mean_of_rwkv_depends_on_differences_of_keys_alone(shift):
+    inputs = mean_inputs(40)
+    shifted = ops.RWKV4.reference(inputs | {"k": inputs["k"] + shift})[0]
+    torch.testing.assert_close(shifted, ops.RWKV4.reference(inputs)[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 50])
+def test_the_long_convolution_is_that_of_the_equation_token_by_token(tokens):
+    inputs = {name: normal(2, 3, tokens, seed=seed) for seed, name in enumerate("qkv")}
+    inputs |= {"h": normal(3, tokens, seed=3), "skip": normal(3, seed=4)}
+    assert_same(
+        values_and_gradients(ops.HYENA.reference, inputs), values_and_gradients(token_by_token_convolution, inputs)
+    )
+
+
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 512), (16, 16), (17, 16), (50, 16), (600, 512)])
 def test_softmax_over_blocks_of_rows_is_softmax(monkeypatch, tokens, rows):
     monkeypatch.setattr(softmax, "_ROWS_AT_ONCE", rows)
@@ -252,6 +313,7 @@ SLOW = {
     "softmax": plain_softmax, "mamba1": token_by_token_scan, "mamba2": token_by_token_ssd,
     "simple-gla": token_by_token_scalar, "retention": token_by_token_retention, "lightning": token_by_token_lightning,
     "gated-delta": token_by_token_delta, "kda": token_by_token_delta, "mlstm": token_by_token_mlstm,
+    "hyena": token_by_token_convolution, "rwkv4": token_by_token_mean,
 }  # fmt: skip
 
 

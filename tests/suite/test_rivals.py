@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from glabench.backends import Requirement, load_registry
 from glabench.backends.fla import _Fla
-from glabench.ops import BUILTIN, MAMBA1, SOFTMAX
+from glabench.ops import BUILTIN, MAMBA1, RWKV4, SOFTMAX
 from glabench.ops.recurrence import delta_recurrence, gated_recurrence, packed_recurrence
 from glabench.sweeps import Cell, Parameters
 
@@ -130,6 +130,11 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
     return delta_recurrence(q, k, v, g, beta)[0], None
 
 
+def fused_recurrent_rwkv4(w, u, k, v, state):
+    """k and v [B, T, D], the state [B, 3, 1, D]."""
+    return RWKV4.reference({"k": k, "v": v, "w": w, "u": u})[0], None
+
+
 def mlstm_siging_chunkwise__xl_chunk(
     q, k, v, i, f, c_initial=None, n_initial=None, return_last_states=False, eps=1e-6, normalize=True, chunk_size=128,
     autocast_kernel_dtype=torch.float32,
@@ -176,6 +181,7 @@ ADAPTERS = {
     "fla-lightning": ("fla.ops.lightning_attn", chunk_lightning_attn, HEADS),
     "fla-gated-delta": ("fla.ops.gated_delta_rule", chunk_gated_delta_rule, HEADS),
     "fla-kda": ("fla.ops.kda", chunk_kda, HEADS),
+    "fla-rwkv4": ("fla.ops.rwkv4", fused_recurrent_rwkv4, {"inner": 6}),
     "mlstm-kernels": (
         "mlstm_kernels.torch.chunkwise.triton_xl_chunk_siging", mlstm_siging_chunkwise__xl_chunk, HEADS | {"chunk": 16}
     ),
