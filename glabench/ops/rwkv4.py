@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from glabench.ops.base import BYTES, Op, Spec, wide
 from glabench.sweeps.model import Cell
@@ -13,7 +13,7 @@ from glabench.sweeps.parameters import Value, integers
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-# Tokens at a time in the reference, all pairs of them for each channel.
+# Tokens of a chunk of the reference, which computes all pairs of them for each channel.
 _CHUNK = 16
 
 
@@ -65,7 +65,7 @@ class Rwkv4(Op):
 
     def reference_numbers(self, cell: Cell) -> int:
         """Besides the tensors, pairs of tokens in a chunk."""
-        return super().reference_numbers(cell) + 8 * cell.seqlen * (_CHUNK + 2)
+        return super().reference_numbers(cell) + 6 * cell.seqlen * (_CHUNK + 2)
 
     def reference(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The output, and the states after the last token [B, 3, D]: both sums, and the exponent they are relative to.
@@ -75,31 +75,69 @@ class Rwkv4(Op):
         import torch
 
         k, v, rate, u = inputs["k"], inputs["v"], inputs["w"].exp(), inputs["u"]
-        state = inputs.get("initial", k.new_zeros(k.shape[0], 3, k.shape[2]))
-        values, weights, exponent = state.unbind(1)
-        exponent = exponent.masked_fill(weights == 0, -math.inf)
+        values, weights, exponent = inputs.get("initial", k.new_zeros(k.shape[0], 3, k.shape[2])).unbind(1)
+        state = State(values, weights, exponent.masked_fill(weights == 0, -math.inf))
+        whole = k.shape[1] // _CHUNK * _CHUNK
         outputs = []
-        for keys, own in zip(torch.split(k, _CHUNK, 1), torch.split(v, _CHUNK, 1), strict=True):
-            C = keys.shape[1]
-            t = torch.arange(C, device=k.device, dtype=k.dtype)
-            age = (t[:, None] - 1 - t[None, :])[..., None]
-            # Exponents [B, C, C + 1, D]: of tokens, the own one with u, and of the state.
-            of_tokens = keys[:, None] - age.clamp(min=0) * rate
-            of_tokens = torch.where(age == -1, keys[:, None] + u, of_tokens).masked_fill(age < -1, -math.inf)
-            of_state = exponent[:, None] - t[:, None] * rate
-            most = torch.maximum(of_tokens.amax(2), of_state).detach()
-            shares = (of_tokens - most[:, :, None]).exp()
-            share = (of_state - most).exp()
-            above = (shares * own[:, None]).sum(2) + share * values[:, None]
-            outputs.append(above / (shares.sum(2) + share * weights[:, None]))
+        for part, chunk in ((slice(0, whole), _CHUNK), (slice(whole, None), k.shape[1] - whole)):
+            if k[:, part].shape[1]:
+                out, state = _chunks(k[:, part], v[:, part], rate, u, state, chunk)
+                outputs.append(out)
+        return torch.cat(outputs, 1), torch.stack(state, 1)
 
-            left = keys - (C - 1 - t)[:, None] * rate
-            kept = exponent - C * rate
-            new = torch.maximum(left.amax(1), kept).detach()
-            shares, share = (left - new[:, None]).exp(), (kept - new).exp()
-            values = (shares * own).sum(1) + share * values
-            weights, exponent = shares.sum(1) + share * weights, new
-        return torch.cat(outputs, 1), torch.stack((values, weights, exponent), 1)
+
+class State(NamedTuple):
+    """The sum of weighted values, that of weights, and the exponent that both are relative to, [..., D] each."""
+
+    values: Tensor
+    weights: Tensor
+    exponent: Tensor
+
+    def after(self, earlier: State, decay: Tensor) -> State:
+        """The sum of both, the earlier one forgotten by e^-decay."""
+        import torch
+
+        kept = earlier.exponent - decay
+        exponent = torch.maximum(kept, self.exponent).detach()
+        old, new = (kept - exponent).exp(), (self.exponent - exponent).exp()
+        values, weights = (old * before + new * own for before, own in zip(earlier[:2], self[:2], strict=True))
+        return State(values, weights, exponent)
+
+    def part(self, chunks: slice) -> State:
+        """Of states [B, N, D] some."""
+        return State(*(x[:, chunks] for x in self))
+
+
+def _chunks(k: Tensor, v: Tensor, rate: Tensor, u: Tensor, state: State, C: int) -> tuple[Tensor, State]:
+    """Outputs of whole chunks of C tokens [B, N C, D], all at once, and the state after them."""
+    import torch
+
+    keys, own = (torch.unflatten(x, 1, (-1, C)) for x in (k, v))
+    t = torch.arange(C, device=k.device, dtype=k.dtype)
+    # Exponents [B, N, C, C, D] of the weights of earlier tokens, and the own one's.
+    age = (t[:, None] - 1 - t[None, :])[..., None]
+    exponents = torch.where(age == -1, keys[:, :, None] + u, keys[:, :, None] - age.clamp(min=0) * rate)
+    exponents = exponents.masked_fill(age < -1, -math.inf)
+    most = exponents.amax(3).detach()
+    shares = (exponents - most[:, :, :, None]).exp()
+    within = State((shares * own[:, :, None]).sum(3), shares.sum(3), most)
+
+    left = keys - (C - 1 - t)[:, None] * rate
+    most = left.amax(2).detach()
+    shares = (left - most[:, :, None]).exp()
+    ends = State((shares * own).sum(2), shares.sum(2), most)
+    # Sums over all chunks before, in steps of twice the distance; the first state comes before all.
+    all_states = State(*(torch.cat((first[:, None], x), 1) for first, x in zip(state, ends, strict=True)))
+    distance = 1
+    while distance < all_states.values.shape[1]:
+        later = all_states.part(slice(distance, None))
+        summed = later.after(all_states.part(slice(0, -distance)), distance * C * rate)
+        first = all_states.part(slice(0, distance))
+        all_states = State(*(torch.cat(pair, 1) for pair in zip(first, summed, strict=True)))
+        distance *= 2
+    before = State(*(x[:, :-1, None] for x in all_states))
+    summed = within.after(before, t[:, None] * rate)
+    return (summed.values / summed.weights).flatten(1, 2), State(*(x[:, -1] for x in all_states))
 
 
 def first_rates(like: Tensor) -> Tensor:
