@@ -157,6 +157,7 @@ class HyenaRecall(Learner):
     """Hyena, whose filters are as long as the rows."""
 
     name, title, kind = "hyena-recall", "Hyena, learning to recall", HYENA
+    step = HYENA.step
 
     def mixer_sizes(self, width: int, seqlen: int) -> Mapping[str, int]:  # noqa: ARG002
         return {"longest": seqlen}
@@ -166,6 +167,7 @@ class Rwkv4Recall(Learner):
     """RWKV-4's mixer of tokens."""
 
     name, title, kind = "rwkv4-recall", "RWKV-4, learning to recall", RWKV4
+    step = RWKV4.step
 
     def mixer_sizes(self, width: int, seqlen: int) -> Mapping[str, int]:  # noqa: ARG002
         return {}

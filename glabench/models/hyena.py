@@ -20,7 +20,8 @@ _HIDDEN = 64  # inner width of the filter's MLP
 class Filter(nn.Module):
     """h(t) = W_4 sin(f W_3 sin(f W_2 sin(f W_1 x_t))), times a decay, of x_t = (t / L, cos 2 pi t / L, sin 2 pi t / L).
 
-    The first three layers have biases. L is the longest sequence; beyond it the filter goes on. Parameters, with
+    The first three layers have biases. L is the longest sequence; beyond it the filter goes on. Where x_t has one turn
+    per L, the authors' code has 1e-4 of a turn with so few features, and learns x_t. Parameters, with
     m = 64: 4 m + 2 (m + 1) m + m + m d.
     """
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Tokens of a chunk of the reference, which computes all pairs of them for each channel.
 _CHUNK = 16
+# The most that the reference takes as a rate: infinity times an age of 0 would be NaN.
+_FASTEST = 1e30
 
 
 class Rwkv4(Op):
@@ -49,9 +51,12 @@ class Rwkv4(Op):
         return x * 0.5 + math.log(0.3) if name == "u" else x
 
     def forward_flops(self, cell: Cell) -> int:
-        """Per token and channel: 3 for the own weight and value, 3 to add them to each of two sums, a division."""
+        """Per token and channel 2 for the sums' decay, 3 to add a token to both, 3 to do so for o alone, 1 to divide.
+
+        Exponents do not count.
+        """
         (D,) = cell.sizes("inner")
-        return cell.tokens * D * 8
+        return cell.tokens * D * 9
 
     def state_bytes(self, cell: Cell) -> int:
         """Two sums and the exponent that both are relative to; the last token of the layer's shift is not included."""
@@ -74,7 +79,7 @@ class Rwkv4(Op):
         """
         import torch
 
-        k, v, rate, u = inputs["k"], inputs["v"], inputs["w"].exp(), inputs["u"]
+        k, v, rate, u = inputs["k"], inputs["v"], inputs["w"].exp().clamp(max=_FASTEST), inputs["u"]
         values, weights, exponent = inputs.get("initial", k.new_zeros(k.shape[0], 3, k.shape[2])).unbind(1)
         state = State(values, weights, exponent.masked_fill(weights == 0, -math.inf))
         whole = k.shape[1] // _CHUNK * _CHUNK

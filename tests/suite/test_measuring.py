@@ -49,10 +49,13 @@ def measure(backend, cell=CELL, timer=None, **settings):
 
 
 ON_CPU = list(
-    product(("gla-torch", "gla-recurrent-torch", "linear-torch", "sdpa-flash", "sdpa-math"), ("fp32", "fp64", "bf16"))
+    product(
+        ("gla-torch", "gla-recurrent-torch", "linear-torch", "sdpa-flash", "sdpa-math", "hyena-fft"),
+        ("fp32", "fp64", "bf16"),
+    )
 )
 # Every backend, every dtype.
-CHECKED = [ON_CPU[number] for number in (0, 2, 4, 8, 9, 13)]
+CHECKED = [ON_CPU[number] for number in (0, 2, 4, 8, 9, 13, 15, 17)]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,7 @@ def test_every_cpu_backend_passes_the_check(name, dtype):
         "gla": {**SIZES, "gate": "resets"},
         "linear": SIZES,
         "softmax": {"heads": 2, "head_dim": 16},
+        "hyena": {"inner": 8},
     }[op.name]
     found = check_accuracy(
         op, backend, replace(CELL, op=op.name, backend=name, dtype=dtype, parameters=Parameters(sizes))

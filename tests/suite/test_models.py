@@ -136,6 +136,16 @@ def test_hyena_is_a_long_convolution_between_two_gates():
     torch.testing.assert_close(layer.filter(7), layer.filter(20)[:, :7])
 
 
+def test_the_filters_of_hyena_are_those_of_an_mlp_over_places_and_fall():
+    filters = model_of("hyena").blocks[0].mixer.filter
+    places = torch.arange(20, dtype=torch.float64) / 64
+    x = torch.stack((places, (2 * math.pi * places).cos(), (2 * math.pi * places).sin()), -1)
+    for layer in (filters.first, filters.second, filters.third):
+        x = (filters.frequency * layer(x)).sin()
+    shares = torch.linspace(1 / 1.5, 1 / 0.3, 32, dtype=torch.float64)
+    torch.testing.assert_close(filters(20), (x @ filters.last.weight.T).T * 100 ** -(shares[:, None] * places))
+
+
 def test_the_filters_of_hyena_are_drawn_large_enough_and_fall():
     h = model_of("hyena").blocks[0].mixer.filter(64)
     assert h.norm(dim=-1).median() > 0.05

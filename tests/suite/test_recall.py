@@ -56,6 +56,13 @@ def test_every_model_is_trained_and_right(backend):
     assert 0 <= record.accuracy <= 1
 
 
+def test_filters_are_as_long_as_the_rows_and_widths_need_no_heads():
+    cell = cell_of("hyena-recall", model_width=7)
+    assert REGISTRY["hyena-recall"].limits(cell) is None
+    assert REGISTRY["rwkv4-recall"].limits(replace(cell, backend="rwkv4-recall", device="cpu")) is None
+    assert REGISTRY["hyena-recall"].build(cell).config.layer_sizes == {"inner": 7, "longest": 16}
+
+
 def test_a_model_that_diverges_has_no_accuracy():
     record = measured(cell_of("linear-recall", rows=64, epochs=2, rate=1e18))
     assert (record.status, record.accuracy) == ("inaccurate", None)

@@ -292,6 +292,22 @@ def test_the_mean_of_rwkv_depends_on_differences_of_keys_alone(shift):
     torch.testing.assert_close(shifted, ops.RWKV4.reference(inputs)[0], rtol=1e-9, atol=1e-9)
 
 
+def test_the_mean_of_rwkv_keeps_old_tokens_with_far_larger_keys():
+    """The same as of keys that hardly differ, if nothing is forgotten: then o is the first value."""
+    inputs = mean_inputs(40) | {"w": torch.full((5,), -100.0, dtype=torch.float64)}
+    inputs["k"][:, 0] += 2000
+    out = ops.RWKV4.reference(inputs)[0]
+    torch.testing.assert_close(out[:, 1:], inputs["v"][:, :1].expand(2, 39, 5))
+
+
+def test_the_mean_of_rwkv_may_forget_all_at_once():
+    inputs = {name: x.float() for name, x in mean_inputs(40).items()}
+    out = ops.RWKV4.reference(inputs | {"w": torch.full((5,), 100.0)})[0]
+    k, v, u = inputs["k"], inputs["v"], inputs["u"]
+    before, own = k[:, :-1].exp(), (k[:, 1:] + u).exp()
+    torch.testing.assert_close(out[:, 1:], (before * v[:, :-1] + own * v[:, 1:]) / (before + own))
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 50])
 def test_the_long_convolution_is_that_of_the_equation_token_by_token(tokens):
     inputs = {name: normal(2, 3, tokens, seed=seed) for seed, name in enumerate("qkv")}

@@ -131,8 +131,17 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
 
 
 def fused_recurrent_rwkv4(w, u, k, v, state):
-    """k and v [B, T, D], the state [B, 3, 1, D]."""
-    return RWKV4.reference({"k": k, "v": v, "w": w, "u": u})[0], None
+    """k and v [B, T, D]; the state [B, 3, 1, D] as it is, sums without terms too. States have the type of k."""
+    values, weights, exponent = state[:, :, 0].to(k.dtype).unbind(1)
+    outputs = []
+    for t in range(k.shape[1]):
+        most = torch.maximum(exponent, k[:, t] + u)
+        old, own = (exponent - most).exp(), (k[:, t] + u - most).exp()
+        outputs.append((old * values + own * v[:, t]) / (old * weights + own))
+        most = torch.maximum(exponent - w.exp(), k[:, t])
+        old, own = (exponent - w.exp() - most).exp(), (k[:, t] - most).exp()
+        values, weights, exponent = (x.to(k.dtype) for x in (old * values + own * v[:, t], old * weights + own, most))
+    return torch.stack(outputs, 1).to(k.dtype), None
 
 
 def mlstm_siging_chunkwise__xl_chunk(
@@ -232,6 +241,19 @@ def test_an_adapter_computes_its_op(name, monkeypatch):
     module, function, sizes = ADAPTERS[name]
     install(monkeypatch, module, function)
     assert_computes_its_op(REGISTRY[name], sizes)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_rwkv_is_computed_in_float32_from_an_empty_state(dtype, monkeypatch):
+    """With keys so small that a token's weight would vanish beside a state with an exponent of 0."""
+    install(monkeypatch, "fla.ops.rwkv4", fused_recurrent_rwkv4)
+    cell = Cell("fla-rwkv4", "rwkv4", "fwd", 2, 32, dtype, Parameters({"inner": 6}), "cpu")
+    inputs = RWKV4.make_inputs(cell)
+    inputs["k"] -= 200
+    found = REGISTRY["fla-rwkv4"].bind(inputs, cell)()
+    wanted = RWKV4.reference({name: x.double() for name, x in inputs.items()})[0]
+    assert found.dtype == inputs["k"].dtype
+    assert (found - wanted).norm() / wanted.norm() < (3e-3 if dtype == "bf16" else 1e-4)
 
 
 @pytest.mark.parametrize("state", ["none", "both"])

@@ -60,8 +60,9 @@ def test_states_stay_in_their_place_in_memory_and_a_prefix_begins_anew(mixer):
         tensors = [states.place, *(x for layer in states.layers for x in (*layer.fixed, *layer.caches))]
         before = [x.data_ptr() for x in tensors]
         again = model.prefill(tokens[:, :20], states)
-        model.decode(tokens[:, 20:21], states)
+        after = model.decode(tokens[:, 20:21], states)
     assert torch.equal(again, first[:, 0])
+    assert torch.equal(after, first[:, 1])
     assert [x.data_ptr() for x in tensors] == before
     assert states.place.tolist() == [21, 21]
 
