@@ -72,6 +72,10 @@ def _describe(test: Test, points: list[Point], one: Published, folder: Path) -> 
     values = ", ".join(p.found if isinstance(p.found, str) else significant(p.found, digits) for p in points)
     if open_at := [show_x(point.x) for point in points if point.holds is None]:
         values += f" (open at {', '.join(open_at)})"
+    if test.of:
+        what, other = ("bytes", "operations") if test.bound == "memory" else ("operations", "bytes")
+        part = f"'{test.part}' of {_name(test.of)}"
+        return f"{part} is bound by {test.bound}: {what} take {values} times as long as {other} at {places} ({link})"
     title = _title(test, one)
     if test.fails:
         return f"{_name(test.fails)} at {places}: {values} ({link})"

@@ -19,6 +19,12 @@ least = 128                          # the smallest x that the claim is about; a
 Without `than` the test is of growth: where x doubles, the value may grow by at most `factor`. With `fails` in place of
 `less`, cells have to end with a status from some x on: fails = { backend = "...", status = "inaccurate" }.
 
+A part of a forward (as profiles have it) can be asked what bounds it, with three keys in place of `less`:
+
+part = "across chunks"               # its name
+of = { backend = "gla-two-level" }   # cells whose profiles have it
+bound = "memory"                     # or "operations": what takes longer, each at the rate that the device reached
+
 A ratio of times has an interval, as in `check` (`compare_samples`). If it leaves open on which side of the limit the
 ratio is, nothing can be told.
 """
@@ -29,7 +35,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from glabench.errors import UsageError, printable
 from glabench.plain import Name, read_as
@@ -61,6 +67,9 @@ class Test:
     less: Cells = field(default_factory=dict)
     than: Cells = field(default_factory=dict)
     fails: Cells = field(default_factory=dict)
+    of: Cells = field(default_factory=dict)
+    part: str = ""
+    bound: Literal["", "memory", "operations"] = ""
     x: Name = "seqlen"
     metric: Name = "time"
     factor: float = 1.0
@@ -126,14 +135,20 @@ def load_claims(folder: Path) -> Claims | None:
 
 
 def _check(test: Test) -> None:
-    if bool(test.less) == bool(test.fails) or (test.fails and (test.than or "status" not in test.fails)):
-        raise ValueError(f"a test in {test.run} needs either `less`, or `fails` with a status and no `than`")
+    if len({bool(x) for x in (test.of, test.part, test.bound)}) > 1:
+        raise ValueError(f"a test of a part in {test.run} needs `part`, `of` and `bound`")
+    if sum(bool(x) for x in (test.less, test.fails, test.of)) != 1 or (test.than and not test.less):
+        raise ValueError(f"a test in {test.run} needs either `less`, or `fails` or `of` and no `than`")
+    if test.fails and "status" not in test.fails:
+        raise ValueError(f"a test in {test.run} needs a status in `fails`")
     if test.metric not in BY_NAME:
         raise ValueError(f"'{test.metric}' is not a metric (allowed: {', '.join(BY_NAME)})")
 
 
 def points_of(test: Test, run: Run) -> list[Point]:
     """What the records of a run say, by x. Raises UsageError if cells that a test names do not have one value per x."""
+    if test.of:
+        return _bounds(test, run)
     known = list(zip(rows_of(run.records), run.records, strict=True))
     if test.fails:
         status = test.fails["status"]
@@ -162,6 +177,27 @@ def verdict_of(points: Sequence[Sequence[Point]]) -> Verdict:
     if not all(points) or not {True, False} & set(every):
         return Verdict.UNKNOWN
     return Verdict.HOLDS if all(every) else Verdict.PARTLY if any(every) else Verdict.NOT
+
+
+def _bounds(test: Test, run: Run) -> list[Point]:
+    """How many times as long what is said to bound a part takes as the other, at the rates that the device reached."""
+    ceilings = run.environment.get("ceilings") or {}
+    copy, product = ceilings.get("copy_gbps"), ceilings.get("product_tflops")
+    points = {}
+    for cell, profile in run.profiles.items():
+        values = cell.to_json()
+        if not all(_is(values.get(name), value) for name, value in test.of.items()):
+            continue
+        for part in profile.parts:
+            if part.name == test.part and part.bytes and part.flops and copy and product:
+                ratio = (part.bytes / copy) / (part.flops / product / 1e3)
+                found = ratio if test.bound == "memory" else 1 / ratio
+                points[values[test.x]] = Point(values[test.x], found, found >= 1)
+    if not points:
+        raise UsageError(
+            f"{CLAIMS}: {test.run} has no profile with the part '{test.part}' for {test.of}; correct the test"
+        )
+    return [points[x] for x in sorted(points)]
 
 
 def _values(test: Test, known: Sequence[_Known], cells: Cells) -> dict[Any, _Value]:

@@ -185,11 +185,12 @@ def chunk_gla(
         gv: gates of values, [B, T, H, V], as g; g may then be None. Columns of the state decay by them, as rows do by
             g: `S_t = diag(exp g_t) S_{t-1} diag(exp gv_t) + k_t^T v_t` (version 3 of the paper, eq. 12). Such calls run
             portable kernels of their own, which keep all states for the backward, or nothing for "checkpoints" too.
-        materialize: what the forward keeps for the backward. "states" (or True): the state before every chunk, as
-            the paper's Alg. 3 and 4 keep them, but written while o is computed, not before. "checkpoints" (or False): a state every 8 chunks or more, from which the others are
-            recomputed. "nothing": all is recomputed from the inputs, as in the paper's Alg. 5 and 6, but in the
-            backward, which runs the forward once more; no input may change in place until then, and transforms of
-            functorch do not work. Less memory is more work; the gradients are the same up to float32 rounding.
+        materialize: what the forward keeps for the backward. "states" (or True): the state before every chunk, as the
+            paper's Alg. 3 and 4 keep them, but written while o is computed, not before. "checkpoints" (or False): a
+            state every 8 chunks or more, from which the others are recomputed. "nothing": all is recomputed from the
+            inputs, as in the paper's Alg. 5 and 6, but in the backward, which runs the forward once more; no input may
+            change in place until then, and transforms of functorch do not work. Less memory is more work; the gradients
+            are the same up to float32 rounding.
         chunk_size: tokens per chunk: 16, 32, 64 or 128, if shared memory allows it; chosen by shape if None.
         check: also check the values of g and cu_seqlens, which waits for the GPU.
         autotune: on the first call of its kind, time all candidate launch plans and store the fastest on disk

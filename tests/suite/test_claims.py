@@ -7,10 +7,11 @@ import pytest
 from simulated import record
 
 from glabench.errors import UsageError
+from glabench.records.profile import Host, Part, Profile
 from glabench.records.published import Entry, Published
 from glabench.records.run import Run
 from glabench.report.claims import make_claims
-from glabench.sweeps import load_sweep
+from glabench.sweeps import Parameters, load_sweep
 from glabench.verdicts.claims import (
     CLAIMS,
     Claim,
@@ -106,6 +107,48 @@ def test_growth_is_from_half_as_many():
     assert points_of(Test("a-run", B, factor=2.5), run_of(TIMES)) == [Point(128, 0.5, True)]
 
 
+def run_with_parts(*parts, ceilings=None):
+    """A run whose profiles at chunks of 16 and 32 have these parts."""
+    run = run_of({("a", 64): 1.0})
+    cell = run.records[0].cell
+    cells = [replace(cell, parameters=Parameters({**cell.parameters, "chunk": chunk})) for chunk in (32, 16)]
+    profile = Profile(1, 1.0, 1.0, (), Host(1.0, 1, 0.0, 0.0), on_device=True, parts=parts)
+    environment = {"ceilings": ceilings or {"copy_gbps": 1000.0, "product_tflops": 100.0}}
+    return replace(run, environment=environment, profiles=dict.fromkeys(cells, profile))
+
+
+@pytest.mark.parametrize(("bound", "found", "holds"), [("memory", 4.0, True), ("operations", 0.25, False)])
+def test_what_bounds_a_part_is_what_takes_longer(bound, found, holds):
+    """4 GB at 1 TB/s take 4 ms, 0.1 TFLOP at 100 TFLOP/s 1 ms."""
+    run = run_with_parts(Part("across", 9.0, 4 * 10**9, 10**11), Part("within", 9.0, 1, 10**11))
+    test = Test("a-run", of=A, part="across", bound=bound, x="chunk")
+    points = points_of(test, run)
+    assert [(point.x, point.holds) for point in points] == [(16, holds), (32, holds)]
+    assert [point.found for point in points] == pytest.approx([found, found])
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        run_with_parts(Part("across", 9.0)),
+        run_with_parts(Part("other", 9.0, 1, 1)),
+        run_with_parts(Part("across", 9.0, 1, 1), ceilings={"copy_gbps": 1000.0}),
+        run_of(TIMES),
+    ],
+)
+def test_a_part_without_counts_is_a_mistake(run):
+    with pytest.raises(UsageError, match=r"a-run has no profile with the part 'across' for .*; correct the test"):
+        points_of(Test("a-run", of=A, part="across", bound="memory", x="chunk"), run)
+
+
+def test_the_page_says_what_bounds_a_part(tmp_path):
+    run = run_with_parts(Part("across", 9.0, 4 * 10**9, 10**11))
+    claim = Claim("a paper", "A part.", tests=[Test("a-run", of=A, part="across", bound="memory", x="chunk")])
+    one = Published(Entry("a-run", "it"), tmp_path / "results/a-run", (run,), None, unchanged=False)
+    page = make_claims(Claims([claim]), {"a-run": one}, tmp_path / "page.md")
+    assert "'across' of a is bound by memory: bytes take 4, 4 times as long as operations at chunk 16, 32" in page
+
+
 def test_cells_that_have_to_fail_do_so_from_some_x_on():
     times = {("a", 64): 1.0, ("a", 128): "inaccurate"}
     points = points_of(Test("a-run", fails={**A, "status": "inaccurate"}), run_of(times))
@@ -149,6 +192,14 @@ def test_a_test_that_names_no_cell_or_several_is_a_mistake(cells, words):
         ("claims = 3", "claims"),
         ('[[claims]]\nsource = "s"', "text"),
         ('[[claims]]\nsource = "s"\ntext = "t"\n[[claims.tests]]\nrun = "r"', "needs either `less`, or `fails`"),
+        (
+            '[[claims]]\nsource = "s"\ntext = "t"\n[[claims.tests]]\nrun = "r"\npart = "p"\nof = {a = 1}',
+            "a test of a part in r needs `part`, `of` and `bound`",
+        ),
+        (
+            '[[claims]]\nsource = "s"\ntext = "t"\n[[claims.tests]]\nrun = "r"\nfails = {a = 1}',
+            "needs a status in `fails`",
+        ),
         (
             '[[claims]]\nsource = "s"\ntext = "t"\n[[claims.tests]]\nrun = "r"\nless = {a = 1}\nmetric = "tmie"',
             "'tmie' is not a metric",
