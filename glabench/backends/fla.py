@@ -1,4 +1,4 @@
-"""GLA and linear attention from fla-core, the public Triton kernels."""
+"""GLA and its kin, delta rules and RWKV-4 from fla-core, the public Triton kernels."""
 
 from __future__ import annotations
 

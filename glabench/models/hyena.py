@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from glabench.models.kernels import Kernel
 from glabench.models.parts import widened
 from glabench.models.states import LayerStates, MixerLayer, Place
-from glabench.ops.hyena import filter_decays
-
-_SHORT = 3  # tokens of the convolution before the gates
-_HIDDEN = 64  # inner width of the filter's MLP
+from glabench.ops.hyena import FEATURES, HIDDEN, SHORT, filter_decays
 
 
 class Filter(nn.Module):
@@ -28,9 +25,9 @@ class Filter(nn.Module):
     def __init__(self, width: int, longest: int) -> None:
         super().__init__()
         self._longest = longest
-        self.first, self.second, self.third = (nn.Linear(inner, _HIDDEN) for inner in (3, _HIDDEN, _HIDDEN))
-        self.frequency = nn.Parameter(torch.ones(_HIDDEN))
-        self.last = nn.Linear(_HIDDEN, width, bias=False)
+        self.first, self.second, self.third = (nn.Linear(inner, HIDDEN) for inner in (FEATURES, HIDDEN, HIDDEN))
+        self.frequency = nn.Parameter(torch.ones(HIDDEN))
+        self.last = nn.Linear(HIDDEN, width, bias=False)
 
     def reset(self) -> None:
         """Draws the weights as torch does for a linear layer; with those of other layers filters would be near 0."""
@@ -62,7 +59,7 @@ class Hyena(MixerLayer):
         super().__init__()
         self._kernel = kernel
         self.enter = nn.Linear(width, 3 * inner)
-        self.short = nn.Conv1d(3 * inner, 3 * inner, _SHORT, groups=3 * inner)
+        self.short = nn.Conv1d(3 * inner, 3 * inner, SHORT, groups=3 * inner)
         self.filter = Filter(inner, longest)
         self.skip = nn.Parameter(torch.randn(inner))
         self.out = nn.Linear(inner, width)
@@ -73,21 +70,21 @@ class Hyena(MixerLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, d] to [B, T, d]."""
-        return self._mix(x, *self._gates(F.pad(self._enter(x), (_SHORT - 1, 0))))
+        return self._mix(x, *self._gates(F.pad(self._enter(x), (SHORT - 1, 0))))
 
     def make_states(self, batch: int, room: int) -> LayerStates:
         """The last two tokens before the short convolution, [B, 3 E, 2], and k v of all tokens, [B, room, E]."""
         like = self.enter.weight
         inner = self.out.in_features
-        tail = like.new_zeros(batch, 3 * inner, _SHORT - 1)
+        tail = like.new_zeros(batch, 3 * inner, SHORT - 1)
         return LayerStates(fixed=(tail,), caches=(like.new_zeros(batch, room, inner),))
 
     def prefill(self, x: Tensor, states: LayerStates) -> Tensor:
         """As `forward`; keeps what later tokens need."""
         (tail,), (cache,) = states.fixed, states.caches
-        entered = F.pad(self._enter(x), (_SHORT - 1, 0))
+        entered = F.pad(self._enter(x), (SHORT - 1, 0))
         q, k, v = self._gates(entered)
-        tail.copy_(entered[..., 1 - _SHORT :])
+        tail.copy_(entered[..., 1 - SHORT :])
         cache[:, : x.shape[1]] = (k * v).transpose(1, 2)
         return self._mix(x, q, k, v)
 

@@ -12,9 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from glabench.errors import UsageError
 from glabench.models.config import ModelConfig
-from glabench.models.hyena import Hyena
 from glabench.models.kernels import Kernels
-from glabench.models.mamba import Mamba1
 from glabench.models.parts import Norm, SwiGlu, widened
 from glabench.models.recurrent import Linear
 from glabench.models.sequence import Stretch
@@ -79,9 +77,8 @@ class LanguageModel(nn.Module):
         if config.is_tied:
             self.head.weight = self.embedding.weight
         self.apply(_initialize)
-        for module in self.modules():
-            if isinstance(module, (Mamba1, Hyena)):
-                module.reset()
+        for block in self._blocks:
+            block.mixer.reset()
 
     def forward(self, tokens: Tensor, places: Tensor | None = None, stretch: Stretch | None = None) -> Tensor:
         """tokens [B, T], whole numbers, to logits [B, T, vocabulary]; of some places [B, n], to [B, n, vocabulary].

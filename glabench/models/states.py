@@ -71,6 +71,9 @@ class MixerLayer(nn.Module):
 
     op: ClassVar[str]
 
+    def reset(self) -> None:
+        """Draws parameters that a model's own initialization must not; by default there are none."""
+
     @abstractmethod
     def make_states(self, batch: int, room: int) -> LayerStates:
         """What sequences of up to `room` tokens need between calls, as zeros."""

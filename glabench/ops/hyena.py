@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 # Filters fall to a hundredth over so much of the sequence, by channel (the authors' code).
 _FASTEST, _SLOWEST = 0.3, 1.5
-# The width of the filter's MLP, which has two hidden layers, and what it is given of a place.
-_MLP, _FEATURES = 64, 3
-_SHORT = 3  # tokens of the convolution before
+# Of the layer: tokens of the convolution before, what the filter's MLP is given of a place, and that MLP's inner width.
+SHORT, FEATURES, HIDDEN = 3, 3, 64
 
 
 class Hyena(Op):
@@ -77,8 +76,8 @@ class Hyena(Op):
     def layer_parameters(self, cell: Cell) -> int:
         """Four square projections with biases, short convolutions, the filter's MLP with its frequencies, skip."""
         (D,) = cell.sizes("inner")
-        mlp = (_FEATURES + 1) * _MLP + 2 * (_MLP + 1) * _MLP + _MLP * D + _MLP
-        return 4 * D * D + 4 * D + 3 * D * (_SHORT + 1) + mlp + D
+        mlp = (FEATURES + 1) * HIDDEN + 2 * (HIDDEN + 1) * HIDDEN + HIDDEN * D + HIDDEN
+        return 4 * D * D + 4 * D + 3 * D * (SHORT + 1) + mlp + D
 
     def reference(self, inputs: Mapping[str, Tensor]) -> Tensor:
         q, u = inputs["q"], inputs["k"] * inputs["v"]

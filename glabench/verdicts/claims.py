@@ -183,7 +183,7 @@ def _bounds(test: Test, run: Run) -> list[Point]:
     """How many times as long what is said to bound a part takes as the other, at the rates that the device reached."""
     ceilings = run.environment.get("ceilings") or {}
     copy, product = ceilings.get("copy_gbps"), ceilings.get("product_tflops")
-    points = {}
+    points = []
     for cell, profile in run.profiles.items():
         values = cell.to_json()
         if not all(_is(values.get(name), value) for name, value in test.of.items()):
@@ -192,12 +192,11 @@ def _bounds(test: Test, run: Run) -> list[Point]:
             if part.name == test.part and part.bytes and part.flops and copy and product:
                 ratio = (part.bytes / copy) / (part.flops / product / 1e3)
                 found = ratio if test.bound == "memory" else 1 / ratio
-                points[values[test.x]] = Point(values[test.x], found, found >= 1)
-    if not points:
-        raise UsageError(
-            f"{CLAIMS}: {test.run} has no profile with the part '{test.part}' for {test.of}; correct the test"
-        )
-    return [points[x] for x in sorted(points)]
+                points.append(Point(values[test.x], found, found >= 1))
+    if not points or len({point.x for point in points}) < len(points):
+        what = f"several cells at one {test.x}" if points else "no profile"
+        raise UsageError(f"{CLAIMS}: {test.run} has {what} with the part '{test.part}' for {test.of}; correct the test")
+    return sorted(points, key=lambda point: point.x)
 
 
 def _values(test: Test, known: Sequence[_Known], cells: Cells) -> dict[Any, _Value]:

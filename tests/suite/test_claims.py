@@ -141,6 +141,12 @@ def test_a_part_without_counts_is_a_mistake(run):
         points_of(Test("a-run", of=A, part="across", bound="memory", x="chunk"), run)
 
 
+def test_several_cells_with_a_part_at_one_x_are_a_mistake():
+    run = run_with_parts(Part("across", 9.0, 1, 1))
+    with pytest.raises(UsageError, match="a-run has several cells at one seqlen with the part 'across'"):
+        points_of(Test("a-run", of=A, part="across", bound="memory"), run)
+
+
 def test_the_page_says_what_bounds_a_part(tmp_path):
     run = run_with_parts(Part("across", 9.0, 4 * 10**9, 10**11))
     claim = Claim("a paper", "A part.", tests=[Test("a-run", of=A, part="across", bound="memory", x="chunk")])
