@@ -31,17 +31,20 @@ def _calls(request: Request, arch: str) -> Iterator[Any]:
     import torch
     from gla_kernels.inspection import ahead
     from gla_kernels.launching.plans import hopper_plan, triton_plan
+    from gla_kernels.portable.forward import gla_forward_kernel
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[request.dtype]
     K, V, bfloat16_gates = request.key_dim, request.value_dim, request.gates == "bf16"
     choices = signature(ahead.call_of).parameters
+    # In older kernels, a gate per head became one per channel before it came to those of some families.
+    everywhere = "HEAD_GATED" in gla_forward_kernel.arg_names
     options = {"varlen": True} if request.packed else {}
     for gated in (True, False):
         special = hopper_plan(K, V, dtype, request.chunk) if request.family == "hopper" else None
         plan = special or triton_plan(K, V, dtype, request.chunk, gated, ahead.SHARED[arch])
         yield ahead.call_of(K, V, gated, dtype, plan, bfloat16_gates, **options)
         of_narrow_heads = plan.family == "hopper" and "head_gated" in choices
-        if not gated and getattr(plan, "takes_head_gates", of_narrow_heads):
+        if not gated and (everywhere or getattr(plan, "takes_head_gates", of_narrow_heads)):
             yield ahead.call_of(K, V, False, dtype, plan, bfloat16_gates, head_gated=True, **options)
     # Beside gates of values, calls take no length of chunks.
     if "value_gated" in choices and request.chunk is None:

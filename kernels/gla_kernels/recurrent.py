@@ -1,11 +1,8 @@
 """Token by token, for decoding and short inputs: `fused_recurrent_gla`, with the arguments of fla's function."""
 
-from functools import partial
-from typing import Any
-
 import torch
 
-from gla_kernels.chunk import autocast, chunk_gla, chunk_linear_attn
+from gla_kernels.chunk import autocast, chunk, chunk_gla
 from gla_kernels.limits import MAX_RECURRENT_TOKENS
 from gla_kernels.operators import recurrent
 from gla_kernels.operators.checks import check_inputs, check_tensors
@@ -53,13 +50,35 @@ def fused_recurrent_gla(
         ValueError: as `chunk_gla`; and for reverse, or a state in place that is missing, not contiguous or needs a
             gradient.
     """
+    return token_by_token(
+        q, k, v, gk, gv, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens,
+        inplace_final_state,
+    )  # fmt: skip
+
+
+def token_by_token(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gk: torch.Tensor | None,
+    gv: torch.Tensor | None,
+    scale: float | None,
+    initial_state: torch.Tensor | None,
+    output_final_state: bool,
+    reverse: bool,
+    state_v_first: bool,
+    cu_seqlens: torch.Tensor | None,
+    inplace_final_state: bool,
+    per_head: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`fused_recurrent_gla` and its kin: gk is [B, T, H, K], [B, T, H] if `per_head`, or None without gates."""
     if reverse:
         raise ValueError("reverse: got True; it needs False (only recurrences from the first token on are supported)")
     kind = None
     if gv is None and not _compiling():
         kind = kind_of(q, k, v, gk, scale, initial_state, output_final_state, cu_seqlens, True)
     if kind is not None:
-        kind = (*kind, "token by token", state_v_first, inplace_final_state)
+        kind = (*kind, "token by token", per_head, state_v_first, inplace_final_state)
         if (found := passes_of(kind)) is not None:
             settings = (q.shape[-1] ** -0.5 if scale is None else scale, output_final_state, KEEP_NOTHING, None, None)
             made = found.forward(settings, q, k, v, gk, cu_seqlens, initial_state)
@@ -77,21 +96,26 @@ def fused_recurrent_gla(
     final: torch.Tensor | None
     # The chunk functions also refuse what has no four dimensions, and know what to do without tokens.
     if trains or gv is not None or q.dim() != 4 or not q.numel() or q.shape[1] > MAX_RECURRENT_TOKENS * sequences:
-        chunked: Any = chunk_linear_attn if gk is None else chunk_gla
-        gates: tuple[torch.Tensor | None, ...] = () if gk is None else (gk,)
-        if gv is not None:
+        output_final_state = output_final_state or inplace_final_state
+        if gv is None:
+            o, final = chunk(
+                q, k, v, gk, scale, initial_state, output_final_state, state_v_first, cu_seqlens, True, None, False,
+                False, per_head,
+            )  # fmt: skip
+        else:
             check_inputs(q, k, v, gk, scale, initial_state, cu_seqlens, None, state_v_first=state_v_first, gates="gk")
-            chunked, gates = partial(chunk_gla, gv=gv), (gk,)
-        o, final = chunked(
-            q, k, v, *gates, scale, initial_state, output_final_state or inplace_final_state, state_v_first, cu_seqlens
-        )
-        if not inplace_final_state or initial_state is None:
+            o, final = chunk_gla(
+                q, k, v, gk, scale, initial_state, output_final_state, state_v_first, cu_seqlens, gv=gv
+            )  # fmt: skip
+        if not inplace_final_state or initial_state is None or final is None:
             return o, final
         return o, initial_state.copy_(final)
     if any(x is not None and not x.is_contiguous() for x in (initial_state, cu_seqlens)):
         kind = None  # tensors are copied first, which is not repeated
     q, k, v = autocast(q, k, v)
-    check_inputs(q, k, v, gk, scale, initial_state, cu_seqlens, None, state_v_first=state_v_first, gates="gk")
+    check_inputs(
+        q, k, v, gk, scale, initial_state, cu_seqlens, None, state_v_first=state_v_first, gates="gk", per_head=per_head
+    )
     refuse_tangents(q, k, v, gk, initial_state)
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)

@@ -7,7 +7,7 @@ import torch
 from gla_kernels.chunk import Materialize, chunk
 from gla_kernels.operators.checks import DTYPES
 from gla_kernels.operators.plain import is_unwatched
-from gla_kernels.recurrent import fused_recurrent_gla
+from gla_kernels.recurrent import fused_recurrent_gla, token_by_token
 
 
 def retention_gates(heads: int, device: torch.device | None = None) -> torch.Tensor:
@@ -70,9 +70,8 @@ def chunk_simple_gla(
     """GLA with one gate per head and token: `S_t = exp(g_t) S_{t-1} + k_t^T v_t`, `o_t = scale * q_t S_t`.
 
     The final paper, Table 2, has it as data-dependent scalar decay; Mamba-2, the mLSTM and RetNet are of this kind. The
-    arguments before the star are those of fla's function of this name, in its order. On Hopper, in bfloat16 and with K
-    and V multiples of 16, it takes about as long as without gates; elsewhere as long as `chunk_gla`, whose kernels it
-    then uses.
+    arguments before the star are those of fla's function of this name, in its order. It takes about as long as
+    `chunk_linear_attn`.
 
     Args:
         g: gates, [B, T, H], natural logarithm, <= 0, in float32 (best), bfloat16 or float16. 0, very negative values
@@ -130,10 +129,9 @@ def fused_recurrent_simple_gla(
     inplace_final_state: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`chunk_simple_gla` token by token; see `fused_recurrent_gla`, whose arguments the others are."""
-    gates = _gates(q, g, g_gamma)
-    return fused_recurrent_gla(
-        q, k, v, gates[..., None].expand(q.shape), None, scale, initial_state, output_final_state, reverse,
-        state_v_first, cu_seqlens, inplace_final_state=inplace_final_state,
+    return token_by_token(
+        q, k, v, _gates(q, g, g_gamma), None, scale, initial_state, output_final_state, reverse, state_v_first,
+        cu_seqlens, inplace_final_state, True,
     )  # fmt: skip
 
 

@@ -21,7 +21,8 @@ SHAPES = [
     (1, 1, 1, 16, 16, BF16), (8, 300, 4, 128, 112, BF16), (1, 2100, 2, 256, 64, BF16), (27, 191, 4, 128, 256, BF16),
     (27, 300, 4, 128, 128, BF16), (1, 4096, 2, 128, 256, BF16), (9, 300, 4, 256, 512, BF16), (2, 300, 2, 512, 80, BF16),
     (34, 150, 4, 128, 256, BF16), (17, 150, 4, 128, 512, BF16), (8, 700, 4, 128, 48, BF16), (1, 1500, 2, 64, 32, BF16),
-    (10, 330, 4, 112, 512, BF16), (2, 300, 2, 64, 64, FP16), (1, 300, 2, 60, 100, FP32),
+    (10, 330, 4, 112, 512, BF16), (2, 300, 2, 64, 64, FP16), (1, 300, 2, 60, 100, FP32), (3, 200, 3, 60, 100, BF16),
+    (2, 200, 2, 200, 136, BF16), (2, 200, 2, 256, 128, FP16), (2, 200, 2, 144, 72, FP32),
 ]  # fmt: skip
 GATES = ["mild", "logsigmoid", "strong", "resets", "hard resets", "one reset", "at the limit", "zero", "-100", "-inf"]
 
@@ -36,6 +37,40 @@ def test_outputs_and_gradients_are_right(shape, gate, materialize):
     first, *others = (run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize) for _ in range(4))
     assert_close(first, case, BOUNDS[dtype])
     assert all(torch.equal(other[name], first[name]) for other in others for name in first)
+
+
+@pytest.mark.parametrize("C", [16, 32, 128])
+@pytest.mark.parametrize("gate", ["mild", "strong", "resets"])
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (40, 200)])
+def test_portable_chunks_of_any_length(K, V, gate, C):
+    case = per_head_case(gate, B=2, T=300, H=3, K=K, V=V, dtype=BF16, device="cuda")
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads, chunk_size=C), case, BOUNDS[BF16])
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize(("K", "V", "dtype"), [(60, 100, BF16), (128, 128, FP16), (64, 64, FP32)])
+def test_packed_sequences_for_the_portable_kernels(K, V, dtype, materialize):
+    lengths = [300, 1, 0, 700]
+    case = per_head_case("resets", H=4, K=K, V=V, dtype=dtype, device="cuda", lengths=lengths)
+    found = run_with_a_tail(chunk_simple_gla, case, cumulative(lengths, device="cuda"), materialize=materialize)
+    assert_close(found, case, BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+@pytest.mark.parametrize("T", [1, 12, 50])
+def test_token_by_token(T, dtype):
+    """The third call and the fourth are repeated ones."""
+    case = per_head_case("logsigmoid", B=3, T=T, H=4, K=64, V=96, dtype=dtype, device="cuda")
+    g = case.inputs["g"]
+    strided = torch.stack([g, torch.full_like(g, torch.nan)], -1)[..., 0]
+    for _ in range(4):
+        for function in (chunk_simple_gla, fused_recurrent_simple_gla):
+            o, final = function(
+                *(case.inputs[name] for name in "qkv"), strided, initial_state=case.inputs["initial"],
+                output_final_state=True,
+            )  # fmt: skip
+            for name, found in (("o", o), ("final", final)):
+                assert (found.double() - case.truth[name]).norm() < BOUNDS[dtype] * case.truth[name].norm()
 
 
 @pytest.mark.parametrize("materialize", [True, False])

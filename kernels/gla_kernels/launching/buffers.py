@@ -51,7 +51,7 @@ def on_meta(x: torch.Tensor | None) -> torch.Tensor | None:
 class Inputs:
     """The tensors of a call: q, k [B, T, H, K], v [B, T, H, V], g [B, T, H, K] or None, cu_seqlens [N + 1] or None.
 
-    `head_gates` [B, T, H] or None: if the call is `head_gated`, instead of g; otherwise what g was made of.
+    `head_gates` [B, T, H] or None: if the call is `head_gated`, in place of g.
     """
 
     q: torch.Tensor
@@ -60,7 +60,7 @@ class Inputs:
     g: torch.Tensor | None
     cu_seqlens: torch.Tensor | None
     head_gates: torch.Tensor | None = None
-    sums: torch.Tensor | None = None  # [B, H, T] float32: of head_gates, if the call is `head_gated`
+    sums: torch.Tensor | None = None  # [B, H, T] in `Call.sums_dtype`: of head_gates
 
     @classmethod
     def of(
@@ -68,10 +68,7 @@ class Inputs:
         cu_seqlens: torch.Tensor | None,
     ) -> "Inputs":  # fmt: skip
         """The tensors as the call's kernels can read them (see `readable`). g: [B, T, H, K], [B, T, H] or None."""
-        head_gates = None if g is None or g.dim() == 4 else g
-        if head_gates is not None:
-            g = None if call.head_gated else head_gates.float()[..., None].expand(q.shape)
-        gates = None if g is None else readable(call, g)
+        gates, head_gates = (None, g) if call.head_gated else (None if g is None else readable(call, g), None)
         return cls(readable(call, q), readable(call, k), readable(call, v), gates, settled(cu_seqlens), head_gates)
 
     def on_meta(self) -> "Inputs":
@@ -122,7 +119,8 @@ def flag_buffer(call: Call, like: torch.Tensor, zero: bool = True) -> torch.Tens
     because tensors without memory take calls the long way (see `is_plain`).
     """
     if not call.gated:
-        return like.new_empty((call.B, call.H, call.T) if call.head_gated else 1, dtype=torch.int32)
+        words = torch.int64 if call.sums_dtype == torch.float64 else torch.int32
+        return like.new_empty((call.B, call.H, call.T) if call.head_gated else 1, dtype=words)
     make = like.new_zeros if zero else like.new_empty
     return make(_aligned(call.sequences * call.H) + call.slots(1) * call.H, dtype=torch.int32)
 
@@ -188,8 +186,6 @@ class Gradients:
         gates = inputs.head_gates if inputs.g is None else inputs.g
         if dg is not None and gates is not None:
             dg = sum_of_parts(dg, gates)
-            if inputs.head_gates is not None and inputs.g is not None:
-                dg = sum_of_parts(dg, inputs.head_gates)
         return (
             sum_of_parts(self.dq, inputs.q), sum_of_parts(self.dk, inputs.k), sum_of_parts(self.dv, inputs.v), dg
         )  # fmt: skip

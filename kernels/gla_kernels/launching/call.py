@@ -74,7 +74,7 @@ class Call:
     bfloat16_gates: bool = False  # else float32
     multiprocessors: int = Gpu().multiprocessors
     plan_is_given: bool = False  # by the caller, at least its chunk size
-    head_gated: bool = False  # a gate per head and token, which the kernels read as it is; then `gated` is false
+    head_gated: bool = False  # a gate per head and token; then `gated` is false
 
     @cached_property
     def decisions(self) -> dict[tuple[object, ...], Any]:
@@ -91,6 +91,15 @@ class Call:
         return operands(self.dtype)
 
     @cached_property
+    def sums_dtype(self) -> torch.dtype:
+        """The dtype of the sums of a gate per head.
+
+        A decay is of the difference of two sums, which has the rounding of the larger one: with float32 and gates of
+        -34, some 1e-5 of the decay.
+        """
+        return torch.float64 if self.dtype == torch.float32 else torch.float32
+
+    @cached_property
     def chunks(self) -> int:
         """Chunks of the longest possible sequence: all T tokens."""
         return (self.T + self.plan.chunk_size - 1) // self.plan.chunk_size
@@ -98,7 +107,7 @@ class Call:
     @property
     def is_short(self) -> bool:
         """Whether going token by token is faster than chunks, if nothing is kept for a backward."""
-        return self.T <= SHORT_TOKENS and not self.plan_is_given and not self.head_gated
+        return self.T <= SHORT_TOKENS and not self.plan_is_given
 
     @property
     def narrow_programs(self) -> int:
@@ -185,8 +194,13 @@ class Call:
 
     @cached_property
     def gate_parts(self) -> int:
-        """Partial sums of the gradient of a gate per head: a program handles one block of key columns."""
-        return -(-self.K // self.plan.backward.block_k) if self.head_gated else 1
+        """Partial sums of the gradient of a gate per head: a program handles one block of key columns.
+
+        A portable one handles one of value columns, too.
+        """
+        if not self.head_gated:
+            return 1
+        return -(-self.K // self.plan.backward.block_k) * self.value_parts
 
     def new_states(self, like: torch.Tensor, count: int | None = None, zero: bool = False) -> torch.Tensor:
         """`count` float32 states (None: one per sequence) of every head on `like`'s device, zeros or uninitialised."""
@@ -302,13 +316,12 @@ def _call(
     B: int, T: int, H: int, K: int, V: int, sequences: int | None, gates: torch.dtype | None, per_head: bool,
     scale: float, dtype: torch.dtype, chunk_size: int | None, plan_of_choice: str | None, device: torch.device,
 ) -> Call:  # fmt: skip
-    gated, packed = gates is not None, sequences is not None
+    gated, packed = gates is not None and not per_head, sequences is not None
     choice = parse_plan(plan_of_choice) if plan_of_choice else plan(K, V, dtype, chunk_size, device, gated)
-    head_gated = per_head and choice.takes_head_gates
     return Call(
-        B, T, H, K, V, B if sequences is None else sequences, packed, gated and not head_gated, scale, dtype, choice,
-        gates == torch.bfloat16 and head_gated == per_head, gpu_of(device).multiprocessors,
-        not (chunk_size is None and plan_of_choice is None), head_gated,
+        B, T, H, K, V, B if sequences is None else sequences, packed, gated, scale, dtype, choice,
+        gates == torch.bfloat16, gpu_of(device).multiprocessors,
+        not (chunk_size is None and plan_of_choice is None), per_head,
     )  # fmt: skip
 
 

@@ -57,11 +57,6 @@ class LaunchPlan:
     forward: Tile
     backward: Tile
 
-    @property
-    def takes_head_gates(self) -> bool:
-        """Whether its kernels read a gate per head as it is. For the portable ones, it becomes gates per channel."""
-        return self.family != "triton"
-
 
 def plan_text(plan: LaunchPlan) -> str:
     """The plan as one line of text, as operators take it and records show it."""

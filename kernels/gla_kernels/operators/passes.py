@@ -109,7 +109,7 @@ def launch_forward(
     )
     flags = Flags.of(call, buffer, uncleared=clears)
     if call.head_gated:
-        inputs.sums = buffer.view(torch.float32)
+        inputs.sums = buffer.view(call.sums_dtype)
         if not _makes_sums(call, keep):
             sum_head_gates(call, inputs)
     outputs: dict[str, Any] = {
@@ -227,7 +227,7 @@ def launch_backward(
     `buffer`: what `flag_buffer` has made for the forward.
     """
     if call.head_gated:
-        inputs.sums = buffer.view(torch.float32)
+        inputs.sums = buffer.view(call.sums_dtype)
     gradients = Gradients.empty(call, inputs, needs_dg)
     flags = Flags.of(call, buffer)
     materialized = keep == KEEP_STATES

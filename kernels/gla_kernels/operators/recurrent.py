@@ -18,9 +18,10 @@ def _launch(
     initial: torch.Tensor | None, final: torch.Tensor | None, cu_seqlens: torch.Tensor | None, state_v_first: bool,
 ) -> torch.Tensor:  # fmt: skip
     """Launches the kernel: returns o, and fills `final`, which may be `initial`, if it is not None."""
-    q, k, v, g = rows(q), rows(k), rows(v), None if g is None else rows(g)
+    q, k, v = rows(q), rows(k), rows(v)
+    gates, head_gates = (None, g) if call.head_gated else (None if g is None else rows(g), None)
     o = torch.empty_like(v, memory_format=torch.contiguous_format)
-    run_recurrence(call, Inputs(q, k, v, g, cu_seqlens), o, initial, final, state_v_first)
+    run_recurrence(call, Inputs(q, k, v, gates, cu_seqlens, head_gates), o, initial, final, state_v_first)
     return o
 
 

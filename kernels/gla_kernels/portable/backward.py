@@ -16,6 +16,14 @@ same rounded operands, and cancel here too: the error of dg grows neither with T
 
 As in the forward, what passes from token to token in a strong channel is missing; `strong.py` adds it.
 
+With one gate per head (HEAD_GATED), D_ij = 2^(a_i - a_j) and nothing in a frame:
+
+    dV = scale (tril(Q K^T) o D)^T dO + 2^(a_last - a) K dS'
+    dQ = scale (tril(dO V^T) o D) K   + (scale 2^a dO) S^T
+    dK = scale (tril(dO V^T) o D)^T Q + (2^(a_last - a) V) dS'^T
+    dS = 2^a_last dS' + Q^T (scale 2^a dO)
+    dg_t = sum_kv S dS + sum_{i < t} (k_i . dk_i - q_i . dq_i)
+
 `dfinal` is always given (zeros if there is none) and `dinitial` always written: the variant without them, compiled by
 Triton 3.6 for sm_90, left most of dv unwritten at K = V = 128.
 """
@@ -23,7 +31,16 @@ Triton 3.6 for sm_90, left most of dv unwritten at K = V = 128.
 import triton
 import triton.language as tl
 
-from gla_kernels.portable.tiles import first_slot, gate_frame, load_tile, locate, select_sum, store_tile
+from gla_kernels.portable.tiles import (
+    decay,
+    first_slot,
+    gate_frame,
+    load_head_sums,
+    load_tile,
+    locate,
+    select_sum,
+    store_tile,
+)
 
 
 @triton.jit(do_not_specialize=["T", "H", "first_chunk", "count"])
@@ -31,16 +48,16 @@ def gla_backward_kernel(
     q,  # [B, T, H, K], any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K], natural log, <= 0
+    g,  # [B, T, H, K], natural log, <= 0; if HEAD_GATED, [B, H, T]: sums of gates since the chunk's start, in log2
     do,  # [B, T, H, V]
     states,  # [slots, H, K, V] in DOT, as the forward stored them
     flags,  # [N, H] int32: 1 if a result of the forward is not finite
     failed,  # [N, H] int32, 0: 1 if this kernel's results are not finite
     dfinal,  # [N, H, K, V] float32: gradient of the states after the last chunk
-    dq,  # [B, T, H, blocks_v, K], contiguous: one part per block of value columns, as in dk and dg
+    dq,  # [B, T, H, blocks_v, K], contiguous: one part per block of value columns, as in dk and in dg
     dk,  # [B, T, H, blocks_v, K]
     dv,  # [B, T, H, blocks_k, V]: one part per block of key columns
-    dg,  # [B, T, H, blocks_v, K]
+    dg,  # [B, T, H, blocks_v, K]; if HEAD_GATED, [B, T, H, blocks_k * blocks_v]
     dinitial,  # [N, H, K, V] float32: gradient of the states before the first chunk
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     scale,
@@ -56,7 +73,8 @@ def gla_backward_kernel(
     C: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
-    GATED: tl.constexpr,
+    GATED: tl.constexpr,  # by a gate per channel
+    HEAD_GATED: tl.constexpr,
     VARLEN: tl.constexpr,
     FROM_CHECKPOINT: tl.constexpr,
     STORE_DG: tl.constexpr,
@@ -91,8 +109,10 @@ def gla_backward_kernel(
     dv += (out * blocks_k + ik) * V
     if GATED:
         g += b * g_b + t * g_t + h.to(tl.int64) * g_h
+    if HEAD_GATED:
+        g += (tl.cast(b, tl.int64) * H + h) * T + t
     if STORE_DG:
-        dg += part
+        dg += (out * blocks_k + ik) * blocks_v + iv if HEAD_GATED else part
     slot = (n * count if FROM_CHECKPOINT else first_slot(n, begin, length, C, VARLEN)) + chunks - 1
     states += (slot.to(tl.int64) * H + h) * K * V
     kcols = ik * BK + tl.arange(0, BK)
@@ -117,35 +137,67 @@ def gla_backward_kernel(
             ks = (bk * k_factor).to(DOT)
             dS *= factor[:, None]
         else:
-            qs = (bq * scale).to(DOT)
+            qs = bq.to(DOT) if HEAD_GATED else (bq * scale).to(DOT)
             ks = bk.to(DOT)
+        if HEAD_GATED:
+            a, total = load_head_sums(g, steps, rows_left)
+            late = decay(total - a)[:, None]
+            late_v = (bv.to(tl.float32) * late).to(DOT)
+            early_do = (bdo.to(tl.float32) * (decay(a) * scale)[:, None]).to(DOT)
+        else:
+            late_v = bv
+            early_do = bdo
         # Not dP transposed: Triton 3.4 to 3.7 miscompile a transposed accumulator as an operand on Hopper.
-        dP = tl.where(lower, tl.dot(bdo, tl.trans(bv), input_precision=PRECISION), 0.0)
-        dPt = tl.where(upper, tl.dot(bv, tl.trans(bdo), input_precision=PRECISION), 0.0)
-        Pt = tl.where(upper, tl.dot(ks, tl.trans(qs), input_precision=PRECISION), 0.0)
+        dP = tl.dot(bdo, tl.trans(bv), input_precision=PRECISION)
+        dPt = tl.dot(bv, tl.trans(bdo), input_precision=PRECISION)
+        Pt = tl.dot(ks, tl.trans(qs), input_precision=PRECISION)
+        if HEAD_GATED:
+            dP *= decay(a[:, None] - a[None, :]) * scale
+            decays = decay(a[None, :] - a[:, None]) * scale
+            dPt *= decays
+            Pt *= decays
+        dP = tl.where(lower, dP, 0.0)
+        dPt = tl.where(upper, dPt, 0.0)
+        Pt = tl.where(upper, Pt, 0.0)
         dS_operand = dS.to(DOT)
-        bdv = tl.dot(Pt.to(DOT), bdo, input_precision=PRECISION)
-        bdv = tl.dot(ks, dS_operand, bdv, input_precision=PRECISION)
+        if HEAD_GATED:
+            bdv = tl.dot(ks, dS_operand, input_precision=PRECISION) * late
+            bdv = tl.dot(Pt.to(DOT), bdo, bdv, input_precision=PRECISION)
+        else:
+            bdv = tl.dot(Pt.to(DOT), bdo, input_precision=PRECISION)
+            bdv = tl.dot(ks, dS_operand, bdv, input_precision=PRECISION)
         store_tile(dv, bdv, steps, vcols, H * blocks_k * V, rows_left, V)
         bdq = tl.dot(dP.to(DOT), ks, input_precision=PRECISION)
-        bdq = tl.dot(bdo, tl.trans(S_operand), bdq, input_precision=PRECISION)
+        bdq = tl.dot(early_do, tl.trans(S_operand), bdq, input_precision=PRECISION)
+        if HEAD_GATED:
+            dS *= decay(total)
+            g -= C
         # Not last: Triton lays out all products like the last one, and the state's layout makes other GPUs spill.
-        dS = tl.dot(tl.trans(qs), bdo, dS, input_precision=PRECISION)
-        bdk = tl.dot(bv, tl.trans(dS_operand), input_precision=PRECISION)
+        dS = tl.dot(tl.trans(qs), early_do, dS, input_precision=PRECISION)
+        bdk = tl.dot(late_v, tl.trans(dS_operand), input_precision=PRECISION)
         bdk = tl.dot(dPt.to(DOT), qs, bdk, input_precision=PRECISION)
         if STORE_DG:
             balance = ks.to(tl.float32) * bdk - qs.to(tl.float32) * bdq
-            boundary = tl.sum(S_operand.to(tl.float32) * dS, axis=1)
-            bdg = select_sum(steps[:, None] > steps[None, :], balance, 2, DOT) + boundary[None, :]
-            store_tile(dg, bdg, steps, kcols, grad_stride, rows_left, K)
-            dg -= C * grad_stride
+            boundary = S_operand.to(tl.float32) * dS
+            if HEAD_GATED:
+                sent = tl.sum(balance, axis=1)
+                before = tl.cumsum(sent, axis=0) - sent
+                at = dg + steps.to(tl.int64) * H * (blocks_k * blocks_v)
+                bdg = (before + tl.sum(tl.ravel(boundary, can_reorder=True), axis=0)).to(dg.dtype.element_ty)
+                tl.store(at, bdg, mask=steps < rows_left)
+                dg -= C * H * (blocks_k * blocks_v)
+            else:
+                bdg = select_sum(steps[:, None] > steps[None, :], balance, 2, DOT)
+                bdg += tl.sum(boundary, axis=1)[None, :]
+                store_tile(dg, bdg, steps, kcols, grad_stride, rows_left, K)
+                dg -= C * grad_stride
         if GATED:
             bdq *= q_factor
             bdk *= k_factor
             dS *= factor[:, None]
             suspect += (tl.sum(bdq, axis=1) + tl.sum(bdk, axis=1)) * 0.0
             g -= C * g_t
-        else:
+        elif not HEAD_GATED:
             bdq *= scale
         store_tile(dq, bdq, steps, kcols, grad_stride, rows_left, K)
         store_tile(dk, bdk, steps, kcols, grad_stride, rows_left, K)

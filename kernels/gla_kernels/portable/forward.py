@@ -21,6 +21,11 @@ chunk with a strong channel is marked, and `strong.py` adds what is missing.
 The scaled operands, and what is computed from them, may be beyond their dtype's range. If a result of a head of a
 sequence is not finite, its flag is raised, and the kernel of `exact.py` computes the head again.
 
+With one gate per head (HEAD_GATED), a decay is a number per row or per pair of tokens, no exponent is above 0, and
+there is no frame, mark or flag:
+
+    O  = 2^a Q S + (P o D) V,    D_ij = 2^(a_i - a_j) for j <= i,    S' = 2^a_last S + K^T 2^(a_last - a) V
+
 Symbols: docs/kernels.md. There are no variants without initial or final states: see `backward.py`.
 """
 
@@ -29,8 +34,10 @@ import triton.language as tl
 
 from gla_kernels.portable.tiles import (
     checkpoint_slot,
+    decay,
     first_slot,
     gate_frame,
+    load_head_sums,
     load_tile,
     locate,
     span_limit,
@@ -43,7 +50,7 @@ def gla_forward_kernel(
     q,  # [B, T, H, K], any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K], natural log, <= 0
+    g,  # [B, T, H, K], natural log, <= 0; if HEAD_GATED, [B, H, T]: sums of gates since the chunk's start, in log2
     o,  # [B, T, H, blocks_k, V], contiguous: one part per block of key columns
     initial,  # [N, H, K, V] float32: the states before the first chunk; checkpoints if FROM_CHECKPOINT
     final,  # [N, H, K, V] float32: the states after the last chunk
@@ -66,7 +73,8 @@ def gla_forward_kernel(
     C: tl.constexpr,
     DOT: tl.constexpr,  # dtype of the products' operands
     PRECISION: tl.constexpr,  # how float32 operands are multiplied
-    GATED: tl.constexpr,
+    GATED: tl.constexpr,  # by a gate per channel
+    HEAD_GATED: tl.constexpr,
     VARLEN: tl.constexpr,  # whether sequences are packed
     FROM_CHECKPOINT: tl.constexpr,  # recompute `states` for `count` chunks; without STORE_O
     STORE_O: tl.constexpr,
@@ -96,6 +104,8 @@ def gla_forward_kernel(
     v += b * v_b + t * v_t + h.to(tl.int64) * v_h
     if GATED:
         g += b * g_b + t * g_t + h.to(tl.int64) * g_h
+    if HEAD_GATED:
+        g += (tl.cast(b, tl.int64) * H + h) * T + t
     if STORE_O:
         o += (((b * T + t) * H + h) * blocks_k + ik) * V
     if STORE_STATES:
@@ -130,20 +140,32 @@ def gla_forward_kernel(
         else:
             qs = bq.to(DOT)
             ks = bk.to(DOT)
+        if HEAD_GATED:
+            a, total = load_head_sums(g, steps, rows_left)
+            late_v = (bv.to(tl.float32) * decay(total - a)[:, None]).to(DOT)
+        else:
+            late_v = bv
         S_operand = S.to(DOT)
         if STORE_STATES:
             store_tile(states, S_operand, kcols, vcols, V, K, V)
             states += H * K * V
         if STORE_O:
             P = tl.dot(qs, tl.trans(ks), input_precision=PRECISION)
+            if HEAD_GATED:
+                P *= decay(a[:, None] - a[None, :])
             # Entries above the diagonal may be inf, so they are replaced, not multiplied by 0.
             P = tl.where(steps[:, None] >= steps[None, :], P, 0.0).to(DOT)
             bo = tl.dot(qs, S_operand, input_precision=PRECISION)
+            if HEAD_GATED:
+                bo *= decay(a)[:, None]
             bo = tl.dot(P, bv, bo, input_precision=PRECISION)
             suspect += tl.sum(bo, axis=1) * 0.0
             store_tile(o, bo, steps, vcols, H * blocks_k * V, rows_left, V)
             o += C * H * blocks_k * V
-        S = tl.dot(tl.trans(ks), bv, S, input_precision=PRECISION)  # S~'
+        if HEAD_GATED:
+            S *= decay(total)
+            g += C
+        S = tl.dot(tl.trans(ks), late_v, S, input_precision=PRECISION)  # S~'
         if GATED:
             S *= factor[:, None]  # S'
             g += C * g_t

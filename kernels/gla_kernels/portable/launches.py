@@ -59,7 +59,7 @@ def run_plain_forward(
     checkpoints, and `states` has room for `count` chunks of every sequence.
     """
     initial, final = given_states(call, inputs, initial, final)
-    arguments = inputs.arguments | call.numbers | {
+    arguments = inputs.arguments | gates_of(call, inputs) | call.numbers | {
         "o": o, "initial": initial, "final": final, "states": states, "checkpoints": checkpoints,
         "flags": flags.rows, "marks": flags.marks, "first_chunk": first_chunk, "count": count,
         "checkpoint_chunks": call.checkpoint_chunks,
@@ -91,7 +91,8 @@ def run_plain_backward(
     `from_checkpoint`: `states` has room for `count` chunks of every sequence.
     """
     dfinal, dinitial = given_states(call, inputs, dfinal, dinitial)
-    arguments = inputs.arguments | gradients.arguments | call.numbers | named_strides(do=do) | {
+    arguments = inputs.arguments | gates_of(call, inputs) | gradients.arguments | call.numbers | named_strides(do=do)
+    arguments |= {
         "do": do, "states": states, "flags": flags.rows, "failed": failed, "dfinal": dfinal, "dinitial": dinitial,
         "first_chunk": first_chunk, "count": count,
     }  # fmt: skip
@@ -109,6 +110,8 @@ def run_recurrence(
     """Goes token by token: all of o, and the final states, which may be in the memory of the initial ones."""
     tile = recurrent_tile(call.K, call.V)
     arguments = inputs.arguments | call.numbers | {"o": o, "initial": initial, "final": final}
+    if call.head_gated:
+        arguments |= {"g": inputs.head_gates} | named_strides(g=inputs.head_gates)
     switches = {"HAS_INITIAL": initial is not None, "STORE_FINAL": final is not None, "V_FIRST": state_v_first}
     programs = (call.sequences * call.H * call.parts(tile),)
     kernel = gla_recurrent_kernel
@@ -127,7 +130,7 @@ def sum_head_gates(call: Call, inputs: Inputs) -> None:
 
 
 def gates_of(call: Call, inputs: Inputs) -> dict[str, Any]:
-    """g and its strides as the kernels for Hopper take them, by name: of a gate per head, g is sums."""
+    """g and its strides as the kernels of the plain form take them, by name: of a gate per head, g is sums."""
     return {"g": inputs.sums if call.head_gated else inputs.g} | named_strides(g=inputs.g)
 
 

@@ -18,7 +18,7 @@ def gla_recurrent_kernel(
     q,  # [B, T, H, K], any strides of B, T and H
     k,  # [B, T, H, K]
     v,  # [B, T, H, V]
-    g,  # [B, T, H, K], natural log, <= 0
+    g,  # [B, T, H, K] or, if HEAD_GATED, [B, T, H] of any strides: natural log, <= 0
     o,  # [B, T, H, V], contiguous
     initial,  # [N, H, K, V] or, if V_FIRST, [N, H, V, K], contiguous: the states before the first token
     final,  # the same: the states after the last token; may be `initial`
@@ -31,7 +31,8 @@ def gla_recurrent_kernel(
     V: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
-    GATED: tl.constexpr,
+    GATED: tl.constexpr,  # by a gate per channel
+    HEAD_GATED: tl.constexpr,
     VARLEN: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     STORE_FINAL: tl.constexpr,
@@ -51,7 +52,7 @@ def gla_recurrent_kernel(
     q += b * q_b + t * q_t + h.to(tl.int64) * q_h
     k += b * k_b + t * k_t + h.to(tl.int64) * k_h
     v += b * v_b + t * v_t + h.to(tl.int64) * v_h
-    if GATED:
+    if GATED or HEAD_GATED:
         g += b * g_b + t * g_t + h.to(tl.int64) * g_h
     o += ((b * T + t) * H + h) * V
     kcols = tl.arange(0, BK)
@@ -69,6 +70,9 @@ def gla_recurrent_kernel(
         bv = tl.load(v + vcols, mask=vcols < V, other=0.0).to(tl.float32)
         if GATED:
             S *= tl.exp2(tl.load(g + kcols, mask=kcols < K, other=0.0).to(tl.float32) * LOG2E)[:, None]
+            g += g_t
+        if HEAD_GATED:
+            S *= tl.exp2(tl.load(g).to(tl.float32) * LOG2E)
             g += g_t
         S += bk[:, None] * bv[None, :]
         bo = tl.sum(bq[:, None] * S, axis=0)

@@ -1,5 +1,5 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
-"""Sums of a gate per head from the start of each chunk, in log2: what `hopper/head_gates.py` makes decays of."""
+"""Sums of a gate per head from the start of each chunk, in log2: of which kernels make decays."""
 
 import triton
 import triton.language as tl
@@ -23,7 +23,7 @@ def sequence_of(cu_seqlens, slot, N, rows: tl.constexpr):
 @triton.jit(do_not_specialize=["T", "H", "N"])
 def head_gate_sums(
     gates,  # [B, T, H] float32, bfloat16 or float16, any strides: natural log, <= 0
-    sums,  # [B, H, T] float32: of the gates of a chunk up to each token, in log2
+    sums,  # [B, H, T] float32 or float64: of the gates of a chunk up to each token, in log2
     cu_seqlens,  # [N + 1] int32 or int64: boundaries of packed sequences
     gates_b, gates_t, gates_h,
     T,
@@ -46,5 +46,6 @@ def head_gate_sums(
     t = tl.cast(begin + offset, tl.int64) + rows
     row = tl.cast(b, tl.int64)
     there = row * gates_b + t[:, None] * gates_t + heads.to(tl.int64)[None, :] * gates_h
-    summed = tl.cumsum(plain_gates(tl.load(gates + there, mask=inside, other=0.0)), axis=0)
+    each = plain_gates(tl.load(gates + there, mask=inside, other=0.0))
+    summed = tl.cumsum(each.to(sums.dtype.element_ty), axis=0)
     tl.store(sums + ((row * H + heads)[None, :] * T + t[:, None]), summed, mask=inside)

@@ -140,6 +140,22 @@ def minus_reference(total, DOT: tl.constexpr):
 
 
 @triton.jit
+def load_head_sums(sums, steps, rows_left):
+    """The sums of a gate per head up to each of a chunk's tokens (C), and the last of them.
+
+    `sums` points to that of the first token. Behind the last token, of `rows_left`, there are copies of its sum.
+    """
+    last = tl.minimum(rows_left, steps.shape[0]) - 1
+    return tl.load(sums + tl.minimum(steps, last)), tl.load(sums + last)
+
+
+@triton.jit
+def decay(exponents):
+    """2^exponents in float32, of differences of sums in float32 or float64; 1 for those above 0, which nothing uses."""
+    return tl.exp2(tl.minimum(exponents.to(tl.float32), 0.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
 def gate_frame(g, steps, DOT: tl.constexpr):
     """What takes a chunk's q, k and state into its frame: exponents (C, BK), (C, BK) and (BK), and the total gate (BK).
 
