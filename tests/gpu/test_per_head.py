@@ -39,10 +39,11 @@ def test_outputs_and_gradients_are_right(shape, gate, materialize):
     assert all(torch.equal(other[name], first[name]) for other in others for name in first)
 
 
-@pytest.mark.parametrize("C", [16, 32, 128])
 @pytest.mark.parametrize("gate", ["mild", "strong", "resets"])
-@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (40, 200)])
-def test_portable_chunks_of_any_length(K, V, gate, C):
+@pytest.mark.parametrize(("K", "V", "C"), [
+    *((K, V, C) for K, V in ((64, 64), (40, 200)) for C in (16, 32, 128)), (128, 128, 16), (128, 128, 32), (80, 72, 64),
+])  # fmt: skip
+def test_portable_chunks_of_any_length(K, V, C, gate):
     case = per_head_case(gate, B=2, T=300, H=3, K=K, V=V, dtype=BF16, device="cuda")
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, chunk_size=C), case, BOUNDS[BF16])
 
