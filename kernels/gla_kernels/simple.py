@@ -70,8 +70,9 @@ def chunk_simple_gla(
     """GLA with one gate per head and token: `S_t = exp(g_t) S_{t-1} + k_t^T v_t`, `o_t = scale * q_t S_t`.
 
     The final paper, Table 2, has it as data-dependent scalar decay; Mamba-2, the mLSTM and RetNet are of this kind. The
-    arguments before the star are those of fla's function of this name, in its order. It takes about as long as
-    `chunk_linear_attn`.
+    arguments before the star are those of fla's function of this name, in its order. On Hopper, in bfloat16 and with K
+    and V multiples of 16, it takes about as long as without gates; elsewhere 1.2 to 2.6 times as long, but less than
+    `chunk_gla` with bfloat16.
 
     Args:
         g: gates, [B, T, H], natural logarithm, <= 0, in float32 (best), bfloat16 or float16. 0, very negative values
