@@ -79,6 +79,15 @@ def test_a_gate_per_head_adds_no_products(hopper):
     assert gated["gla_forward_hopper"].flops == none["gla_forward_hopper"].flops
 
 
+def test_a_gate_per_head_is_no_gate_per_channel_on_the_portable_kernels():
+    """Sums of gates are float64 beside float32."""
+    case = per_head_case("mild", T=40, H=2, K=16, V=16)
+    found = bytes_of(*tensors(case), initial_state=case.inputs["initial"], output_final_state=True, passes="infer")
+    tile, gates = 40 * 2 * 16 * 4, 40 * 2 * 4
+    assert found == {"head_gate_sums": 3 * gates, "gla_forward_kernel": 4 * tile + 2 * gates + 2 * 2 * 16 * 16 * 4}
+    assert kernel_work(*tensors(case))["gla_backward_kernel"].flops > 0
+
+
 def test_the_portable_kernels_and_states():
     case = make_case("mild", T=40, H=2, K=16, V=16)
     found = bytes_of(*tensors(case), initial_state=case.inputs["initial"], output_final_state=True, passes="infer")
