@@ -72,6 +72,7 @@ def token_by_token(
     per_head: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`fused_recurrent_gla` and its kin: gk is [B, T, H, K], [B, T, H] if `per_head`, or None without gates."""
+    named = "g" if per_head else "gk"  # what the caller calls it
     if reverse:
         raise ValueError("reverse: got True; it needs False (only recurrences from the first token on are supported)")
     kind = None
@@ -85,7 +86,7 @@ def token_by_token(
             if made is not None:
                 return made[0], initial_state if inplace_final_state else made[1]
     check_tensors(
-        q=q, k=k, v=v, optional={"gk": gk, "gv": gv, "initial_state": initial_state, "cu_seqlens": cu_seqlens}
+        q=q, k=k, v=v, optional={named: gk, "gv": gv, "initial_state": initial_state, "cu_seqlens": cu_seqlens}
     )  # fmt: skip
     trains = keeps(q, k, v, gk, initial_state, True, gv) != KEEP_NOTHING
     if inplace_final_state and (initial_state is None or not initial_state.is_contiguous() or trains):
@@ -114,7 +115,7 @@ def token_by_token(
         kind = None  # tensors are copied first, which is not repeated
     q, k, v = autocast(q, k, v)
     check_inputs(
-        q, k, v, gk, scale, initial_state, cu_seqlens, None, state_v_first=state_v_first, gates="gk", per_head=per_head
+        q, k, v, gk, scale, initial_state, cu_seqlens, None, state_v_first=state_v_first, gates=named, per_head=per_head
     )
     refuse_tangents(q, k, v, gk, initial_state)
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()

@@ -71,8 +71,11 @@ def chunk_simple_gla(
 
     The final paper, Table 2, has it as data-dependent scalar decay; Mamba-2, the mLSTM and RetNet are of this kind. The
     arguments before the star are those of fla's function of this name, in its order. On Hopper, in bfloat16 and with K
-    and V multiples of 16, it takes about as long as without gates; elsewhere 1.2 to 2.6 times as long, but less than
-    `chunk_gla` with bfloat16.
+    and V multiples of 16, it takes about as long as without gates; elsewhere longer (kernels/NOTES.md, "Portable Triton
+    kernels").
+
+    Of very large inputs, a product of q and k, of q and a state, or of k and v must be finite before it decays: nothing
+    is computed again here, as `chunk_gla` does.
 
     Args:
         g: gates, [B, T, H], natural logarithm, <= 0, in float32 (best), bfloat16 or float16. 0, very negative values

@@ -7,6 +7,7 @@ from gla_kernels import (
     chunk_gla,
     chunk_retention,
     chunk_simple_gla,
+    fused_recurrent_gla,
     fused_recurrent_retention,
     fused_recurrent_simple_gla,
     naive_recurrent_gla,
@@ -118,6 +119,17 @@ def test_a_compiled_call_has_the_same_bits():
     eager = run(chunk_simple_gla, case.inputs, case.grads)
     compiled = run(torch.compile(chunk_simple_gla, fullgraph=True), case.inputs, case.grads)
     assert all(torch.equal(eager[name], compiled[name]) for name in eager)
+
+
+@pytest.mark.parametrize("tokens", [5, 20])
+def test_gates_per_head_are_none_of_the_kin_though_a_call_of_that_shape_is_known(tokens):
+    q = torch.randn(1, tokens, 2, 32, device="cuda", dtype=BF16)
+    g = torch.zeros(1, tokens, 2, device="cuda")
+    for function, kin in ((chunk_simple_gla, chunk_gla), (fused_recurrent_simple_gla, fused_recurrent_gla)):
+        for _ in range(3):
+            function(q, q, q, g)
+        with pytest.raises(ValueError, match=r"got shape \(1, \d+, 2\)"):
+            kin(q, q, q, g)
 
 
 def test_retention_and_its_recurrent_form():

@@ -339,13 +339,28 @@ from gla_kernels.launching.call import Call, make_call
 from gla_kernels.launching.plans import hopper_plan, plan_text, triton_plan
 from gla_kernels.operators.passes import KEEP_CHECKPOINTS, KEEP_STATES, launch_backward, launch_forward
 
-launched = set()
-Call.launch = lambda call, kernel, *_, **options: launched.add(kernel.__name__)
+launched, wrong = set(), set()
+types = {"bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "int32": "*i32", "int64": "*i64"}
+
+def launch(call, kernel, tile, programs, arguments, switches, early=True):
+    launched.add(kernel.__name__)
+    if kernel.__name__ == "clear_tails_kernel":  # compiled as for a backward, and launched by forwards too
+        return
+    constants = call.constants(tile) | switches
+    for name, x in zip([name for name in kernel.arg_names if name not in constants], arguments, strict=True):
+        compiled = ahead.type_of(call, kernel, name, {})
+        if isinstance(x, torch.Tensor) and x.numel() and types[str(x.dtype).removeprefix("torch.")] != compiled:
+            wrong.add((kernel.__name__, name, str(x.dtype), compiled))
+
+Call.launch = launch
 heads = (64, 64), (128, 128), (128, 256), (256, 512), (512, 320)
-for (K, V), of_hopper, gates, packed, H in product(heads, (0, 1), ("", "g", "h"), (0, 1), (1, 300)):
-    make = lambda *sizes: torch.empty(1, 2048, H, *sizes, dtype=torch.bfloat16, device="meta")
+kinds = ("", "g", "h", "bf16 g", "bf16 h")
+for (K, V), of_hopper, gates, packed, H in product(heads, (False, True), kinds, (0, 1), (1, 300)):
+    dtype = torch.bfloat16 if of_hopper or H == 1 else torch.float32
+    make = lambda *sizes, dtype=dtype: torch.empty(1, 2048, H, *sizes, dtype=dtype, device="meta")
     marks = torch.empty(3, dtype=torch.int64, device="meta") if packed else None
-    q, k, v, g = make(K), make(K), make(V), {"": None, "g": make(K), "h": make()}[gates]
+    given = {"dtype": torch.bfloat16 if "bf16" in gates else torch.float32}
+    q, k, v, g = make(K), make(K), make(V), {"": None, "g": make(K, **given), "h": make(**given)}[gates[-1:]]
     plan = hopper_plan(K, V, q.dtype) if of_hopper else triton_plan(K, V, q.dtype, None, bool(gates))
     call = make_call(q, v, g, marks, 1.0, None, plan_text(plan))
     state = torch.empty(call.state_shape(call.sequences), device="meta")
@@ -357,11 +372,13 @@ for (K, V), of_hopper, gates, packed, H in product(heads, (0, 1), ("", "g", "h")
     compiled = {variant.kernel.__name__ for variant in ahead.variants(call)}
     if missing := launched - compiled:
         print(plan.family, K, V, gates, packed, H, *sorted(missing))
+for each in sorted(wrong):
+    print(*each)
 print("all seen:", *sorted(launched & {"scan_pieces", "clear_tails_kernel", "head_gate_sums"}))
 """
 
 
-def test_every_kernel_that_a_call_launches_is_among_those_compiled():
+def test_every_kernel_that_a_call_launches_is_among_those_compiled_with_its_types():
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     command = [sys.executable, "-c", LAUNCHED_BUT_NOT_COMPILED]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

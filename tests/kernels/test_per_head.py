@@ -12,6 +12,7 @@ from gla_kernels import (
     chunk_linear_attn,
     chunk_retention,
     chunk_simple_gla,
+    fused_recurrent_gla,
     fused_recurrent_linear_attn,
     fused_recurrent_retention,
     fused_recurrent_simple_gla,
@@ -21,6 +22,8 @@ from gla_kernels.hopper.narrow import launches as narrow_launches
 from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.hopper.wide import pieces
 from gla_kernels.launching import call, plans
+from gla_kernels.limits import LARGE_SHARED_BYTES, SHARED_BYTES, fitting_chunks
+from gla_kernels.operators import passes
 from gla_kernels.simple import retention_gates
 from gluon_on_cpu import Kernel
 from hopper_on_cpu import on_hopper, set_multiprocessors
@@ -233,8 +236,8 @@ def test_packed_wide_heads_in_pieces(hopper, monkeypatch, K, V, materialize):
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("materialize", [True, False])
 def test_the_portable_kernels(gate, materialize):
-    """Several blocks of key columns and of value columns."""
-    case = per_head_case(gate, T=70, K=40, V=100)
+    """Several rows, blocks of key columns and blocks of value columns."""
+    case = per_head_case(gate, B=2, T=70, K=40, V=100)
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, materialize=materialize), case, EXACT)
 
 
@@ -247,8 +250,19 @@ def test_the_portable_kernels_in_half_precision(gate):
 @pytest.mark.parametrize("C", [16, 32, 64])
 @pytest.mark.parametrize("T", [1, 64, 129])
 def test_portable_chunks_of_any_length(C, T):
-    case = per_head_case("strong", T=T)
+    case = per_head_case("strong", B=2, T=T)
     assert_close(run(chunk_simple_gla, case.inputs, case.grads, chunk_size=C), case, EXACT)
+
+
+def test_a_decay_has_its_own_rounding_not_that_of_the_sums_before_it():
+    """Most tokens are resets, whose sum is 1,500; what the others pass on decays by little."""
+    case = per_head_case("mild", T=64, K=16, V=16, initial=False)
+    case.inputs["g"][:, :44] = -40.0
+    expected, _ = naive_recurrent_gla(
+        *(case.inputs[name].double() for name in "qkv"), case.inputs["g"].double()[..., None].expand(-1, -1, -1, 16)
+    )
+    o, _ = chunk_simple_gla(*(case.inputs[name] for name in "qkvg"), chunk_size=64)
+    assert (o[:, 44:] - expected[:, 44:]).norm() < EXACT * expected[:, 44:].norm()
 
 
 @pytest.mark.parametrize("materialize", [True, False])
@@ -329,16 +343,48 @@ def test_the_kin_are_special_cases(hopper, gate, kin):
 
 
 @pytest.mark.parametrize("gate", [None, "logsigmoid"])
-def test_token_by_token(gate):
-    case = per_head_case(gate or "zero", T=20)
+@pytest.mark.parametrize(("T", "lengths"), [(20, None), (None, [9, 0, 20, 1]), (100, None)])
+def test_token_by_token(T, lengths, gate):
+    """Of the last, chunks are computed."""
+    shape = {"B": 2, "T": T} if lengths is None else {"lengths": lengths}
+    case = per_head_case(gate or "zero", **shape)
     gates = () if gate is None else (case.inputs["g"],)
     function = fused_recurrent_linear_attn if gate is None else fused_recurrent_simple_gla
-    initial = case.inputs["initial"]
+    state = case.inputs["initial"].clone()
     o, final = function(
-        *(case.inputs[name] for name in "qkv"), *gates, initial_state=initial.clone(), inplace_final_state=True
-    )
+        *(case.inputs[name] for name in "qkv"), *gates, initial_state=state, inplace_final_state=True,
+        cu_seqlens=None if lengths is None else cumulative(lengths),
+    )  # fmt: skip
+    assert final is state
     for name, x in (("o", o), ("final", final)):
         assert (x - case.truth[name]).norm() < EXACT * case.truth[name].norm()
+
+
+@pytest.mark.parametrize("T", [12, 13])
+def test_calls_of_few_tokens_go_token_by_token(monkeypatch, T):
+    launched = Mock(side_effect=passes.run_recurrence)
+    monkeypatch.setattr(passes, "run_recurrence", launched)
+    case = per_head_case("logsigmoid", B=3, T=T)
+    o, _ = chunk_simple_gla(*(case.inputs[name] for name in "qkvg"), initial_state=case.inputs["initial"])
+    assert launched.called == (T == 12)
+    assert (o - case.truth["o"]).norm() < EXACT * case.truth["o"].norm()
+
+
+@pytest.mark.parametrize("tokens", [5, 20])
+def test_gates_per_head_are_none_of_the_kin_though_a_call_of_that_shape_is_known(tokens):
+    q, g = torch.randn(1, tokens, 2, 32), torch.zeros(1, tokens, 2)
+    for function, kin in ((chunk_simple_gla, chunk_gla), (fused_recurrent_simple_gla, fused_recurrent_gla)):
+        for _ in range(2):
+            function(q, q, q, g)
+        with pytest.raises(ValueError, match=r"got shape \(1, \d+, 2\)"):
+            kin(q, q, q, g)
+
+
+def test_chunks_of_128_take_more_shared_memory_with_a_gate_per_head():
+    assert fitting_chunks(64, 2, SHARED_BYTES, per_head=True) == (16, 32, 64, 128)
+    smaller = LARGE_SHARED_BYTES - 1
+    assert 128 in fitting_chunks(64, 2, smaller)
+    assert fitting_chunks(64, 2, smaller, per_head=True) == (16, 32, 64)
 
 
 @pytest.mark.parametrize("T", [20, 100])

@@ -64,7 +64,7 @@ _SUMS = ", with sums of gates"
 # Copies to shared memory: of rows 16 bytes at a time, past the L1 cache; of sums of gates 4 bytes, through it.
 _COPIES_OF_ROWS, _COPIES = ("cp.async.cg",), ("cp.async.cg", "cp.async.ca")
 
-_POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+_POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float64: "*fp64"}
 _SCALARS = (
     "T",
     "H",
@@ -331,7 +331,7 @@ def compile_kernel(call: Call, variant: Variant, arch: str) -> Any:
     absent |= {} if variant.switches["STORE_DG"] else {"dg": None}
     amd = {"PRECISION": operands(call.dtype, amd=True).precision} if _is_amd(arch) else {}
     constants = named(kernel, call.constants(variant.tile) | variant.switches | absent | amd)
-    signature = {name: _type(call, name, constants) for name in kernel.arg_names}
+    signature = {name: type_of(call, variant.kernel, name, constants) for name in kernel.arg_names}
     places = {name: (index,) for index, name in enumerate(kernel.arg_names)}
     whole = [name for name, kind in signature.items() if kind.startswith("*") or name.endswith(_STEPS)]
     aligned = {places[name]: [["tt.divisibility", 16]] for name in whole}
@@ -346,7 +346,7 @@ def _is_amd(arch: str) -> bool:
     return arch.startswith("gfx")
 
 
-def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
+def type_of(call: Call, kernel: Any, name: str, constants: dict[str, Any]) -> str:
     """An argument's type in Triton's notation."""
     if name in constants:
         return "constexpr"
@@ -360,8 +360,11 @@ def _type(call: Call, name: str, constants: dict[str, Any]) -> str:
     outputs = {"o": call.key_parts, "dv": call.key_parts, "dq": call.value_parts, "dk": call.value_parts}
     if name in _INPUTS or outputs.get(name) == 1:
         return _POINTER[call.dtype]
-    # Of gates per head, most kernels read sums in float32.
-    as_given = (*_GATES, "g") if call.gated else _GATES
+    # Of gates per head, all but the recurrence read sums.
+    reads_sums = call.head_gated and kernel is not gla_recurrent_kernel
+    if name == "sums" or (name == "g" and reads_sums):
+        return _POINTER[call.sums_dtype]
+    as_given = (*_GATES, "g")
     in_parts = name == "dg" and (call.gate_parts if call.head_gated else call.value_parts) > 1
     if name in as_given and not in_parts and call.bfloat16_gates:
         return "*bf16"

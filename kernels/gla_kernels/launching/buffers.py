@@ -33,6 +33,11 @@ def readable(call: Call, x: torch.Tensor) -> torch.Tensor:
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
+def gates_by_kind(call: Call, g: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """g as gates per channel and as gates per head, of which one or both are None."""
+    return (None, g) if call.head_gated else (g, None)
+
+
 def named_strides(**tensors: torch.Tensor | None) -> dict[str, int]:
     """Strides of batch, time and head of each tensor x, as kernels take them: x_b, x_t and x_h; 0 for None."""
     found: dict[str, int] = {}
@@ -68,8 +73,9 @@ class Inputs:
         cu_seqlens: torch.Tensor | None,
     ) -> "Inputs":  # fmt: skip
         """The tensors as the call's kernels can read them (see `readable`). g: [B, T, H, K], [B, T, H] or None."""
-        gates, head_gates = (None, g) if call.head_gated else (None if g is None else readable(call, g), None)
-        return cls(readable(call, q), readable(call, k), readable(call, v), gates, settled(cu_seqlens), head_gates)
+        per_channel, per_head = gates_by_kind(call, g)
+        gates = None if per_channel is None else readable(call, per_channel)
+        return cls(readable(call, q), readable(call, k), readable(call, v), gates, settled(cu_seqlens), per_head)
 
     def on_meta(self) -> "Inputs":
         """Tensors like these on the meta device, without data."""
@@ -115,12 +121,14 @@ def _aligned(words: int) -> int:
 def flag_buffer(call: Call, like: torch.Tensor, zero: bool = True) -> torch.Tensor:
     """A buffer for `Flags`, on `like`'s device, of zeros or uninitialised.
 
-    If the call is `head_gated`, it is for `Inputs.sums` instead. Without gates, nothing uses it; but it is not empty,
-    because tensors without memory take calls the long way (see `is_plain`).
+    If the call is `head_gated`, it is for `Inputs.sums` instead, in integers of their size. Without gates, nothing uses
+    it; but it is not empty, because tensors without memory take calls the long way (see `is_plain`).
     """
     if not call.gated:
+        if not call.head_gated:
+            return like.new_empty(1, dtype=torch.int32)
         words = torch.int64 if call.sums_dtype == torch.float64 else torch.int32
-        return like.new_empty((call.B, call.H, call.T) if call.head_gated else 1, dtype=words)
+        return like.new_empty((call.B, call.H, call.T), dtype=words)
     make = like.new_zeros if zero else like.new_empty
     return make(_aligned(call.sequences * call.H) + call.slots(1) * call.H, dtype=torch.int32)
 

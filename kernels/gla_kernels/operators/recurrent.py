@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import library
 
-from gla_kernels.launching.buffers import Inputs, rows, settled
+from gla_kernels.launching.buffers import Inputs, gates_by_kind, rows, settled
 from gla_kernels.launching.call import Call, make_call
 from gla_kernels.operators.passes import device_of
 from gla_kernels.portable.launches import run_recurrence
@@ -19,9 +19,10 @@ def _launch(
 ) -> torch.Tensor:  # fmt: skip
     """Launches the kernel: returns o, and fills `final`, which may be `initial`, if it is not None."""
     q, k, v = rows(q), rows(k), rows(v)
-    gates, head_gates = (None, g) if call.head_gated else (None if g is None else rows(g), None)
+    per_channel, per_head = gates_by_kind(call, g)
+    gates = None if per_channel is None else rows(per_channel)
     o = torch.empty_like(v, memory_format=torch.contiguous_format)
-    run_recurrence(call, Inputs(q, k, v, gates, cu_seqlens, head_gates), o, initial, final, state_v_first)
+    run_recurrence(call, Inputs(q, k, v, gates, cu_seqlens, per_head), o, initial, final, state_v_first)
     return o
 
 

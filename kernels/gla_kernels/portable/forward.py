@@ -24,7 +24,7 @@ sequence is not finite, its flag is raised, and the kernel of `exact.py` compute
 With one gate per head (HEAD_GATED), a decay is a number per row or per pair of tokens, no exponent is above 0, and
 there is no frame, mark or flag:
 
-    O  = 2^a Q S + (P o D) V,    D_ij = 2^(a_i - a_j) for j <= i,    S' = 2^a_last S + K^T 2^(a_last - a) V
+    O  = scale (2^a Q S + (tril(Q K^T) o D) V),    D_ij = 2^(a_i - a_j),    S' = 2^a_last S + K^T 2^(a_last - a) V
 
 Symbols: docs/kernels.md. There are no variants without initial or final states: see `backward.py`.
 """
