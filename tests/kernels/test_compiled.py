@@ -17,8 +17,8 @@ STRIDES_OF_64_BITS = """
 import re, torch
 from gla_kernels.inspection import ahead
 from gla_kernels.launching.plans import hopper_plan
-kind = ahead._type
-ahead._type = lambda call, name, constants: "i64" if name.endswith("_b") else kind(call, name, constants)
+kind = ahead.type_of
+ahead.type_of = lambda call, kernel, name, *others: "i64" if name.endswith("_b") else kind(call, kernel, name, *others)
 call = ahead.call_of(128, 128, True, torch.bfloat16, hopper_plan(128, 128, torch.bfloat16))
 forward = next(variant for variant in ahead.variants(call) if variant.name == "forward")
 code = ahead.compile_kernel(call, forward, '90').asm["llir"]
