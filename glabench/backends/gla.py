@@ -155,16 +155,7 @@ class LinearTriton(_Ours):
     name, op, title = "linear-triton", "linear", "linear attention, our Triton kernels"
 
 
-class _OnePerHead(_Ours):
-    """Kernels with a gate per head. Only those for Hopper read it as it is."""
-
-    def working_bytes(self, cell: Cell) -> int:
-        """As for gates per channel, which other kernels make of those per head, and their gradient."""
-        H, K = cell.sizes("heads", "key_dim")
-        return super().working_bytes(cell) + 2 * cell.tokens * H * K * 4
-
-
-class SimpleGlaTriton(_OnePerHead):
+class SimpleGlaTriton(_Ours):
     """`gla_kernels.chunk_simple_gla`."""
 
     name, op, title = "simple-gla-triton", "simple-gla", "scalar gates, our Triton kernels"
@@ -192,7 +183,7 @@ def _decays(op: Retention, q: Tensor) -> Tensor:
     return _made_decays(op, q.shape[2], q.device)
 
 
-class _Constant(_OnePerHead):
+class _Constant(_Ours):
     """Gates that are no inputs."""
 
     def kernel_counts(self, inputs: Mapping[str, Tensor], cell: Cell) -> Mapping[str, Counts] | None:

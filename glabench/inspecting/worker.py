@@ -45,7 +45,7 @@ def _calls(request: Request, arch: str) -> Iterator[Any]:
         yield ahead.call_of(K, V, gated, dtype, plan, bfloat16_gates, **options)
         of_narrow_heads = plan.family == "hopper" and "head_gated" in choices
         takes = everywhere or getattr(plan, "takes_head_gates", of_narrow_heads)
-        if not gated and takes and _fits_per_head(request, ahead.SHARED[arch]):
+        if not gated and takes and _fits_per_head(K, dtype, request.chunk, ahead.SHARED[arch]):
             yield ahead.call_of(K, V, False, dtype, plan, bfloat16_gates, head_gated=True, **options)
     # Beside gates of values, calls take no length of chunks.
     if "value_gated" in choices and request.chunk is None:
@@ -56,14 +56,14 @@ def _calls(request: Request, arch: str) -> Iterator[Any]:
             yield ahead.call_of(K, V, gated, dtype, plan, bfloat16_gates, value_gated=True, **options)
 
 
-def _fits_per_head(request: Request, shared_bytes: int) -> bool:
+def _fits_per_head(K: int, dtype: Any, chunk: int | None, shared_bytes: int) -> bool:
     """Whether a call with a gate per head may have chunks of the length asked for. In older kernels, it always may."""
+    from gla_kernels.launching.plans import operands
     from gla_kernels.limits import fitting_chunks
 
-    if request.chunk is None or "per_head" not in signature(fitting_chunks).parameters:
+    if chunk is None or "per_head" not in signature(fitting_chunks).parameters:
         return True
-    operand_bytes = 2 if request.dtype == "bf16" else 4
-    return request.chunk in fitting_chunks(request.key_dim, operand_bytes, shared_bytes, per_head=True)
+    return chunk in fitting_chunks(K, operands(dtype).dtype.itemsize, shared_bytes, per_head=True)
 
 
 def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
-"""Sums of a gate per head from the start of each chunk, in log2: of which kernels make decays."""
+"""Sums of a gate per head from the start of each chunk, in log2, of which kernels make decays."""
 
 import triton
 import triton.language as tl
