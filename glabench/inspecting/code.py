@@ -29,6 +29,8 @@ class Multiprocessor:
     registers: int = 65536
     threads: int = 32
     system_bytes: int = 1024
+    # In which products add up on sm_100; Triton's programs allocate columns of it.
+    tensor_columns: int = 512
     # AMD's compute units have barriers for so many programs, and programs of a single warp need none.
     barriers: int | None = None
 
@@ -55,8 +57,11 @@ class Occupancy:
     limit: str
 
 
-def occupancy(arch: str, warps: int, registers: int, shared_bytes: int) -> Occupancy | None:
-    """The occupancy of programs of so many warps, registers per thread and bytes; None for an unknown architecture."""
+def occupancy(arch: str, warps: int, registers: int, shared_bytes: int, tensor_columns: int = 0) -> Occupancy | None:
+    """The occupancy of programs of so many warps, registers per thread, bytes, and columns of tensor memory.
+
+    None for an unknown architecture.
+    """
     own = MULTIPROCESSORS.get(arch)
     if own is None:
         return None
@@ -64,6 +69,7 @@ def occupancy(arch: str, warps: int, registers: int, shared_bytes: int) -> Occup
     fits = {
         "registers": own.registers // _PARTS // per_warp * _PARTS // warps,
         "shared memory": own.shared_bytes // max(1, shared_bytes + own.system_bytes),
+        **({"tensor memory": own.tensor_columns // tensor_columns} if tensor_columns else {}),
         "warps": own.warps // warps,
         "programs": own.barriers if own.barriers and warps > 1 else own.programs,
     }

@@ -45,7 +45,7 @@ def _calls(request: Request, arch: str) -> Iterator[Any]:
         yield ahead.call_of(K, V, gated, dtype, plan, bfloat16_gates, **options)
         of_narrow_heads = plan.family == "hopper" and "head_gated" in choices
         takes = everywhere or getattr(plan, "takes_head_gates", of_narrow_heads)
-        if not gated and takes and _fits_per_head(K, dtype, request.chunk, ahead.SHARED[arch]):
+        if not gated and takes:
             yield ahead.call_of(K, V, False, dtype, plan, bfloat16_gates, head_gated=True, **options)
     # Beside gates of values, calls take no length of chunks.
     if "value_gated" in choices and request.chunk is None:
@@ -54,16 +54,6 @@ def _calls(request: Request, arch: str) -> Iterator[Any]:
         alone = "KEYS_GATED" in value_gated_states.arg_names  # older kernels read gates of keys in any case
         for gated in (True, False) if alone else (True,):
             yield ahead.call_of(K, V, gated, dtype, plan, bfloat16_gates, value_gated=True, **options)
-
-
-def _fits_per_head(K: int, dtype: Any, chunk: int | None, shared_bytes: int) -> bool:
-    """Whether a call with a gate per head may have chunks of the length asked for. In older kernels, it always may."""
-    from gla_kernels.launching.plans import operands
-    from gla_kernels.limits import fitting_chunks
-
-    if chunk is None or "per_head" not in signature(fitting_chunks).parameters:
-        return True
-    return chunk in fitting_chunks(K, operands(dtype).dtype.itemsize, shared_bytes, per_head=True)
 
 
 def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, Any]:
@@ -78,7 +68,7 @@ def describe(call: Any, variant: Any, arch: str, show: str | None) -> dict[str, 
     is_amd = arch.startswith("gfx")
     whole = compiled.asm["amdgcn"] if is_amd else disassemble(compiled)
     code = amd_instructions(whole) if is_amd else whole
-    held = occupancy(arch, warps, needs.registers, needs.shared_bytes)
+    held = occupancy(arch, warps, needs.registers, needs.shared_bytes, getattr(needs, "tensor_columns", 0))
     return {
         "arch": arch if is_amd else f"sm_{arch}",
         "kernel": full_name(call, variant),

@@ -47,16 +47,17 @@ def padded(size: int) -> int:
 
 
 def fitting_chunks(
-    K: int, operand_bytes: int, shared_bytes: int = SHARED_BYTES, per_head: bool = False
+    K: int, operand_bytes: int, shared_bytes: int = SHARED_BYTES, tensor_memory: bool = False
 ) -> tuple[int, ...]:
     """Chunk sizes whose tiles fit a GPU with so much shared memory per program, as found in the compiled kernels.
 
     `operand_bytes` is 2 for bfloat16 inputs and 4 for float16 and float32, whose products use float32 operands.
-    `per_head`: with a gate per head, whose backward also has decayed values and gradients of o.
+    `tensor_memory`: the GPU's products add up there, in 512 columns, and those of longer chunks need up to 1,376.
     """
-    if operand_bytes == 2:
-        enough = shared_bytes >= LARGE_SHARED_BYTES if per_head else shared_bytes > SMALL_SHARED_BYTES
-        largest = 128 if padded(K) <= 64 and enough else 64
+    if tensor_memory:
+        largest = 32
+    elif operand_bytes == 2:
+        largest = 128 if padded(K) <= 64 and shared_bytes > SMALL_SHARED_BYTES else 64
     else:
         largest = 64 if shared_bytes >= LARGE_SHARED_BYTES else 32
     return tuple(size for size in CHUNK_SIZES if size <= largest)

@@ -75,6 +75,7 @@ def checked(found):
     for kernel in found:
         assert not kernel["faults"], kernel
         assert kernel["shared_bytes"] <= SHARED[kernel["arch"].removeprefix("sm_")], kernel
+        assert kernel["tensor_columns"] <= 512, kernel
     return found
 
 
@@ -148,10 +149,10 @@ def test_all_kernels_of_all_shapes_fit_every_architecture(size, dtype):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("arch", ["80", "89", "gfx942"])
+@pytest.mark.parametrize("arch", ["80", "89", "100", "gfx942"])
 @pytest.mark.parametrize(("size", "dtype"), [(64, "bf16"), (256, "bf16"), (64, "fp16"), (128, "fp32")])
-def test_the_largest_chunks_fit_gpus_with_less_shared_memory(size, dtype, arch):
-    chunk = max(fitting_chunks(size, 2 if dtype == "bf16" else 4, SHARED[arch]))
+def test_the_largest_chunks_fit_gpus_with_less_shared_memory_or_with_tensor_memory(size, dtype, arch):
+    chunk = max(fitting_chunks(size, 2 if dtype == "bf16" else 4, SHARED[arch], tensor_memory=arch == "100"))
     assert compile_all(size, dtype=dtype, archs=(arch,), chunk=chunk)
 
 

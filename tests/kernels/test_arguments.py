@@ -3,6 +3,7 @@
 import pytest
 import torch
 from gla_kernels import chunk_gla, chunk_linear_attn, fused_recurrent_gla, two_level_chunk_gla
+from gla_kernels.launching.device import Gpu
 
 
 def tensors(B=1, T=8, H=2, K=16, V=16, dtype=torch.float32):
@@ -87,6 +88,12 @@ def test_a_cpu_tensor_without_the_interpreter_is_refused(monkeypatch):
     del given["g"]
     with pytest.raises(ValueError, match="device cpu; it needs a GPU"):
         chunk_linear_attn(**given)
+
+
+def test_chunks_whose_products_do_not_fit_tensor_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("gla_kernels.operators.checks.gpu_of", lambda device: Gpu(tensor_memory=True))
+    with pytest.raises(ValueError, match=r"chunk_size: got 64; it needs one of \(16, 32\)"):
+        chunk_gla(**tensors(dtype=torch.bfloat16), chunk_size=64)
 
 
 def test_a_chunk_that_its_subchunks_do_not_divide_is_refused():

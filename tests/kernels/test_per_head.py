@@ -22,7 +22,6 @@ from gla_kernels.hopper.narrow import launches as narrow_launches
 from gla_kernels.hopper.wide import passes as wide
 from gla_kernels.hopper.wide import pieces
 from gla_kernels.launching import call, plans
-from gla_kernels.limits import LARGE_SHARED_BYTES, SHARED_BYTES, fitting_chunks
 from gla_kernels.operators import passes
 from gla_kernels.simple import retention_gates
 from gluon_on_cpu import Kernel
@@ -378,13 +377,6 @@ def test_gates_per_head_are_none_of_the_kin_though_a_call_of_that_shape_is_known
             function(q, q, q, g)
         with pytest.raises(ValueError, match=r"got shape \(1, \d+, 2\)"):
             kin(q, q, q, g)
-
-
-def test_chunks_of_128_take_more_shared_memory_with_a_gate_per_head():
-    assert fitting_chunks(64, 2, SHARED_BYTES, per_head=True) == (16, 32, 64, 128)
-    smaller = LARGE_SHARED_BYTES - 1
-    assert 128 in fitting_chunks(64, 2, smaller)
-    assert fitting_chunks(64, 2, smaller, per_head=True) == (16, 32, 64)
 
 
 @pytest.mark.parametrize("T", [20, 100])

@@ -43,6 +43,11 @@ def test_the_scarcest_thing_limits_how_many_programs_run_at_once(arch, warps, re
     assert occupancy(arch, warps, registers, shared) == expected
 
 
+@pytest.mark.parametrize(("columns", "programs"), [(608, 0), (512, 1), (128, 4)])
+def test_programs_share_the_memory_in_which_products_add_up(columns, programs):
+    assert occupancy("100", 4, 32, 0, tensor_columns=columns) == Occupancy(programs, programs / 16, "tensor memory")
+
+
 def test_machine_code_is_counted_and_its_layout_is_no_change():
     assert products(SASS) == {"HGMMA.64x64x16.F32.BF16": 2, "HMMA.16816.F32.BF16": 1}
     assert products("v_mfma_f32_16x16x16_bf16 a[0:3], v0, v1, a[0:3]") == {"v_mfma_f32_16x16x16_bf16": 1}

@@ -91,11 +91,16 @@ _TAILS = {"a": "dq", "b": "dk", "c": "dv", "d": "dg"}
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel needs: registers per thread, bytes of stack per thread (spills), bytes of shared memory."""
+    """What a kernel needs: registers per thread, bytes of stack per thread (spills), bytes of shared memory.
+
+    `tensor_columns`: of the memory in which products add up on sm_100. Triton leaves a kernel that needs more than 512
+    empty, and refuses to launch it.
+    """
 
     registers: int
     stack_bytes: int
     shared_bytes: int
+    tensor_columns: int = 0
 
 
 @dataclass(frozen=True)
@@ -395,7 +400,8 @@ def resources(compiled: Any) -> Resources:
         cubin.flush()
         text = subprocess.run([tool, "-res-usage", cubin.name], check=True, capture_output=True, text=True).stdout
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", text)}
-    return Resources(found["REG"], found["STACK"], compiled.metadata.shared)
+    columns = getattr(compiled.metadata, "tmem_size", None) or 0
+    return Resources(found["REG"], found["STACK"], compiled.metadata.shared, columns)
 
 
 def call_of(

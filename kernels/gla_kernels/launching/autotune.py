@@ -62,9 +62,9 @@ def plans_path() -> Path:
 def candidates(K: int, V: int, dtype: torch.dtype, device: torch.device, gated: bool = True) -> tuple[LaunchPlan, ...]:
     """The table's plan first, then portable Triton plans of every chunk size that fits, with 4 and 8 warps."""
     found = [plan(K, V, dtype, None, device, gated)]
-    shared_bytes = gpu_of(device).shared_bytes
-    for chunk in fitting_chunks(K, operands(dtype).dtype.itemsize, shared_bytes):
-        row = triton_plan(K, V, dtype, chunk, gated, shared_bytes)
+    gpu = gpu_of(device)
+    for chunk in fitting_chunks(K, operands(dtype).dtype.itemsize, gpu.shared_bytes, gpu.tensor_memory):
+        row = triton_plan(K, V, dtype, chunk, gated, gpu.shared_bytes)
         for warps in (4, 8):
             found.append(replace(row, backward=replace(row.backward, warps=warps)))
     return tuple(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""What decisions about launches read of a GPU: its vendor, architecture, multiprocessors and shared memory."""
+"""What decisions about launches read of a GPU: its vendor, architecture, multiprocessors and memory on chip."""
 
 import os
 from dataclasses import dataclass
@@ -15,17 +15,21 @@ _LEAST_SHARED_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU's size: multiprocessors, and bytes of shared memory that a program may have. The defaults are an H100's."""
+    """A GPU's size: multiprocessors, and bytes of shared memory that a program may have. The defaults are an H100's.
+
+    `tensor_memory`: its products add up in a memory of their own, as on sm_100.
+    """
 
     multiprocessors: int = 132
     shared_bytes: int = SHARED_BYTES
+    tensor_memory: bool = False
 
 
 @cache
 def _gpu(index: int | None) -> Gpu:
     properties = torch.cuda.get_device_properties(index)
     shared = getattr(properties, "shared_memory_per_block_optin", 0) or _LEAST_SHARED_BYTES
-    return Gpu(properties.multi_processor_count, shared)
+    return Gpu(properties.multi_processor_count, shared, torch.version.hip is None and properties.major == 10)
 
 
 def gpu_of(device: torch.device | None) -> Gpu:

@@ -118,7 +118,8 @@ def check_inputs(
     if not (q.is_cuda or interpreting()):
         _refuse("q", f"device {device}", "a GPU (on a CPU, use naive_recurrent_gla or TRITON_INTERPRET=1)")
     if chunk_size is not None:
-        fitting = fitting_chunks(K, operands(dtype).dtype.itemsize, gpu_of(device).shared_bytes, per_head)
+        gpu = gpu_of(device)
+        fitting = fitting_chunks(K, operands(dtype).dtype.itemsize, gpu.shared_bytes, gpu.tensor_memory)
         if not isinstance(chunk_size, int) or chunk_size not in fitting:
             _refuse("chunk_size", chunk_size, f"one of {fitting} at K = {K} in {dtype}")
 

@@ -20,7 +20,7 @@ With one gate per head (HEAD_GATED), D_ij = 2^(a_i - a_j) and nothing in a frame
 
     dV = scale (tril(Q K^T) o D)^T dO + 2^(a_last - a) K dS'
     dQ = scale (tril(dO V^T) o D) K   + (scale 2^a dO) S^T
-    dK = scale (tril(dO V^T) o D)^T Q + (2^(a_last - a) V) dS'^T
+    dK = scale (tril(dO V^T) o D)^T Q + 2^(a_last - a) V dS'^T
     dS = 2^a_last dS' + Q^T (scale 2^a dO)
     dg_t = sum_kv S dS + sum_{i < t} (k_i . dk_i - q_i . dq_i)
 
@@ -33,6 +33,7 @@ import triton.language as tl
 
 from gla_kernels.portable.tiles import (
     decay,
+    decay_between,
     first_slot,
     gate_frame,
     load_head_sums,
@@ -142,18 +143,16 @@ def gla_backward_kernel(
         if HEAD_GATED:
             a, total = load_head_sums(g, steps, rows_left)
             late = decay(total - a)[:, None]
-            late_v = (bv.to(tl.float32) * late).to(DOT)
             early_do = (bdo.to(tl.float32) * (decay(a) * scale)[:, None]).to(DOT)
         else:
-            late_v = bv
             early_do = bdo
         # Not dP transposed: Triton 3.4 to 3.7 miscompile a transposed accumulator as an operand on Hopper.
         dP = tl.dot(bdo, tl.trans(bv), input_precision=PRECISION)
         dPt = tl.dot(bv, tl.trans(bdo), input_precision=PRECISION)
         Pt = tl.dot(ks, tl.trans(qs), input_precision=PRECISION)
         if HEAD_GATED:
-            dP *= decay(a[:, None] - a[None, :]) * scale
-            decays = decay(a[None, :] - a[:, None]) * scale
+            dP *= decay_between(a[:, None], a[None, :]) * scale
+            decays = decay_between(a[None, :], a[:, None]) * scale
             dPt *= decays
             Pt *= decays
         dP = tl.where(lower, dP, 0.0)
@@ -174,7 +173,9 @@ def gla_backward_kernel(
             g -= C
         # Not last: Triton lays out all products like the last one, and the state's layout makes other GPUs spill.
         dS = tl.dot(tl.trans(qs), early_do, dS, input_precision=PRECISION)
-        bdk = tl.dot(late_v, tl.trans(dS_operand), input_precision=PRECISION)
+        bdk = tl.dot(bv, tl.trans(dS_operand), input_precision=PRECISION)
+        if HEAD_GATED:
+            bdk *= late
         bdk = tl.dot(dPt.to(DOT), qs, bdk, input_precision=PRECISION)
         if STORE_DG:
             balance = ks.to(tl.float32) * bdk - qs.to(tl.float32) * bdq

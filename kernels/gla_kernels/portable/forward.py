@@ -35,6 +35,7 @@ import triton.language as tl
 from gla_kernels.portable.tiles import (
     checkpoint_slot,
     decay,
+    decay_between,
     first_slot,
     gate_frame,
     load_head_sums,
@@ -152,7 +153,7 @@ def gla_forward_kernel(
         if STORE_O:
             P = tl.dot(qs, tl.trans(ks), input_precision=PRECISION)
             if HEAD_GATED:
-                P *= decay(a[:, None] - a[None, :])
+                P *= decay_between(a[:, None], a[None, :])
             # Entries above the diagonal may be inf, so they are replaced, not multiplied by 0.
             P = tl.where(steps[:, None] >= steps[None, :], P, 0.0).to(DOT)
             bo = tl.dot(qs, S_operand, input_precision=PRECISION)

@@ -151,8 +151,23 @@ def load_head_sums(sums, steps, rows_left):
 
 @triton.jit
 def decay(exponents):
-    """2^exponents in float32, of differences of sums in float32 or float64; 1 for those above 0, which nothing uses."""
+    """2^exponents in float32, of sums or differences of sums; 1 for those above 0, which nothing uses."""
     return tl.exp2(tl.minimum(exponents.to(tl.float32), 0.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
+def decay_between(later, earlier):
+    """`decay(later - earlier)` of sums that are broadcast to pairs.
+
+    Sums in float64 are cut into two float32 parts first, of which pairs are as exact as a difference in float32 can be:
+    many GPUs have a unit for float64 for every 32 or 64 for float32.
+    """
+    if later.dtype == tl.float64:
+        high_later = later.to(tl.float32)
+        high_earlier = earlier.to(tl.float32)
+        rest = (later - high_later).to(tl.float32) - (earlier - high_earlier).to(tl.float32)
+        return decay((high_later - high_earlier) + rest)
+    return decay(later - earlier)
 
 
 @triton.jit
