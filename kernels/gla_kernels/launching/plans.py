@@ -12,6 +12,7 @@ from gla_kernels.limits import (
     LARGE_SHARED_BYTES,
     NARROW_HEAD_DIMS,
     SHARED_BYTES,
+    SMALL_SHARED_BYTES,
     WALKED_KEYS,
     WIDE_KEY_BLOCK,
     WIDE_MULTIPLE,
@@ -326,4 +327,8 @@ def triton_plan(
         # With three stages, ptxas gives the backward of C = 32 only 32 registers a thread on sm_80.
         most = 1 if chunk > usual and shared_bytes < LARGE_SHARED_BYTES else 2
         forward, backward = (replace(tile, stages=min(tile.stages, most)) for tile in (forward, backward))
+    if shared_bytes <= SMALL_SHARED_BYTES:
+        # AMD's, whose warps have 64 threads: four have as many as eight of NVIDIA's, and with eight a thread has half
+        # the registers, and spills.
+        backward = replace(backward, warps=4)
     return LaunchPlan("triton", chunk, forward, backward)
