@@ -61,20 +61,24 @@ class LaunchPlan:
 
 def plan_text(plan: LaunchPlan) -> str:
     """The plan as one line of text, as operators take it and records show it."""
-    tiles = (f"{t.block_k}x{t.block_v} {t.warps} warps {t.stages} stages" for t in (plan.forward, plan.backward))
-    return f"{plan.family} C={plan.chunk_size}: " + " / ".join(tiles)
+    return f"{plan.family} C={plan.chunk_size}: {_tile_text(plan.forward)} / {_tile_text(plan.backward)}"
+
+
+def _tile_text(tile: Tile) -> str:
+    text = f"{tile.block_k}x{tile.block_v} {tile.warps} warps {tile.stages} stages"
+    return text if tile.registers is None else f"{text} {tile.registers} registers"
 
 
 @cache
 def parse_plan(text: str) -> LaunchPlan:
     """The inverse of `plan_text`. Raises ValueError."""
-    tile = r"(\d+)x(\d+) (\d+) warps (\d+) stages"
+    tile = r"(\d+)x(\d+) (\d+) warps (\d+) stages(?: (\d+) registers)?"
     found = re.fullmatch(rf"(triton|hopper|wide) C=(\d+): {tile} / {tile}", text)
     if found is None:
         raise ValueError(f"plan: got {text!r}; it needs the form of {plan_text(HOPPER)!r}")
     family, chunk_size, *numbers = found.groups()
-    sizes = [int(number) for number in numbers]
-    return LaunchPlan(family, int(chunk_size), Tile(*sizes[:4]), Tile(*sizes[4:]))  # type: ignore[arg-type]
+    sizes = [number and int(number) for number in numbers]
+    return LaunchPlan(family, int(chunk_size), Tile(*sizes[:5]), Tile(*sizes[5:]))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -331,4 +335,8 @@ def triton_plan(
         # AMD's, whose warps have 64 threads: four have as many as eight of NVIDIA's, and with eight a thread has half
         # the registers, and spills.
         backward = replace(backward, warps=4)
+    if chunk > usual and (not half or shared_bytes < SHARED_BYTES):
+        # Of some of these ptxas 12.8 keeps all but 32 registers per thread on the stack, unless it may take all. Others
+        # can take longer with that: with bfloat16 on an H200, where none needs it, K = 200, V = 136 up to a quarter.
+        forward, backward = (replace(tile, registers=255) for tile in (forward, backward))
     return LaunchPlan("triton", chunk, forward, backward)
