@@ -60,7 +60,7 @@ class Occupancy:
 def occupancy(arch: str, warps: int, registers: int, shared_bytes: int, tensor_columns: int = 0) -> Occupancy | None:
     """The occupancy of programs of so many warps, registers per thread, bytes, and columns of tensor memory.
 
-    None for an unknown architecture.
+    None for an unknown architecture. Profiles do not tell these columns: on sm_100 fewer programs may fit.
     """
     own = MULTIPROCESSORS.get(arch)
     if own is None:

@@ -191,7 +191,7 @@ def chunk_gla(
             inputs, as in the paper's Alg. 5 and 6, but in the backward, which runs the forward once more; no input may
             change in place until then, and transforms of functorch do not work. Less memory is more work; the gradients
             are the same up to float32 rounding.
-        chunk_size: tokens per chunk: 16, 32, 64 or 128, if shared memory allows it; chosen by shape if None.
+        chunk_size: tokens per chunk: 16, 32, 64 or 128, if memory on chip allows it; chosen by shape if None.
         check: also check the values of g and cu_seqlens, which waits for the GPU.
         autotune: on the first call of its kind, time all candidate launch plans and store the fastest on disk
             (`autotune.plans_path`), which takes about a minute. GLA_AUTOTUNE=1 in the environment does this for every

@@ -1,8 +1,11 @@
 """A wrong argument of a kernel is a ValueError that names it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from gla_kernels import chunk_gla, chunk_linear_attn, fused_recurrent_gla, two_level_chunk_gla
+from gla_kernels.launching import device
 from gla_kernels.launching.device import Gpu
 
 
@@ -94,6 +97,13 @@ def test_chunks_whose_products_do_not_fit_tensor_memory_are_refused(monkeypatch)
     monkeypatch.setattr("gla_kernels.operators.checks.gpu_of", lambda device: Gpu(tensor_memory=True))
     with pytest.raises(ValueError, match=r"chunk_size: got 64; it needs one of \(16, 32\)"):
         chunk_gla(**tensors(dtype=torch.bfloat16), chunk_size=64)
+
+
+@pytest.mark.parametrize(("major", "there"), [(9, False), (10, True), (12, False)])
+def test_gpus_of_compute_capability_10_have_tensor_memory(major, there, monkeypatch):
+    found = SimpleNamespace(major=major, multi_processor_count=148, shared_memory_per_block_optin=227 * 1024)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: found)
+    assert device._gpu.__wrapped__(0) == Gpu(148, 227 * 1024, there)
 
 
 def test_a_chunk_that_its_subchunks_do_not_divide_is_refused():

@@ -9,6 +9,7 @@ import triton
 from gla_cases import assert_close, make_case, run
 from gla_kernels import chunk_gla
 from gla_kernels.launching import autotune
+from gla_kernels.launching.device import Gpu
 from gla_kernels.launching.plans import HOPPER, hopper_plan, parse_plan, plan, plan_text
 from gla_kernels.tuning import launch_of
 from torch.utils.checkpoint import checkpoint
@@ -51,6 +52,12 @@ def kept():
 def test_every_plan_survives_being_written_as_a_line(K, V, dtype):
     choices = [*autotune.candidates(K, V, dtype, CPU), HOPPER, hopper_plan(128, 256, torch.bfloat16)]
     assert [parse_plan(plan_text(choice)) for choice in choices] == choices
+
+
+def test_no_chunk_is_tried_that_tensor_memory_does_not_hold(monkeypatch):
+    monkeypatch.setattr(autotune, "gpu_of", lambda device: Gpu(tensor_memory=True))
+    portable = [each for each in autotune.candidates(64, 64, torch.bfloat16, CPU) if each.family == "triton"]
+    assert {each.chunk_size for each in portable} == {16, 32}
 
 
 @pytest.mark.parametrize("text", ["", "triton", "cuda C=16: 64x64 4 warps 2 stages / 64x64 4 warps 2 stages"])

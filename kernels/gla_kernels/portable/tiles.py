@@ -159,8 +159,8 @@ def decay(exponents):
 def decay_between(later, earlier):
     """`decay(later - earlier)` of sums that are broadcast to pairs.
 
-    Sums in float64 are cut into two float32 parts first, of which pairs are as exact as a difference in float32 can be:
-    many GPUs have a unit for float64 for every 32 or 64 for float32.
+    Sums in float64 are cut into two float32 parts first, whose differences are nearly as exact as theirs: many GPUs
+    have a unit for float64 for every 32 or 64 for float32.
     """
     if later.dtype == tl.float64:
         high_later = later.to(tl.float32)
