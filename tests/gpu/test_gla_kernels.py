@@ -48,10 +48,12 @@ def test_bf16_is_right_over_2048_tokens(gate, materialize):
 
 
 @pytest.mark.parametrize("gate", list(GATES))
-@pytest.mark.parametrize("chunk_size", [16, 32, 64, 128])
-def test_every_chunk_size_is_right_for_every_gate(chunk_size, gate):
-    case = make_case(gate, T=300, K=64, V=64, dtype=torch.bfloat16, device="cuda")
-    assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=chunk_size), case, bound_of(gate))
+@pytest.mark.parametrize(("dtype", "chunk_size"), [
+    *((torch.bfloat16, C) for C in (16, 32, 64, 128)), (torch.float16, 32), (torch.float16, 64), (torch.float32, 32),
+])  # fmt: skip
+def test_every_chunk_size_is_right_for_every_gate(dtype, chunk_size, gate):
+    case = make_case(gate, T=300, K=64, V=64, dtype=dtype, device="cuda")
+    assert_close(run(chunk_gla, case.inputs, case.grads, chunk_size=chunk_size), case, bound_of(gate, dtype))
 
 
 @pytest.mark.parametrize("materialize", MODES)

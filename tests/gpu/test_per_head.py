@@ -41,12 +41,13 @@ def test_outputs_and_gradients_are_right(shape, gate, materialize):
 
 
 @pytest.mark.parametrize("gate", ["mild", "strong", "resets"])
-@pytest.mark.parametrize(("K", "V", "C"), [
-    *((K, V, C) for K, V in ((64, 64), (40, 200)) for C in (16, 32, 128)), (128, 128, 16), (128, 128, 32), (80, 72, 64),
+@pytest.mark.parametrize(("K", "V", "C", "dtype"), [
+    *((K, V, C, BF16) for K, V in ((64, 64), (40, 200)) for C in (16, 32, 128)), (128, 128, 16, BF16),
+    (128, 128, 32, BF16), (80, 72, 64, BF16), *((64, 64, C, dtype) for C in (32, 64) for dtype in (FP16, FP32)),
 ])  # fmt: skip
-def test_portable_chunks_of_any_length(K, V, C, gate):
-    case = per_head_case(gate, B=2, T=300, H=3, K=K, V=V, dtype=BF16, device="cuda")
-    assert_close(run(chunk_simple_gla, case.inputs, case.grads, chunk_size=C), case, BOUNDS[BF16])
+def test_portable_chunks_of_any_length(K, V, C, dtype, gate):
+    case = per_head_case(gate, B=2, T=300, H=3, K=K, V=V, dtype=dtype, device="cuda")
+    assert_close(run(chunk_simple_gla, case.inputs, case.grads, chunk_size=C), case, BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("materialize", [True, False])

@@ -156,11 +156,10 @@ def test_the_largest_chunks_fit_gpus_with_less_shared_memory_or_with_tensor_memo
     assert compile_all(size, dtype=dtype, archs=(arch,), chunk=chunk)
 
 
-def test_kernels_for_long_chunks_have_more_than_32_registers():
-    """Which is all that ptxas 12.8 gave these, unless it is told that it may take 255."""
-    requests = [Request((arch,), 64, 64, dtype, chunk, "triton", names=(f"{kind}backward",))
-                for arch, dtype, chunk, kind in (("90", "fp32", 32, ""), ("80", "bf16", 64, "per-head "))]  # fmt: skip
-    assert [kernel["registers"] > 32 for kernel in compile_some(requests)] == [True, True]
+def test_a_kernel_for_long_chunks_has_more_than_32_registers():
+    """Which is all that ptxas 12.8 gives this one, unless it is told that it may take 255."""
+    request = Request(("80",), 64, 64, "bf16", 64, "triton", names=("per-head backward",))
+    assert [kernel["registers"] > 32 for kernel in compile_some([request])] == [True]
 
 
 def test_the_plain_backward_of_the_default_shape_does_not_spill_on_amds_gpus():

@@ -312,7 +312,7 @@ def triton_plan(
     With few programs 8 warps are faster; a multiprocessor holds one program of 8 warps or two of 4. K = V = 128, C = 16
     at B * H of 64 and 128 takes 3.13, or 3.36 with a stage less in the backward. The plans of the chunk sizes chosen
     here fit every GPU (64 KiB on AMD's, 99 KiB on the smaller ones of NVIDIA's); longer chunks have
-    fewer stages if shared memory is small, and may use all registers.
+    fewer stages, and may use all registers, if shared memory is smaller.
     """
     half = dtype == torch.bfloat16
     block_k, block_v = min(padded(K), 128 if half else 32), min(padded(V), 64)
@@ -335,8 +335,8 @@ def triton_plan(
         # As on AMD's CDNA 3, whose warps have 64 threads: four have as many as eight of NVIDIA's, and with eight a
         # thread has half the registers, and spills more.
         backward = replace(backward, warps=4)
-    elif chunk > usual and (not half or shared_bytes < SHARED_BYTES):
-        # ptxas 12.8 gives some of these only 32 registers per thread, unless it may take all. Others can take longer
-        # with that: with bfloat16 on an H200, where none needs it, K = 200, V = 136 a sixth in forward + backward.
+    elif chunk > usual and shared_bytes < SHARED_BYTES:
+        # ptxas 12.8 gives some of these only 32 registers per thread, unless it may take all. On Hopper only float32 in
+        # chunks of 32 needs it, and some take longer with it (kernels/NOTES.md, "Long chunks").
         forward, backward = (replace(tile, registers=255) for tile in (forward, backward))
     return LaunchPlan("triton", chunk, forward, backward)
